@@ -1,0 +1,82 @@
+"""The exception tree. An exception means "cannot go on"; findings and step states are values.
+
+::
+
+    ClusterctlError                       exit code
+      UsageError                          2    an argument, an option, a missing program on this machine
+        InventoryError                    2    inventory.yaml: every mistake at once, each with its path
+      BundleError                         3    a bundle that is truncated, damaged, foreign or too new
+      PreflightError                      4    nodes that refuse, nothing was changed
+      NodesFailedError                    5    some nodes failed, the others are done
+      RunFailedError                      6    the training run failed
+      InterruptedByUser                 130    Ctrl-C or SIGTERM, after cleaning up
+
+Every message says what went wrong and where; ``hint`` is the next command to type or thing to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+
+class ClusterctlError(Exception):
+    """Something that ends the command. ``str(error)`` is what and where; ``hint`` what to do next."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(ClusterctlError):
+    """A wrong argument or option, or something missing on this machine."""
+
+    exit_code = 2
+
+
+class InventoryError(UsageError):
+    """The inventory cannot be used. ``problems`` holds one line for each mistake, with its place."""
+
+    def __init__(self, message: str, *, problems: Sequence[str] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
+
+
+class BundleError(ClusterctlError):
+    """A bundle that cannot be read or must not be used."""
+
+    exit_code = 3
+
+
+class NodesError(ClusterctlError):
+    """Something went wrong on named nodes. ``reasons`` maps a node's name to one readable reason."""
+
+    def __init__(self, message: str, *, reasons: Mapping[str, str], hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reasons = dict(reasons)
+
+
+class PreflightError(NodesError):
+    """Nodes that cannot take what was asked for. Raised before anything was changed anywhere."""
+
+    exit_code = 4
+
+
+class NodesFailedError(NodesError):
+    """Some nodes failed; every other node was finished first."""
+
+    exit_code = 5
+
+
+class RunFailedError(NodesError):
+    """The training run failed. ``reasons`` holds the last log lines of the nodes that failed first."""
+
+    exit_code = 6
+
+
+class InterruptedByUser(ClusterctlError):  # noqa: N818 - not an error of the program
+    """Ctrl-C or SIGTERM: raised after what was started has been stopped."""
+
+    exit_code = 130
