@@ -126,6 +126,7 @@ class Step:
     name: str
     do: str
     unless: str = "false"
+    stdin: bool = False  # ``do`` reads the bytes that the caller sends; every other step reads nothing
 
 
 @dataclass(frozen=True)

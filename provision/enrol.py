@@ -1,0 +1,236 @@
+"""The first contact with a cluster: host keys are pinned, and a key logs in where only a password did.
+
+Nothing else is changed on a node, and a second run changes nothing at all.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from ClusterShell.NodeSet import NodeSet, NodeSetParseError
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from provision import inventory as inventory_file
+from provision.errors import ClusterctlError, UsageError
+from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted, Step, ignore
+from provision.remote import Connections, NodeUnreachable, SshRemote, connect, fan_out
+from provision.render import render
+from provision.script import compile_steps, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from provision.prompts import Prompts
+
+DEFAULT_PREFIX = "/opt/llm/current"
+_KEY_NAME = "clusterctl_key"
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+_PATIENCE = 20  # seconds for another node that writes to a shared home
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A node that is ready: its host key is pinned and a key logs in."""
+
+    node: str
+    state: Literal["ready", "key installed"]
+
+
+def enrol(
+    inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None, emit: Emit = ignore
+) -> dict[str, Enrolled | ClusterctlError]:
+    """Make every node reachable without a question from now on.
+
+    The inventory's ``ssh.key`` is created when it is named and missing. Nodes that take no key yet get its public half
+    (or that of ``~/.ssh/id_ed25519``) into their ``authorized_keys``, over a login with the password.
+
+    Returns:
+        By node name, in order: what was done, or why it could not be.
+    """
+    began = monotonic()
+    key = inventory.ssh.key
+    if key and create_key(key):
+        emit(Notice(f"created the ssh key {key}"))
+    emit(StageStarted("enrol", "Enrolling nodes", len(nodes), "nodes"))
+    telling = threading.Lock()
+    finished = 0
+
+    def work(node: Node) -> Enrolled:
+        nonlocal finished
+        try:
+            return _enrol(inventory, node, pool)
+        finally:
+            with telling:
+                finished += 1
+                emit(Progress("enrol", finished, len(nodes)))
+
+    with Connections(inventory, prompts) as pool:
+        results = fan_out(nodes, work)
+    states = {
+        name: result.state if isinstance(result, Enrolled) else getattr(result, "reason", str(result))
+        for name, result in results.items()
+    }
+    emit(StageFinished("enrol", monotonic() - began, states))
+    return results
+
+
+def _enrol(inventory: Inventory, node: Node, pool: Connections) -> Enrolled:
+    remote = pool[node]
+    if remote.by_key:
+        return Enrolled(node.name, "ready")
+    _install(inventory, remote)
+    try:
+        connect(inventory, node).close()  # without prompts: only a key can log in
+    except NodeUnreachable as error:
+        raise NodeUnreachable(
+            node,
+            f"the key was installed, but {error.reason}",
+            hint=error.hint
+            if "passphrase" in error.reason
+            else "on the node: PubkeyAuthentication, AuthorizedKeysFile, or a home that others may write to?",
+        ) from error
+    return Enrolled(node.name, "key installed")
+
+
+def _install(inventory: Inventory, remote: SshRemote) -> None:
+    line = public_key(inventory)
+    blob = line.split()[1]
+    step = Step(
+        "public key",
+        unless=render("enrol/has_key.sh.j2", blob=blob),
+        do=render("enrol/install_key.sh.j2", line=line, blob=blob, patience=_PATIENCE),
+    )
+    token = secrets.token_hex(8)
+    answer = remote.run(compile_steps([step], token=token), deadline=_PATIENCE + 40)
+    results = parse(token, answer.out)
+    if answer.rc == 0 and results:
+        return
+    why = results[-1].detail if results else answer.err.strip()
+    raise NodeUnreachable(remote.node, f"its authorized_keys cannot be written: {why or 'no reason given'}")
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def create_key(path: Path) -> bool:
+    """Write an ed25519 key pair to ``path`` and ``path.pub`` unless there is one; whether it was written."""
+    if path.exists():
+        return False
+    secret = Ed25519PrivateKey.generate()
+    private = secret.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = _public_line(secret, comment="clusterctl")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        Path(f"{path}.pub").write_text(public + "\n", "ascii")
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(private)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UsageError(f"the ssh key {path} cannot be written: {error.strerror}") from error
+    return True
+
+
+def public_key(inventory: Inventory) -> str:
+    """The line for ``authorized_keys``: the public half of the key that connections will use.
+
+    Raises:
+        UsageError: there is no key, or only its private half and with a passphrase.
+    """
+    key = inventory.ssh.key
+    places = [key] if key else [Path.home() / ".ssh" / name for name in _DEFAULT_KEYS]
+    for place in places:
+        with suppress(OSError):
+            words = Path(f"{place}.pub").read_text("utf-8").split(maxsplit=2)
+            if len(words) >= 2:
+                return " ".join(word.strip() for word in words)
+        if place.exists():
+            return _public_half(place)
+    raise UsageError(
+        "there is no ssh key that could be installed on the nodes",
+        hint=f"write `ssh: {{key: {_KEY_NAME}}}` into {inventory.path.name}: clusterctl init creates that file",
+    )
+
+
+def _public_half(place: Path) -> str:
+    try:
+        return _public_line(serialization.load_ssh_private_key(place.read_bytes(), None))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"the public half of {place} cannot be read", hint=f"ssh-keygen -y -f {place} > {place}.pub"
+        ) from error
+
+
+def _public_line(secret: Any, comment: str = "") -> str:
+    public: bytes = secret.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return f"{public.decode('ascii')} {comment}".rstrip()
+
+
+# --- a first inventory -----------------------------------------------------------------------------
+
+
+def new_inventory(path: Path, hosts: Sequence[str], *, user: str | None = None, prefix: str | None = None) -> None:
+    """Write an inventory for ``hosts``, each ``[NAME=]ADDRESS`` or ranges of both, such as ``gpu[1-4]=10.0.0.[1-4]``.
+
+    Raises:
+        UsageError: ``path`` is there already, or a host cannot be understood.
+        InventoryError: the hosts make no valid inventory; nothing is left behind.
+    """
+    if path.exists():
+        raise UsageError(f"{path} is there already", hint="clusterctl init without hosts enrols what it names")
+    nodes: dict[str, str] = {}
+    for host in hosts:
+        name, equals, address = host.partition("=")
+        if not equals:
+            name, address = _name(host, 1 + sum(_count(known) for known in nodes)), host
+        if not name or not address or name in nodes:
+            raise UsageError(f"{host!r} is no [NAME=]ADDRESS that is named once")
+        nodes[name] = address
+    ssh: dict[str, Any] = {"user": user} if user else {}
+    if not os.environ.get("SSH_AUTH_SOCK") and not any((Path.home() / ".ssh" / key).exists() for key in _DEFAULT_KEYS):
+        ssh["key"] = _KEY_NAME
+    data: dict[str, Any] = {"prefix": prefix or DEFAULT_PREFIX}
+    if ssh:
+        data["ssh"] = ssh
+    data["nodes"] = nodes
+    text = "# clusterctl's inventory; inventory.example.yaml shows every key.\n" + yaml.safe_dump(
+        data, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        inventory_file.load(path)
+    except ClusterctlError:
+        path.unlink()
+        raise
+
+
+def _count(nodes: str) -> int:
+    try:
+        return len(NodeSet(nodes))
+    except NodeSetParseError as error:
+        raise UsageError(f"{nodes!r} is no host and no range of hosts: {error}") from error
+
+
+def _name(address: str, first: int) -> str:
+    """The node name of an address that was given without: the host's own, or ``nodeN`` for a bare IP address."""
+    if not set(address) <= set("0123456789.:[]-,abcdefABCDEF") or not any(sign in address for sign in ".:"):
+        return address
+    count = _count(address)
+    return f"node{first}" if count == 1 else f"node[{first}-{first + count - 1}]"

@@ -1,0 +1,1 @@
+"""The environment's way from one prefix to another: find, pack, open, relocate, unpack."""

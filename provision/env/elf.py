@@ -1,0 +1,78 @@
+"""The little of ELF that is needed: the machine, and the newest glibc that a file asks for.
+
+Source of the offsets: the System V ABI, chapter 4, and the Linux Standard Base, "Symbol Versioning".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+
+MAGIC = b"\x7fELF"
+
+# e_machine -> conda's name of the platform
+_PLATFORMS = {62: "linux-64", 183: "linux-aarch64", 21: "linux-ppc64le", 22: "linux-s390x"}
+
+_GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)(?:\.\d+)?\Z")
+_VERNEED = 0x6FFFFFFE  # SHT_GNU_verneed
+_MANY = 4096  # links of a chain; a longer one is a loop in a damaged file
+
+Read = Callable[[int, int], bytes]
+"""Bytes of a file: ``read(offset, size)``; fewer at its end."""
+
+
+def platform(head: bytes) -> str | None:
+    """Conda's name of the platform that an ELF file is for; None if it is none that is known."""
+    if head[:4] != MAGIC or len(head) < 20:
+        return None
+    order = "<" if head[5] == 1 else ">"
+    return _PLATFORMS.get(struct.unpack_from(order + "H", head, 18)[0])
+
+
+def glibc(read: Read) -> tuple[int, int] | None:
+    """The newest ``GLIBC_x.y`` in the file's table of needed symbol versions.
+
+    Returns:
+        The version; None if the file asks for none, is no ELF file, or a damaged one.
+    """
+    try:
+        return max(_needed(read), default=None)
+    except (struct.error, IndexError, ValueError, OverflowError):
+        return None
+
+
+def _needed(read: Read) -> Iterator[tuple[int, int]]:
+    head = read(0, 64)
+    if head[:4] != MAGIC:
+        return
+    order = "<" if head[5] == 1 else ">"
+    wide = head[4] == 2
+    table = struct.unpack_from(order + ("Q" if wide else "I"), head, 40 if wide else 32)[0]
+    size, count = struct.unpack_from(order + "HH", head, 58 if wide else 46)
+    section = struct.Struct(order + ("IIQQQQIIQQ" if wide else "10I"))
+    rows = read(table, size * count)
+    sections = [section.unpack_from(rows, index * size) for index in range(count)]
+    for row in sections:
+        if row[1] == _VERNEED:
+            names = sections[row[6]]
+            strings = read(names[4], names[5])
+            yield from _versions(read(row[4], row[5]), strings, order)
+
+
+def _versions(data: bytes, strings: bytes, order: str) -> Iterator[tuple[int, int]]:
+    """Walk the chain of files (Verneed), and for each its chain of versions (Vernaux)."""
+    at = 0
+    for _ in range(_MANY):
+        _version, _count, _file, aux, following = struct.unpack_from(order + "HHIII", data, at)
+        here = at + aux
+        for _ in range(_MANY):
+            _hash, _flags, _other, name, step = struct.unpack_from(order + "IHHII", data, here)
+            if match := _GLIBC.match(strings[name : strings.index(b"\0", name)]):
+                yield int(match[1]), int(match[2])
+            if not step:
+                break
+            here += step
+        if not following:
+            return
+        at += following

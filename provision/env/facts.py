@@ -1,0 +1,73 @@
+"""What a manifest says about an environment besides its files: platform, versions, GPU architectures."""
+
+from __future__ import annotations
+
+import platform as host
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from provision.env import elf
+from provision.env.manifest import Package
+
+_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
+_PYTHON = re.compile(r"lib/python(\d+\.\d+)/")
+_NCCL = re.compile(r"nvidia-nccl(?:-cu\d+)?\Z|nccl\Z")
+_ARCHITECTURE = re.compile(rb"(?:code=)?(sm_\d{2,3}[af]?)(?=[ ,;\0\]])")
+
+
+def platform(prefix: Path) -> str:
+    """Conda's name for the platform of the environment's Python, such as ``linux-64``."""
+    with (prefix / "bin" / "python").open("rb") as file:
+        found = elf.platform(file.read(64))
+    machine = host.machine()
+    return found or f"linux-{'64' if machine == 'x86_64' else machine}"
+
+
+def python(packages: Iterable[Package], paths: Iterable[str]) -> str:
+    """The version of Python: all of it where conda knows it, else as far as the folder's name tells."""
+    for package in packages:
+        if package.name == "python" and package.kind == "conda":
+            return package.version
+    return next((match[1] for path in paths if (match := _PYTHON.match(path))), "")
+
+
+def versions(prefix: Path, packages: Iterable[Package], sites: Iterable[str]) -> dict[str, str | None]:
+    """Versions of what a training run rests on; None for what the environment lacks."""
+    found = {package.name: package.version for package in packages}
+    torch = found.get("torch") or found.get("pytorch")
+    nccl = next((version for name, version in found.items() if _NCCL.match(name)), None)
+    return {
+        "torch": torch,
+        "deepspeed": found.get("deepspeed"),
+        "llamafactory": found.get("llamafactory"),
+        "cuda": next((cuda for site in sites if (cuda := _cuda(prefix / site / "torch" / "version.py"))), None),
+        "nccl": nccl,
+    }
+
+
+def has_architectures(path: str) -> bool:
+    """Whether a file of torch tells the GPU architectures that it was compiled for."""
+    return "/torch/lib/libtorch_" in path
+
+
+def architectures(data: bytes) -> frozenset[str]:
+    """The GPU architectures that a library's build flags name, such as ``sm_90``."""
+    if b"sm_" not in data:
+        return frozenset()
+    return frozenset(match.decode() for match in _ARCHITECTURE.findall(data))
+
+
+def notices(found: Mapping[str, str | None], compiled: Iterable[str] | None) -> tuple[str, ...]:
+    """What could not be found out."""
+    if found.get("cuda") and compiled is None:
+        return ("the GPU architectures that torch was compiled for could not be read from its libraries",)
+    return ()
+
+
+def _cuda(path: Path) -> str | None:
+    try:
+        match = _CUDA.search(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return match[1] if match else None

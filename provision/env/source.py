@@ -1,0 +1,115 @@
+"""Find the environment that is meant: a path, a name, or the active one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from provision.errors import UsageError
+
+
+def find_env(spec: str | None, environ: Mapping[str, str]) -> Path:
+    """The prefix of an environment.
+
+    Args:
+        spec: a path (it holds a slash, or is a folder that exists), the name of a conda environment, or None for the
+            active one.
+        environ: the process's environment variables.
+
+    Returns:
+        An absolute path as it was spelled; symlinks in it stay, since the environment's files may name it that way.
+
+    Raises:
+        UsageError: there is no such environment, or it is none that can be packed.
+    """
+    if spec is None:
+        active = environ.get("CONDA_PREFIX")
+        if not active:
+            raise UsageError(
+                "no environment is active (CONDA_PREFIX is not set)",
+                hint="activate one (conda activate NAME) or name it: clusterctl pack-env --env NAME_OR_PATH",
+            )
+        return checked(Path(active))
+    if "/" in spec or Path(spec).is_dir():
+        return checked(Path(os.path.abspath(Path(spec).expanduser())))  # noqa: PTH100 - resolve() would follow links
+    known = list(known_envs(environ))
+    for prefix in known:
+        if prefix.name == spec:
+            return checked(prefix)
+    if spec == "base":
+        for root in _roots(environ):
+            if (root / "conda-meta").is_dir():
+                return checked(root)
+    names = ", ".join(sorted({prefix.name for prefix in known})) or "none"
+    raise UsageError(
+        f"there is no conda environment named {spec!r}; known: {names}",
+        hint="give its path instead: clusterctl pack-env --env /path/to/env",
+    )
+
+
+def known_envs(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Every environment that conda or mamba would know here, in their order of search."""
+    seen: set[Path] = set()
+    for prefix in _candidates(environ):
+        if prefix not in seen and (prefix / "conda-meta").is_dir():
+            seen.add(prefix)
+            yield prefix
+
+
+def checked(prefix: Path) -> Path:
+    """``prefix``, once it is known to be an environment with a Python that starts.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not prefix.is_dir():
+        raise UsageError(f"{prefix} is not a folder", hint="conda env list names the environments")
+    if not (prefix / "conda-meta").is_dir():
+        raise UsageError(
+            f"{prefix} is not a conda environment: it has no conda-meta folder",
+            hint="conda env list names the environments; a venv must be built again with conda",
+        )
+    python = prefix / "bin" / "python"
+    if not python.exists():
+        raise UsageError(f"{prefix} has no bin/python", hint=f"install it: conda install -p {prefix} python")
+    if not os.access(python, os.X_OK):
+        raise UsageError(f"{python} is not executable", hint=f"chmod +x {python}")
+    return prefix
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+    folders = [
+        Path(folder).expanduser()
+        for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
+        for folder in environ.get(variable, "").split(os.pathsep)
+        if folder
+    ]
+    folders += [root / "envs" for root in _roots(environ)]
+    home = environ.get("HOME")
+    if home:
+        folders.append(Path(home) / ".conda" / "envs")
+    for folder in folders:
+        if folder.is_dir():
+            yield from sorted(path for path in folder.iterdir() if path.is_dir())
+    if home:
+        yield from _listed(Path(home) / ".conda" / "environments.txt")
+
+
+def _listed(path: Path) -> Iterator[Path]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    yield from (Path(line.strip()) for line in lines if line.strip().startswith("/"))
+
+
+def _roots(environ: Mapping[str, str]) -> Iterator[Path]:
+    """The installations of conda and mamba: the folders that hold ``envs``."""
+    if root := environ.get("MAMBA_ROOT_PREFIX"):
+        yield Path(root)
+    if program := environ.get("CONDA_EXE"):
+        yield Path(program).parent.parent
+    if active := environ.get("CONDA_PREFIX"):
+        prefix = Path(active)
+        yield prefix.parent.parent if prefix.parent.name == "envs" else prefix

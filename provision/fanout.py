@@ -1,0 +1,68 @@
+"""The same work on many nodes at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from provision.errors import ClusterctlError, InterruptedByUser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from provision.model import Node
+
+T = TypeVar("T")
+
+
+def fan_out(nodes: Iterable[Node], work: Callable[[Node], T], *, limit: int = 32) -> dict[str, T | ClusterctlError]:
+    """Do ``work`` for every node, at most ``limit`` at a time; a node that fails stops no other.
+
+    Returns:
+        By node name, in the order of ``nodes``: what ``work`` returned, or the ClusterctlError that it raised.
+
+    Raises:
+        InterruptedByUser: Ctrl-C. At once: work under way is left behind, to end when its connection is closed.
+        Exception: whatever else ``work`` raised, a mistake in the program, once every node is finished.
+    """
+    todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
+    nodes = tuple({node.name: node for node in nodes}.values())
+    for node in nodes:
+        todo.put(node)
+    done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def worker() -> None:
+        while not stopped.is_set():
+            try:
+                node = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((node.name, work(node)))
+            except BaseException as error:  # noqa: BLE001 - raised or returned where the caller waits
+                done.put((node.name, error))
+
+    # Daemon threads and no executor: an executor waits for its threads when the program ends.
+    for number in range(min(limit, len(nodes))):
+        threading.Thread(target=worker, name=f"node-{number}", daemon=True).start()
+    outcomes: dict[str, T | BaseException] = {}
+    try:
+        while len(outcomes) < len(nodes):
+            name, outcome = done.get()
+            outcomes[name] = outcome
+    except KeyboardInterrupt:
+        raise InterruptedByUser("interrupted") from None
+    finally:
+        stopped.set()
+    return {node.name: _value(outcomes[node.name]) for node in nodes}
+
+
+def _value(outcome: T | BaseException) -> T | ClusterctlError:
+    """What is a result stays one; what only ends the program is raised."""
+    if isinstance(outcome, ClusterctlError) and not isinstance(outcome, InterruptedByUser):
+        return outcome
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

@@ -1,0 +1,139 @@
+"""Host keys in OpenSSH's ``known_hosts`` files: who is known, and how a confirmed key is pinned.
+
+Only reads and appends; nothing here is connected to anything. The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE
+FORMAT": plain, ``[host]:port``, hashed and wildcard names, ``!`` and ``@revoked``; not ``@cert-authority``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import hmac
+import os
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """A host key that a file vouches for, or revokes."""
+
+    kind: str  # ssh-ed25519, ssh-rsa, ecdsa-sha2-nistp256, ...
+    blob: bytes  # the key as it goes over the wire
+    file: Path
+    revoked: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """As ``ssh-keygen -l`` shows it."""
+        return fingerprint(self.blob)
+
+
+def fingerprint(blob: bytes) -> str:
+    """``SHA256:…`` of a public key, as every OpenSSH program shows it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def host_name(address: str, port: int) -> str:
+    """The name under which a host stands in ``known_hosts``: with its port only where that is not 22."""
+    return address.lower() if port == 22 else f"[{address.lower()}]:{port}"
+
+
+def files(pinned: Path) -> tuple[Path, ...]:
+    """The files that are believed, in order; only ``pinned`` is ever written."""
+    return (pinned, Path.home() / ".ssh" / "known_hosts", SYSTEM_FILE)
+
+
+def look_up(name: str, places: Sequence[Path]) -> list[KnownKey]:
+    """The keys of ``name`` from the first of ``places`` that knows it, and every revoked key."""
+    believed: list[KnownKey] = []
+    revoked: list[KnownKey] = []
+    for place in places:
+        keys = list(_read(place, name))
+        revoked += [key for key in keys if key.revoked]
+        believed = believed or [key for key in keys if not key.revoked]
+    return believed + revoked
+
+
+def pin(name: str, kind: str, blob: bytes, pinned: Path) -> None:
+    """Add a host key to ``pinned``, which many threads and programs may do at once. Nothing else in it changes."""
+    pinned = pinned.resolve()
+    pinned.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(pinned.parent):
+        try:
+            before = pinned.read_bytes()
+            mode = pinned.stat().st_mode & 0o777
+        except FileNotFoundError:
+            before, mode = b"", 0o644
+        if any(key.blob == blob for key in _read(pinned, name) if not key.revoked):
+            return
+        if before and not before.endswith(b"\n"):
+            before += b"\n"
+        line = f"{name} {kind} {base64.b64encode(blob).decode()}\n".encode()
+        handle, temporary = tempfile.mkstemp(prefix=f".{pinned.name}.", dir=pinned.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(before + line)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(temporary).replace(pinned)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A lock on the folder itself, so that no lock file stays beside the inventory."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks: one program at a time is then up to the user
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _read(place: Path, name: str) -> Iterator[KnownKey]:
+    try:
+        text = place.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) < 3 or line.startswith("#"):
+            continue
+        marker = fields.pop(0) if fields[0].startswith("@") else ""
+        if marker not in {"", "@revoked"} or len(fields) < 3 or not _matches(fields[0], name):
+            continue
+        with suppress(binascii.Error, ValueError):
+            yield KnownKey(fields[1], base64.b64decode(fields[2], validate=True), place, revoked=bool(marker))
+
+
+def _matches(patterns: str, name: str) -> bool:
+    if patterns.startswith("|1|"):  # HMAC-SHA1 of the name, keyed with the salt
+        try:
+            salt, digest = (base64.b64decode(part) for part in patterns.split("|")[2:4])
+        except (binascii.Error, ValueError):
+            return False
+        return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+    found = False
+    for pattern in patterns.lower().split(","):
+        wanted = pattern.removeprefix("!").replace("[", "[[]")  # '[' is no wildcard here
+        if fnmatchcase(name, wanted):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found

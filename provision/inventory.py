@@ -1,0 +1,236 @@
+"""``inventory.yaml`` -> ``Inventory``: every mistake at once, each with its path and its line.
+
+``inventory.example.yaml`` shows every key, ``docs/inventory.md`` explains them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provision.errors import InventoryError
+from provision.inventory_names import check_address, check_name, expand, likely_typo
+from provision.inventory_schema import (
+    NodeSection,
+    ServicesSection,
+    SshSection,
+    TopSection,
+    TrainSection,
+    as_text,
+    validate,
+)
+from provision.inventory_select import fold, select
+from provision.inventory_yaml import NotYamlError, read, shown
+from provision.model import Inventory, Node, Ssh, TrainDefaults
+
+if TYPE_CHECKING:
+    from provision.inventory_yaml import Document, Place
+
+__all__ = ["fold", "likely_typo", "load", "select"]
+
+_SHEBANG_LIMIT = 127  # bytes of a `#!` line that every Linux takes (BINPRM_BUF_SIZE was 128 before 5.1)
+_ADDRESSES = ("address", "data_address")
+_HINT = "correct the file and run the command again; inventory.example.yaml shows every key"
+
+
+# --- load ----------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> Inventory:
+    """Read an inventory file.
+
+    Raises:
+        InventoryError: the file cannot be read, or holds mistakes; ``problems`` names all of them.
+    """
+    text = _read_text(path)
+    try:
+        document = read(text, typed=frozenset({"services"}))
+    except NotYamlError as error:
+        raise InventoryError(f"{path} is not YAML", problems=[str(error)], hint=_HINT) from error
+    if document.data is None and not document.mistakes:
+        raise InventoryError(f"{path} is empty", hint="write at least prefix: and nodes:, as in inventory.example.yaml")
+    inventory = _build(document, path.absolute())
+    problems = document.problems()
+    if problems or inventory is None:
+        count = "a mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        raise InventoryError(f"{path} has {count}", problems=problems, hint=_HINT)
+    return replace(inventory, warnings=_warnings(inventory))
+
+
+def _read_text(path: Path) -> str:
+    hint = "name the file with --inventory FILE, or write one after inventory.example.yaml"
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise InventoryError(f"there is no {path}", hint=hint) from None
+    except IsADirectoryError:
+        raise InventoryError(f"{path} is a folder, not an inventory file", hint=hint) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InventoryError(f"{shown(str(path), limit=4096)} cannot be read: {reason}", hint=hint) from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InventoryError(
+            f"{path} is not UTF-8: byte {raw[error.start]:#04x} in line {line}", hint="save the file as UTF-8"
+        ) from error
+
+
+def _build(document: Document, path: Path) -> Inventory | None:
+    top = validate(document, TopSection, document.data, ())
+    data = document.data if isinstance(document.data, dict) else {}
+    ssh = validate(document, SshSection, data.get("ssh"), ("ssh",))
+    train = validate(document, TrainSection, data.get("train"), ("train",))
+    services = data.get("services")
+    if isinstance(services, dict):  # `hosts:` with nothing after it asks for the service as it comes
+        services = {name: {} if options is None else options for name, options in services.items()}
+    chosen = validate(document, ServicesSection, services, ("services",))
+    nodes = _nodes(document, data.get("nodes"), (ssh and ssh.port) or 22) if "nodes" in data else ()
+    if not (top and ssh and train and chosen and nodes):
+        return None
+    return Inventory(
+        path=path,
+        prefix=top.prefix,
+        nodes=nodes,
+        ssh=Ssh(
+            user=ssh.user,
+            port=ssh.port,
+            key=_file(path, ssh.key) if ssh.key else None,
+            known_hosts=_file(path, ssh.known_hosts),
+            timeout=ssh.timeout,
+        ),
+        train=TrainDefaults(
+            config=_file(path, train.config) if train.config else None,
+            port=train.port,
+            env=train.env,
+        ),
+        services={name: options for name, options in chosen if options is not None},
+    )
+
+
+def _file(inventory: Path, text: str) -> Path:
+    """A relative path is relative to the inventory."""
+    return Path(os.path.normpath(inventory.parent / text))
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def _nodes(document: Document, data: object, default_port: int) -> tuple[Node, ...]:
+    if not isinstance(data, dict) or not data:
+        document.mistake(("nodes",), "names no node: write at least one line such as `gpu01: 192.168.20.14`")
+        return ()
+    nodes: list[Node] = []
+    first: dict[str, str] = {}
+    for pattern, entry in data.items():
+        place = ("nodes", pattern)
+        try:
+            names = expand(pattern)
+            for name in names:
+                check_name(name)
+        except ValueError as error:
+            document.mistake(place, str(error))
+            names = []
+        for name in names:
+            if name in first:
+                line = document.lines["nodes", first[name]]
+                document.mistake(place, f"{name} is there twice, first in line {line} ({shown(first[name])})")
+            first.setdefault(name, pattern)
+        nodes += _expanded(document, pattern, names, entry)
+    _check_unique(document, nodes, first, default_port)
+    return tuple(nodes)
+
+
+def _expanded(document: Document, pattern: str, names: list[str], entry: object) -> list[Node]:
+    place: Place = ("nodes", pattern)
+    inner = place
+    if entry is not None and not isinstance(entry, dict | list):  # gpu03: 192.168.20.16
+        try:
+            entry = {"address": as_text(entry)}
+        except ValueError as error:
+            document.mistake(place, str(error))
+            return []
+    else:
+        inner = (*place, "address")
+    section = validate(document, NodeSection, entry, place)
+    if section is None:  # look at the addresses all the same: every mistake at once
+        given = entry if isinstance(entry, dict) else {}
+        address, data_address = (text if isinstance(text := given.get(key), str) else None for key in _ADDRESSES)
+    else:
+        address, data_address = section.address, section.data_address
+    addresses = _addresses(document, inner, names, address)
+    data = _addresses(document, (*place, "data_address"), names, data_address)
+    return [
+        Node(name, at, data_at, section.user, section.port, section.gpus)
+        for name, at, data_at in zip(names, addresses, data, strict=False)
+        if section is not None and at is not None
+    ]
+
+
+def _addresses(document: Document, place: Place, names: list[str], pattern: str | None) -> list[str] | list[None]:
+    if pattern is None:
+        return [None] * len(names)
+    try:
+        addresses = expand(pattern)
+        for address in addresses:
+            check_address(address)
+    except ValueError as error:
+        document.mistake(place, str(error))
+        return []
+    if names and len(names) != len(addresses):
+        text = f"{_count(len(names), 'name')}, but {_count(len(addresses), 'address')} in {shown(pattern)}"
+        document.mistake(place, f"{text}: a range of names needs a range of as many addresses")
+        return []
+    return addresses
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def _check_unique(document: Document, nodes: list[Node], written: dict[str, str], default_port: int) -> None:
+    """No two nodes are one machine. ``written`` maps a node's name to the key that it was expanded from."""
+    reached: dict[tuple[str, int], str] = {}
+    at: dict[str, str] = {}
+    for node in nodes:
+        port = node.port or default_port
+        owner = reached.setdefault((_same(node.address), port), node.name)
+        at.setdefault(_same(node.address), node.name)
+        if owner != node.name:
+            text = f"{node.name} has the address of {owner}: {node.address} port {port}"
+            document.mistake(("nodes", written[node.name]), text)
+    data: dict[str, str] = {}
+    for node in nodes:
+        if node.data_address is None:
+            continue
+        address = _same(node.data_address)
+        owner = data.setdefault(address, node.name)
+        if owner != node.name:
+            text = f"{node.name} has the data_address of {owner}: {node.data_address}"
+            document.mistake(("nodes", written[node.name]), text)
+        elif at.get(address, node.name) != node.name:
+            text = f"{node.name}'s data_address is the address of {at[address]}: {node.data_address}"
+            document.mistake(("nodes", written[node.name]), text)
+
+
+def _same(address: str) -> str:
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return address.lower()
+
+
+def _warnings(inventory: Inventory) -> tuple[str, ...]:
+    warnings = [sentence for node in inventory.nodes if (sentence := likely_typo(inventory, node))]
+    python = f"{inventory.root / 'releases' / ('0' * 12)}/bin/python"
+    length = len(f"#!{python}".encode())
+    if length > _SHEBANG_LIMIT or " " in python:
+        why = "holds a space" if " " in python else f"makes a first line of {length} bytes, over {_SHEBANG_LIMIT}"
+        warnings.append(
+            f"prefix: {inventory.prefix} {why}; the environment's scripts start through /bin/sh instead of `#!…/python`"
+        )
+    return tuple(warnings)

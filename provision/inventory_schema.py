@@ -1,0 +1,243 @@
+"""The sections of an inventory and what each value must look like.
+
+Every ``as_…`` takes a value as YAML gave it and returns what the model wants; a ``ValueError`` is one sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import posixpath
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from provision.inventory_yaml import shown
+
+if TYPE_CHECKING:
+    from provision.inventory_yaml import Document, Place
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TRUTH = "YAML reads this word as a truth value (true, yes, on, false, no, off)"
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def as_text(value: object) -> str:
+    """One line of text."""
+    if value is True or value is False:
+        raise ValueError(f"{_TRUTH}: put it in quotes")
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, not {_kind(value)}")  # noqa: TRY004 - pydantic collects ValueError
+    if not value.strip():
+        raise ValueError("is empty")
+    if not value.isprintable():
+        raise ValueError(f"holds a line break or a control character: {shown(value)}")
+    return value.strip()
+
+
+def as_port(value: object) -> int:
+    """A TCP port."""
+    return _whole_number(value, "a port", 1, 65535)
+
+
+def as_gpus(value: object) -> int:
+    """How many processes a node runs."""
+    return _whole_number(value, "a number of GPUs", 1, 1024)
+
+
+def as_seconds(value: object) -> float:
+    """A time span that is neither nothing nor for ever."""
+    text = as_text(value)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 3600:
+        raise ValueError(f"{shown(text)} is not a number of seconds (above 0, up to 3600)")
+    return seconds
+
+
+def as_user(value: object) -> str:
+    """A login name."""
+    text = as_text(value)
+    if text.startswith("-") or re.search(r"[\s/:]", text):
+        raise ValueError(f"{shown(text)} is not a login name")
+    return text
+
+
+def as_file(value: object) -> str:
+    """A path of this machine, ``~`` expanded; it need not exist."""
+    text = as_text(value)
+    expanded = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    if expanded.startswith("~"):
+        raise ValueError(f"{shown(text)}: there is no such user on this machine")
+    return expanded
+
+
+def as_prefix(value: object) -> PurePosixPath:
+    """The absolute path of the environment on every node, normalised."""
+    text = as_text(value)
+    if not text.startswith("/"):
+        raise ValueError(f"{shown(text)} is not an absolute path: it must begin with /, such as /opt/llm/current")
+    if ".." in text.split("/"):
+        raise ValueError(f"{shown(text)} holds `..`: write the path it stands for")
+    if ":" in text:
+        raise ValueError(f"{shown(text)} holds a colon, which would cut PATH in two")
+    prefix = PurePosixPath(posixpath.normpath("/" + text.lstrip("/")))
+    if prefix == PurePosixPath("/"):
+        raise ValueError("/ is the whole system: name a folder of its own, such as /opt/llm/current")
+    if prefix.name in {"releases", "runs"}:
+        raise ValueError(f"{prefix} is taken: releases/ and runs/ lie beside the prefix; use {prefix.parent}/current")
+    return prefix
+
+
+def as_env_name(value: object) -> str:
+    """The name of an environment variable."""
+    if not isinstance(value, str) or not _ENV_NAME.fullmatch(value):
+        raise ValueError("is not the name of an environment variable (letters, digits and _, not a digit first)")
+    return value
+
+
+def as_env_value(value: object) -> str:
+    """The value of an environment variable: text, or a number as it was written."""
+    if value is None:
+        raise ValueError('has no value: write "" for an empty one')
+    if value is True or value is False:
+        raise ValueError(f'{_TRUTH}: put the text that programs shall see in quotes, such as "1" or "true"')
+    if not isinstance(value, str):
+        raise ValueError(f"must be text or a number, not {_kind(value)}")  # noqa: TRY004
+    if "\0" in value:
+        raise ValueError("holds a NUL character, which no environment variable can")
+    return value
+
+
+def _whole_number(value: object, what: str, low: int, high: int) -> int:
+    text = as_text(value)
+    if re.fullmatch(r"0[0-9]+", text):
+        raise ValueError(f"{shown(text)} is not {what}: leave out the leading zero")
+    if not re.fullmatch(r"0|[1-9][0-9]{0,17}", text) or not low <= int(text) <= high:
+        raise ValueError(f"{shown(text)} is not {what} ({low}-{high})")
+    return int(text)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else type(value).__name__
+
+
+# --- sections ------------------------------------------------------------------------------------
+
+Text = Annotated[str, BeforeValidator(as_text)]
+File = Annotated[str, BeforeValidator(as_file)]
+User = Annotated[str, BeforeValidator(as_user)]
+Port = Annotated[int, BeforeValidator(as_port)]
+Gpus = Annotated[int, BeforeValidator(as_gpus)]
+Seconds = Annotated[float, BeforeValidator(as_seconds)]
+Env = dict[Annotated[str, BeforeValidator(as_env_name)], Annotated[str, BeforeValidator(as_env_value)]]
+Options = dict[str, Any]
+
+
+class Section(BaseModel):
+    """A mapping that takes no key but its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+S = TypeVar("S", bound=Section)
+
+
+class SshSection(Section):
+    """``ssh:``."""
+
+    user: User | None = None
+    key: File | None = None
+    port: Port | None = None
+    known_hosts: File = "known_hosts"
+    timeout: Seconds = 10.0
+
+
+class NodeSection(Section):
+    """One entry of ``nodes:``; the addresses may be ranges."""
+
+    address: Text
+    data_address: Text | None = None
+    user: User | None = None
+    port: Port | None = None
+    gpus: Gpus | None = None
+
+
+class TrainSection(Section):
+    """``train:``."""
+
+    config: File | None = None
+    port: Port | None = None
+    env: Env = Field(default_factory=dict)
+
+
+class ServicesSection(Section):
+    """``services:``. What each service takes is its own business."""
+
+    hosts: Options | None = None
+    chrony: Options | None = None
+    nfs: Options | None = None
+    opensm: Options | None = None
+    limits: Options | None = None
+    os_packages: Options | None = None
+
+
+class TopSection(Section):
+    """The file. The sections are looked at one by one, so that a mistake in one hides none in another."""
+
+    prefix: Annotated[PurePosixPath, BeforeValidator(as_prefix)]
+    nodes: Any
+    ssh: Any = None
+    train: Any = None
+    services: Any = None
+
+
+# --- a section and its mistakes ------------------------------------------------------------------
+
+
+def validate(document: Document, model: type[S], data: object, place: Place) -> S | None:
+    """One section of the file, or ``None`` when its mistakes were noted in ``document``.
+
+    A key of ours with nothing after it counts as not written.
+    """
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        document.mistake(place, f"must be a mapping of keys, not {'a list' if isinstance(data, list) else 'one value'}")
+        return None
+    given = {key: value for key, value in data.items() if value is not None or key not in model.model_fields}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        for entry in error.errors(include_url=False):
+            where = (*place, *(str(part) for part in entry["loc"] if part != "[key]"))
+            document.mistake(where, _sentence(model, entry))
+        return None
+
+
+def _sentence(model: type[Section], entry: Any) -> str:
+    name = str(entry["loc"][-1])
+    match entry["type"]:
+        case "value_error":
+            return str(entry["ctx"]["error"])
+        case "missing":
+            return "is missing" + (" (a host name or an IP address)" if name == "address" else "")
+        case "extra_forbidden":
+            close = difflib.get_close_matches(name, model.model_fields, n=1)
+            return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known: {_known(model)}"
+        case "dict_type":
+            return "must be a mapping of keys"
+    return str(entry["msg"])
+
+
+def _known(model: type[Section]) -> str:
+    return ", ".join(model.model_fields)

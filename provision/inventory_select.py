@@ -1,0 +1,85 @@
+"""Which nodes a command works on, and many names written as few."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from provision.errors import UsageError
+from provision.inventory_yaml import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from provision.model import Inventory, Node
+
+
+def select(
+    inventory: Inventory, *, count: int | None = None, limit: str | None = None, exclude: str | None = None
+) -> tuple[Node, ...]:
+    """The nodes that a command works on, in the inventory's order.
+
+    Args:
+        inventory: the cluster.
+        count: the first so many of those that ``limit`` and ``exclude`` leave.
+        limit: only these, such as ``gpu[01-04,07]``.
+        exclude: not these.
+
+    Raises:
+        UsageError: an unknown name, an expression that is none, no node left, or fewer than ``count``.
+    """
+    wanted = _names(inventory, "--limit", limit) if limit is not None else {node.name for node in inventory.nodes}
+    unwanted = _names(inventory, "--exclude", exclude) if exclude is not None else set()
+    left = tuple(node for node in inventory.nodes if node.name in wanted - unwanted)
+    if not left:
+        raise UsageError("no node is left to work on", hint=f"{inventory.path.name} has {_all(inventory)}")
+    if count is None:
+        return left
+    if count < 1:
+        raise UsageError(
+            f"--nodes {count}: at least one node is needed", hint=f"--nodes {len(left)} takes all there are"
+        )
+    if count > len(left):
+        file, names = inventory.path.name, fold(node.name for node in left)
+        if len(left) < len(inventory.nodes):
+            there, more = f"--limit and --exclude leave {len(left)} ({names})", f"name more of {_all(inventory)}"
+        else:
+            there, more = f"{file} has {len(left)} ({names})", f"add the others to {file}"
+        raise UsageError(f"--nodes {count}: {there}", hint=f"--nodes {len(left)}, or {more}")
+    return left[:count]
+
+
+def _names(inventory: Inventory, option: str, expression: str) -> set[str]:
+    try:
+        names = set(NodeSet(expression, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise UsageError(
+            f"{option} {shown(expression)}: not a set of node names", hint=f"write it as {_all(inventory)}"
+        ) from error
+    written = f"{option} {shown(expression)}" if expression else f"{option} ''"
+    known = [node.name for node in inventory.nodes]
+    unknown = sorted(names.difference(known))
+    if unknown or not names:
+        close = [match for name in unknown for match in difflib.get_close_matches(name, known, n=1)]
+        hint = f"did you mean {fold(close)}? " if close and len(close) == len(unknown) else ""
+        what = f"no node is called {shown(fold(unknown))}" if unknown else "names no node"
+        raise UsageError(f"{written}: {what}", hint=f"{hint}{inventory.path.name} has {_all(inventory)}")
+    return names
+
+
+def _all(inventory: Inventory) -> str:
+    return fold(node.name for node in inventory.nodes)
+
+
+def fold(names: Iterable[str]) -> str:
+    """``gpu01, gpu02, gpu07`` -> ``gpu[01-02,07]``; names that have no such form are joined by commas."""
+    unique = list(dict.fromkeys(names))
+    if all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in unique):
+        try:
+            return str(NodeSet.fromlist(unique, resolver=RESOLVER_NOGROUP))
+        except NodeSetException:
+            pass
+    return ",".join(unique)

@@ -1,0 +1,293 @@
+"""Shows what happens. This file and ``cli.py`` are the only ones that print.
+
+- stdout: results (``result``, ``show_steps``, ``show_findings``) and the lines of a training log.
+- stderr: progress, notices, findings as they are found, and errors.
+
+So ``clusterctl … > file`` keeps results only, and with ``--json`` stdout holds exactly one JSON object, also when the
+command fails. On a terminal progress is a bar with an ETA; elsewhere (a pipe, CI, ``TERM=dumb``) it is a line when a
+stage begins, one when it ends, and at most one every ten seconds between. ``NO_COLOR`` is respected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID
+from rich.table import Column
+from rich.text import Text
+
+from provision import model
+from provision.output_text import (
+    Line,
+    Meter,
+    clean,
+    error_data,
+    error_lines,
+    finding_lines,
+    finished_lines,
+    plain,
+    step_lines,
+    wrap,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from provision.errors import ClusterctlError
+
+SAY_EVERY = 10.0  # seconds between two lines about one stage where no bar can be drawn
+
+
+class Reporter:
+    """An ``Emit`` for people, and the way a command shows its result. Events may come from any thread.
+
+    A display that cannot be written to (a closed terminal, ``| head``) never ends the work that it shows: ``Reporter``
+    then drops events. Only showing a result raises ``BrokenPipeError``.
+    """
+
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        environ: Mapping[str, str] = os.environ,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._out = _Stream(out or sys.stdout, environ)
+        self._err = _Stream(err or sys.stderr, environ)
+        self._bars = self._err.console is not None and environ.get("CI", "") in {"", "0", "false"}
+        self._json, self._quiet, self._now = as_json, quiet, now
+        self._lock = threading.RLock()
+        self._meters: dict[str, Meter] = {}
+        self._tasks: dict[str, TaskID] = {}
+        self._live: Progress | None = None
+        self._log_node: str | None = None
+        self._log_prefix = False
+
+    def configure(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        """Set what the command line asked for."""
+        self._json, self._quiet = as_json, quiet
+
+    def close(self) -> None:
+        """Take the progress off the screen. To be called at the end, whatever happened."""
+        with self._lock, suppress(OSError):
+            self._stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keeps the screen still, for a question to the user; events wait until it is answered."""
+        with self._lock:
+            self._stop()
+            try:
+                yield
+            finally:
+                self._restart()
+
+    # --- events --------------------------------------------------------------------------------
+
+    def __call__(self, event: model.Event) -> None:
+        """Show one event."""
+        with self._lock, suppress(OSError):
+            match event:
+                case model.StageStarted():
+                    self._started(event)
+                case model.Progress():
+                    self._progress(event)
+                case model.StageFinished():
+                    self._finished(event)
+                case model.LogLine():
+                    self._log(event)
+                case model.Found(finding):
+                    if not self._quiet or finding.verdict in {"WARN", "FAIL"}:
+                        self._err.write(finding_lines([finding]))
+                case model.Notice(text, level):
+                    if level == "warning":
+                        self._err.write([Line(f"warning: {clean(text)}", "yellow")])
+                    elif not self._quiet:
+                        self._err.write([Line(clean(text))])
+
+    def warn(self, text: str) -> None:
+        """A warning to the user."""
+        self(model.Notice(text, "warning"))
+
+    def _started(self, event: model.StageStarted) -> None:
+        meter = self._meters[event.stage] = Meter(event, self._now())
+        if self._quiet:
+            return
+        if not self._bars:
+            self._err.write([Line(f"{meter.title} ...")])
+            return
+        self._restart()
+        self._draw(event.stage, meter)
+
+    def _progress(self, event: model.Progress) -> None:
+        if event.stage not in self._meters:
+            self._started(model.StageStarted(event.stage, event.stage, event.total))
+        meter, now = self._meters[event.stage], self._now()
+        meter.update(event, now)
+        if self._quiet:
+            return
+        if self._live:
+            self._live.update(self._tasks[event.stage], completed=meter.done, total=meter.total)
+        elif not self._bars and now - meter.said >= SAY_EVERY:
+            meter.said = now
+            self._err.write([meter.line(now)])
+
+    def _finished(self, event: model.StageFinished) -> None:
+        meter = self._meters.pop(event.stage, None)
+        title = meter.title if meter else event.stage
+        if self._live and event.stage in self._tasks:
+            self._live.remove_task(self._tasks.pop(event.stage))
+        if not self._meters:
+            self._stop()
+        if self._quiet:
+            return
+        marks = (("✓", "✗") if self._err.unicode else ("*", "!")) if self._bars else None
+        self._err.write(finished_lines(title, event, marks))
+
+    def _log(self, event: model.LogLine) -> None:
+        if self._quiet:
+            return
+        if self._log_node not in {None, event.node}:
+            self._log_prefix = True
+        self._log_node = event.node
+        source = event.node if event.rank is None else f"{event.node}/{event.rank}"
+        lines = [
+            Line(f"{source} | {row}" if self._log_prefix else row, hang=None) for row in clean(event.line).split("\n")
+        ]
+        if self._json or (self._live and self._out.console is not None):
+            self._err.write(lines)  # above the bar when both are on the screen
+        else:
+            self._out.write(lines)
+
+    # --- results -------------------------------------------------------------------------------
+
+    def show_error(self, error: ClusterctlError) -> None:
+        """Say what went wrong on which nodes, and what to do next; with ``--json`` on stdout as an object as well."""
+        with self._lock:
+            self._stop()
+            with suppress(OSError):
+                self._err.write(error_lines(error))
+            if self._json:
+                self._dump(error_data(error))
+
+    def result(self, data: Mapping[str, Any], text: str = "") -> None:
+        """The command's result: ``data`` as one JSON object with ``--json``, else ``text``."""
+        if self._json:
+            self._dump(data)
+        elif text:
+            self.show([Line(clean(row)) for row in text.split("\n")])
+
+    def show(self, lines: Iterable[Line]) -> None:
+        """Lines of a result; nothing with ``--json``."""
+        with self._lock:
+            self._stop()
+            if not self._json:
+                self._out.write(lines)
+
+    def show_steps(self, results: Mapping[str, tuple[model.StepResult, ...]]) -> None:
+        """A table of what became of each step on every node."""
+        self.show(step_lines(results))
+
+    def show_findings(self, findings: Iterable[model.Finding]) -> None:
+        """All findings of a check, folded over the nodes."""
+        self.show(finding_lines(findings))
+
+    def _dump(self, data: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._stop()
+            self._out.write([Line(json.dumps(plain(data), indent=2, allow_nan=False), hang=None)], raw=True)
+
+    # --- the screen ----------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        if self._live is None and self._bars and not self._quiet:
+            self._live = _bars(self._err, self._now)
+            self._live.start()
+            for stage, meter in self._meters.items():
+                self._draw(stage, meter)
+
+    def _draw(self, stage: str, meter: Meter) -> None:
+        if self._live and stage not in self._tasks:
+            self._tasks[stage] = self._live.add_task(meter.title, total=meter.total, completed=meter.done, meter=meter)
+
+    def _stop(self) -> None:
+        live, self._live = self._live, None
+        self._tasks.clear()
+        if live:
+            live.stop()
+
+
+class _Console(Console):
+    """rich's console, but a reader that went away is an error for the caller, not the end of the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise BrokenPipeError
+
+
+class _Stream:
+    """stdout or stderr: styled and wrapped on a terminal, bare text elsewhere."""
+
+    def __init__(self, file: TextIO, environ: Mapping[str, str]) -> None:
+        self.file = file
+        self.console: Console | None = None  # only on a terminal
+        if file.isatty() and environ.get("TERM", "") not in {"dumb", "unknown"}:
+            self.console = _Console(
+                file=file,
+                force_terminal=True,
+                color_system=None if environ.get("NO_COLOR") else "auto",
+                highlight=False,
+                markup=False,
+                emoji=False,
+            )
+
+    @property
+    def unicode(self) -> bool:
+        return "utf" in (getattr(self.file, "encoding", None) or "").lower()
+
+    def write(self, lines: Iterable[Line], *, raw: bool = False) -> None:
+        encoding = getattr(self.file, "encoding", None) or "utf-8"
+        for line in lines:
+            text = line.text.encode(encoding, "backslashreplace").decode(encoding)
+            if self.console is None or raw:
+                self.file.write(text + "\n")
+            else:
+                rows = wrap(line._replace(text=text), self.console.width)
+                self.console.print(Text("\n".join(rows), style=line.style), soft_wrap=True)
+        self.file.flush()
+
+
+class _Cell(ProgressColumn):
+    """What a stage's meter says at this moment."""
+
+    def __init__(self, say: Callable[[Meter], str], column: Column) -> None:
+        super().__init__(column)
+        self._say = say
+
+    def render(self, task: Task) -> Text:
+        return Text(self._say(task.fields["meter"]))
+
+
+def _bars(stream: _Stream, now: Callable[[], float]) -> Progress:
+    return Progress(
+        SpinnerColumn("dots" if stream.unicode else "line"),
+        _Cell(Meter.label, Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=10),
+        _Cell(lambda meter: meter.numbers(now()), Column(no_wrap=True)),
+        console=stream.console,
+        transient=True,
+        expand=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        refresh_per_second=5,  # often enough for the eye, seldom enough for a slow line
+    )

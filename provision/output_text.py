@@ -1,0 +1,276 @@
+"""What is said to people, as lines of text: sizes, time spans, folded states, errors. Pure; ``output.py`` prints it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import textwrap
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from provision.errors import ClusterctlError, InterruptedByUser, InventoryError, NodesError
+from provision.inventory_select import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from provision.model import Finding, Progress, StageFinished, StageStarted, StepResult
+
+Style = Literal["", "bold", "dim", "green", "yellow", "red"]
+
+SPEED_WINDOW = 30.0  # seconds that a speed is the mean of: steady enough for an ETA, quick enough to show a stall
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # CSI, OSC, two-character
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_BAD = re.compile(r"(?i)\b(failed|unreachable|refused|error|timed out|lost)\b")
+_GOOD = re.compile(r"(?i)\A(would )?(changed?|deployed|deploy|done|enrolled|pinned|restored)\b")
+_VERDICT: Mapping[str, Style] = {"OK": "green", "WARN": "yellow", "FAIL": "red", "UNKNOWN": "yellow"}
+_STEP: Mapping[str, Style] = {"changed": "green", "would change": "yellow", "failed": "red"}
+
+
+class Line(NamedTuple):
+    """One line and how it looks on a terminal. ``hang`` indents what does not fit; ``None`` leaves it unbroken."""
+
+    text: str
+    style: Style = ""
+    hang: int | None = 4
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def size(count: float) -> str:
+    """``1234567`` -> ``1.2 MB``: decimal units, as networks and disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 05 s``, ``1 h 02 min``."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def clock(seconds: float) -> str:
+    """``0:20``, ``1:02:03``: a time span where room is short."""
+    minutes, rest = divmod(math.ceil(max(seconds, 0)), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+class Meter:
+    """How far a stage is, how fast, and how long it will still take. Times are seconds of a monotonic clock."""
+
+    def __init__(self, started: StageStarted, now: float) -> None:
+        self.title = clean(started.title)
+        self.unit = started.unit
+        self.total = started.total
+        self.done = 0
+        self.note = ""
+        self.said = now  # when a line about it was last shown
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def update(self, progress: Progress, now: float) -> None:
+        """Take in one event. The first one is the base of the speed: what a resumed transfer has is not its speed."""
+        self.done = progress.done
+        self.total = self.total if progress.total is None else progress.total
+        self.note = clean(progress.note)
+        if not self._samples or now - self._samples[-1][0] >= 0.5:
+            self._samples.append((now, progress.done))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - SPEED_WINDOW:
+            self._samples.popleft()
+
+    def speed(self, now: float) -> float | None:
+        """Units a second, or ``None`` when it is too early to say."""
+        if not self._samples:
+            return None
+        since, done = self._samples[0]
+        return (self.done - done) / (now - since) if now - since >= 1 and self.done > done else None
+
+    def numbers(self, now: float) -> str:
+        """``1.2/3.4 GB, 110 MB/s, 0:20 left``."""
+        if not (self.total or self.done):
+            return ""
+        show = size if self.unit == "bytes" else str
+        parts = [show(self.done)]
+        if self.total:
+            total = show(self.total)
+            parts = [f"{parts[0].removesuffix(total.lstrip('0123456789.'))}/{total}"]
+        speed = self.speed(now)
+        if speed and self.unit == "bytes":
+            parts.append(f"{size(speed)}/s")
+        if speed and self.total and self.done < self.total:
+            parts.append(f"{clock((self.total - self.done) / speed)} left")
+        return ", ".join(parts)
+
+    def label(self) -> str:
+        """The title, and what the stage is about at present."""
+        return f"{self.title}: {self.note}" if self.note else self.title
+
+    def line(self, now: float) -> Line:
+        """The stage's present state where no bar can be drawn."""
+        percent = f"{min(100 * self.done // self.total, 100)} %, " if self.total else ""
+        return Line(f"{self.title}: {percent}{self.numbers(now)}" + (f", {self.note}" if self.note else ""))
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """Text from a node without what a terminal would act upon: escape sequences and control characters."""
+    if text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n").rstrip("\r")
+    text = "\n".join(line.rpartition("\r")[2] for line in text.split("\n"))  # a progress bar draws over itself
+    return _CONTROL.sub("", _ESCAPE.sub("", text)).expandtabs()
+
+
+def wrap(line: Line, width: int) -> list[str]:
+    """The line in pieces that fit; a word longer than ``width`` stays whole, so that paths can be copied."""
+    if line.hang is None or len(line.text) <= width:
+        return [line.text]
+    start = " " * (len(line.text) - len(line.text.lstrip()))
+    return textwrap.wrap(
+        line.text.strip(),
+        max(width, 20),
+        initial_indent=start,
+        subsequent_indent=start + " " * line.hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def state_style(state: str) -> Style:
+    """Red for what went wrong, green for what was done, nothing for what stayed."""
+    return "red" if _BAD.search(state) else "green" if _GOOD.search(state) else ""
+
+
+def fold_equal(values: Mapping[str, Hashable]) -> dict[Any, str]:
+    """``{node: value}`` -> ``{value: folded nodes}``, in the order in which the values first appear."""
+    groups: dict[Hashable, list[str]] = {}
+    for node, value in values.items():
+        groups.setdefault(value, []).append(node)
+    return {value: fold(nodes) for value, nodes in groups.items()}
+
+
+def state_lines(states: Mapping[str, str]) -> list[Line]:
+    """``gpu[01-02]: unchanged``."""
+    return [
+        line
+        for state, nodes in fold_equal(states).items()
+        for line in _block(f"  {nodes}: ", clean(state), state_style(state))
+    ]
+
+
+def finished_lines(title: str, event: StageFinished, marks: tuple[str, str] | None) -> list[Line]:
+    """The end of a stage. ``marks`` are those of success and failure; without, words say it."""
+    failed = any(state_style(state) == "red" for state in event.states.values())
+    took = duration(event.seconds)
+    summary = f", {clean(event.summary)}" if event.summary else ""
+    if marks:
+        head = Line(f"{marks[failed]} {title} ({took}){summary}", "red" if failed else "green")
+    else:
+        head = Line(f"{title}: {'failed after' if failed else 'done in'} {took}{summary}")
+    return [head, *state_lines(event.states)]
+
+
+def error_lines(error: ClusterctlError) -> list[Line]:
+    """What, where and the next command to type."""
+    name = "" if isinstance(error, InterruptedByUser) else "error: "
+    lines = _block(name, clean(str(error)), "red")
+    if isinstance(error, InventoryError):
+        lines += [line for problem in error.problems for line in _block("  ", clean(problem))]
+    if isinstance(error, NodesError):
+        for reason, nodes in fold_equal(error.reasons).items():
+            lines += _block(f"  {nodes}: ", clean(reason))
+    if error.hint:
+        lines += [line._replace(hang=None) for line in _block("try: ", clean(error.hint), "bold")]
+    return lines
+
+
+def finding_lines(findings: Iterable[Finding]) -> list[Line]:
+    """Findings with their reason and their fix; those that differ in the node only are folded."""
+    groups: dict[Finding, list[str]] = {}
+    for finding in findings:
+        groups.setdefault(dataclasses.replace(finding, node=""), []).append(finding.node)
+    lines: list[Line] = []
+    for finding, nodes in groups.items():
+        expected = f" (expected: {finding.expected})" if finding.expected else ""
+        head = f"{finding.verdict:<7} {finding.check}  {fold(nodes)}: "
+        lines += _block(head, clean(finding.observed + expected), _VERDICT[finding.verdict])
+        if finding.why:
+            lines += _block(" " * 8, clean(finding.why))
+        if finding.fix:
+            lines += [line._replace(hang=None) for line in _block(" " * 8 + "try: ", clean(finding.fix), "bold")]
+    return lines
+
+
+def step_lines(results: Mapping[str, tuple[StepResult, ...]]) -> list[Line]:
+    """A table of steps: each step once, its states folded over the nodes, and a failed step's output below it."""
+    steps: dict[str, dict[str, tuple[str, str]]] = {}
+    for node, outcomes in results.items():
+        for outcome in outcomes:
+            detail = outcome.detail if outcome.state == "failed" else ""
+            steps.setdefault(outcome.name, {})[node] = (outcome.state, detail)
+    if not steps:
+        return []
+    wide = min(max(len(name) for name in [*steps, "step"]), 40)
+    lines = [Line(f"{'step':<{wide}}  {'state':<12}  nodes", "dim")]
+    for name, states in steps.items():
+        shown = name
+        for (state, detail), nodes in fold_equal(states).items():
+            lines.append(Line(f"{shown:<{wide}}  {state:<12}  {nodes}", _STEP.get(state, ""), hang=wide + 16))
+            lines += _block("    ", clean(detail).strip("\n")) if detail.strip() else []
+            shown = ""
+    return lines
+
+
+def _block(head: str, text: str, style: Style = "") -> list[Line]:
+    """``head`` and a text of one line or more; where it is more, they begin below ``head``."""
+    first, *more = text.split("\n")
+    if not more:
+        return [Line(head + first, style)]
+    indent = " " * (len(head) - len(head.lstrip()))
+    rows = more if not head.strip() or head == "error: " else [first, *more]
+    top = head + first if rows is more else head.rstrip()
+    deeper = indent if not head.strip() else indent + "  "
+    return [Line(top, style), *(Line(f"{deeper}{row}", hang=None) for row in rows)]
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def error_data(error: ClusterctlError) -> dict[str, Any]:
+    """An error for programs."""
+    data: dict[str, Any] = {"message": str(error), "exit_code": error.exit_code, "hint": error.hint}
+    if isinstance(error, InventoryError):
+        data["problems"] = list(error.problems)
+    if isinstance(error, NodesError):
+        data["reasons"] = dict(error.reasons)
+    return {"error": data}
+
+
+def plain(value: Any) -> Any:
+    """Anything of ours as JSON knows it: dataclasses as objects, paths as text, what is no number as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, AbstractSet):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

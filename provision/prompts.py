@@ -1,0 +1,70 @@
+"""What a connection may ask the user, and how a password is asked for once however many nodes want it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from provision.model import Node
+
+
+class Prompts(Protocol):
+    """The questions. The command line answers them; both are called from any thread, one question at a time."""
+
+    def confirm_host_key(self, node: Node, key_type: str, fingerprint: str) -> bool:
+        """Whether this is the node's host key: its type and ``SHA256:…`` as ``ssh-keygen -l`` shows them."""
+        ...
+
+    def password(self, user: str, where: str) -> str | None:
+        """The login password of ``user``, first needed at ``where``; None when the user gives none."""
+        ...
+
+
+class PasswordRefused(Exception):  # noqa: N818 - never leaves this package
+    """No password, or a wrong one; the message is the reason."""
+
+
+class Passwords:
+    """The passwords of this run, by user. Kept in memory only.
+
+    The first node that needs a password asks for it and tries it while every other node waits. A wrong one is neither
+    asked for again nor tried elsewhere: a typing error must not lock an account on a whole cluster.
+    """
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+        self._lock = threading.Lock()
+        self._typed: dict[str, str] = {}
+        self._good: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return "Passwords(…)"
+
+    def try_at(self, user: str, where: str, attempt: Callable[[str], bool]) -> None:
+        """Log in through ``attempt``, which says whether the password was accepted.
+
+        Raises:
+            PasswordRefused: there is no password that ``where`` accepts.
+        """
+        with self._lock:
+            password = self._good.get(user)
+            if password is None:
+                if user in self._refused:
+                    raise PasswordRefused(self._refused[user])
+                if user not in self._typed:
+                    answer = self._prompts.password(user, where)
+                    if answer is None:
+                        self._refused[user] = f"no password was given for {user}"
+                        raise PasswordRefused(self._refused[user])
+                    self._typed[user] = answer  # kept, should the node have hung up meanwhile
+                if attempt(self._typed[user]):
+                    self._good[user] = self._typed[user]
+                    return
+                self._refused[user] = f"the password of {user} was refused by {where}, and not tried again"
+                raise PasswordRefused(f"the password of {user} was refused")
+        if not attempt(password):
+            raise PasswordRefused(f"the password of {user} is another one here")

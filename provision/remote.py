@@ -1,0 +1,259 @@
+"""Connections to nodes: Fabric finds the way (``ssh_config``, jump hosts), paramiko speaks the protocol.
+
+This file and the ``remote_*.py`` beside it are the only ones that import either. Nobody is asked anything unless
+``Prompts`` are given, and whatever paramiko raises leaves here as a ``RemoteError`` with a readable reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import paramiko
+
+from provision.fanout import fan_out
+from provision.prompts import Prompts
+from provision.remote_client import DEAD_AFTER
+from provision.remote_login import text_of
+from provision.remote_session import Session
+from provision.wire import (
+    BOOTSTRAP,
+    STOP,
+    Broken,
+    DeadlineExceeded,
+    Expired,
+    HostKeyChanged,
+    HostKeyUnknown,
+    NodeUnreachable,
+    RemoteError,
+    converse,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from provision.model import Inventory, Node, Result
+
+__all__ = [
+    "BOOTSTRAP",
+    "Connections",
+    "DeadlineExceeded",
+    "HostKeyChanged",
+    "HostKeyUnknown",
+    "NodeUnreachable",
+    "Prompts",
+    "RemoteError",
+    "SshRemote",
+    "connect",
+    "fan_out",
+]
+
+# What goes wrong is raised; paramiko logs it as well, to stderr where logging is not set up.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None) -> SshRemote:
+    """A connection to one node. For several nodes use ``Connections``: they share jump hosts and the password.
+
+    Raises:
+        HostKeyUnknown: the host key is not pinned, and there are no ``prompts`` or they said no.
+        HostKeyChanged: the host key is not the pinned one.
+        NodeUnreachable: everything else that prevents a login.
+    """
+    return _connect(Session(inventory, prompts), node)
+
+
+def _connect(session: Session, node: Node) -> SshRemote:
+    transport, by_key = session.connect(node)
+    return SshRemote(node, transport, by_key=by_key)
+
+
+class Connections:
+    """One connection for each node, made when it is first asked for, all closed at the end of the ``with`` block.
+
+    Any thread may ask for any node: ``pool[node].run(…)``. A connection that broke is made anew when next asked for.
+    """
+
+    def __init__(self, inventory: Inventory, prompts: Prompts | None = None) -> None:
+        self.inventory = inventory
+        self._session = Session(inventory, prompts)
+        self._lock = threading.Lock()
+        self._slots: dict[str, _Slot] = {}
+        self._closed = False
+
+    def __getitem__(self, node: Node) -> SshRemote:
+        with self._lock:
+            slot = self._slots.setdefault(node.name, _Slot())
+        with slot.lock:
+            if slot.remote is None or not slot.remote.alive:
+                remote = _connect(self._session, node)
+                if slot.remote:
+                    slot.remote.close()
+                slot.remote = remote
+            if self._closed:
+                slot.remote.close()
+                raise NodeUnreachable(node, "the program is ending")
+            return slot.remote
+
+    def close(self) -> None:
+        """Close every connection; scripts that still run are told to end."""
+        self._closed = True
+        with self._lock:
+            remotes = [slot.remote for slot in self._slots.values() if slot.remote]
+        closers = [threading.Thread(target=remote.close, daemon=True) for remote in remotes]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(5)
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class _Slot:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    remote: SshRemote | None = None
+
+
+class SshRemote:
+    """A node behind a paramiko connection; see ``model.Remote``. Several scripts may run on it at once."""
+
+    def __init__(self, node: Node, transport: paramiko.Transport, *, by_key: bool) -> None:
+        self.node = node
+        self.by_key = by_key  # logged in without a password: the system's ssh can do the same
+        self._transport = transport
+        self._streams: set[_ChannelStream] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection still stands, as far as is known."""
+        return self._transport.is_active()
+
+    def run(
+        self,
+        script: str,
+        *,
+        stdin: Iterable[bytes] | None = None,
+        on_line: Callable[[str], None] | None = None,
+        deadline: float | None = None,
+    ) -> Result:
+        """See ``model.Remote.run``. Text that is not UTF-8 comes back with surrogates."""
+        stream = self._start(min(DEAD_AFTER, deadline or DEAD_AFTER))
+        try:
+            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline)
+        except Expired:
+            raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
+        except Broken as broken:
+            raise self._broken(broken) from None
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+
+    def close(self) -> None:
+        """Close the connection; scripts that still run on it are told to end."""
+        with self._lock:
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.abort()
+        self._transport.close()
+
+    def _start(self, timeout: float) -> _ChannelStream:
+        try:
+            channel = self._transport.open_session(timeout=timeout)
+            channel.exec_command(BOOTSTRAP)
+        except paramiko.ChannelException as error:
+            raise NodeUnreachable(
+                self.node,
+                f"the node refuses another session: {error.text}",
+                hint="raise MaxSessions in the node's sshd_config",
+            ) from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise NodeUnreachable(self.node, f"the connection is lost: {text_of(error)}") from error
+        stream = _ChannelStream(channel)
+        with self._lock:
+            self._streams.add(stream)
+        return stream
+
+    def _broken(self, broken: Broken) -> NodeUnreachable:
+        if not self.alive:
+            return NodeUnreachable(self.node, f"the connection was lost: {text_of(self._transport.get_exception())}")
+        if broken.begun:
+            return NodeUnreachable(self.node, "the script was killed on the node, or its connection closed")
+        said = " ".join((broken.out + " " + broken.err).split())
+        return NodeUnreachable(
+            self.node,
+            "the login shell did not start sh" + (f": {said[:200]}" if said else ""),
+            hint="the user needs a login shell that runs commands, and sh and dd on its PATH",
+        )
+
+
+class _ChannelStream:
+    """paramiko's channel as a ``wire.Stream``."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self.group: int | None = None
+        self._channel = channel
+
+    def read_out(self) -> bytes:
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            return self._channel.recv(1 << 17)
+        return b""
+
+    def read_err(self) -> bytes:
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            return self._channel.recv_stderr(1 << 17)
+        return b""
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), 1 << 15):  # sendall copies what is left after every packet
+                self._channel.sendall(view[start : start + (1 << 15)].tobytes())
+        except (paramiko.SSHException, EOFError) as error:
+            raise OSError(str(error)) from error
+
+    def finish(self) -> None:
+        try:
+            self._channel.shutdown_write()
+        except (paramiko.SSHException, EOFError) as error:
+            raise OSError(str(error)) from error
+
+    def abort(self) -> None:
+        """Stop the script first: to it, a closed channel alone would look like the end of its input."""
+        polite = threading.Thread(target=self._end, daemon=True)
+        polite.start()
+        polite.join(4)
+        if polite.is_alive():  # the connection takes no bytes any more
+            self._channel.get_transport().close()
+
+    def close(self) -> None:
+        threading.Thread(target=self._channel.close, daemon=True).start()
+
+    def _end(self) -> None:
+        channel = self._channel
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            if self.group and not channel.closed:
+                beside = channel.get_transport().open_session(timeout=2)
+                beside.settimeout(2)
+                beside.exec_command(BOOTSTRAP)
+                script = STOP.format(group=self.group)
+                beside.sendall(f"{len(script)} stop\n{script}".encode())
+                while beside.recv(1 << 10):
+                    pass
+                beside.close()
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            channel.close()

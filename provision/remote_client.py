@@ -1,0 +1,142 @@
+"""What Fabric opens: our socket, our host keys and our logins, in place of paramiko's own.
+
+Host keys are checked before a login is tried. An unknown one is shown and asked about, or refused; a changed one is
+always refused.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import paramiko
+
+from provision import hostkeys
+from provision.prompts import Passwords
+from provision.remote_login import Again, log_in
+from provision.wire import HostKeyChanged, HostKeyUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from provision.model import Node, Ssh
+    from provision.prompts import Prompts
+
+# AES-GCM first: one pass with the processor's own instructions; paramiko itself prefers CTR with a separate MAC.
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+KEEPALIVE = 15  # seconds
+DEAD_AFTER = 60  # seconds without an acknowledgement until the kernel gives a connection up
+
+
+class Asking:
+    """Who is asked, and that one question is asked at a time. Shared by the connections of one command."""
+
+    def __init__(self, prompts: Prompts | None) -> None:
+        self.prompts = prompts
+        self.passwords = Passwords(prompts) if prompts else None
+        self.lock = threading.Lock()
+
+
+class Client(paramiko.SSHClient):
+    """One connection attempt to one host, as Fabric asks for it."""
+
+    def __init__(self, ssh: Ssh, asking: Asking, node: Node, alias: str | None) -> None:
+        super().__init__()
+        self.by_key = False
+        self.lock = threading.Lock()
+        self._ssh = ssh
+        self._asking = asking
+        self._node = node
+        self._alias = alias
+
+    def connect(  # type: ignore[override]
+        self, hostname: str, port: int, username: str, sock: Any = None, key_filename: Iterable[str] = (), **_: object
+    ) -> None:
+        """Connect, check the host key, log in."""
+        timeout = self._ssh.timeout
+        name = self._alias or hostkeys.host_name(hostname, port)
+        known = hostkeys.look_up(name, hostkeys.files(self._ssh.known_hosts))
+        transport = paramiko.Transport(sock or _socket(hostname, port, timeout))
+        self._transport = transport
+        transport.daemon = True
+        transport.banner_timeout = transport.handshake_timeout = timeout
+        transport.auth_timeout = max(30.0, timeout)
+        transport.channel_timeout = max(30.0, timeout)
+        options = transport.get_security_options()
+        options.ciphers = CIPHERS
+        # The pinned types first: a node that has several keys then shows one that can be compared.
+        pinned = [kind for key in known if not key.revoked for kind in _algorithms(key.kind)]
+        options.key_types = [*(kind for kind in options.key_types if kind in pinned)] + [
+            kind for kind in options.key_types if kind not in pinned
+        ]
+        try:
+            transport.start_client(timeout=timeout + 1)
+            if not transport.initial_kex_done:
+                raise TimeoutError  # noqa: TRY301 - start_client says nothing when its time is up
+            transport.set_keepalive(KEEPALIVE)
+            self._check(name, transport.get_remote_server_key(), known)
+            self.by_key = log_in(
+                transport,
+                self._node,
+                username,
+                f"{hostname} port {port}" if port != 22 else hostname,
+                only=self._ssh.key,
+                configured=list(key_filename),
+                passwords=self._asking.passwords,
+            )
+        except paramiko.SSHException as error:
+            transport.close()
+            if "protocol banner" in str(error) and not isinstance(error.__context__, TimeoutError):
+                raise Again(
+                    f"{hostname} port {port} closes the connection before it speaks ssh",
+                    "MaxStartups or a firewall on the node?",
+                ) from error
+            raise
+        except BaseException:
+            transport.close()
+            raise
+
+    def _check(self, name: str, key: paramiko.PKey, known: list[hostkeys.KnownKey]) -> None:
+        """Whether the node is who it is known to be."""
+        blob, kind = key.asbytes(), key.get_name()
+        shown = hostkeys.fingerprint(blob)
+        prompts, node = self._asking.prompts, self._node
+        pinned = self._ssh.known_hosts
+        for mine in known:
+            if mine.revoked and mine.blob == blob:
+                raise HostKeyChanged(node, f"host key {shown} is revoked in {mine.file}")
+        believed = [mine for mine in known if not mine.revoked]
+        if not believed and prompts:
+            with self._asking.lock:
+                believed = [mine for mine in hostkeys.look_up(name, [pinned]) if not mine.revoked]
+                if not believed:
+                    if not prompts.confirm_host_key(node, kind, shown):
+                        raise HostKeyUnknown(node, f"its host key {shown} ({kind}) was not confirmed")
+                    hostkeys.pin(name, kind, blob, pinned)
+                    return
+        if not believed:
+            raise HostKeyUnknown(node, f"its host key {shown} ({kind}) is not known yet", hint="clusterctl init")
+        if any(mine.blob == blob for mine in believed):
+            return
+        other = next((mine for mine in believed if mine.kind == kind), believed[0])
+        raise HostKeyChanged(
+            node,
+            f"its host key has changed: {other.fingerprint} ({other.kind}) is pinned in {other.file}, "
+            f"the node shows {shown} ({kind})",
+            hint=f"if the node was installed anew: ssh-keygen -R '{name}' -f {other.file}, then clusterctl init",
+        )
+
+
+def _socket(host: str, port: int, timeout: float) -> socket.socket:
+    sock = socket.create_connection((host, port), timeout)
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko sets none: small packets would wait
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000)
+    return sock
+
+
+def _algorithms(kind: str) -> tuple[str, ...]:
+    """The host key algorithms that prove a key of type ``kind``."""
+    return ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)

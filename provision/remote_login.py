@@ -1,0 +1,147 @@
+"""Logging in: the keys first, and the password that is asked for once."""
+
+from __future__ import annotations
+
+import base64
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import paramiko
+
+from provision.prompts import PasswordRefused, Passwords
+from provision.wire import NodeUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from provision.model import Node
+
+
+class Again(Exception):  # noqa: N818 - never leaves remote*.py
+    """Worth another attempt. The reason is for the case that it was the last."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+
+def log_in(
+    transport: paramiko.Transport,
+    node: Node,
+    user: str,
+    where: str,
+    *,
+    only: Path | None,
+    configured: list[str],
+    passwords: Passwords | None,
+) -> bool:
+    """Log in as ``user``; whether that took no password.
+
+    Args:
+        transport: a connection whose host key has been checked.
+        node: for messages.
+        user: on the node.
+        where: for messages: the host.
+        only: the inventory's key; nothing else is offered then.
+        configured: key files that ssh_config names.
+        passwords: who asks for one; None: nobody can.
+
+    Raises:
+        NodeUnreachable: no way in.
+        Again: the node hung up while the user typed.
+    """
+    notes: list[str] = []
+    allowed = _offer_nothing(transport, user)
+    if not allowed:
+        return True
+    if "publickey" in allowed:
+        for key in _keys(only, configured, notes):
+            try:
+                allowed = transport.auth_publickey(user, key)
+            except paramiko.AuthenticationException:
+                if transport.is_active():
+                    continue
+                raise NodeUnreachable(
+                    node,
+                    f"{user} at {where}: too many keys were refused",
+                    hint="name the right key as ssh.key in the inventory",
+                ) from None
+            if not allowed:
+                return True
+            break  # accepted, and the node wants a password too
+    why = "; ".join(notes) or "no key was accepted"
+    if not {"password", "keyboard-interactive"} & set(allowed):
+        raise NodeUnreachable(
+            node,
+            f"login as {user} at {where} refused: {why}",
+            hint="is this the right user, and is the key in its authorized_keys?",
+        )
+    if passwords is None:
+        raise NodeUnreachable(node, f"login as {user} at {where} needs a password: {why}", hint="clusterctl init")
+    try:
+        passwords.try_at(user, where, lambda password: _try_password(transport, user, password))
+    except PasswordRefused as refused:
+        raise NodeUnreachable(node, f"login at {where}: {refused}") from None
+    return False
+
+
+def _offer_nothing(transport: paramiko.Transport, user: str) -> list[str]:
+    """What the node accepts; empty when the login is done, since nothing was needed."""
+    try:
+        transport.auth_none(user)
+    except paramiko.BadAuthenticationType as error:
+        return list(error.allowed_types)
+    return []
+
+
+def _keys(only: Path | None, configured: list[str], notes: list[str]) -> Iterator[paramiko.PKey]:
+    """The keys to try, in order. ``notes`` takes what was wrong with one."""
+    agent = paramiko.Agent()
+    try:
+        held = {key.asbytes(): key for key in agent.get_keys()}
+    except (paramiko.SSHException, OSError):
+        held = {}
+    try:
+        files = [only] if only else [Path(name).expanduser() for name in configured]
+        if not only:
+            files += [Path.home() / ".ssh" / f"id_{kind}" for kind in ("ed25519", "ecdsa", "rsa")]
+            yield from held.values()
+        for file in dict.fromkeys(files):
+            if not file.exists() and file != only:
+                continue
+            try:
+                yield paramiko.PKey.from_path(file)
+            except (paramiko.PasswordRequiredException, TypeError):
+                if (public := _public_blob(file)) in held:
+                    if only:
+                        yield held[public]
+                else:
+                    notes.append(f"{file} has a passphrase and is not in the agent (ssh-add {file})")
+            except FileNotFoundError:
+                notes.append(f"{file} does not exist")
+            except (paramiko.SSHException, OSError, ValueError) as error:
+                notes.append(f"{file} cannot be read: {text_of(error)}")
+    finally:
+        agent.close()
+
+
+def _try_password(transport: paramiko.Transport, user: str, password: str) -> bool:
+    if not transport.is_active():  # the node does not wait for ever while somebody types
+        raise Again("the node closed the connection while the password was typed")
+    try:
+        return not transport.auth_password(user, password)
+    except paramiko.AuthenticationException:
+        return False
+
+
+def _public_blob(private: Path) -> bytes | None:
+    with suppress(OSError, IndexError, ValueError):
+        return base64.b64decode(Path(f"{private}.pub").read_text("utf-8").split()[1])
+    return None
+
+
+def text_of(error: object) -> str:
+    """The message of an exception, or its name where it has none."""
+    return (str(error) or type(error).__name__) if error is not None else "closed by the node"

@@ -1,0 +1,113 @@
+"""Templates to text: jinja2 over ``templates/``, and the one function that quotes values for sh.
+
+In a template whose name ends in ``.sh.j2`` every ``{{ expression }}`` becomes one quoted word of sh, whatever the value
+holds. ``{{ expression | raw }}`` marks text that is sh already (a rendered fragment, a macro's output), and
+``{{ list | words }}`` gives one quoted word for each item. Anything done to raw text afterwards makes it a plain value
+again: forgetting ``raw`` is visible in the script, it is never an injection.
+
+A quoted word must stand where sh expects a word: never inside quotes, in a comment or in an unquoted heredoc
+(``tests/unit/test_render.py`` looks for those in every template).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, pass_context
+from jinja2.runtime import Context, Undefined
+
+from provision.errors import ClusterctlError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_HERE = Path(__file__).resolve().parent
+_PLACES = (_HERE / "templates", _HERE.parent / "templates")  # in a wheel; in a checkout
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")  # without '=': a word in command position must not be an assignment
+
+
+class _Raw(str):
+    """Text that is sh already."""
+
+    __slots__ = ()
+
+
+def render(template: str, /, **values: object) -> str:
+    """The text of ``templates/<template>`` with ``values`` filled in.
+
+    Args:
+        template: path below ``templates/``, such as ``"hosts/block.j2"``; ``*.sh.j2`` quotes every value for sh.
+        values: the template's variables; one that is used and not given is an error.
+
+    Raises:
+        ClusterctlError: no such template, a variable is missing, or a value cannot be quoted.
+    """
+    try:
+        return _environment().get_template(template).render(values)
+    except TemplateNotFound as error:
+        raise ClusterctlError(f"template {error.name or template} does not exist") from error
+    except (TemplateError, ClusterctlError) as error:
+        raise ClusterctlError(f"template {template}: {error}") from error
+
+
+def quote(value: object) -> str:
+    r"""One word of sh that stands for ``value``, which is a string, a path or a number.
+
+    Newlines, non-ASCII text and ``surrogateescape`` bytes are kept; encode the script with that error handler.
+
+    >>> quote("it's")
+    "'it'\\''s'"
+
+    Raises:
+        ClusterctlError: the text holds a NUL byte, which sh cannot carry, or ``value`` is of another type.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | PurePath | int | float):
+        raise ClusterctlError(f"{value!r} is no text, path or number and cannot become a word of sh")
+    text = str(value)
+    if "\0" in text:
+        raise ClusterctlError(f"{text!r} holds a NUL byte, which sh cannot carry")
+    if _PLAIN_WORD.fullmatch(text):
+        return text
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def words(values: Iterable[object]) -> str:
+    """The words of sh that stand for ``values``, separated by spaces."""
+    if isinstance(values, str):
+        raise ClusterctlError(f"{values!r} is one text, not a list of words")
+    return _Raw(" ".join(quote(value) for value in values))
+
+
+def _raw(value: object) -> str:
+    if isinstance(value, Undefined):
+        str(value)  # raises, and names the variable
+    if not isinstance(value, str):
+        raise ClusterctlError(f"{value!r} is marked as raw sh and is no text")
+    return _Raw(value)
+
+
+@pass_context
+def _finalize(context: Context, value: object) -> object:
+    # With pass_context this runs at render time only, and sees which file the expression stands in: an included
+    # template is quoted by its own name. Template text itself never comes here.
+    if isinstance(value, _Raw | Undefined) or not (context.name or "").endswith(".sh.j2"):
+        return value
+    return quote(value)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader([place for place in _PLACES if place.is_dir()]),
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        autoescape=False,  # noqa: S701 - nothing here is HTML; sh is quoted by _finalize
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(raw=_raw, words=words, quote=quote)
+    return environment

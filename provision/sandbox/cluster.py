@@ -1,0 +1,178 @@
+"""A rehearsal cluster that runs, or what is left of one: where its files are, and a hand on its nodes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, final
+
+from provision.errors import ClusterctlError, UsageError
+from provision.model import Emit, Node, ignore
+from provision.sandbox import files, network, node, state
+from provision.sandbox.process import SYSTEM_PATH, Process, kill
+from provision.sandbox.state import NodeState, State
+from provision.sandbox.take_down import down
+
+Status = Literal["starting", "up", "broken"]
+
+
+@final
+@dataclass(frozen=True)
+class Sandbox:
+    """A rehearsal cluster of this machine. As a context manager it goes down at the end of the block."""
+
+    name: str
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    @property
+    def _state(self) -> State:
+        return state.load(self.name)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, as an inventory would hold them."""
+        return tuple(Node(name=each.name, address=each.address) for each in self._state.nodes)
+
+    @property
+    def directory(self) -> Path:
+        """The folder that the inventory, the pinned host keys and the private key were written to."""
+        return Path(self._state.directory)
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory file."""
+        return self.directory / files.INVENTORY
+
+    @property
+    def known_hosts(self) -> Path:
+        """The pinned host keys of the nodes, by address."""
+        return self.directory / files.KNOWN_HOSTS
+
+    @property
+    def key(self) -> Path:
+        """The private key that logs in as ``root`` and as ``trainer``."""
+        return self.directory / files.KEY
+
+    @property
+    def rootfs(self) -> str:
+        """``minimal`` or ``host``."""
+        return self._state.rootfs
+
+    @property
+    def link(self) -> str | None:
+        """The rate that every cable is shaped to, None when they are as fast as the machine."""
+        return self._state.rate
+
+    @property
+    def subnet(self) -> str:
+        """The private network, such as ``10.77.0.0/16``; its first address is this machine."""
+        return self._state.subnet
+
+    @property
+    def created(self) -> str:
+        """When it was made, in UTC and ISO 8601."""
+        return self._state.created
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it is broken, one sentence each; empty when it is not."""
+        now = self._state
+        if not now.same_boot:
+            return ("the machine was restarted since",)
+        if now.made == "starting" and not now.creator.alive:
+            return (f"process {now.creator.pid}, which was making it, is gone",)
+        if now.made == "starting":
+            return ()
+        return tuple(f"{each.name} is off" for each in now.nodes if not (each.init and each.init.alive))
+
+    @property
+    def status(self) -> Status:
+        """``starting`` while another process makes it, ``up``, or ``broken``: see ``problems``."""
+        if self.problems:
+            return "broken"
+        return self._state.made
+
+    def node_root(self, name: str) -> Path:
+        """The root folder of a running node, as it sees it itself, for reading and changing its files.
+
+        Absolute links inside are followed on this machine, not in the node: use ``enter`` where that matters.
+
+        Raises:
+            ClusterctlError: the node does not run.
+        """
+        return Path(f"/proc/{self._running(name).pid}/root")
+
+    def enter(
+        self, name: str, argv: Sequence[str], *, stdin: str = "", timeout: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program inside a node as its root, without ssh.
+
+        Args:
+            name: the node.
+            argv: the program, looked up in the node, and its arguments.
+            stdin: what it reads.
+            timeout: seconds until it is killed and ``subprocess.TimeoutExpired`` raised.
+
+        Raises:
+            ClusterctlError: the node does not run.
+        """
+        pid = str(self._running(name).pid)
+        into = ["nsenter", "--target", pid, "--mount", "--uts", "--ipc", "--net", "--pid"]
+        return subprocess.run(
+            [*into, "--", *argv],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=timeout,
+            env={"PATH": SYSTEM_PATH, "HOME": "/root", "USER": "root", "LANG": "C.UTF-8"},
+            check=False,
+        )
+
+    def log(self, name: str) -> str:
+        """What the node's start and its sshd have written so far."""
+        return node.log(self._state, self._node(name)).read_text(encoding="utf-8", errors="replace")
+
+    def power_off(self, name: str) -> None:
+        """Ends every process of a node at once, as a power cut does. Its disk stays; it does not come back."""
+        kill([self._running(name)])
+
+    def unplug(self, name: str) -> None:
+        """Pulls the network cable of a node, which runs on."""
+        network.set_cable(self._state, self._node(name).link, connected=False)
+
+    def plug(self, name: str) -> None:
+        """Plugs the network cable of a node in again."""
+        network.set_cable(self._state, self._node(name).link, connected=True)
+
+    def down(self, emit: Emit = ignore) -> None:
+        """Ends the sandbox: see ``provision.sandbox.down``."""
+        down(self.name, emit=emit)
+
+    def _node(self, name: str) -> NodeState:
+        found = [each for each in self._state.nodes if each.name == name]
+        if not found:
+            known = ", ".join(each.name for each in self._state.nodes)
+            raise UsageError(f"sandbox {self.name} has no node {name} (there: {known})")
+        return found[0]
+
+    def _running(self, name: str) -> Process:
+        init = self._node(name).init
+        if not (self._state.same_boot and init and init.alive):
+            raise ClusterctlError(f"{name} of sandbox {self.name} is off")
+        return init
+
+
+def list_all() -> list[Sandbox]:
+    """Every sandbox of this machine, also half-made and broken ones, by name."""
+    return [Sandbox(name) for name in state.names()]

@@ -1,0 +1,112 @@
+"""What this machine must have for a sandbox: root's rights, a few programs, a disk that overlays can write to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from provision.errors import UsageError
+from provision.sandbox.process import environment
+
+# Program to Debian package. util-linux, mount and coreutils are on every Debian, and may be missing in containers.
+_ALWAYS = {
+    "ip": "iproute2",
+    "ssh-keygen": "openssh-client",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setsid": "util-linux",
+    "setpriv": "util-linux",
+    "pivot_root": "util-linux",
+    "mount": "mount",
+}
+FOR_LINK = {"tc": "iproute2"}
+FOR_MINIMAL = {"debootstrap": "debootstrap"}
+FOR_HOST = {"sshd": "openssh-server"}
+FOR_PASSWORD = {"openssl": "openssl"}
+
+_CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN", 27: "CAP_MKNOD"}  # linux/capability.h
+_NO_UPPER = {"overlay", "nfs", "nfs4", "cifs", "vfat", "exfat", "fuseblk", "9p", "squashfs", "ecryptfs"}
+
+
+def require_root(command: str) -> None:
+    """Refuses early without the rights to make namespaces, mounts and network devices.
+
+    Raises:
+        UsageError: the user is not root, or root without capabilities (an ordinary container).
+    """
+    if os.geteuid() != 0:
+        raise UsageError(
+            "a sandbox needs root: its nodes are network namespaces and overlay mounts", hint=f"sudo {command}"
+        )
+    missing = [name for bit, name in _CAPABILITIES.items() if not _capabilities() >> bit & 1]
+    if missing:
+        raise UsageError(
+            f"a sandbox needs {', '.join(missing)}, which root does not have here",
+            hint="in a container: start it with --privileged",
+        )
+
+
+def require_programs(*extra: Mapping[str, str]) -> None:
+    """Looks for every program that will be started, before anything is.
+
+    Args:
+        extra: further programs, each with the Debian package that has it.
+
+    Raises:
+        UsageError: some are missing; names all of them, and the hint installs them.
+    """
+    path = environment()["PATH"]
+    wanted = dict(_ALWAYS)
+    for more in extra:
+        wanted.update(more)
+    missing = {program: package for program, package in wanted.items() if not shutil.which(program, path=path)}
+    if not missing:
+        return
+    packages = " ".join(sorted(set(missing.values())))
+    install = f"apt-get install -y {packages}"
+    if not shutil.which("apt-get", path=path):
+        install = f"install what Debian calls {packages}"
+    plural = "are missing programs" if len(missing) > 1 else "is a missing program"
+    raise UsageError(f"{', '.join(missing)} {plural}: a sandbox cannot be made without", hint=install)
+
+
+def require_upper(storage: Path) -> None:
+    """Refuses a folder that cannot hold the changes of a node.
+
+    Raises:
+        UsageError: its file system cannot be the upper layer of an overlay, or its path cannot be a mount option.
+    """
+    check_mountable(storage)
+    kind = _file_system(storage)
+    if kind in _NO_UPPER:
+        raise UsageError(
+            f"{storage} lies on {kind}, which cannot hold the nodes' disks",
+            hint="name a folder on a local ext4 or xfs disk, for example CLUSTERCTL_SANDBOX_HOME=/data/sandbox",
+        )
+
+
+def check_mountable(path: Path) -> None:
+    """Raises UsageError for a path with a character that means something else in the options of an overlay."""
+    if any(character in str(path) for character in ':,\\\n"'):
+        raise UsageError(f"{path} holds a character that overlay mounts cannot take", hint="use a plainer path")
+
+
+def _capabilities() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return -1  # no such line: let the kernel decide
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that ``path`` is or will be on."""
+    there = path.resolve()
+    best, kind = Path("/"), ""
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        point = Path(before.split()[4].encode().decode("unicode_escape"))  # space is \040 there, see proc(5)
+        if there.is_relative_to(point) and len(point.parts) >= len(best.parts):
+            best, kind = point, after.split()[0]
+    return kind

@@ -1,0 +1,149 @@
+"""The private network: a bridge, a cable to each node and one to the controller, and a subnet that nobody uses."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from provision.errors import ClusterctlError, UsageError
+from provision.sandbox.process import run
+from provision.sandbox.state import State
+
+_FIRST_NODE = 11  # node01 is x.y.0.11, as in many a real cluster; x.y.0.1 is the controller
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_BURST_SECONDS = 0.004  # one tick at HZ=250: tc-tbf(8) wants at least rate/HZ
+
+
+def choose_subnet(taken: Iterable[IPv4Network]) -> IPv4Network:
+    """The first private /16 that overlaps none of ``taken``.
+
+    Raises:
+        ClusterctlError: all of them are in use.
+    """
+    used = list(taken)
+    for subnet in _candidates():
+        if not any(subnet.overlaps(other) for other in used):
+            return subnet
+    raise ClusterctlError(
+        "no private /16 subnet is free on this machine", hint="ip route show table all; clusterctl sandbox list"
+    )
+
+
+def taken_subnets() -> list[IPv4Network]:
+    """What this machine reaches already: its addresses, its routes, its name servers, and who is logged in over ssh."""
+    found: list[str] = []
+    for link in json.loads(run("ip", "-json", "-4", "address", "show") or "[]"):
+        found += [f"{a['local']}/{a['prefixlen']}" for a in link.get("addr_info", ()) if "local" in a]
+    found += [r["dst"] for r in json.loads(run("ip", "-json", "-4", "route", "show", "table", "all") or "[]")]
+    with suppress(OSError):
+        text = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace")
+        found += re.findall(r"^nameserver\s+(\S+)", text, re.MULTILINE)
+    found += os.environ.get("SSH_CONNECTION", "").split()[0:1]
+    return list(_networks(found))
+
+
+def addresses(subnet: IPv4Network, count: int) -> list[str]:
+    """The addresses of ``count`` nodes."""
+    return [str(subnet.network_address + _FIRST_NODE + index) for index in range(count)]
+
+
+def check_rate(rate: str) -> None:
+    """Raises UsageError for what is no rate such as ``100mbit``."""
+    rate_in_bits(rate)
+
+
+def rate_in_bits(rate: str) -> float:
+    """Bits a second of a rate as tc writes it: ``1gbit``, ``100mbit``, ``2.5gbit``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", rate.lower())
+    bits = float(match[1]) * _UNITS[match[2]] if match else 0
+    if bits < 1000:
+        raise UsageError(f"{rate!r} is no link rate", hint="write it like 100mbit or 1gbit")
+    return bits
+
+
+def burst(rate: str) -> int:
+    """The bucket's size in bytes: enough for the full rate on a kernel that ticks 250 times a second."""
+    return max(64 * 1024, int(rate_in_bits(rate) / 8 * _BURST_SECONDS))
+
+
+def plug(state: State) -> None:
+    """Makes the switch and every cable; the nodes' first processes must run already.
+
+    Raises:
+        ClusterctlError: ``ip`` or ``tc`` failed.
+    """
+    controller, socket_ = state.uplink
+    subnet = IPv4Network(state.subnet)
+    lines = [
+        f"link add {state.bridge} up type bridge",
+        f'link set {state.bridge} alias "clusterctl sandbox {state.name}"',
+        # The controller has a cable of its own, so that its link can be shaped both ways like everybody else's.
+        f"link add {socket_} master {state.bridge} up type veth peer name {controller}",
+        f"address add {subnet.network_address + 1}/{subnet.prefixlen} dev {controller}",
+        f"link set {controller} up",
+    ]
+    for node in state.nodes:
+        assert node.init is not None, f"{node.name} has no process yet"
+        lines.append(f"link add {node.link} master {state.bridge} up type veth peer name eth0 netns {node.init.pid}")
+    run("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
+    if state.rate:
+        shape = f"root tbf rate {state.rate} burst {burst(state.rate)} latency 50ms"
+        ends = [*state.uplink, *(node.link for node in state.nodes)]
+        run("tc", "-batch", "-", stdin="".join(f"qdisc add dev {end} {shape}\n" for end in ends))
+
+
+def unplug(state: State) -> None:
+    """Removes whatever there is of the switch and the cables. Their names hold the sandbox's random token.
+
+    Raises:
+        ClusterctlError: something is still there afterwards.
+    """
+    there = present(state)
+    if there:
+        # -force: a cable whose node has just died may go by itself in the meantime.
+        with suppress(ClusterctlError):
+            run("ip", "-force", "-batch", "-", stdin="".join(f"link delete {name}\n" for name in there))
+    left = present(state)
+    if left:
+        raise ClusterctlError(f"network devices {', '.join(left)} cannot be removed", hint=f"ip link delete {left[0]}")
+
+
+def present(state: State) -> list[str]:
+    """The sandbox's network devices that exist now."""
+    known = {name for _, name in socket.if_nameindex()}
+    return [name for name in state.links if name in known]
+
+
+def set_cable(state: State, link: str, *, connected: bool) -> None:
+    """Pulls the cable of a node or plugs it in again."""
+    assert link in state.links, link
+    run("ip", "link", "set", link, "up" if connected else "down")
+
+
+def shaping(state: State) -> Mapping[str, object]:
+    """The rate and burst that a node applies to its own end of the cable."""
+    return {"rate": state.rate or "", "burst": burst(state.rate) if state.rate else 0}
+
+
+def _candidates() -> Iterator[IPv4Network]:
+    for second in range(77, 255):
+        yield IPv4Network(f"10.{second}.0.0/16")
+    for second in range(16, 32):
+        yield IPv4Network(f"172.{second}.0.0/16")
+    yield from (IPv4Network("198.18.0.0/16"), IPv4Network("198.19.0.0/16"))  # RFC 2544, for tests of networks
+
+
+def _networks(texts: Iterable[str]) -> Iterator[IPv4Network]:
+    for text in texts:
+        with suppress(ValueError):  # "default", IPv6
+            network = ipaddress.ip_network(text, strict=False)
+            # 0.0.0.0/1 and the like are default routes in disguise; they take no address from anybody.
+            if isinstance(network, IPv4Network) and network.prefixlen >= 8:
+                yield network

@@ -1,0 +1,147 @@
+"""The root that nodes share read-only: a small Debian, made once and kept, or this machine's own."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from provision.errors import ClusterctlError
+from provision.model import Emit, Progress, StageFinished, StageStarted, ignore
+from provision.sandbox import mirror
+from provision.sandbox.process import environment
+
+STAGE = "rootfs"
+# debootstrap's minbase has tar, gzip, coreutils, perl-base and util-linux; no Python, zstd or rsync.
+_PACKAGES = ("openssh-client", "openssh-server")
+# Of every machine its own, or of no use to a node.
+_REMOVE = (
+    "etc/ssh/ssh_host_*",
+    "etc/machine-id",
+    "var/cache/apt/archives/*.deb",
+    "var/lib/apt/lists/*_*",
+    "var/log/*.log",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides what a minimal root holds. Where the packages come from does not."""
+
+    suite: str
+    architecture: str
+    packages: tuple[str, ...]
+    variant: str = "minbase"
+    version: int = 1  # raised when ``_build`` does something different
+
+    @property
+    def digest(self) -> str:
+        """The first 12 hex digits of the sha256 of the recipe: the root's name in the cache."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def recipe(packages: Sequence[str] = ()) -> Recipe:
+    """The recipe of a minimal root with further Debian ``packages`` in it."""
+    return Recipe(mirror.suite(), platform.machine(), tuple(sorted({*_PACKAGES, *packages})))
+
+
+def cache() -> Path:
+    """Where minimal roots are kept: ``$XDG_CACHE_HOME/clusterctl/rootfs`` or ``/var/cache/clusterctl/rootfs``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "/var/cache").absolute() / "clusterctl" / "rootfs"
+
+
+def cached(wanted: Recipe) -> Path | None:
+    """The root made by this recipe, None when it has to be made first."""
+    path = cache() / wanted.digest
+    return path if path.is_dir() else None
+
+
+def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
+    """A minimal root, from the cache or made now (about half a minute and 240 MB).
+
+    It appears under its name only when it is complete. Of two processes that want the same, one makes it and the other
+    waits.
+
+    Raises:
+        ClusterctlError: debootstrap failed.
+    """
+    folder = cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder / f"{wanted.digest}.lock"):
+        ready = cached(wanted)
+        if ready:
+            return ready
+        for leftover in folder.glob(f".{wanted.digest}-*"):  # its maker was killed, else it would hold the lock
+            shutil.rmtree(leftover)
+        work = Path(tempfile.mkdtemp(prefix=f".{wanted.digest}-", dir=folder))
+        try:
+            root = work / "root"
+            _build(wanted, root, emit)
+            root.rename(folder / wanted.digest)
+        finally:
+            shutil.rmtree(work)
+    return folder / wanted.digest
+
+
+def _build(wanted: Recipe, root: Path, emit: Emit) -> None:
+    source = mirror.mirror(wanted.suite)
+    began = time.monotonic()
+    emit(StageStarted(STAGE, f"Making the nodes' root: Debian {wanted.suite} from {source}", unit="steps"))
+    debootstrap = ["debootstrap", f"--variant={wanted.variant}", f"--include={','.join(wanted.packages)}"]
+    _debootstrap([*debootstrap, wanted.suite, str(root), source], emit)
+    for pattern in _REMOVE:
+        for path in root.glob(pattern):
+            path.unlink()
+    root.chmod(0o755)
+    emit(StageFinished(STAGE, time.monotonic() - began, summary=f"{wanted.suite}, kept in {cache() / wanted.digest}"))
+
+
+def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
+    # debootstrap mounts and starts daemons' scripts inside the new root. In namespaces of its own none of that can
+    # outlive it, also when this process is killed: then it goes too (--pdeathsig), and all its children (--kill-child).
+    alone = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount-proc", "--pid", "--fork", "--kill-child", *argv]
+    said: list[str] = []
+    process = subprocess.Popen(
+        alone,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**environment(), **mirror.proxy()},
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    with process.stdout as lines:
+        try:
+            for line in lines:
+                said.append(line.strip())
+                emit(Progress(STAGE, len(said), note=said[-1].removeprefix("I: ")))
+        except BaseException:
+            process.kill()
+            lines.read()  # until the last of its children has closed it, they write into the folder to be removed
+            raise
+        finally:
+            process.wait()
+    if process.returncode:
+        trouble = [line for line in said if not line.startswith("I: ")] or said
+        raise ClusterctlError(
+            f"{' '.join(argv)} failed: {'; '.join(trouble[-3:])}",
+            hint="set CLUSTERCTL_DEBIAN_MIRROR=http://… to one that works, or use this machine's own root: --rootfs host",
+        )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

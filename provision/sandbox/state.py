@@ -1,0 +1,146 @@
+"""What is known about a sandbox, on disk: written before each thing is made, so that it can always be found again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from provision.errors import ClusterctlError, UsageError
+from provision.sandbox.process import Process, boot_id
+
+DEFAULT_HOME = Path("/var/lib/clusterctl/sandbox")
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node: ``link`` is the machine's end of its cable, ``init`` its first process once there is one."""
+
+    name: str
+    address: str
+    link: str
+    init: Process | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A sandbox: the names of all its kernel objects and folders.
+
+    Links are named ``ccTOKEN-…``; ``storage`` holds one folder for each node; ``files`` maps what was written into
+    ``directory`` to its sha256, so that ``down`` removes only what nobody has changed since.
+    """
+
+    name: str
+    token: str
+    made: Literal["starting", "up"]
+    boot: str
+    creator: Process
+    created: str
+    rootfs: str
+    rate: str | None
+    subnet: str
+    storage: str
+    directory: str
+    prefix: str
+    user: str
+    nodes: tuple[NodeState, ...]
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bridge(self) -> str:
+        """The switch that every cable ends in."""
+        return f"cc{self.token}-b"
+
+    @property
+    def uplink(self) -> tuple[str, str]:
+        """The controller's own cable: the end with the address, and the one in the switch."""
+        return f"cc{self.token}-c", f"cc{self.token}-u"
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Every network device of the machine that belongs to the sandbox."""
+        return (self.bridge, *self.uplink, *(node.link for node in self.nodes))
+
+    @property
+    def same_boot(self) -> bool:
+        """Whether process ids of this state can still mean anything."""
+        return self.boot == boot_id()
+
+    def folder(self, node: NodeState | str) -> Path:
+        """Where a node's disk, log and start script lie."""
+        return Path(self.storage, node if isinstance(node, str) else node.name)
+
+
+def home() -> Path:
+    """The folder of all states: ``$CLUSTERCTL_SANDBOX_HOME`` or ``/var/lib/clusterctl/sandbox``."""
+    return Path(os.environ.get("CLUSTERCTL_SANDBOX_HOME") or DEFAULT_HOME).absolute()
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Only one process at a time chooses a name and a subnet."""
+    folder = home()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def save(state: State) -> None:
+    """Writes the state so that a reader sees the old one or the new one, never a part."""
+    target = _path(state.name)
+    fresh = target.with_suffix(".new")
+    text = json.dumps({"format": _FORMAT, **asdict(state)}, indent=1)
+    fresh.write_text(text, encoding="utf-8", errors="surrogateescape")
+    fresh.replace(target)
+
+
+def load(name: str) -> State:
+    """The state of the sandbox ``name``.
+
+    Raises:
+        UsageError: there is none.
+        ClusterctlError: the state file is damaged or from a newer version.
+    """
+    path = _path(name)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+    except FileNotFoundError:
+        known = ", ".join(names()) or "none"
+        raise UsageError(f"there is no sandbox {name} (there: {known})", hint="clusterctl sandbox list") from None
+    except ValueError as error:
+        raise ClusterctlError(f"{path} is damaged: {error}", hint=f"look at it, then remove {path}") from error
+    return _parse(path, data)
+
+
+def names() -> list[str]:
+    """The names of all sandboxes, sorted."""
+    folder = home()
+    return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+
+
+def forget(state: State) -> None:
+    """Removes the state file: the last thing that goes."""
+    _path(state.name).unlink(missing_ok=True)
+
+
+def _path(name: str) -> Path:
+    return home() / f"{name}.json"
+
+
+def _parse(path: Path, data: dict[str, Any]) -> State:
+    if data.pop("format", None) != _FORMAT:
+        raise ClusterctlError(f"{path} was written by another version of clusterctl", hint="end it with that version")
+    try:
+        nodes = tuple(
+            NodeState(**{**node, "init": Process(**node["init"]) if node["init"] else None}) for node in data["nodes"]
+        )
+        return State(**{**data, "creator": Process(**data["creator"]), "nodes": nodes})
+    except (KeyError, TypeError) as error:
+        raise ClusterctlError(f"{path} is damaged: {error!r}", hint=f"look at it, then remove {path}") from error

@@ -1,0 +1,134 @@
+"""Steps to one POSIX sh script, and its marker lines back to results.
+
+The script prints nothing but marker lines: a step's own output is kept, and printed after the marker of the step that
+failed, which is the last one. Every step runs in a subshell under ``set -e``, with no input unless it asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, cast
+
+from provision.errors import ClusterctlError
+from provision.model import Step, StepResult, StepState
+from provision.render import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DETAIL_LINES = 40  # of a failed step's output
+_DETAIL_BYTES = 16000
+_TOKEN = re.compile(r"[0-9A-Za-z]+")
+
+# Milliseconds where date knows %N (GNU), else seconds times 1000. dash and busybox count in 64 bits.
+_HEAD = """\
+LC_ALL=C
+export LC_ALL
+cc_clock() {
+  cc_now=$(date +%s%N)
+  case $cc_now in
+    *[!0-9]*) cc_now=$(date +%s)000 ;;
+    ????????????????*) cc_now=${cc_now%??????} ;;
+    *) cc_now=$(date +%s)000 ;;
+  esac
+}
+cc_mark() {
+  cc_clock
+  echo "@clusterctl:TOKEN:step:$1:$2:$3:$((cc_now - cc_before))"
+  cc_before=$cc_now
+}
+cc_clock
+cc_before=$cc_now
+"""
+
+# The subshell is no part of a condition: there, sh would switch its `set -e` off.
+_TEST = """\
+echo {start}
+(
+set -e
+{unless}
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark {index} ok 0
+else
+{otherwise}
+fi
+"""
+
+# The exit code travels behind the output, since a pipeline only has that of its last command.
+# The exit code travels behind the output, since a pipeline has only that of its last command.
+_DO = """\
+cc_out=$({{ (
+set -e
+{do}
+) {stdin}2>&1; echo "@rc:{token}:$?:"; }} | tail -n {lines} | tail -c {size})
+cc_rc=${{cc_out##*@rc:{token}:}}
+cc_rc=${{cc_rc%%:*}}
+if [ "$cc_rc" != 0 ]; then
+cc_mark {index} failed "${{cc_rc:=1}}"
+printf %s "${{cc_out%@rc:{token}:*}}"
+exit "$cc_rc"
+fi
+cc_mark {index} changed 0"""
+
+
+def compile_steps(steps: Sequence[Step], *, token: str, dry_run: bool = False) -> str:
+    """One POSIX sh script that carries out ``steps`` in order and stops at the first that fails.
+
+    Args:
+        steps: what to do; a step whose ``stdin`` is set reads the script's standard input, the others read nothing.
+        token: letters and digits that no command's output can guess; new for every run.
+        dry_run: run the tests and report what would change; ``do`` is not even part of the script.
+
+    The script exits with the failed step's exit code, or 0.
+    """
+    if not _TOKEN.fullmatch(token):
+        raise ClusterctlError(f"{token!r} is no token: letters and digits only")
+    parts = [_HEAD.replace("TOKEN", token)]
+    for index, step in enumerate(steps):
+        name = " ".join(step.name.split())
+        do = _DO.format(
+            do=step.do.rstrip("\n"),
+            stdin="" if step.stdin else "</dev/null ",
+            token=token,
+            index=index,
+            lines=DETAIL_LINES + 1,
+            size=_DETAIL_BYTES,
+        )
+        parts.append(
+            _TEST.format(
+                start=quote(f"@clusterctl:{token}:start:{index}:{name}"),
+                unless=step.unless.rstrip("\n"),
+                index=index,
+                otherwise=f'cc_mark {index} "would change" 0' if dry_run else do,
+            )
+        )
+    return "".join([*parts, "exit 0\n"])
+
+
+def parse(token: str, out: str) -> tuple[StepResult, ...]:
+    """What the script of ``compile_steps`` said about its steps, in order; steps that did not end are absent."""
+    marker = re.compile(
+        rf"^@clusterctl:{re.escape(token)}:"
+        r"(?:start:(?P<start>\d+):(?P<name>.*)|step:(?P<index>\d+):(?P<state>[a-z ]+):(?P<rc>\d+):(?P<ms>-?\d+))$",
+        re.MULTILINE,
+    )
+    names: dict[str, str] = {}
+    results = []
+    for found in marker.finditer(out):
+        if found["start"] is not None:
+            names[found["start"]] = found["name"]
+            continue
+        state = cast("StepState", found["state"])
+        detail = ""
+        if state == "failed":
+            detail = _printable(out[found.end() :].strip("\n")) or f"exit code {found['rc']}"
+        name = names.get(found["index"], f"step {found['index']}")
+        results.append(StepResult(name, state, detail, max(0, int(found["ms"])) / 1000))
+    return tuple(results)
+
+
+def _printable(text: str) -> str:
+    """``text`` without the surrogates that stand for bytes which are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,0 +1,274 @@
+"""``clusterctl deploy``: a bundle becomes the current release on every node.
+
+The order of the work is the order of this file's ``deploy``: services, examine, judge, send, activate.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provision import services
+from provision.env import payload, release
+from provision.env.bundle import Bundle, open_bundle
+from provision.env.relocate import Relocated, relocate
+from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.inventory import likely_typo
+from provision.model import (
+    Emit,
+    Inventory,
+    Node,
+    Notice,
+    Progress,
+    Remote,
+    Result,
+    StageFinished,
+    StageStarted,
+    Step,
+    StepResult,
+)
+from provision.remote import Connections, Prompts, fan_out
+from provision.script import compile_steps, parse
+from provision.tasks.pack import SUFFIX
+from provision.transfer import broadcast, bulk
+
+EXAMINE_DEADLINE = 60.0
+SMOKE_DEADLINE = 600.0
+
+
+@dataclass(frozen=True)
+class DeployResult:
+    """What a deploy did. ``states`` maps each node to ``unchanged``, ``deployed`` or what it would have done."""
+
+    release_id: str
+    states: Mapping[str, str]
+    bytes_sent: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    dry_run: bool = False
+    steps: Mapping[str, tuple[StepResult, ...]] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was, or would be, done on any node."""
+        return any(state != "unchanged" for state in self.states.values())
+
+
+def find_bundle(folder: Path) -> Path:
+    """The only bundle in a folder.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    if not found:
+        raise UsageError(f"no bundle (*{SUFFIX}) in {folder}", hint="clusterctl pack-env")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise UsageError(f"several bundles in {folder}: {names}", hint=f"clusterctl deploy {found[0].name}")
+    return found[0]
+
+
+def deploy(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    bundle_path: Path,
+    *,
+    prompts: Prompts | None = None,
+    dry_run: bool = False,
+    scripts_to: Path | None = None,
+    emit: Emit,
+) -> DeployResult:
+    """Bring a bundle to the nodes as the release behind the inventory's prefix.
+
+    Args:
+        inventory: the cluster.
+        nodes: those of its nodes that are meant.
+        bundle_path: the bundle.
+        prompts: how to ask for a password or about a host key; None: nobody can answer.
+        dry_run: examine and say what would be done; nothing is written on any node.
+        scripts_to: with ``dry_run``, a folder that the scripts are written to, for review.
+        emit: is told about the progress.
+
+    Raises:
+        UsageError: the inventory asks for a service that this version does not have.
+        BundleError: the bundle is damaged or not a bundle.
+        PreflightError: nodes that cannot take the release; nothing was changed anywhere.
+        NodesFailedError: some nodes failed, the others are done.
+    """
+    services.refuse_unbuilt(inventory)
+    bundle = open_bundle(bundle_path)
+    relocated = relocate(bundle.manifest, bundle.prefix_files(), release.release_path(inventory, bundle.manifest))
+    for warning in relocated.warnings:
+        emit(Notice(warning, "warning"))
+    if relocated.unrewritable:
+        listed = "\n".join(f"  {path}: {why}" for path, why in relocated.unrewritable)
+        raise BundleError(
+            f"{len(relocated.unrewritable)} files cannot be made to work at {inventory.root}:\n{listed}",
+            hint="choose a shorter prefix in the inventory",
+        )
+
+    send, activate = release.steps(inventory, bundle.manifest)
+    if scripts_to is not None:
+        _write_scripts(scripts_to, nodes, send, activate)
+    with Connections(inventory, prompts) as connections:
+        facts = _examine(inventory, nodes, connections, bundle, emit)
+        todo = release.describe(facts, inventory, bundle.manifest)
+        if dry_run or set(todo.values()) == {"unchanged"}:
+            return DeployResult(bundle.manifest.release_id, todo, dry_run=dry_run)
+        seconds: dict[str, float] = {}
+        failed: dict[str, str] = {}
+
+        receivers = [node for node in nodes if facts[node.name].release == "absent"]
+        began = time.monotonic()
+        sent = _send(inventory, receivers, connections, bundle, relocated, send, failed, emit) if receivers else 0
+        seconds["send"] = time.monotonic() - began
+
+        rest = [node for node in nodes if node.name not in failed and todo[node.name] != "unchanged"]
+        began = time.monotonic()
+        results = _activate(rest, connections, activate, failed, emit)
+        seconds["activate"] = time.monotonic() - began
+
+    if failed:
+        done = [node.name for node in nodes if node.name not in failed]
+        raise NodesFailedError(
+            f"deploy failed on {len(failed)} of {len(nodes)} nodes",
+            reasons=failed,
+            hint="mend what is named and run the same command again"
+            + (f"; {len(done)} nodes are done and stay unchanged" if done else ""),
+        )
+    states = {name: "unchanged" if state == "unchanged" else "deployed" for name, state in todo.items()}
+    return DeployResult(bundle.manifest.release_id, states, sent, seconds, steps=results)
+
+
+def _examine(
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, bundle: Bundle, emit: Emit
+) -> dict[str, release.NodeFacts]:
+    """Look at every node; one error names all that cannot take the release."""
+    began = time.monotonic()
+    emit(StageStarted("examine", "Examining nodes", len(nodes), "nodes"))
+    script = release.examine(inventory, bundle.manifest)
+
+    def look(node: Node) -> release.NodeFacts:
+        return release.read_facts(connections[node].run(script, deadline=EXAMINE_DEADLINE).out)
+
+    answers = fan_out(nodes, look)
+    facts: dict[str, release.NodeFacts] = {}
+    unreachable: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for node in nodes:
+        answer = answers[node.name]
+        if isinstance(answer, ClusterctlError):
+            unreachable[node.name] = reason(answer, inventory, node)
+        else:
+            facts[node.name] = answer
+            problem = release.judge(answer, inventory, bundle.manifest)
+            if problem:
+                problems[node.name] = problem
+    if unreachable:
+        raise NodesFailedError(
+            f"cannot reach {len(unreachable)} of {len(nodes)} nodes; nothing was changed",
+            reasons={**unreachable, **problems},
+            hint="mend what is named, or leave these nodes out with --exclude",
+        )
+    if problems:
+        raise PreflightError(
+            f"{len(problems)} of {len(nodes)} nodes cannot take the environment; nothing was changed",
+            reasons=problems,
+        )
+    todo = release.describe(facts, inventory, bundle.manifest)
+    emit(StageFinished("examine", time.monotonic() - began, todo))
+    return facts
+
+
+def _send(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    connections: Connections,
+    bundle: Bundle,
+    relocated: Relocated,
+    steps: Sequence[Step],
+    failed: dict[str, str],
+    emit: Emit,
+) -> int:
+    """Stream the release to the nodes that lack it; returns the bytes sent to all of them together."""
+    began = time.monotonic()
+    size = payload.size(bundle, relocated)
+    total = size * len(nodes)
+    emit(StageStarted("send", f"Sending {bundle.manifest.name} ({bundle.manifest.release_id})", total, "bytes"))
+    done = 0
+
+    def count(block: int) -> None:
+        nonlocal done
+        done += block
+        emit(Progress("send", done, total))
+
+    tokens = {node.name: secrets.token_hex(8) for node in nodes}
+    remotes: dict[str, Remote] = {node.name: bulk(inventory, node, connections[node]) for node in nodes}
+    scripts = {name: compile_steps(steps, token=token) for name, token in tokens.items()}
+    answers = broadcast(remotes, scripts, payload.stream(bundle, relocated), on_bytes=count)
+    for node in nodes:
+        _note_failure(node, answers[node.name], tokens[node.name], inventory, failed)
+    states = {node.name: failed.get(node.name, "received") for node in nodes}
+    emit(StageFinished("send", time.monotonic() - began, states, f"{done / 1e9:.2f} GB"))
+    return done
+
+
+def _activate(
+    nodes: Sequence[Node], connections: Connections, steps: Sequence[Step], failed: dict[str, str], emit: Emit
+) -> dict[str, tuple[StepResult, ...]]:
+    """Smoke-test the release at its own path, then switch the prefix to it."""
+    began = time.monotonic()
+    emit(StageStarted("activate", "Testing and switching", len(nodes), "nodes"))
+    tokens = {node.name: secrets.token_hex(8) for node in nodes}
+    finished = 0
+
+    def act(node: Node) -> Result:
+        nonlocal finished
+        script = compile_steps(steps, token=tokens[node.name])
+        result = connections[node].run(script, deadline=SMOKE_DEADLINE)
+        finished += 1
+        emit(Progress("activate", finished, len(nodes)))
+        return result
+
+    answers = fan_out(nodes, act)
+    results = {
+        node.name: _note_failure(node, answers[node.name], tokens[node.name], connections.inventory, failed)
+        for node in nodes
+    }
+    states = {node.name: "failed" if node.name in failed else "current" for node in nodes}
+    emit(StageFinished("activate", time.monotonic() - began, states))
+    return results
+
+
+def _note_failure(
+    node: Node, answer: Result | ClusterctlError, token: str, inventory: Inventory, failed: dict[str, str]
+) -> tuple[StepResult, ...]:
+    """The steps a node went through; what went wrong is put into ``failed``."""
+    if isinstance(answer, ClusterctlError):
+        failed[node.name] = reason(answer, inventory, node)
+        return ()
+    results = parse(token, answer.out)
+    broken = next((step for step in results if step.state == "failed"), None)
+    if broken is not None:
+        failed[node.name] = f"{broken.name}: {broken.detail.strip() or 'failed without a message'}"
+    elif answer.rc != 0:
+        failed[node.name] = answer.err.strip() or f"the script ended with status {answer.rc}"
+    return results
+
+
+def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:
+    """One sentence for a node's failure, with the likely typo in its address when there is one."""
+    typo = likely_typo(inventory, node)
+    return f"{error} ({typo})" if typo else str(error)
+
+
+def _write_scripts(folder: Path, nodes: Sequence[Node], send: Sequence[Step], activate: Sequence[Step]) -> None:
+    """The scripts as they would run, one file for each node and stage."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for node in nodes:
+        for number, (stage, steps) in enumerate((("send", send), ("activate", activate)), start=1):
+            path = folder / f"{node.name}-{number}-{stage}.sh"
+            path.write_text(compile_steps(steps, token="review"), encoding="utf-8")

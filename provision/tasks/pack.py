@@ -1,0 +1,53 @@
+"""``clusterctl pack-env``: a conda environment becomes a bundle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.env.manifest import Manifest
+from provision.env.pack import pack
+from provision.env.source import find_env
+from provision.errors import UsageError
+from provision.model import Emit
+
+SUFFIX = ".ccb"
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """A bundle and what is in it. Sizes in bytes."""
+
+    bundle: Path
+    manifest: Manifest
+    size: int
+    seconds: float
+
+
+def pack_env(
+    env: str | None, *, environ: Mapping[str, str], output: Path | None = None, force: bool = True, emit: Emit
+) -> PackResult:
+    """Pack a conda environment into one file.
+
+    Args:
+        env: a path, the name of a conda environment, or None for the active one.
+        environ: the process environment, where the active environment is named.
+        output: the bundle's path; by default NAME.ccb in the current folder.
+        force: replace a bundle that exists.
+        emit: is told about the progress.
+
+    Raises:
+        UsageError: no such environment, or the output cannot be written.
+        BundleError: the environment could not be packed.
+    """
+    prefix = find_env(env, environ)
+    out = output or Path(prefix.name + SUFFIX)
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder", hint=f"clusterctl pack-env -o {out / (prefix.name + SUFFIX)}")
+    if out.exists() and not force:
+        raise UsageError(f"{out} exists", hint="give another name with -o")
+    began = time.monotonic()
+    manifest = pack(prefix, out, name=prefix.name, emit=emit)
+    return PackResult(out, manifest, out.stat().st_size, time.monotonic() - began)

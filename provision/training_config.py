@@ -1,0 +1,252 @@
+"""A LLaMA-Factory config: what is wrong with it, and which files it needs on the nodes.
+
+A *relative* path in it is relative to the config and travels with the run; an *absolute* one is a path on the nodes.
+The keys are those of LLaMA-Factory 0.9.5 (``llamafactory/hparams``) and of transformers' TrainingArguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision.errors import UsageError
+from provision.training_yaml import Document, read
+from provision.travel import LIMIT, WORK, Luggage, Travel
+
+STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
+MODELS = ("model_name_or_path", "ref_model", "reward_model", "kt_weight_path", "kt_expert_checkpoint_path")
+ADAPTERS = ("adapter_name_or_path", "ref_model_adapters", "reward_model_adapters")  # several, with commas between
+FILES = ("deepspeed", "fsdp_config", "media_dir", "new_special_tokens_config", "hyper_parallel_args")
+MAYBE = ("tokenized_path", "resume_from_checkpoint")  # taken along when there, made by the run when not
+OUTPUTS = ("output_dir", "logging_dir", "cache_dir", "offload_folder", "profiler_output_dir", "swanlab_logdir")
+TRAINER_LOG = "trainer_log.jsonl"
+DATASET_INFO = "dataset_info.json"
+_HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_MEDIA = ("images", "videos", "audios")
+_NO_HUB = "the nodes have no internet: give a local folder, or an absolute path on the nodes"
+
+
+def travel(config: Path, *, limit: int = LIMIT) -> Travel:
+    """Read a training config and find everything that goes with it.
+
+    Raises:
+        UsageError: a mistake in the config, with its file, line and key; a file that is missing; too many bytes.
+    """
+    document = read(config)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", config.stem).lstrip("-.") or "train"
+    luggage = Luggage(config.absolute().parent, frozenset({f"{WORK}/{name}.yaml"}))
+    job = _Job(document, luggage, {}, {})
+    job.check()
+    for key in MODELS:
+        job.model(key)
+    for key in ADAPTERS:
+        job.adapters(key)
+    for key in FILES:
+        job.file(key)
+    for key in MAYBE:
+        job.maybe(key)
+    job.datasets()
+    output = job.outputs()
+    notices = []
+    if document.data.get("do_train") is not True:
+        notices.append(f"{config}: do_train is not set to true; LLaMA-Factory will not train")
+    texts = job.texts | {f"{WORK}/{name}.yaml": document.rewritten(job.changes).encode()}
+    return Travel(
+        config=config,
+        config_name=f"{name}.yaml",
+        texts=texts,
+        entries=tuple(entry for entry in luggage.pack(limit) if entry.arcname not in texts),
+        progress=posixpath.normpath(posixpath.join(WORK, output, TRAINER_LOG)),
+        notices=tuple(notices),
+    )
+
+
+@dataclass
+class _Job:
+    """One config being read. ``changes`` are values to replace in it, ``texts`` files that were made."""
+
+    document: Document
+    luggage: Luggage
+    changes: dict[str, str]
+    texts: dict[str, bytes]
+
+    def check(self) -> None:
+        data = self.document.data
+        if "model_name_or_path" not in data:
+            if "stage" not in data:
+                raise UsageError(
+                    f"{self.document.path} is not a LLaMA-Factory config: it has neither stage nor model_name_or_path"
+                )
+            raise UsageError(f"{self.document.path}: model_name_or_path is missing")
+        if data.get("stage", "sft") not in STAGES:
+            raise UsageError(f"{self.document.where('stage')}: {data['stage']!r} is none of {', '.join(STAGES)}")
+
+    def text(self, key: str) -> str | None:
+        """A path that travels: the value of ``key`` when it is one. None for absolute paths and interpolations."""
+        value = self.document.data.get(key)
+        if value is None or isinstance(value, (bool, dict)):
+            return None
+        if not isinstance(value, str) or not value:
+            raise UsageError(f"{self.document.where(key)}: {value!r} is not a path")
+        return value if self.travels(key, value) else None
+
+    def travels(self, key: str, value: str) -> bool:
+        if value.startswith("~"):
+            raise UsageError(
+                f"{self.document.where(key)}: LLaMA-Factory does not expand {value}",
+                hint="write the absolute path on the nodes, or a path relative to the config",
+            )
+        return not value.startswith("/") and "${" not in value
+
+    def local(self, value: str) -> Path:
+        return Path(os.path.normpath(self.luggage.base / value))
+
+    def take(self, key: str, value: str) -> str:
+        """Take along what ``value`` names. Returns the path by which the config on the nodes names it."""
+        path = self.local(value)
+        if not path.exists():
+            self.missing(key, value)
+        return self.named(value, self.luggage.add(path, self.document.where(key)))
+
+    def named(self, value: str, arcname: str) -> str:
+        there = posixpath.relpath(arcname, WORK)
+        return value if posixpath.normpath(value) == there and ".." not in value.split("/") else there
+
+    def missing(self, key: str, value: str) -> None:
+        where = self.document.where(key)
+        elsewhere = Path.cwd() / value
+        if elsewhere.exists() and elsewhere != self.local(value):
+            raise UsageError(
+                f"{where}: there is no {value} in {self.luggage.base}, though there is one in {Path.cwd()}",
+                hint="relative paths are relative to the config: move it there, or change the path",
+            )
+        if key in MODELS + ADAPTERS and _HUB_ID.fullmatch(value):
+            raise UsageError(
+                f"{where}: {value} is not in {self.luggage.base}; it looks like a hub's model", hint=_NO_HUB
+            )
+        raise UsageError(
+            f"{where}: there is no {value} in {self.luggage.base}",
+            hint="a relative path is relative to the config and travels with the run; an absolute one is on the nodes",
+        )
+
+    def change(self, key: str, value: str) -> None:
+        if value != self.document.data.get(key):
+            self.changes[key] = value
+
+    def model(self, key: str) -> None:
+        value = self.text(key)
+        if value is not None and not value.startswith(("http://", "https://")):  # reward_model may be a server
+            self.change(key, self.take(key, value))
+
+    def adapters(self, key: str) -> None:
+        value = self.document.data.get(key)
+        if not isinstance(value, str):
+            return
+        names = [name.strip() for name in value.split(",")]
+        there = [self.take(key, name) if self.travels(key, name) else name for name in names]
+        if there != names:
+            self.change(key, ",".join(there))
+
+    def file(self, key: str) -> None:
+        value = self.text(key)
+        if value is not None:
+            self.change(key, self.take(key, value))
+
+    def maybe(self, key: str) -> None:
+        value = self.text(key)
+        if value is not None and self.local(value).exists():
+            self.change(key, self.take(key, value))
+
+    def outputs(self) -> str:
+        for key in OUTPUTS:
+            value = self.text(key)
+            if value is not None and posixpath.normpath(value).split("/")[0] == "..":
+                raise UsageError(
+                    f"{self.document.where(key)}: {value} leads out of the run's folder",
+                    hint="write a path inside it, or an absolute path on the nodes",
+                )
+        return str(self.document.data.get("output_dir") or "trainer_output")  # transformers' own default
+
+    def datasets(self) -> None:
+        """``dataset_info.json`` and the files of the datasets that the config names."""
+        named = [(key, name) for key in ("dataset", "eval_dataset") for name in self.names(key)]
+        value = self.document.data.get("dataset_dir", "data")
+        key = "dataset_dir"
+        if value == "ONLINE" or str(value).startswith("REMOTE:"):
+            raise UsageError(f"{self.document.where(key)}: {value} would download from a hub", hint=_NO_HUB)
+        if not named or not isinstance(value, str) or not self.travels(key, value):
+            return
+        folder = self.local(value)
+        if not (folder / DATASET_INFO).exists():
+            self.missing(key, posixpath.join(value, DATASET_INFO))
+        arcname = self.luggage.place(folder)
+        if key in self.document.data:
+            self.change(key, self.named(value, arcname))
+        info = self.info(folder / DATASET_INFO)
+        written = dict(info)
+        for by, name in named:
+            if name not in info:
+                known = ", ".join(sorted(info)[:20]) or "none"
+                raise UsageError(
+                    f"{self.document.where(by)}: {name} is not in {folder / DATASET_INFO}; it has {known}",
+                    hint="add it there, or correct the name",
+                )
+            written[name] = self.dataset(by, name, info[name], folder, arcname)
+        if written == info:
+            self.luggage.add(folder / DATASET_INFO, self.document.where(key))
+        else:
+            self.texts[f"{arcname}/{DATASET_INFO}"] = json.dumps(written, indent=2, ensure_ascii=False).encode()
+        if "media_dir" not in self.document.data and any(self.has_media(info[name]) for _, name in named):
+            self.luggage.add(folder, self.document.where(key))  # LLaMA-Factory looks for media there
+
+    def names(self, key: str) -> list[str]:
+        value = self.document.data.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, (str, list)):
+            raise UsageError(f"{self.document.where(key)}: {value!r} is not the name of a dataset")
+        return [str(name).strip() for name in (value.split(",") if isinstance(value, str) else value)]
+
+    def info(self, path: Path) -> dict[str, Any]:
+        try:
+            info = json.loads(path.read_bytes())
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
+        if not isinstance(info, dict):
+            raise UsageError(f"{path} is no JSON object with one entry for each dataset")
+        return info
+
+    def has_media(self, entry: dict[str, Any]) -> bool:
+        columns = entry.get("columns")
+        return isinstance(columns, dict) and any(kind in columns for kind in _MEDIA)
+
+    def dataset(self, key: str, name: str, entry: Any, folder: Path, arcname: str) -> dict[str, Any]:
+        """One dataset's entry, as it is to be on the nodes."""
+        where = f"{self.document.where(key)}: {name} in {folder / DATASET_INFO}"
+        if not isinstance(entry, dict):
+            raise UsageError(f"{where} is no JSON object")
+        source = next((field for field in ("file_name", "script_url") if isinstance(entry.get(field), str)), None)
+        if source is None:
+            kept = [str(entry[hub]) for hub in _HUBS if hub in entry]
+            if kept and all(url.startswith("/") for url in kept):
+                return entry
+            what = f"comes from a hub ({kept[0]})" if kept else "has no file_name"
+            raise UsageError(f"{where} {what}", hint="download it, and give the local file as file_name")
+        there = {field: value for field, value in entry.items() if field not in _HUBS}  # a hub would be asked first
+        value = entry[source]
+        if not value.startswith("/"):
+            path = Path(os.path.normpath(folder / value))
+            if not path.exists():
+                raise UsageError(f"{where}: there is no {path}")
+            if not (path.is_relative_to(folder) and ".." not in Path(value).parts):
+                there[source] = posixpath.relpath(self.luggage.place(path), arcname)
+            self.luggage.add(path, self.document.where(key))
+        return there

@@ -1,0 +1,231 @@
+"""The system's ssh as a ``Remote``, for bulk bytes.
+
+OpenSSH encrypts in a process of its own, so several streams use several cores; paramiko's would share one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
+
+from provision import hostkeys
+from provision.errors import ClusterctlError
+from provision.wire import (
+    BOOTSTRAP,
+    STOP,
+    Broken,
+    DeadlineExceeded,
+    Expired,
+    HostKeyChanged,
+    HostKeyUnknown,
+    NodeUnreachable,
+    converse,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from provision.model import Inventory, Node, Remote, Result
+
+CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
+
+# ssh's own words (OpenSSH 7.4 to 10) and ours.
+_REASONS = (
+    ("Connection refused", "the node refuses connections", "is sshd running there, and on this port?"),
+    ("timed out", "no answer from the node", "is the node up, and is ssh let through?"),
+    ("Could not resolve hostname", "its name cannot be resolved", "write its IP address into the inventory"),
+    ("No route to host", "there is no route to the node", ""),
+    ("Network is unreachable", "there is no route to the node", ""),
+    ("Too many authentication failures", "too many keys were refused", "name the right key as ssh.key"),
+    ("Permission denied", "the login was refused", "clusterctl init"),
+)
+
+
+class OpenSshRemote:
+    """A node behind the system's ``ssh``; see ``model.Remote``. Every run is a connection of its own.
+
+    It can ask nothing: the node's key must be pinned and the login must work with a key.
+    ``control`` is another way to the node, used to stop a script whose stream is broken off.
+    """
+
+    def __init__(self, inventory: Inventory, node: Node, *, ssh: str = "ssh", control: Remote | None = None) -> None:
+        self.node = node
+        self._argv = ssh_argv(inventory, node, ssh=ssh)
+        self._control = control
+        self._streams: set[_ProcessStream] = set()
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        script: str,
+        *,
+        stdin: Iterable[bytes] | None = None,
+        on_line: Callable[[str], None] | None = None,
+        deadline: float | None = None,
+    ) -> Result:
+        """See ``model.Remote.run``."""
+        try:
+            stream = _ProcessStream([*self._argv, BOOTSTRAP], self._control)
+        except OSError as error:
+            raise NodeUnreachable(self.node, f"{self._argv[0]} cannot be started: {error}") from error
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline)
+        except Expired:
+            raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
+        except Broken as broken:
+            raise _reason(self.node, broken) from None
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+
+    def close(self) -> None:
+        """End what still runs."""
+        with self._lock:
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.abort()
+
+
+def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]:
+    """The command that reaches ``node`` with the system's ssh, up to the remote command.
+
+    ``ssh_config`` is believed for the way (address, jump hosts, user), never for what would ask, share or forward.
+    """
+    settings = inventory.ssh
+    known = [file for file in hostkeys.files(settings.known_hosts) if file != hostkeys.SYSTEM_FILE]
+    options = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "UserKnownHostsFile": " ".join(_option_path(file) for file in known),
+        "UpdateHostKeys": "no",
+        "ConnectTimeout": str(max(1, round(settings.timeout))),
+        "ServerAliveInterval": "15",
+        "ServerAliveCountMax": "4",
+        "Compression": "no",
+        "Ciphers": CIPHERS,
+        "ControlMaster": "no",
+        "ControlPath": "none",
+        "ClearAllForwardings": "yes",
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "PermitLocalCommand": "no",
+        "RemoteCommand": "none",
+        "RequestTTY": "no",
+        "LogLevel": "ERROR",
+    }
+    argv = [ssh]
+    for name, value in options.items():
+        argv += ["-o", f"{name}={value}"]
+    if settings.key:
+        argv += ["-o", f"IdentityFile={_option_path(settings.key)}", "-o", "IdentitiesOnly=yes"]
+    if user := node.user or settings.user:
+        argv += ["-l", user]
+    if port := node.port or settings.port:
+        argv += ["-p", str(port)]
+    return [*argv, "--", node.address]
+
+
+def bulk(inventory: Inventory, node: Node, fallback: Remote) -> Remote:
+    """The best way for many bytes: the system's ssh where there is one and a key is enough, else ``fallback``."""
+    ssh = shutil.which("ssh")
+    if ssh and getattr(fallback, "by_key", False):
+        return OpenSshRemote(inventory, node, ssh=ssh, control=fallback)
+    return fallback
+
+
+def _option_path(path: Path) -> str:
+    """A path inside an option of ssh: quoted, with its ``%`` escaped."""
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{text}"'
+
+
+def _reason(node: Node, broken: Broken) -> NodeUnreachable:
+    said = " ".join(broken.err.split())
+    if broken.begun:
+        return NodeUnreachable(node, "the connection was lost" + (f": {said[-200:]}" if said else ""))
+    if "IDENTIFICATION HAS CHANGED" in broken.err or "revoked" in broken.err:
+        return HostKeyChanged(node, "its host key has changed", hint="clusterctl init shows both fingerprints")
+    if "host key is known" in broken.err or "Host key verification failed" in broken.err:
+        return HostKeyUnknown(node, "its host key is not known yet", hint="clusterctl init")
+    for words, reason, hint in _REASONS:
+        if words in broken.err:
+            return NodeUnreachable(node, f"{reason} ({said[-200:]})", hint=hint)
+    said = " ".join((broken.out + " " + broken.err).split())
+    return NodeUnreachable(node, "ssh gave no answer" + (f": {said[-200:]}" if said else ""))
+
+
+class _ProcessStream:
+    """A running ``ssh`` as a ``wire.Stream``. In a session of its own: no terminal, and no Ctrl-C that is not ours."""
+
+    def __init__(self, argv: list[str], control: Remote | None) -> None:
+        self.group: int | None = None
+        self._control = control
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._writing = threading.Lock()
+
+    def read_out(self) -> bytes:
+        return self._read(self._process.stdout)
+
+    def read_err(self) -> bytes:
+        return self._read(self._process.stderr)
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        assert self._process.stdin
+        try:
+            with self._writing:
+                while view:
+                    view = view[self._process.stdin.write(view) :]
+        except ValueError as error:  # closed meanwhile
+            raise OSError(str(error)) from error
+
+    def finish(self) -> None:
+        with self._writing:
+            assert self._process.stdin
+            self._process.stdin.close()
+
+    def abort(self) -> None:
+        if self._control and self.group and self._process.poll() is None:
+            with suppress(ClusterctlError):
+                self._control.run(STOP.format(group=self.group), deadline=2)
+        self._kill()
+
+    def close(self) -> None:
+        # ssh ends by itself once the remote command has; not where a background process holds the session open.
+        try:
+            self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self._process.wait()
+        if self._writing.acquire(timeout=1):  # a write to an ended process ends at once
+            self._writing.release()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # the group, for ProxyJump's and ProxyCommand's processes
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    @staticmethod
+    def _read(pipe: IO[bytes] | None) -> bytes:
+        assert pipe
+        with suppress(OSError, ValueError):
+            return pipe.read(1 << 17) or b""
+        return b""

@@ -1,0 +1,210 @@
+"""What travels with a run: files of this machine, where they go in the run's folder, and the tar that takes them there.
+
+In the run's folder everything lies under ``work/``. What is inside the config's folder keeps its place beside the
+config; anything else goes to ``work/outside-N/NAME``, and whoever names it has to be rewritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from provision.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+WORK = "work"
+LIMIT = 2 << 30  # bytes that travel with a run unless the caller says otherwise
+_SKIPPED = {".git", "__pycache__"}
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of this machine and its name in the run's folder."""
+
+    source: Path
+    arcname: str
+    size: int
+    sha256: str
+    executable: bool = False
+    mtime: int = 0
+
+
+@dataclass(frozen=True)
+class Travel:
+    """Everything a run takes along, fixed by its digests.
+
+    ``texts`` are the files that were made here: the config, and what had to be rewritten for the new places.
+    ``progress`` is the trainer's own log, relative to the run's folder unless absolute.
+    """
+
+    config: Path
+    config_name: str  # in work/
+    texts: Mapping[str, bytes]
+    entries: tuple[Entry, ...]
+    progress: str | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries) + sum(map(len, self.texts.values()))
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The sha256 of every file, by its name in the run's folder."""
+        made = {name: hashlib.sha256(data).hexdigest() for name, data in self.texts.items()}
+        return made | {entry.arcname: entry.sha256 for entry in self.entries}
+
+
+@dataclass
+class Luggage:
+    """Collects files while a config is read. ``where`` of a method is what named the file, for messages."""
+
+    base: Path  # the config's folder, absolute
+    reserved: frozenset[str] = frozenset()  # names that are given away already
+    _files: dict[str, tuple[Path, os.stat_result]] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
+    _outside: dict[Path, str] = field(default_factory=dict)
+
+    def place(self, path: Path) -> str:
+        """Where ``path`` (absolute, without ``..``) lies in the run's folder."""
+        if path.is_relative_to(self.base):
+            inside = f"{WORK}/{path.relative_to(self.base).as_posix()}".removesuffix("/.")
+            if inside not in self.reserved:
+                return inside
+        for root, arcname in self._outside.items():
+            if path.is_relative_to(root):
+                return f"{arcname}/{path.relative_to(root).as_posix()}".removesuffix("/.")
+        number = len(self._outside)
+        while (self.base / f"outside-{number}").exists():
+            number += 1
+        self._outside[path] = f"{WORK}/outside-{number}/{path.name or 'root'}"
+        return self._outside[path]
+
+    def add(self, path: Path, where: str) -> str:
+        """Take a file, or a folder with all it holds, along. Links are followed. Returns its place."""
+        arcname = self.place(path)
+        self._add(path, arcname, where, frozenset())
+        return arcname
+
+    def _add(self, path: Path, arcname: str, where: str, above: frozenset[tuple[int, int]]) -> None:
+        try:
+            found = path.stat()
+            if stat.S_ISDIR(found.st_mode):
+                identity = (found.st_dev, found.st_ino)
+                if identity in above:
+                    raise UsageError(f"{where}: {_shown(path)} is a link to a folder above it")
+                for name in sorted(os.listdir(path)):  # noqa: PTH208 - names, not paths
+                    if name not in _SKIPPED:
+                        self._add(path / name, f"{arcname}/{name}", where, above | {identity})
+                return
+        except OSError as error:
+            raise UsageError(f"{where}: {_shown(path)} cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{where}: {_shown(path)} is neither a file nor a folder")
+        if arcname not in self._files:
+            self._files[arcname] = (path, found)
+            self._sizes[where] = self._sizes.get(where, 0) + found.st_size
+
+    def pack(self, limit: int = LIMIT) -> tuple[Entry, ...]:
+        """The files with their digests, sorted.
+
+        Raises:
+            UsageError: they are larger than ``limit`` bytes together, or one cannot be read.
+        """
+        total = sum(self._sizes.values())
+        if total > limit:
+            where = max(self._sizes, key=lambda name: self._sizes[name])
+            raise UsageError(
+                f"{where}: {_bytes(self._sizes[where])} of the {_bytes(total)} that would travel with every run; "
+                f"the limit is {_bytes(limit)}",
+                hint="put it on the nodes once, on a file system they share, and name it by its absolute path",
+            )
+        return tuple(self._entry(arcname, *self._files[arcname]) for arcname in sorted(self._files))
+
+    def _entry(self, arcname: str, path: Path, found: os.stat_result) -> Entry:
+        digest = hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+        except OSError as error:
+            raise UsageError(f"{_shown(path)} cannot be read: {error.strerror}") from error
+        executable = bool(found.st_mode & stat.S_IXUSR)
+        return Entry(path, arcname, found.st_size, digest.hexdigest(), executable, max(0, int(found.st_mtime)))
+
+
+def tar_stream(travel: Travel, extra: Mapping[str, bytes] | None = None) -> Iterator[bytes]:
+    """The run's folder as an uncompressed tar, the same bytes for the same files.
+
+    GNU format: every tar reads its long names (busybox skips pax headers), and names are plain bytes.
+    ``extra`` adds files by their name in the run's folder, as ``plan-0.json``.
+
+    Raises:
+        UsageError: a file has changed since its digest was taken.
+    """
+    made = {**travel.texts, **(extra or {})}
+    taken = {entry.arcname: entry for entry in travel.entries}
+    if twice := made.keys() & taken.keys():
+        raise ValueError(f"twice in one tar: {sorted(twice)}")
+    try:
+        mtime = int(travel.config.stat().st_mtime)
+    except OSError:
+        mtime = 0
+    for name in sorted([*made, *taken]):
+        if name in made:
+            yield _header(name, len(made[name]), mtime)
+            yield made[name] + _padding(len(made[name]))
+        else:
+            entry = taken[name]
+            yield _header(name, entry.size, entry.mtime, executable=entry.executable)
+            yield from _content(entry)
+            yield _padding(entry.size)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _header(name: str, size: int, mtime: int, *, executable: bool = False) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = size, mtime, 0o755 if executable else 0o644
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _content(entry: Entry) -> Iterator[bytes]:
+    digest = hashlib.sha256()
+    left = entry.size
+    try:
+        with entry.source.open("rb") as file:
+            while left and (piece := file.read(min(_PIECE, left))):
+                left -= len(piece)
+                digest.update(piece)
+                yield piece
+            grown = bool(file.read(1))
+    except OSError as error:
+        raise UsageError(f"{_shown(entry.source)} cannot be read: {error.strerror}") from error
+    if left or grown or digest.hexdigest() != entry.sha256:
+        raise UsageError(f"{_shown(entry.source)} was changed while it was being sent", hint="start the run again")
+
+
+def _shown(path: Path) -> str:
+    return ascii(str(path))[1:-1] if not str(path).isprintable() else str(path)
+
+
+def _bytes(size: int) -> str:
+    amount = float(size)
+    for unit in ("bytes", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"

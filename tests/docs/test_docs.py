@@ -1,0 +1,93 @@
+"""The documentation cannot rot: every command is described, and every command line in it is one that exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from provision.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
+    found = []
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+        else:
+            found.append(((*path, name), command))
+    return found
+
+
+def command_lines() -> list[tuple[str, str]]:
+    lines = []
+    for page in PAGES:
+        for _language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            for raw in block.replace("\\\n", " ").splitlines():
+                line = raw.strip().removeprefix("$ ")
+                if line.startswith("clusterctl "):
+                    lines.append((page.name, line))
+    return lines
+
+
+@pytest.mark.parametrize("path", [" ".join(path) for path, _ in commands(cli)])
+def test_every_command_is_in_the_reference(path):
+    assert f"\n## clusterctl {path}\n" in (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("path", "command"), commands(cli), ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+def test_every_option_is_in_its_section_of_the_reference(path, command):
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## clusterctl {' '.join(path)}\n")[1].split("\n## ")[0]
+    common = text.split("\n## ")[1]
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            name = max(parameter.opts, key=len)
+            assert f"`{name}" in section or f"`{name}" in common, f"clusterctl {' '.join(path)} {name}"
+
+
+def test_there_are_command_lines_in_the_readme():
+    readme = [line for page, line in command_lines() if page == "README.md"]
+    for wanted in ("clusterctl pack-env", "clusterctl deploy --inventory inventory.yaml", "clusterctl train --nodes 2"):
+        assert wanted in readme
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines())
+def test_every_command_line_in_the_docs_parses(page, line):
+    argv = shlex.split(line, comments=True)[1:]
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        if argv[0] in ("--help", "--version"):
+            return
+        command = command.commands[argv.pop(0)]
+    command.make_context(command.name, argv)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_script_in_the_readme_exists():
+    scripts = set(re.findall(r"scripts/[a-z-]+", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {"scripts/demo", "scripts/test"} <= scripts
+    for script in scripts:
+        assert (ROOT / script).is_file()
+
+
+def test_the_example_inventory_of_the_readme_loads(tmp_path):
+    from provision.inventory import load
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [block for language, block in BLOCK.findall(readme) if language == "yaml"]
+    assert blocks
+    for block in blocks:
+        path = tmp_path / "inventory.yaml"
+        path.write_text(block, encoding="utf-8")
+        assert load(path).nodes

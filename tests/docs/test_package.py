@@ -1,0 +1,59 @@
+"""The wheel works in a clean virtual environment: the command starts, and the templates are found."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", str(wheel)], check=True, capture_output=True)
+    return python
+
+
+def run(*argv):
+    # From another folder, so that the checkout cannot be what is imported.
+    return subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", timeout=60)
+
+
+def test_the_command_starts(installed):
+    result = run(installed.with_name("clusterctl"), "--help")
+    assert result.returncode == 0, result.stderr
+    assert "pack-env" in result.stdout
+    assert "deploy" in result.stdout
+
+
+def test_a_template_renders_from_the_wheel(installed):
+    program = (
+        "import provision, provision.render as r; print(provision.__file__);"
+        " print(r.render('release/exists.sh.j2', path='/a b'))"
+    )
+    result = run(installed, "-c", program)
+    assert result.returncode == 0, result.stderr
+    assert str(installed.parents[1]) in result.stdout
+    assert "[ -e '/a b' ]" in result.stdout
+
+
+def test_the_agent_is_in_the_wheel(installed):
+    result = run(installed, "-c", "import trainer, pathlib; print(sorted(p.name for p in pathlib.Path(trainer.__file__).parent.rglob('*.py')))")
+    assert "agent" in result.stdout
+
+
+def test_fab_lists_the_tasks():
+    result = subprocess.run(
+        [Path(sys.executable).with_name("fab"), "--list"], check=False, capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    for name in ("pack-env", "deploy", "train"):
+        assert name in result.stdout

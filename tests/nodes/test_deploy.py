@@ -1,0 +1,347 @@
+"""pack-env and deploy as a user runs them, on real sshd nodes without Python. The environment is a small fake one."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision import sandbox as sandboxes
+
+pytestmark = pytest.mark.root
+
+CLUSTERCTL = Path(sys.executable).with_name("clusterctl")
+NASTY = ("a b.py", "quote's \"both\".txt", "$(touch /tmp/owned).txt", "new\nline.txt", "täst-日本.txt", "-rf", "`id`;*")
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory, require_sandbox):
+    with sandboxes.up(nodes=2, name="deploy-test", directory=tmp_path_factory.mktemp("deploy")) as box:
+        yield box
+
+
+def make_env(prefix: Path, text: str = "one") -> Path:
+    """A prefix that looks like a conda environment; its Python is a shell script that can only say yes."""
+    site = prefix / "lib/python3.11/site-packages"
+    (site / "tool").mkdir(parents=True)
+    (prefix / "bin").mkdir()
+    (prefix / "conda-meta").mkdir()
+    (prefix / "conda-meta/history").write_text("")
+    python = {"name": "python", "version": "3.11.7", "build": "0", "files": ["bin/python"], "channel": "", "depends": []}
+    (prefix / "conda-meta/python-3.11.7-0.json").write_text(json.dumps(python))
+    (prefix / "bin/python").write_text("#!/bin/sh\nexit 0\n")
+    (prefix / "bin/tool").write_text(f"#!{prefix}/bin/python\nimport tool\n")
+    (prefix / "bin/where").write_text(f"#!/bin/sh\nexec echo {prefix}/share\n")
+    for script in ("python", "tool", "where"):
+        (prefix / "bin" / script).chmod(0o755)
+    (prefix / "bin/python3").symlink_to("python")
+    (site / "tool/__init__.py").write_text(f"version = {text!r}\n")
+    (prefix / "empty").mkdir()
+    odd = prefix / "share/odd names"
+    odd.mkdir(parents=True)
+    for name in NASTY:
+        (odd / name).write_text(name)
+    return prefix
+
+
+def run(*argv, cwd, env=None, timeout=120, stdin=None):
+    result = subprocess.run(
+        [CLUSTERCTL, *map(str, argv)],
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=stdin or subprocess.DEVNULL,
+    )
+    assert "Traceback" not in result.stderr, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory, box):
+    env = make_env(tmp_path_factory.mktemp("envs") / "tiny")
+    result = run("pack-env", env, cwd=box.directory)
+    assert result.returncode == 0, result.stderr
+    return box.directory / "tiny.ccb"
+
+
+def inventory(box, folder, *, prefix="/opt/llm/current", extra="", change=lambda text: text):
+    """An inventory for the sandbox's nodes in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = box.inventory.read_text()
+    text = re.sub(r"^prefix: .*$", f"prefix: {json.dumps(str(prefix))}", text, flags=re.MULTILINE)
+    for name in ("id_ed25519", "known_hosts"):
+        shutil.copy2(box.directory / name, folder / name)
+    (folder / "inventory.yaml").write_text(change(text) + extra)
+    return folder
+
+
+def on(box, node, *argv):
+    result = box.enter(node, argv)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def tree(box, node):
+    """Every path of a node's disk with what a write would change."""
+    find = "find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /var/log \\) -prune -o -printf '%p %y %s %T@ %m\\n'"
+    return sorted(on(box, node, "sh", "-c", find).splitlines())
+
+
+def test_deploy_brings_the_environment_to_every_node_and_a_second_one_changes_nothing(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/first/current")
+    result = run("deploy", "--inventory", "inventory.yaml", bundle, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "node[01-02]: deployed" in result.stdout
+    for node in ("node01", "node02"):
+        release = on(box, node, "readlink", "-f", "/opt/first/current").strip()
+        assert re.fullmatch(r"/opt/first/releases/[0-9a-f]{12}", release)
+        # The programs start by absolute path with an empty environment, and name the release.
+        assert on(box, node, "env", "-i", "/opt/first/current/bin/tool") == ""
+        assert on(box, node, "head", "-n", "1", f"{release}/bin/tool") == f"#!{release}/bin/python\n"
+        assert on(box, node, "env", "-i", f"{release}/bin/where").strip() == f"{release}/share"
+        names = on(box, node, "sh", "-c", f"cd '{release}/share/odd names' && ls -A1b | wc -l && cat -- 'new\nline.txt'")
+        assert names.splitlines()[0] == str(len(NASTY))
+        assert "new\nline.txt" in names
+        assert "empty" in on(box, node, "ls", release)
+        assert not Path(box.node_root(node), "tmp/owned").exists()
+        writable = on(box, node, "find", release, "-perm", "/222", "!", "-type", "l")
+        assert writable == ""
+    before = {node: tree(box, node) for node in ("node01", "node02")}
+    again = run("deploy", "--inventory", "inventory.yaml", bundle, cwd=folder)
+    assert again.returncode == 0
+    assert "nothing changed" in again.stdout
+    as_json = run("deploy", "--json", bundle, cwd=folder)
+    assert json.loads(as_json.stdout)["changed"] is False
+    assert {node: tree(box, node) for node in before} == before
+
+
+def test_dry_run_writes_nothing_and_says_what_would_be_done(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/dry/current")
+    before = {node: tree(box, node) for node in ("node01", "node02")}
+    result = run("deploy", "--dry-run", "--scripts", "review", bundle, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "node[01-02]: would send" in result.stdout
+    assert {node: tree(box, node) for node in before} == before
+    scripts = sorted(path.name for path in (folder / "review").iterdir())
+    assert scripts == ["node01-1-send.sh", "node01-2-activate.sh", "node02-1-send.sh", "node02-2-activate.sh"]
+    assert "/opt/dry/releases" in (folder / "review/node01-1-send.sh").read_text()
+
+
+def test_a_changed_environment_becomes_a_second_release_and_the_first_stays(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/second/current")
+    assert run("deploy", bundle, cwd=folder).returncode == 0
+    first = on(box, "node01", "readlink", "/opt/second/current")
+    run("pack-env", make_env(tmp_path / "tiny", "two"), "-o", "two.ccb", cwd=folder)
+    result = run("deploy", "two.ccb", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert on(box, "node01", "readlink", "/opt/second/current") != first
+    assert len(on(box, "node01", "ls", "/opt/second/releases").split()) == 4  # two releases, two marks
+
+
+def test_everything_works_without_root_on_the_nodes(box, bundle, tmp_path):
+    folder = inventory(
+        box, tmp_path / "i", prefix="/home/trainer/llm/current", change=lambda text: text.replace("user: root", "user: trainer")
+    )
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert on(box, "node02", "stat", "-c", "%U", "/home/trainer/llm/current/bin/tool").strip() == "trainer"
+    assert "nothing changed" in run("deploy", bundle, cwd=folder).stdout
+
+
+def test_an_interrupted_deploy_is_completed_by_a_rerun(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/broken/current")
+    release = json.loads(run("deploy", "--dry-run", "--json", bundle, cwd=folder).stdout)["release"]
+    for node in ("node01", "node02"):  # what a kill in the middle of unpacking leaves, with a read-only folder
+        left = f"/opt/broken/releases/.incoming-{release}/lib"
+        on(box, node, "sh", "-c", f"mkdir -p {left} && touch /opt/broken/releases/.clusterctl {left}/x && chmod -R a-w {left}")
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert ".incoming" not in on(box, "node01", "ls", "-A", "/opt/broken/releases")
+
+
+def test_a_smoke_test_that_fails_leaves_the_old_release_in_use(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/smoke/current")
+    assert run("deploy", bundle, cwd=folder).returncode == 0
+    before = on(box, "node01", "readlink", "/opt/smoke/current")
+    env = make_env(tmp_path / "tiny", "bad")
+    (env / "bin/python").write_text("#!/bin/sh\necho 'ImportError: libfoo.so.1' >&2\nexit 1\n")
+    run("pack-env", env, "-o", "bad.ccb", cwd=folder)
+    result = run("deploy", "bad.ccb", cwd=folder)
+    assert result.returncode == 5
+    assert "ImportError: libfoo.so.1" in result.stderr
+    assert on(box, "node01", "readlink", "/opt/smoke/current") == before
+
+
+REFUSED = {
+    "a folder in the way": ("mkdir -p /opt/c1/current", "/opt/c1/current", "exists and is not clusterctl's"),
+    "a file in the way": ("mkdir -p /opt/c2 && touch /opt/c2/current", "/opt/c2/current", "exists and is not clusterctl's"),
+    "a foreign link": ("mkdir -p /opt/c3 && ln -s /usr /opt/c3/current", "/opt/c3/current", "is a link to /usr"),
+    "foreign releases": ("mkdir -p /opt/c4/releases/mine", "/opt/c4/current", "/opt/c4/releases exists"),
+    "no space": ("mkdir -p /small && mount -t tmpfs -o size=4k tmpfs /small", "/small/llm/current", "free at /small"),
+    "read-only": ("mkdir -p /ro && mount -t tmpfs -o ro tmpfs /ro", "/ro/llm/current", "may not write in /ro"),
+    "a file as root": ("touch /afile", "/afile/llm/current", "may not write in /afile"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_node_that_cannot_take_it_refuses_and_nothing_is_changed_on_any(box, bundle, tmp_path, case):
+    command, prefix, message = REFUSED[case]
+    on(box, "node02", "sh", "-c", command)
+    folder = inventory(box, tmp_path / "i", prefix=prefix)
+    before = {node: tree(box, node) for node in ("node01", "node02")}
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 4
+    assert "node02" in result.stderr
+    assert message in " ".join(result.stderr.split())
+    assert {node: tree(box, node) for node in before} == before
+
+
+def test_no_permission_names_the_command_that_gives_it(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/noway/current", change=lambda text: text.replace("user: root", "user: trainer"))
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 4
+    assert "install -d -o trainer /opt/noway" in " ".join(result.stderr.split())
+
+
+def test_a_node_without_tar_is_refused(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/notar/current")
+    where = on(box, "node02", "sh", "-c", "command -v tar").strip()
+    on(box, "node02", "mv", where, "/root/tar.away")
+    try:
+        result = run("deploy", bundle, cwd=folder)
+    finally:
+        on(box, "node02", "mv", "/root/tar.away", where)
+    assert result.returncode == 4
+    assert "tar is missing" in result.stderr
+
+
+def test_a_service_that_is_not_built_is_named_before_anything_is_done(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/svc/current", extra="services:\n  chrony: {}\n  nfs: {}\n")
+    before = tree(box, "node01")
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 2
+    assert "chrony, nfs" in " ".join(result.stderr.split())
+    assert tree(box, "node01") == before
+
+
+@pytest.mark.parametrize("where", [0.02, 0.3, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
+def test_a_damaged_bundle_changes_nothing(box, bundle, tmp_path, how, where):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/damaged/current")
+    data = bytearray(bundle.read_bytes())
+    at = int(len(data) * where)
+    if how == "flipped":
+        data[at] ^= 0x20
+    else:
+        del data[at:]
+    (folder / "bad.ccb").write_bytes(data)
+    result = run("deploy", "bad.ccb", cwd=folder)
+    if how == "flipped" and result.returncode == 0:
+        pytest.fail("a flipped byte went unnoticed")
+    assert result.returncode == 3, result.stderr
+    assert "bad.ccb" in result.stderr
+    for node in ("node01", "node02"):
+        assert not Path(box.node_root(node), "opt/damaged/current").is_symlink()
+        left = box.enter(node, ["sh", "-c", "ls -A /opt/damaged/releases 2>/dev/null"]).stdout.split()
+        assert [name for name in left if not name.startswith(".")] == []
+
+
+def test_a_bundle_for_another_platform_is_refused(box, bundle, tmp_path, monkeypatch):
+    import platform
+
+    from provision.env.pack import pack
+    from provision.model import ignore
+
+    folder = inventory(box, tmp_path / "i", prefix="/opt/arm/current")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    pack(make_env(tmp_path / "tiny"), folder / "arm.ccb", name="tiny", emit=ignore)
+    monkeypatch.undo()
+    result = run("deploy", "arm.ccb", cwd=folder)
+    assert result.returncode == 4
+    assert "packed for linux-aarch64" in " ".join(result.stderr.split())
+
+
+def test_an_unreachable_node_is_named_with_its_likely_typo_and_nothing_is_changed(box, bundle, tmp_path):
+    def mistyped(text):
+        address = re.search(r"node02: (\S+)", text)[1]
+        first, second, *rest = address.split(".")
+        wrong = ".".join([first, str((int(second) + 1) % 256), *rest])
+        return text.replace(f"node02: {address}", f"node02: {wrong}").replace("ssh: {", "ssh: {timeout: 2, ")
+
+    folder = inventory(box, tmp_path / "i", prefix="/opt/typo/current", change=mistyped)
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 5
+    text = " ".join(result.stderr.split())
+    assert "node02" in text
+    assert "typing error" in text
+    assert "nothing was changed" in text
+    assert not Path(box.node_root("node01"), "opt/typo").exists()
+
+
+def test_a_node_that_is_off_is_named_and_the_others_can_be_done_alone(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/off/current", change=lambda text: text.replace("ssh: {", "ssh: {timeout: 2, "))
+    box.unplug("node02")
+    try:
+        result = run("deploy", bundle, cwd=folder)
+        alone = run("deploy", "--exclude", "node02", bundle, cwd=folder)
+    finally:
+        box.plug("node02")
+    assert result.returncode == 5
+    assert "node02" in result.stderr
+    assert alone.returncode == 0, alone.stderr
+    added = run("deploy", bundle, cwd=folder)
+    assert added.returncode == 0, added.stderr
+    assert "node01: unchanged" in added.stdout
+    assert "node02: deployed" in added.stdout
+
+
+def test_a_long_prefix_is_a_warning_and_works(box, bundle, tmp_path):
+    prefix = "/opt/" + "x" * 150 + "/current"
+    folder = inventory(box, tmp_path / "i", prefix=prefix)
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "sh/exec" in result.stderr or "/bin/sh" in result.stderr
+    assert on(box, "node01", "head", "-n", "1", f"{prefix}/bin/tool") == "#!/bin/sh\n"
+    assert on(box, "node01", "env", "-i", f"{prefix}/bin/tool") == ""
+
+
+def test_a_prefix_with_spaces_quotes_and_dollars_is_carried_through(box, bundle, tmp_path):
+    prefix = "/opt/my $(touch /tmp/owned) 'env' \"é/current"
+    folder = inventory(box, tmp_path / "i", prefix=prefix)
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert on(box, "node01", "env", "-i", f"{prefix}/bin/tool") == ""
+    assert not Path(box.node_root("node01"), "tmp/owned").exists()
+    assert "nothing changed" in run("deploy", bundle, cwd=folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["deploy", "missing.ccb"], "missing.ccb"),
+        (["deploy"], "no bundle"),
+        (["deploy", "--limit", "nobody"], "nobody"),
+        (["deploy", "--inventory", "nothing.yaml"], "nothing.yaml"),
+        (["deploy", "--scripts", "x"], "--dry-run"),
+        (["pack-env", "/nonexistent/env"], "/nonexistent/env"),
+        (["pack-env", "/usr"], "conda-meta"),
+        (["train", "--nodes", "3"], "3"),
+        (["train", "--nodes", "0"], "0"),
+        (["train"], "no training configuration"),
+        (["train", "missing.yaml"], "missing.yaml"),
+        (["sandbox", "down", "nobody"], "nobody"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_names_it(box, tmp_path, argv, message):
+    folder = inventory(box, tmp_path / "i")
+    result = run(*argv, cwd=folder, env={"CONDA_PREFIX": ""})
+    assert result.returncode in (2, 3) if argv == ["deploy", "missing.ccb"] else result.returncode == 2
+    assert message in " ".join(result.stderr.split())

@@ -1,0 +1,240 @@
+"""The three commands as a user types them: a real environment goes to nodes without Python, and LLaMA-Factory trains.
+
+Slow by nature: one environment of 2 GB, two nodes, real torch and gloo between them.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from provision import sandbox as sandboxes
+
+pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
+
+BIN = Path(sys.executable).parent
+CLUSTERCTL = BIN / "clusterctl"
+PREFIX = "/home/trainer/llm/current"  # the whole job runs as an ordinary user
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, require_sandbox, lab_project):
+    """A user's folder: the sandbox's inventory (as an ordinary user) and a training project."""
+    folder = tmp_path_factory.mktemp("job")
+    with sandboxes.up(nodes=2, name="job-test", directory=folder, user="trainer", prefix=PREFIX):
+        shutil.copytree(lab_project, folder, dirs_exist_ok=True)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def box(folder):
+    return next(box for box in sandboxes.list_all() if box.directory == folder)
+
+
+def run(*argv, cwd, env=None, timeout=600):
+    result = subprocess.run(
+        [CLUSTERCTL, *argv],
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in result.stderr, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def deployed(folder, lab_env):
+    packed = run("pack-env", cwd=folder, env={"CONDA_PREFIX": str(lab_env)})
+    assert packed.returncode == 0, packed.stderr
+    result = run("deploy", "--inventory", "inventory.yaml", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "node[01-02]: deployed" in result.stdout
+    return folder
+
+
+def on(box, node, *argv):
+    result = box.enter(node, argv)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def marked(box):
+    """Processes of any run on the nodes: they carry its name in their environment."""
+    script = "for f in /proc/[0-9]*/environ; do tr '\\0' '\\n' <$f 2>/dev/null | grep -q ^CLUSTERCTL_RUN= && echo $f; done; true"
+    return [line for node in ("node01", "node02") for line in on(box, node, "sh", "-c", script).splitlines()]
+
+
+def test_the_nodes_have_no_python_of_their_own(box):
+    for node in ("node01", "node02"):
+        assert box.enter(node, ["sh", "-c", "command -v python3 python zstd rsync"]).stdout == ""
+
+
+def test_the_bundle_has_many_chunks(deployed):
+    manifest = next(deployed.glob("*.ccb"))
+    from provision.env.bundle import open_bundle
+
+    with open_bundle(manifest) as bundle:
+        assert len(bundle.manifest.chunks) >= 20
+        assert bundle.manifest.versions["llamafactory"] == "0.9.5"
+
+
+@pytest.mark.parametrize("program", [("torchrun", "--help"), ("deepspeed", "--help"), ("llamafactory-cli", "version")])
+def test_console_scripts_start_by_absolute_path_with_an_empty_environment(box, deployed, program):
+    name, argument = program
+    out = on(box, "node02", "env", "-i", f"{PREFIX}/bin/{name}", argument)
+    assert out
+
+
+def test_the_editable_install_is_importable_from_its_new_place(box, deployed):
+    program = "import llamafactory; print(llamafactory.__file__)"
+    where = on(box, "node01", "env", "-i", f"{PREFIX}/bin/python", "-c", program).strip()
+    release = on(box, "node01", "readlink", "-f", PREFIX).strip()
+    assert where.startswith(f"{release}/src/")
+
+
+def test_nothing_on_a_node_names_the_packers_prefix(box, deployed, lab_env):
+    release = on(box, "node01", "readlink", "-f", PREFIX).strip()
+    script = f"grep -rlF --include='*' -e {lab_env} {release} | grep -v -e '\\.pyc$' -e '/\\.clusterctl/' || true"
+    assert on(box, "node01", "sh", "-c", script) == ""
+
+
+def test_a_second_deploy_changes_nothing_and_says_so(deployed):
+    result = run("deploy", "--inventory", "inventory.yaml", cwd=deployed)
+    assert result.returncode == 0
+    assert "nothing changed" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(deployed):
+    result = run("train", "--nodes", "2", cwd=deployed)
+    assert result.returncode == 0, result.stderr + result.stdout
+    return result
+
+
+def last_run(folder):
+    return max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_training_has_world_size_2_and_each_node_its_own_rank(deployed, trained):
+    record = last_run(deployed)
+    for rank, node in enumerate(("node01", "node02")):
+        log = (record / node / f"rank{rank}.log").read_text()
+        assert re.search(rf"[Pp]rocess rank: {rank}, world size: 2\b", log), log[-2000:]
+        assert not (record / node / f"rank{1 - rank}.log").exists()
+    plans = json.loads((record / "run.json").read_text())["plans"]
+    assert [plans[node]["env"]["NODE_RANK"] for node in ("node01", "node02")] == ["0", "1"]
+    assert {plan["env"]["NNODES"] for plan in plans.values()} == {"2"}
+    assert {plan["env"]["GLOO_SOCKET_IFNAME"] for plan in plans.values()} == {"eth0"}
+    inventory = (deployed / "inventory.yaml").read_text()
+    assert plans["node01"]["env"]["MASTER_ADDR"] in inventory
+
+
+def test_training_ends_with_a_lower_loss_and_a_checkpoint_on_rank_0(box, deployed, trained):
+    record = json.loads((last_run(deployed) / "run.json").read_text())
+    assert record["state"] == "finished"
+    assert record["losses"][-1] < record["losses"][0]
+    assert "world size 2" in trained.stdout
+    output = re.search(r"checkpoint in node01:(\S+)", trained.stdout)[1]
+    assert "model.safetensors" in on(box, "node01", "ls", output)
+
+
+def test_the_config_and_its_dataset_travelled_with_the_run(box, deployed, trained):
+    run_folder = json.loads((last_run(deployed) / "run.json").read_text())["folder"]
+    for node in ("node01", "node02"):
+        found = on(box, node, "find", f"{run_folder}/work", "-name", "*.yaml", "-o", "-name", "dataset_info.json")
+        assert "train.yaml" in found
+        assert "dataset_info.json" in found
+
+
+def test_nothing_of_a_finished_run_is_left(box, trained):
+    assert marked(box) == []
+
+
+def test_a_crash_on_one_node_stops_the_other_and_gives_6_with_its_last_lines(box, deployed):
+    # The data lies on node01 only: node02 crashes, and node01 would wait for it for half an hour.
+    target = Path(box.node_root("node01")) / "srv/data"
+    shutil.copytree(deployed / "data", target)
+    config = (deployed / "train.yaml").read_text()
+    (deployed / "broken.yaml").write_text(re.sub(r"dataset_dir: .*", "dataset_dir: /srv/data", config))
+    began = time.monotonic()
+    result = run("train", "--nodes", "2", "broken.yaml", cwd=deployed)
+    assert result.returncode == 6, result.stderr
+    assert "node02" in result.stderr
+    assert "/srv/data" in result.stderr
+    assert marked(box) == []
+    assert time.monotonic() - began < 120
+    assert json.loads((last_run(deployed) / "run.json").read_text())["state"] == "failed"
+
+
+def start_and_wait_for_a_step(folder):
+    """``clusterctl train`` on its way, with at least one training step behind it."""
+    config = (folder / "train.yaml").read_text()
+    (folder / "long.yaml").write_text(re.sub(r"num_train_epochs: .*", "num_train_epochs: 500.0", config))
+    process = subprocess.Popen(
+        [CLUSTERCTL, "train", "--nodes", "2", "long.yaml"],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if "'loss'" in line:
+            return process
+    pytest.fail("no training step:\n" + "".join(seen))
+    return None
+
+
+def test_a_killed_worker_stops_the_run_with_6(box, deployed):
+    process = start_and_wait_for_a_step(deployed)
+    workers = on(box, "node02", "sh", "-c", "grep -lz '^LOCAL_RANK=' /proc/[0-9]*/environ 2>/dev/null; true").split()
+    assert workers
+    for worker in workers:
+        on(box, "node02", "kill", "-9", worker.split("/")[2])
+    rest = process.communicate(timeout=90)[0]
+    assert process.returncode == 6, rest
+    assert "node02" in rest
+    assert marked(box) == []
+
+
+def test_ctrl_c_stops_every_node_and_ends_with_130(box, deployed):
+    process = start_and_wait_for_a_step(deployed)
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=90)[0]
+    assert process.returncode == 130, rest
+    assert "stopped on every node" in rest
+    assert marked(box) == []
+
+
+def test_a_controller_that_is_killed_leaves_nothing_running(box, deployed):
+    process = start_and_wait_for_a_step(deployed)
+    process.kill()
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 60
+    while marked(box) and time.monotonic() < deadline:
+        time.sleep(0.5)  # nothing on this side can tell when the nodes are done
+    assert marked(box) == []
+
+
+def test_training_where_nothing_is_deployed_is_refused(box, deployed, tmp_path):
+    text = (deployed / "inventory.yaml").read_text().replace(PREFIX, "/home/trainer/nothing/current")
+    for name in ("id_ed25519", "known_hosts"):
+        shutil.copy2(deployed / name, tmp_path / name)
+    (tmp_path / "inventory.yaml").write_text(text)
+    result = run("train", "--nodes", "2", str(deployed / "train.yaml"), cwd=tmp_path)
+    assert result.returncode == 4
+    assert "there is no environment at /home/trainer/nothing/current" in " ".join(result.stderr.split())
+    assert "clusterctl deploy" in result.stderr

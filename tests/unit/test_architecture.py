@@ -1,0 +1,172 @@
+"""The import directions of docs/concepts.md, who may print, and how long a file may be."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONGEST = 300  # lines; a file that needs more does more than one thing
+
+# A module's place, by the first part of its name: remote.py, remote_keys.py and sandbox/network.py are found by it.
+# It may import from its own place and from those above it.
+LAYERS = (
+    {"__init__", "errors", "model"},
+    # pure: everything that decides
+    {
+        "inventory",
+        "render",
+        "script",
+        "env",
+        "checks",
+        "services",
+        "launchers",
+        "output_text",
+        "run",
+        "training",
+        "travel",
+    },
+    # what reaches nodes
+    {"remote", "transfer", "sandbox", "enrol", "fanout", "hostkeys", "openssh", "prompts", "follow", "wire"},
+    {"tasks"},
+    # what prints
+    {"output", "cli", "summaries"},
+)
+PURE = LAYERS[0] | LAYERS[1]
+PRINTS = {"output.py", "cli.py"}
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """``provision/env/scan.py`` -> ``env``, ``provision/inventory_yaml.py`` -> ``inventory``."""
+    return place(path.relative_to(ROOT / "provision").parts[0].removesuffix(".py"))
+
+
+def place(module: str) -> str:
+    known = set().union(*LAYERS)
+    return module if module in known else module.partition("_")[0]
+
+
+def layer(name: str) -> int | None:
+    return next((index for index, names in enumerate(LAYERS) if name in names), None)
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
+    """Every module that is imported anywhere in the file, also inside functions; ``from a import b`` is ``a.b``."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                folder = path.relative_to(ROOT).parts[: -node.level]
+                base = ".".join([*folder, *([base] if base else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return frozenset(found)
+
+
+def tops(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports(path)}
+
+
+def ours(path: Path) -> set[str]:
+    """The places in ``provision`` that the file imports from."""
+    parts = [name.split(".") for name in imports(path) if name.partition(".")[0] == "provision"]
+    folder = ROOT / "provision"
+    found = set()
+    for _, *rest in parts:
+        module = rest[0] if rest else "__init__"
+        is_module = (folder / f"{module}.py").exists() or (folder / module).is_dir()
+        found.add(place(module) if is_module else "__init__")
+    return found
+
+
+def test_the_finder_sees_every_kind_of_import(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    file = tmp_path / "provision" / "env" / "x.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import a.b\nfrom c import d\ndef f():\n    import e\nfrom . import g\nfrom ..h import i\n")
+    assert imports(file) == {"a.b", "c.d", "e", "provision.env.g", "provision.h.i"}
+
+
+@pytest.mark.parametrize("path", sources("provision"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_inwards(path):
+    mine = layer(name_of(path))
+    assert mine is not None, f"{path.name}: give it a place in LAYERS here and in docs/concepts.md"
+    outward = {name for name in ours(path) if (layer(name) or 0) > mine}
+    assert not outward, f"{path.relative_to(ROOT)} imports {', '.join(sorted(outward))}, which builds on it"
+
+
+def test_model_and_errors_import_nothing_of_ours():
+    for name in ("model", "errors"):
+        assert not tops(ROOT / "provision" / f"{name}.py") & {"provision", "trainer"}
+
+
+def test_provision_and_trainer_never_import_each_other():
+    for path in sources("provision"):
+        assert "trainer" not in tops(path), path
+    for path in sources("trainer"):
+        assert "provision" not in tops(path), path
+
+
+def test_only_remote_imports_fabric_and_paramiko():
+    """``remote.py``, and the ``remote_*.py`` that it is made of."""
+    for path in sources("provision") + sources("trainer"):
+        is_remote = path.parent == ROOT / "provision" and path.stem.partition("_")[0] == "remote"
+        if not is_remote:
+            assert not tops(path) & {"fabric", "paramiko", "invoke"}, path.relative_to(ROOT)
+    fabfile = ROOT / "fabfile.py"
+    if fabfile.exists():
+        assert "paramiko" not in tops(fabfile)
+
+
+def test_only_output_and_cli_import_rich_and_click():
+    for path in sources("provision"):
+        if path.parent != ROOT / "provision" or path.name not in PRINTS:
+            assert not tops(path) & {"rich", "click"}, path.relative_to(ROOT)
+
+
+def test_the_pure_modules_open_no_connection():
+    for path in sources("provision"):
+        if name_of(path) in PURE:
+            assert not tops(path) & {"fabric", "paramiko", "click", "rich", "socket", "asyncio"}, path.relative_to(ROOT)
+
+
+def test_only_output_and_cli_print():
+    for path in sources("provision"):
+        if path.parent == ROOT / "provision" and path.name in PRINTS:
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Name) and node.id == "print":
+                pytest.fail(f"{path.relative_to(ROOT)}:{node.lineno} prints")
+            if isinstance(node, ast.Attribute) and node.attr in {"stdout", "stderr", "__stdout__", "__stderr__"}:
+                is_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
+                assert not is_sys, f"{path.relative_to(ROOT)}:{node.lineno} uses sys.{node.attr}"
+
+
+def test_no_source_file_is_long():
+    kinds = {".py", ".sh", ".j2"}
+    files = [ROOT / "fabfile.py"] + [
+        path for folder in ("provision", "trainer", "templates", "scripts") for path in (ROOT / folder).rglob("*")
+    ]
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in files
+        if path.is_file() and (path.suffix in kinds or not path.suffix) and "__pycache__" not in path.parts
+    }
+    assert lengths
+    assert {name: count for name, count in lengths.items() if count > LONGEST} == {}

@@ -1,0 +1,559 @@
+"""inventory.yaml: what is read, and what is said about every mistake."""
+
+# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path, PurePosixPath
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from provision.errors import InventoryError, UsageError
+from provision.inventory import fold, likely_typo, load, select
+from provision.inventory_names import expand
+from provision.inventory_schema import NodeSection, ServicesSection, SshSection, TopSection, TrainSection
+from provision.model import Inventory, Node, Ssh, TrainDefaults
+
+EXAMPLE = Path(__file__).parents[2] / "inventory.example.yaml"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "inventory.md"
+HEAD = "prefix: /opt/llm/current\n"
+NODES = "nodes: {gpu01: 192.168.20.14, gpu02: 192.168.20.15}\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str | bytes) -> Path:
+        path = tmp_path / "inventory.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def problems(write):
+    def problems(text: str | bytes) -> tuple[str, ...]:
+        with pytest.raises(InventoryError) as caught:
+            load(write(text))
+        return caught.value.problems
+
+    return problems
+
+
+def cluster(*nodes: Node) -> Inventory:
+    return Inventory(Path("/x/inventory.yaml"), PurePosixPath("/opt/llm/current"), nodes)
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def test_the_example_shows_every_key_and_loads():
+    inventory = load(EXAMPLE)
+    assert fold(node.name for node in inventory.nodes) == "gpu[01-05]"
+    assert inventory.nodes[4] == Node("gpu05", "192.168.20.18", "10.0.0.18", "ubuntu", 2222, 4)
+    assert inventory.train.env == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
+    assert list(inventory.services) == ["hosts", "chrony", "nfs", "opensm", "limits", "os_packages"]
+    assert inventory.warnings == ()
+    raw = yaml.safe_load(EXAMPLE.read_text())
+    assert set(raw) == {"prefix", "ssh", "nodes", "train", "services"}
+    assert set(raw["ssh"]) == {"user", "port", "key", "known_hosts", "timeout"}
+    assert set(raw["train"]) == {"config", "port", "env"}
+    assert set(raw["nodes"]["gpu05"]) == {"address", "data_address", "user", "port", "gpus"}
+
+
+def test_the_documentation_names_every_key_and_its_example_loads(write):
+    text = DOCUMENTATION.read_text()
+    assert fold(node.name for node in load(write(text.split("```yaml\n")[1].split("```")[0])).nodes) == "gpu[01-02]"
+    for section in (TopSection, NodeSection, SshSection, TrainSection, ServicesSection):
+        for key in section.model_fields:
+            assert f"`{key}`" in text, key
+
+
+def test_the_least_inventory(write):
+    path = write(HEAD + "nodes: {a: b}")
+    assert load(path) == Inventory(
+        path=path,
+        prefix=PurePosixPath("/opt/llm/current"),
+        nodes=(Node("a", "b"),),
+        ssh=Ssh(known_hosts=path.parent / "known_hosts"),
+    )
+
+
+def test_relative_paths_are_relative_to_the_inventory_and_the_home_folder_is_expanded(write, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/ada")
+    path = write(HEAD + NODES + "ssh: {key: ~/.ssh/id, known_hosts: ../kh}\ntrain: {config: conf/sft.yaml}")
+    monkeypatch.chdir(tmp_path)
+    for inventory in (load(path), load(Path(path.name))):
+        assert inventory.path == path
+        assert inventory.ssh.key == Path("/home/ada/.ssh/id")
+        assert inventory.ssh.known_hosts == tmp_path.parent / "kh"
+        assert inventory.train.config == tmp_path / "conf/sft.yaml"
+
+
+def test_keys_with_nothing_after_them_count_as_left_out(write):
+    inventory = load(write(HEAD + NODES + "ssh:\n  user:\n  timeout:\ntrain:\nservices:\n  hosts:\n"))
+    assert inventory.ssh.timeout == 10.0
+    assert inventory.train == TrainDefaults()
+    assert inventory.services == {"hosts": {}}
+
+
+def test_ranges_pair_names_and_addresses_in_the_order_written(write):
+    inventory = load(
+        write(HEAD + "nodes:\n  gpu[03,01]: {address: '10.0.0.[1-2]', data_address: '10.1.0.[7,5]', gpus: 2}\n")
+    )
+    assert inventory.nodes == (
+        Node("gpu03", "10.0.0.1", "10.1.0.7", gpus=2),
+        Node("gpu01", "10.0.0.2", "10.1.0.5", gpus=2),
+    )
+
+
+def test_numbers_stay_what_was_written_where_text_is_meant(write):
+    inventory = load(
+        write(HEAD + 'nodes: {01: 10.0.0.1, on: host-1}\nssh: {user: 1000, port: "22"}\n'
+              "train: {env: {A: 1.10, B: 0x10, C: 022, D: 1_000, E: 22:30, F: 2026-11-21, G: =}}")
+    )  # fmt: skip
+    assert [node.name for node in inventory.nodes] == ["01", "on"]
+    assert (inventory.ssh.user, inventory.ssh.port) == ("1000", 22)
+    assert dict(inventory.train.env) == {
+        "A": "1.10", "B": "0x10", "C": "022", "D": "1_000", "E": "22:30", "F": "2026-11-21", "G": "=",
+    }  # fmt: skip
+
+
+def test_services_keep_numbers_and_truth_values(write):
+    text = "services: {nfs: {port: 2049, ratio: 0.5, mode: 0644, soft: no, hosts: [a, {b: -1}]}}"
+    assert load(write(HEAD + NODES + text)).services == {
+        "nfs": {"port": 2049, "ratio": 0.5, "mode": "0644", "soft": False, "hosts": ["a", {"b": -1}]}
+    }
+
+
+def test_anchors_and_merge_keys(write):
+    inventory = load(
+        write(HEAD + "nodes:\n  a: &big {address: 10.0.0.1, gpus: 8}\n  b: {<<: *big, address: 10.0.0.2}\n")
+    )
+    assert inventory.nodes == (Node("a", "10.0.0.1", gpus=8), Node("b", "10.0.0.2", gpus=8))
+
+
+def test_a_byte_order_mark_and_windows_line_ends(write):
+    assert len(load(write(b"\xef\xbb\xbf" + (HEAD + NODES).replace("\n", "\r\n").encode())).nodes) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "prefix"),
+    [("/opt/llm/", "/opt/llm"), ("//opt//./llm", "/opt/llm"), ("/opt/a b", "/opt/a b"), ("/env", "/env")],
+)
+def test_the_prefix_is_normalised(write, written, prefix):
+    assert load(write(f"prefix: {written}\n{NODES}")).prefix == PurePosixPath(prefix)
+
+
+@pytest.mark.parametrize(
+    "address", ["gpu-1.example.org", "fe80::1%eth0", "2001:db8::1", "10.0.0.1", "_x", "a1", "3com"]
+)
+def test_addresses_that_are_some(write, address):
+    assert load(write(f'{HEAD}nodes: {{a: "{address}"}}')).nodes[0].address == address
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def test_all_mistakes_at_once_in_the_order_of_the_file(write):
+    path = write("""\
+        prefix: opt/llm
+        prefx: /opt/llm
+        ssh: {user: -oProxyCommand=x, timeot: 3}
+        nodes:
+          gpu[01-02]: 192.168.20.[14-15]
+          gpu03:
+            address: 192.168.20.300
+            port: 99999
+            gpus: 04
+          gpu02: 192.168.20.15
+          gpu[05-: 192.168.20.18
+        train:
+          env: {NCCL_IB_DISABLE: yes}
+        services: {host: {}}
+        """)
+    with pytest.raises(InventoryError) as caught:
+        load(path)
+    error = caught.value
+    assert str(error) == f"{path} has 11 mistakes"
+    assert error.hint == "correct the file and run the command again; inventory.example.yaml shows every key"
+    assert error.exit_code == 2
+    assert error.problems == (
+        "prefix (line 1): opt/llm is not an absolute path: it must begin with /, such as /opt/llm/current",
+        "prefx (line 2): unknown key; did you mean prefix?",
+        "ssh.user (line 3): -oProxyCommand=x is not a login name",
+        "ssh.timeot (line 3): unknown key; did you mean timeout?",
+        "nodes.gpu03.address (line 7): 192.168.20.300 is not an IPv4 address (four numbers from 0 to 255)",
+        "nodes.gpu03.port (line 8): 99999 is not a port (1-65535)",
+        "nodes.gpu03.gpus (line 9): 04 is not a number of GPUs: leave out the leading zero",
+        "nodes.gpu02 (line 10): gpu02 is there twice, first in line 5 (gpu[01-02])",
+        "nodes.gpu[05- (line 11): gpu[05- has a bracket without its partner: a range is written gpu[01-04,07]",
+        (
+            "train.env.NCCL_IB_DISABLE (line 13): YAML reads this word as a truth value (true, yes, on, false, no, off): "
+            'put the text that programs shall see in quotes, such as "1" or "true"'
+        ),
+        "services.host (line 14): unknown key; did you mean hosts?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("/", "/ is the whole system: name a folder of its own, such as /opt/llm/current"),
+        ("/./", "/ is the whole system: name a folder of its own, such as /opt/llm/current"),
+        ("/opt/../etc", "/opt/../etc holds `..`: write the path it stands for"),
+        ("~/llm", "~/llm is not an absolute path: it must begin with /, such as /opt/llm/current"),
+        ("/opt/a:b", "/opt/a:b holds a colon, which would cut PATH in two"),
+        ("/opt/releases", "/opt/releases is taken: releases/ and runs/ lie beside the prefix; use /opt/current"),
+        (r'"/opt/a\nb"', r"holds a line break or a control character: /opt/a\nb"),
+        (r'"/opt/a\0b"', r"holds a line break or a control character: /opt/a\x00b"),
+        ('" "', "is empty"),
+        ("[a]", "must be text, not a list"),
+        ("yes", "YAML reads this word as a truth value (true, yes, on, false, no, off): put it in quotes"),
+    ],
+)
+def test_prefixes_that_cannot_be(problems, value, said):
+    assert problems(f"prefix: {value}\n{NODES}") == (f"prefix (line 1): {said}",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("a: 10.0.1", "nodes.a (line 3): 10.0.1 is not an IPv4 address (four numbers from 0 to 255)"),
+        ("a: 10.0.0.1O", "nodes.a (line 3): 10.0.0.1O is not an IPv4 address (four numbers from 0 to 255)"),
+        (
+            "a: 192.168.020.1",
+            "nodes.a (line 3): 192.168.020.1 is not an IPv4 address (four numbers from 0 to 255, without leading zeros)",
+        ),
+        ("a: 17", "nodes.a (line 3): 17 is not an IPv4 address (four numbers from 0 to 255)"),
+        ("a: 1:2:3", "nodes.a (line 3): 1:2:3 is not an IPv6 address"),
+        ("a: root@h", "nodes.a (line 3): root@h is not an address: the login name goes into `user`"),
+        ("a: h:22", "nodes.a (line 3): h:22 is not an address: the port goes into `port`"),
+        ("a: -oX", "nodes.a (line 3): -oX is neither a host name nor an IP address"),
+        ("a: h..x", "nodes.a (line 3): h..x is neither a host name nor an IP address"),
+        ("a: h x", "nodes.a (line 3): h x is neither a host name nor an IP address"),
+        ("a: yes", "nodes.a (line 3): YAML reads this word as a truth value (true, yes, on, false, no, off): put it in quotes"),
+        ("a:", "nodes.a.address (line 3): is missing (a host name or an IP address)"),
+        ("a: {user: x}", "nodes.a.address (line 3): is missing (a host name or an IP address)"),
+        ("a: [h]", "nodes.a (line 3): must be a mapping of keys, not a list"),
+        ("a: {address: h, adress: i}", "nodes.a.adress (line 3): unknown key; did you mean address?"),
+        (
+            "a: {address: h, colour: red}",
+            "nodes.a.colour (line 3): unknown key; known: address, data_address, user, port, gpus",
+        ),
+        ("a: {address: h, port: 022}", "nodes.a.port (line 3): 022 is not a port: leave out the leading zero"),
+        ("a: {address: h, port: 0}", "nodes.a.port (line 3): 0 is not a port (1-65535)"),
+        ("a: {address: h, port: 22:22}", "nodes.a.port (line 3): 22:22 is not a port (1-65535)"),
+        ("a: {address: h, port: 2_2}", "nodes.a.port (line 3): 2_2 is not a port (1-65535)"),
+        ("a: {address: h, port: 22.0}", "nodes.a.port (line 3): 22.0 is not a port (1-65535)"),
+        ("a: {address: h, gpus: 0}", "nodes.a.gpus (line 3): 0 is not a number of GPUs (1-1024)"),
+        ("a b: h", "nodes.a b (line 3): a b is not a node name (letters, digits, . _ - only); several nodes are written gpu[01,03]"),
+        ("-a: h", "nodes.-a (line 3): -a is not a node name (letters, digits, . _ - only)"),
+        ("ä: h", "nodes.ä (line 3): ä is not a node name (letters, digits, . _ - only)"),
+        ("'': h", "nodes.'' (line 3): nothing is not a node name (letters, digits, . _ - only)"),
+        ("..: h", "nodes... (line 3): .. is not a node name (letters, digits, . _ - only)"),
+        ("a[1-2]: h[1-3]", "nodes.a[1-2] (line 3): 2 names, but 3 addresses in h[1-3]: a range of names needs a range of as many addresses"),
+        ("a[1-2]: h", "nodes.a[1-2] (line 3): 2 names, but 1 address in h: a range of names needs a range of as many addresses"),
+        ("a[2-1]: h[1-2]", "nodes.a[2-1] (line 3): [2-1] runs backwards: 2 to 1"),
+        ("a[01-2]: h[1-2]", "nodes.a[01-2] (line 3): [01-2] mixes widths: write 01 to 02"),
+        ("a[]: h", "nodes.a[] (line 3): [] is not a range such as [01-04,07]"),
+        ("a[x]: h", "nodes.a[x] (line 3): [x] is not a range such as [01-04,07]"),
+        ("a1]: h", "nodes.a1] (line 3): a1] has a bracket without its partner: a range is written gpu[01-04,07]"),
+        ("a[1-999999999]: h", "nodes.a[1-999999999] (line 3): [1-999999999] stands for more than 4096 numbers"),
+        ("a[1-99][1-99]: h", "nodes.a[1-99][1-99] (line 3): a[1-99][1-99] stands for more than 4096 names"),
+    ],
+)  # fmt: skip
+def test_nodes_that_cannot_be(problems, entry, said):
+    assert problems(f"{HEAD}nodes:\n  {entry}\n") == (said,)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ("a: h\n  b: H", "nodes.b (line 4): b has the address of a: H port 22"),
+        ("a: '::1'\n  b: '0::1'", "nodes.b (line 4): b has the address of a: 0::1 port 22"),
+        ("a: h\n  b: {address: h, port: 22}", "nodes.b (line 4): b has the address of a: h port 22"),
+        (
+            "a: {address: h, data_address: x}\n  b: {address: i, data_address: x}",
+            "nodes.b (line 4): b has the data_address of a: x",
+        ),
+        ("a: h\n  b: {address: i, data_address: h}", "nodes.b (line 4): b's data_address is the address of a: h"),
+        ("a: h\n  a: i", "nodes.a (line 4): is there twice, first on line 3"),
+        ("a[1-3]: h[1-3]\n  a[3-4]: h[4-5]", "nodes.a[3-4] (line 4): a3 is there twice, first in line 3 (a[1-3])"),
+    ],
+)
+def test_no_two_nodes_are_one(problems, nodes, said):
+    assert problems(f"{HEAD}nodes:\n  {nodes}\n") == (said,)
+
+
+def test_one_address_with_two_ports_is_two_nodes(write):
+    assert len(load(write(HEAD + "nodes: {a: h, b: {address: h, port: 2222}}")).nodes) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ssh: {timeout: 0}", "ssh.timeout (line 3): 0 is not a number of seconds (above 0, up to 3600)"),
+        ("ssh: {timeout: .nan}", "ssh.timeout (line 3): .nan is not a number of seconds (above 0, up to 3600)"),
+        ("ssh: {timeout: inf}", "ssh.timeout (line 3): inf is not a number of seconds (above 0, up to 3600)"),
+        ("ssh: root", "ssh (line 3): must be a mapping of keys, not one value"),
+        ("ssh: {key: ~nobody-here/id}", "ssh.key (line 3): ~nobody-here/id: there is no such user on this machine"),
+        ("train: [a]", "train (line 3): must be a mapping of keys, not a list"),
+        ("train: {env: x}", "train.env (line 3): must be a mapping of keys"),
+        ("train: {env: {A: }}", 'train.env.A (line 3): has no value: write "" for an empty one'),
+        ("train: {env: {A: [b]}}", "train.env.A (line 3): must be text or a number, not a list"),
+        (r'train: {env: {A: "\0"}}', "train.env.A (line 3): holds a NUL character, which no environment variable can"),
+        (
+            "train: {env: {1A: x}}",
+            "train.env.1A (line 3): is not the name of an environment variable (letters, digits and _, not a digit first)",
+        ),
+        ("services: {nfs: yes}", "services.nfs (line 3): must be a mapping of keys"),
+        ("services: {nfs: !!python/object/apply:os.abort []}",
+         "services.nfs (line 3): the tag !!python/object/apply:os.abort has no place in an inventory"),
+        ("services: {nfs: {a: !!binary aGk=}}", "services.nfs.a (line 3): the tag !!binary has no place in an inventory"),
+        ("services: {nfs: {a: 1, a: 2}}", "services.nfs.a (line 3): is there twice, first on line 3"),
+        ("services: {nfs: {[a]: 1}}", "services.nfs (line 3): a key must be text, not a list or a mapping"),
+        ("services: {nfs: {a: &a [*a]}}", "services.nfs.a.0 (line 3): an alias that refers to what it stands in"),
+        ("services: {nfs: {<<: 3}}", "services.nfs (line 3): `<<` takes the alias of a mapping"),
+        (r'services: {nfs: {a: "\ud800"}}', "services.nfs.a (line 3): half of a surrogate pair is not a character"),
+    ],
+)  # fmt: skip
+def test_other_sections_that_cannot_be(problems, text, said):
+    assert problems(HEAD + NODES + text) == (said,)
+
+
+def test_missing_keys(problems):
+    assert problems("ssh: {}") == ("prefix: is missing", "nodes: is missing")
+    said = "nodes (line 2): names no node: write at least one line such as `gpu01: 192.168.20.14`"
+    assert problems(HEAD + "nodes: {}") == (said,)
+    assert problems(HEAD + "nodes: [a]") == (said,)
+    assert said in problems(HEAD + "nodes:")
+
+
+def test_aliases_of_aliases_end(problems):
+    layers = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+    assert any("more than 100,000 values: aliases of aliases?" in said for said in problems(f"a0: &a0 [x]\n{layers}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: b: c", "line 1, column 5: mapping values are not allowed here (text that holds `: ` needs quotes)"),
+        ("a:\n\tb: 1", r"line 2, column 1: found character '\t' that cannot start any token (a tab; YAML indents with spaces)"),
+        ("a: {b: 1\nc: 2\n", "line 2, column 2: expected ',' or '}', but got ':' (the bracket opened in line 1 is not closed)"),
+        ("a: {b: 10.0.0.[1-2]}", ("line 1, column 15: expected ',' or '}', but got '[' "
+                                 '(inside { } or [ ] a range needs quotes: "10.0.0.[1-4]")')),
+        ("a: *x", ("line 1, column 4: found undefined alias 'x' (an alias *NAME needs an anchor &NAME before it; "
+                  "text that begins with * needs quotes)")),
+        ("---\na: 1\n---\nb: 1", ("line 3, column 1: but found another document (an inventory is one document; "
+                                 "take out the second `---`)")),
+        ("a: 1\nb: \x01", r"line 2, column 4: a control character (\x01)"),
+        ("[" * 5000, "the lists or mappings are nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_not_yaml(write, text, said):
+    path = write(text)
+    with pytest.raises(InventoryError) as caught:
+        load(path)
+    assert str(caught.value) == f"{path} is not YAML"
+    assert caught.value.problems == (said,)
+
+
+def test_files_that_are_none(write, tmp_path, monkeypatch):
+    def error(path: Path) -> str:
+        with pytest.raises(InventoryError) as caught:
+            load(path)
+        return f"{caught.value} | {caught.value.hint}"
+
+    name_it = "name the file with --inventory FILE, or write one after inventory.example.yaml"
+    assert error(tmp_path / "no.yaml") == f"there is no {tmp_path}/no.yaml | {name_it}"
+    assert error(tmp_path) == f"{tmp_path} is a folder, not an inventory file | {name_it}"
+    assert error(Path("a\0b")).startswith(r"a\x00b cannot be read: ")
+    path = write(b"a: 1\nb: \xe9")
+    assert error(path) == f"{path} is not UTF-8: byte 0xe9 in line 2 | save the file as UTF-8"
+    for empty in ("", "# nothing\n", "---\n"):
+        assert error(write(empty)).startswith(f"{path} is empty | write at least prefix: and nodes:")
+
+    def refuse(_path):
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert error(path) == f"{path} cannot be read: Permission denied | {name_it}"
+
+
+YAMLISH = st.lists(
+    st.sampled_from([
+        "prefix: ", "nodes:", "ssh:", "train:", "services:", "env:", "\n", "\n  ", "\n    ", "gpu[01-02]", "a", ": ",
+        "192.168.20.14", "[", "]", "{", "}", ",", "- ", "? ", "<<", "*a", "&a ", "!!int ", "!x ", "!!set ", "'", '"', "022",
+        "yes", "~", "null", "22:30", "|", ">", "%", "@", "`", "#", "---", "\t", "\\", "\x85", "\0", "é", "0x", "1e9", ".inf", "=",
+    ])
+    | st.text(max_size=4),
+    max_size=40,
+).map("".join)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@given(text=YAMLISH, start=st.sampled_from(["", HEAD, HEAD + "nodes:\n  "]))
+def test_load_raises_nothing_but_inventory_errors(tmp_path, text, start):
+    path = tmp_path / "any.yaml"
+    path.write_bytes((start + text).encode(errors="replace"))
+    try:
+        assert load(path).nodes
+    except InventoryError as error:
+        caught = error
+    else:
+        return
+    assert caught.hint
+    assert all(problem.isprintable() for problem in caught.problems)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@given(st.binary(max_size=64))
+def test_load_of_any_bytes(tmp_path, raw):
+    path = tmp_path / "any.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(InventoryError):
+        load(path)
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+
+def test_an_address_that_looks_like_a_typing_error(write):
+    inventory = load(write(HEAD + "nodes: {a: 192.168.20.14, b: 192.168.20.15, c: 192.169.20.16}"))
+    said = "c: address 192.169.20.16 begins with 192.169, those of 2 other nodes with 192.168; is it a typing error?"
+    assert inventory.warnings == (said,)
+    assert likely_typo(inventory, inventory.nodes[2]) == said
+    assert likely_typo(inventory, inventory.nodes[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("addresses", "suspects"),
+    [
+        (["192.169.0.1", "192.168.0.2"], ["n0"]),  # the public one
+        (["10.1.0.1", "10.2.0.2"], ["n1"]),  # both private: the later one
+        (["10.1.0.1", "10.3.0.2"], []),  # two networks
+        (["10.1.0.1", "11.2.0.2"], []),
+        (["10.1.0.1", "gpu1"], []),
+        (["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.2.0.1", "10.2.0.2", "10.2.0.3"], []),  # two racks
+        (["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4", "10.2.0.1", "10.2.0.2"], []),  # a large and a small rack
+        (["192.168.0.1", "192.168.0.2", "192.168.0.3", "192.168.0.4", "192.169.0.1", "192.169.0.2"], ["n4", "n5"]),
+        (["10.1.0.1", "10.2.0.1", "10.3.0.1"], []),
+        (["10.1.0.1", "10.1.0.2", "::1", "h", "172.16.0.1"], ["n4"]),
+    ],
+)
+def test_which_addresses_stand_apart(addresses, suspects):
+    inventory = cluster(*(Node(f"n{index}", address) for index, address in enumerate(addresses)))
+    assert [node.name for node in inventory.nodes if likely_typo(inventory, node)] == suspects
+
+
+def test_data_addresses_are_looked_at_too():
+    inventory = cluster(Node("a", "x", "10.0.0.1"), Node("b", "y", "10.0.0.2"), Node("c", "z", "100.0.0.3"))
+    assert likely_typo(inventory, inventory.nodes[2]) == (
+        "c: data_address 100.0.0.3 begins with 100.0, those of 2 other nodes with 10.0; is it a typing error?"
+    )
+
+
+def test_a_prefix_too_long_or_with_a_space_for_a_shebang(write):
+    room = 127 - len("#!//releases/0123456789ab/bin/python")
+    assert load(write(f"prefix: /{'x' * room}/current\n{NODES}")).warnings == ()
+    (said,) = load(write(f"prefix: /{'x' * (room + 1)}/current\n{NODES}")).warnings
+    assert said.endswith(
+        "/current makes a first line of 128 bytes, over 127; "
+        "the environment's scripts start through /bin/sh instead of `#!…/python`"
+    )
+    (said,) = load(write(f"prefix: /opt/a b/current\n{NODES}")).warnings
+    assert said.startswith("prefix: /opt/a b/current holds a space; ")
+
+
+# --- select and fold -------------------------------------------------------------------------------
+
+GPUS = cluster(*(Node(f"gpu{index:02}", f"10.0.0.{index}") for index in (3, 1, 2, 5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, "gpu03 gpu01 gpu02 gpu05"),
+        ({"count": 2}, "gpu03 gpu01"),
+        ({"limit": "gpu[01-03]"}, "gpu03 gpu01 gpu02"),
+        ({"limit": "gpu05,gpu01"}, "gpu01 gpu05"),
+        ({"exclude": "gpu03"}, "gpu01 gpu02 gpu05"),
+        ({"limit": "gpu[01-03]", "exclude": "gpu03", "count": 1}, "gpu01"),
+    ],
+)
+def test_select(options, names):
+    assert [node.name for node in select(GPUS, **options)] == names.split()
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "hint"),
+    [
+        (
+            {"count": 9},
+            "--nodes 9: inventory.yaml has 4 (gpu[01-03,05])",
+            "--nodes 4, or add the others to inventory.yaml",
+        ),
+        (
+            {"count": 3, "exclude": "gpu[01-02]"},
+            "--nodes 3: --limit and --exclude leave 2 (gpu[03,05])",
+            "--nodes 2, or name more of gpu[01-03,05]",
+        ),
+        ({"count": 0}, "--nodes 0: at least one node is needed", "--nodes 4 takes all there are"),
+        (
+            {"limit": "gpu5"},
+            "--limit gpu5: no node is called gpu5",
+            "did you mean gpu05? inventory.yaml has gpu[01-03,05]",
+        ),
+        (
+            {"exclude": "xy[1-2],gpu01"},
+            "--exclude xy[1-2],gpu01: no node is called xy[1-2]",
+            "inventory.yaml has gpu[01-03,05]",
+        ),
+        ({"limit": "gpu[01-"}, "--limit gpu[01-: not a set of node names", "write it as gpu[01-03,05]"),
+        ({"limit": ""}, "--limit '': names no node", "inventory.yaml has gpu[01-03,05]"),
+        ({"limit": "@all"}, "--limit @all: no node is called @all", "inventory.yaml has gpu[01-03,05]"),
+        ({"limit": "gpu01", "exclude": "gpu01"}, "no node is left to work on", "inventory.yaml has gpu[01-03,05]"),
+    ],
+)
+def test_selections_that_cannot_be(options, said, hint):
+    with pytest.raises(UsageError) as caught:
+        select(GPUS, **options)
+    assert (str(caught.value), caught.value.hint) == (said, hint)
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        ([], ""),
+        (["gpu01"], "gpu01"),
+        (["gpu02", "gpu01", "gpu07", "gpu01"], "gpu[01-02,07]"),
+        (["b", "a"], "a,b"),
+        (["a b", "c@d", "a b"], "a b,c@d"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]"),
+    ],
+)
+def test_fold(names, folded):
+    assert fold(names) == folded
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,8}", fullmatch=True)
+
+
+@settings(deadline=None)
+@given(st.lists(NAMES, min_size=1, max_size=12, unique=True), st.data())
+def test_what_fold_writes_select_reads(names, data):
+    inventory = cluster(*(Node(name, f"host-{index}") for index, name in enumerate(names)))
+    some = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    assert [node.name for node in select(inventory, limit=fold(some))] == [name for name in names if name in some]
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=20, unique=True), st.integers(1, 4))
+def test_expand_keeps_the_order_written(numbers, width):
+    written = [str(number).zfill(width) for number in numbers]
+    assert expand(f"gpu[{','.join(written)}].x") == [f"gpu{number}.x" for number in written]

@@ -1,0 +1,1 @@
+"""What runs on the nodes, inside the packed environment. It and ``provision`` never import each other."""

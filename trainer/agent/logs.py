@@ -1,0 +1,175 @@
+"""Following what the processes write: bytes into lines, files that grow, the trainer's own log.
+
+torchrun puts each worker's output into a file (``--redirects 3``) and the agent follows the files itself. Its own
+``--tee`` would turn every step of a progress bar into a line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINE = 4096  # bytes of a line that are kept
+STEP = 256 << 10  # bytes read from a file at a time
+BEHIND = 1 << 20  # bytes that following may lag behind before it jumps ahead
+
+FIELDS = {  # theirs: ours
+    "current_steps": "step",
+    "total_steps": "total",
+    "loss": "loss",
+    "lr": "lr",
+    "epoch": "epoch",
+    "eval_loss": "eval_loss",
+    "throughput": "throughput",
+}
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -~]?")
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+class Lines:
+    """Cuts a stream into lines in bounded memory.
+
+    What a carriage return overwrites is not a line: of a progress bar only the last state before the newline
+    comes out. Terminal escapes and control characters are taken out; a line keeps its first ``limit`` bytes.
+    """
+
+    def __init__(self, limit: int = LINE) -> None:
+        self._limit = limit
+        self._current = b""
+        self._before = b""  # the state that the last carriage return left standing
+        self._cut = 0
+
+    def feed(self, data: bytes) -> List[str]:
+        """The lines that ``data`` finishes; blank ones are left out."""
+        *whole, rest = data.split(b"\n")
+        lines = []
+        for part in whole:
+            self._grow(part)
+            lines.extend(self.flush())
+        self._grow(rest)
+        return lines
+
+    def flush(self) -> List[str]:
+        """What has come since the last newline, as a line."""
+        text = _clean(self._current or self._before)
+        if self._cut:
+            text += " … (%d more bytes)" % self._cut
+        self._current = self._before = b""
+        self._cut = 0
+        return [text] if text.strip() else []
+
+    def _grow(self, part: bytes) -> None:
+        first, *others = part.split(b"\r")
+        self._append(first)
+        for state in others:
+            if self._current:
+                self._before = self._current
+            self._current = b""
+            self._cut = 0
+            self._append(state)
+
+    def _append(self, data: bytes) -> None:
+        room = self._limit - len(self._current)
+        self._current += data[:room]
+        self._cut += max(0, len(data) - room)
+
+
+def _clean(line: bytes) -> str:
+    return _CONTROLS.sub("", _ESCAPES.sub("", line.decode("utf-8", "replace"))).rstrip()
+
+
+class Tail:
+    """Follows a file by name: one that is not there yet, is appended to, cut short or replaced."""
+
+    def __init__(self, path: Path, from_end: bool = False) -> None:
+        self.path = path
+        self._at = 0
+        self._file: Optional[Tuple[int, int]] = None
+        if from_end:
+            try:
+                now = path.stat()
+                self._at, self._file = now.st_size, (now.st_dev, now.st_ino)
+            except OSError:
+                pass
+
+    def read(self) -> Tuple[bytes, int]:
+        """The bytes that have come, and how many were jumped over because they came too fast."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return b"", 0
+        try:
+            now = os.fstat(fd)
+            if self._file != (now.st_dev, now.st_ino) or now.st_size < self._at:
+                self._file, self._at = (now.st_dev, now.st_ino), 0
+            jumped = now.st_size - self._at - STEP if now.st_size - self._at > BEHIND else 0
+            self._at += jumped
+            data = os.pread(fd, STEP, self._at)
+            self._at += len(data)
+        except OSError:
+            return b"", 0
+        else:
+            return data, jumped
+        finally:
+            os.close(fd)
+
+
+class RankLogs:
+    """Follows the files of torchrun's ``--log-dir``: ``<run>_<random>/attempt_<n>/<local rank>/std{out,err}.log``."""
+
+    def __init__(self, folder: Path, first_rank: int) -> None:
+        self._folder = folder
+        self._first = first_rank
+        self._followed: Dict[Path, Tuple[int, Tail, Lines]] = {}
+
+    def look(self) -> None:
+        """Find files that have appeared."""
+        for path in sorted(self._folder.glob("*/attempt_*/*/std*.log")):
+            local = path.parent.name
+            if path not in self._followed and local.isdigit():
+                self._followed[path] = (self._first + int(local), Tail(path), Lines())
+
+    def lines(self, last: bool = False) -> Iterator[Tuple[int, str]]:
+        """Rank and line of what has come; ``last`` also gives lines without a newline."""
+        for rank, tail, lines in self._followed.values():
+            while True:
+                data, jumped = tail.read()
+                if jumped:
+                    yield rank, "… (%d bytes came too fast; the log file has them)" % jumped
+                for line in lines.feed(data):
+                    yield rank, line
+                if not last or not data:
+                    break
+            if last:
+                for line in lines.flush():
+                    yield rank, line
+
+
+class Progress:
+    """Follows LLaMA-Factory's ``trainer_log.jsonl``. What it held before the run is not told again."""
+
+    def __init__(self, path: Optional[Path]) -> None:
+        self._tail = Tail(path, from_end=True) if path else None
+        self._lines = Lines(limit=64 << 10)
+
+    def events(self) -> Iterator[Dict[str, Any]]:
+        """The fields of a progress event for each new line."""
+        data = self._tail.read()[0] if self._tail else b""
+        for line in self._lines.feed(data):
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict) and isinstance(said.get("current_steps"), int):
+                yield {ours: _finite(said[theirs]) for theirs, ours in FIELDS.items() if theirs in said}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,208 @@
+"""The facts of a node that a launcher needs. Imports no torch: it must answer in a moment.
+
+=====================  ===========================================================================
+``error``              why this node cannot take part, or null
+``hostname``           its own name; ``hostname_resolves``: "address", "loopback" or "no"
+``master_ip``          what the master's name means here; ``master_loopback``: it means this machine only
+``ip``, ``interface``  the local address from which the master is reached, and what carries it (``lo``,
+                       ``eth0``); on the master itself the interface that carries the master's address
+``port``               rank 0: the asked port, or a free one outside the range of outgoing connections
+``port_free``          rank 0: whether the asked port can be listened on; null when none was asked for
+``gpus``, ``cpus``     counts; ``memory_available`` and ``disk_free`` in bytes
+``infiniband``         ``[{"device", "port", "state": "ACTIVE", "link_layer": "InfiniBand"}]``
+``leaks``              variables that would change what Python imports
+``clock``              seconds since the epoch; ``boot_id``, ``uid``, ``python``, ``rank`` as they say
+=====================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import platform
+import random
+import re
+import shutil
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "LD_PRELOAD", "LD_LIBRARY_PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
+PATIENCE = 5.0  # seconds for a name: a node without network may have a dead name server
+PORTS = range(20000, 30000)  # below ip_local_port_range's default, 32768 to 60999, so that no connection takes it
+
+_SIOCGIFCONF = 0x8912  # <linux/sockios.h>
+_IFREQ = 40  # bytes of struct ifreq on 64-bit Linux
+
+
+def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[str, Any]:
+    """Everything about this node, for a run whose rank 0 is at ``master``."""
+    hostname = socket.gethostname()
+    found: Dict[str, Any] = {
+        "error": None,
+        "rank": rank,
+        "hostname": hostname,
+        "hostname_resolves": _kind(resolve(hostname)),
+        "python": platform.python_version(),
+        "gpus": gpus(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_available": memory_available(),
+        "disk_free": shutil.disk_usage(folder).free,
+        "infiniband": infiniband(),
+        "leaks": {name: os.environ[name] for name in LEAKS if name in os.environ},
+        "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
+        "uid": os.getuid(),
+        "clock": time.time(),
+        "master": master,
+        "master_ip": None,
+        "master_loopback": None,
+        "ip": None,
+        "interface": None,
+        "port": None,
+        "port_free": None,
+    }
+    found["error"] = _reach(found, master, rank, port)
+    return found
+
+
+def _reach(found: Dict[str, Any], master: str, rank: int, port: Optional[int]) -> Optional[str]:
+    """Fill in how the master is reached. Returns what is wrong, if anything."""
+    addresses = resolve(master)
+    if not addresses:
+        return "the name %s of rank 0 means nothing here" % master
+    found["master_ip"] = addresses[0]
+    found["master_loopback"] = is_loopback(addresses[0])
+    try:
+        found["ip"] = local_address(addresses[0])
+    except OSError as error:
+        return "no route to rank 0 at %s: %s" % (addresses[0], error.strerror)
+    found["interface"] = interfaces().get(found["ip"])
+    if found["interface"] is None:
+        return "no interface carries %s, from which rank 0 is reached" % found["ip"]
+    if rank != 0:
+        return None
+    if found["ip"] != addresses[0]:
+        return "%s (%s) is no address of this node, which is to be rank 0" % (master, addresses[0])
+    if port is not None:
+        found["port"] = port
+        found["port_free"] = can_listen(addresses[0], port)
+        return None if found["port_free"] else "port %d is in use" % port
+    found["port"] = free_port(addresses[0])
+    return None if found["port"] else "no free port between %d and %d" % (PORTS[0], PORTS[-1])
+
+
+def resolve(name: str) -> List[str]:
+    """The addresses of a name, IPv4 first; empty when it has none or nobody answers in time."""
+    found: List[str] = []
+
+    def ask() -> None:
+        try:
+            answers = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+        except (OSError, UnicodeError):
+            return
+        found.extend(sorted((str(answer[4][0]) for answer in answers), key=lambda address: ":" in address))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return list(dict.fromkeys(found))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address means the machine that uses it."""
+    return address == "::1" or address.startswith("127.")
+
+
+def _kind(addresses: List[str]) -> str:
+    if not addresses:
+        return "no"
+    return "loopback" if any(is_loopback(address) for address in addresses) else "address"
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def local_address(master: str) -> str:
+    """The source address of packets to ``master``. Sends nothing: connecting a UDP socket only asks for the route."""
+    with socket.socket(_family(master), socket.SOCK_DGRAM) as sock:
+        sock.connect((master, 9))
+        return str(sock.getsockname()[0])
+
+
+def interfaces() -> Dict[str, str]:
+    """Address -> interface, for every address of this machine."""
+    found = {}
+    size = 32 * _IFREQ
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        while True:
+            space = array.array("B", bytes(size))
+            asked = struct.pack("iL", size, space.buffer_info()[0])
+            used = struct.unpack("iL", fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, asked))[0]
+            if used <= size - _IFREQ:
+                break
+            size *= 2
+    for at in range(0, used, _IFREQ):
+        entry = space[at : at + _IFREQ].tobytes()
+        label = os.fsdecode(entry[:16].split(b"\0", 1)[0])
+        found[socket.inet_ntoa(entry[20:24])] = label.split(":", 1)[0]  # eth0:1 is a second address of eth0
+    for line in _text(Path("/proc/net/if_inet6")).splitlines():
+        fields = line.split()
+        found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))] = fields[5]
+    return found
+
+
+def can_listen(address: str, port: int) -> bool:
+    """Whether rank 0 could listen there now; torch's store takes every address, this asks for one."""
+    with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+            sock.listen(1)
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+def free_port(address: str) -> Optional[int]:
+    """A port to listen on at ``address``."""
+    return next((port for port in random.sample(PORTS, 200) if can_listen(address, port)), None)
+
+
+def gpus() -> int:
+    """How many NVIDIA GPUs the driver shows."""
+    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", path.name)]
+    return len(devices) or len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def memory_available() -> Optional[int]:
+    """Bytes that can be had without swapping."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
+
+
+def infiniband(root: str = "/sys/class/infiniband") -> List[Dict[str, Any]]:
+    """The ports of the RDMA devices. ``link_layer`` tells InfiniBand from RoCE."""
+    ports = []
+    for path in sorted(Path(root).glob("*/ports/*")):
+        state = _text(path / "state")  # "4: ACTIVE"
+        ports.append(
+            {
+                "device": path.parent.parent.name,
+                "port": int(path.name),
+                "state": state.split(":")[-1].strip(),
+                "link_layer": _text(path / "link_layer"),
+            }
+        )
+    return ports
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
