@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from provision import __version__, sandbox, summaries, tasks
-from provision.enrol import enrol, new_inventory
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
 from provision.inventory import load, select
-from provision.model import Inventory, Node
 from provision.output import Reporter
-from provision.prompts import Prompts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+
+    from provision.model import Inventory, Node
+    from provision.prompts import Prompts
 
 INVENTORY = "inventory.yaml"
 
@@ -59,7 +61,7 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="clusterctl")
 def cli() -> None:
-    """Move a conda environment into an air-gapped GPU cluster and train on it.
+    r"""Move a conda environment into an air-gapped GPU cluster and train on it.
 
     \b
     clusterctl pack-env                            the active environment becomes one file
@@ -73,9 +75,9 @@ def reporting(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
     @click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
-    @click.pass_obj
     @wraps(command)
-    def wrapped(reporter: Reporter, *args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> None:
+    def wrapped(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> None:
+        reporter: Reporter = click.get_current_context().obj
         reporter.configure(as_json=as_json, quiet=quiet)
         command(reporter, *args, **kwargs)
 
@@ -192,10 +194,12 @@ def init_command(
     With HOSTS, the inventory is written first; ranges such as gpu[01-04]=10.0.0.[1-4] are understood.
     """
     if hosts:
-        new_inventory(path, hosts, user=user, prefix=prefix)
+        tasks.write_inventory(path, hosts, user=user, prefix=prefix)
+    elif user or prefix:
+        raise UsageError("--user and --prefix go with hosts: they are written into a new inventory")
     inventory = _load(path, reporter)
     prompts = _prompts(reporter, accept_host_keys=accept_host_keys)
-    reporter.enrolled(enrol(inventory, inventory.nodes, prompts=prompts, emit=reporter), inventory)
+    reporter.result(*summaries.enrolled(tasks.init(inventory, prompts=prompts, emit=reporter)))
 
 
 @cli.group("sandbox")
@@ -284,5 +288,3 @@ def _load(path: Path, reporter: Reporter) -> Inventory:
     for warning in inventory.warnings:
         reporter.warn(warning)
     return inventory
-
-

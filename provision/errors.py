@@ -16,8 +16,10 @@ Every message says what went wrong and where; ``hint`` is the next command to ty
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class ClusterctlError(Exception):

@@ -44,11 +44,11 @@ def fan_out(nodes: Iterable[Node], work: Callable[[Node], T], *, limit: int = 32
             except BaseException as error:  # noqa: BLE001 - raised or returned where the caller waits
                 done.put((node.name, error))
 
-    # Daemon threads and no executor: an executor waits for its threads when the program ends.
-    for number in range(min(limit, len(nodes))):
-        threading.Thread(target=worker, name=f"node-{number}", daemon=True).start()
     outcomes: dict[str, T | BaseException] = {}
     try:
+        # Daemon threads and no executor: an executor waits for its threads when the program ends.
+        for number in range(min(limit, len(nodes))):
+            threading.Thread(target=worker, name=f"node-{number}", daemon=True).start()
         while len(outcomes) < len(nodes):
             name, outcome = done.get()
             outcomes[name] = outcome

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from provision.model import Emit, LogLine, Node, Notice, Progress, Remote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 LAST_LINES = 20  # of a failed node's log, in the error
 # What the agent may need beyond its grace to see that every process is gone (trainer/agent/supervise.py: STUBBORN).

@@ -241,7 +241,7 @@ class _ChannelStream:
             self._channel.get_transport().close()
 
     def close(self) -> None:
-        threading.Thread(target=self._channel.close, daemon=True).start()
+        threading.Thread(target=self._hang_up, daemon=True).start()  # it may wait for a connection that takes nothing
 
     def _end(self) -> None:
         channel = self._channel
@@ -255,5 +255,8 @@ class _ChannelStream:
                 while beside.recv(1 << 10):
                     pass
                 beside.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         with suppress(paramiko.SSHException, EOFError, OSError):
-            channel.close()
+            self._channel.close()

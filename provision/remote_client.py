@@ -15,6 +15,7 @@ import paramiko
 from provision import hostkeys
 from provision.prompts import Passwords
 from provision.remote_login import Again, log_in
+from provision.render import quote
 from provision.wire import HostKeyChanged, HostKeyUnknown
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Client(paramiko.SSHClient):
             node,
             f"its host key has changed: {other.fingerprint} ({other.kind}) is pinned in {other.file}, "
             f"the node shows {shown} ({kind})",
-            hint=f"if the node was installed anew: ssh-keygen -R '{name}' -f {other.file}, then clusterctl init",
+            hint=f"if it was installed anew: ssh-keygen -R {quote(name)} -f {quote(other.file)}, then clusterctl init",
         )
 
 

@@ -32,7 +32,7 @@ class Session:
         self.ssh = inventory.ssh
         self._asking = Asking(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         try:
             self._config = fabric.Config(lazy=True)  # lazy: no fabric.yaml of the user has a say here
             self._config.load_ssh_config()
@@ -57,16 +57,17 @@ class Session:
                 jump.close()
 
     def _connect(self, node: Node) -> tuple[paramiko.Transport, bool]:
-        connection = self._prepare(
-            fabric.Connection(
-                node.address,
-                user=node.user or self.ssh.user,
-                port=node.port or self.ssh.port,
-                config=self._config,
-                connect_timeout=max(1, math.ceil(self.ssh.timeout)),
-            ),
-            node,
-        )
+        with self._lock:  # a copy for each connection: Fabric's settings are not made for threads
+            connection = self._prepare(
+                fabric.Connection(
+                    node.address,
+                    user=node.user or self.ssh.user,
+                    port=node.port or self.ssh.port,
+                    config=self._config.clone(),
+                    connect_timeout=max(1, math.ceil(self.ssh.timeout)),
+                ),
+                node,
+            )
         try:
             self._open(connection)
         except (RemoteError, Again):
@@ -80,10 +81,9 @@ class Session:
         connection.client = Client(self.ssh, self._asking, node, connection.ssh_config.get("hostkeyalias"))
         jump = connection.gateway
         if isinstance(jump, fabric.Connection):
-            with self._lock:
-                known = self._jumps.setdefault((jump.host, jump.user, jump.port), jump)
-                if known is jump:
-                    self._prepare(jump, Node(f"{node.name}, jump host {jump.host}", jump.host))
+            known = self._jumps.setdefault((jump.host, jump.user, jump.port), jump)
+            if known is jump:
+                self._prepare(jump, Node(f"{node.name}, jump host {jump.host}", jump.host))
             connection.gateway = known
         return connection
 

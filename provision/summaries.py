@@ -61,7 +61,8 @@ def deployed(result: DeployResult, inventory: Inventory) -> Summary:
     else:
         states = "; ".join(f"{names}: {state}" for state, names in _folded(result.states))
         total = sum(result.seconds.values())
-        text = f"{states} ({inventory.prefix}, release {result.release_id}); {size(result.bytes_sent)} sent, {total:.0f} s"
+        where = f"{inventory.prefix}, release {result.release_id}"
+        text = f"{states} ({where}); {size(result.bytes_sent)} sent, {total:.0f} s"
     return data, text
 
 
@@ -88,6 +89,12 @@ def trained(result: TrainResult) -> Summary:
         f"{result.steps if result.steps is not None else '?'} steps{losses}, {result.seconds:.0f} s"
     )
     return data, text
+
+
+def enrolled(states: Mapping[str, str]) -> Summary:
+    """After ``init``."""
+    text = "\n".join(f"{names}: {state}" for state, names in _folded(states))
+    return {"nodes": dict(states)}, text
 
 
 def sandbox_up(box: Sandbox) -> Summary:

@@ -13,13 +13,14 @@ import re
 import secrets
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from provision.errors import ClusterctlError
 from provision.model import Node, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 # Every login shell must read this as the same words: no '!' and no newline (csh), no backslash (fish), no inner quote.
 # dd reads byte by byte, since everything behind the script belongs to the script.
@@ -192,42 +193,55 @@ def converse(
     token = secrets.token_hex(8)
     body = script.encode("utf-8", "surrogateescape")
     out, err = Framed(token, on_line), Framed(token)
-    expired = threading.Event()
     feeder = _Feeder(stream, f"{len(body)} {token}\n".encode() + body, stdin)
 
     def drain_errors() -> None:
         while not err.ended and (data := stream.read_err()):
             err.feed(data)
 
-    def expire() -> None:
-        expired.set()
-        stream.abort()
-
-    timer = threading.Timer(deadline, expire) if deadline is not None else None
-    try:
-        if timer:
-            timer.daemon = True
-            timer.start()
-        errors = threading.Thread(target=drain_errors, daemon=True)
-        errors.start()
-        feeder.start()
-        while not out.ended and (data := stream.read_out()):
-            out.feed(data)
-            stream.group = out.group
-        errors.join(None if out.ended else 2)  # after a broken stream a helper of ssh may hold stderr open
-    except BaseException:
-        stream.abort()
-        raise
-    finally:
-        feeder.stop.set()
-        if timer:
-            timer.cancel()
-        stream.close()
+    errors = threading.Thread(target=drain_errors, daemon=True)
+    with _expiring(stream, deadline) as expired:
+        try:
+            errors.start()
+            feeder.start()
+            while not out.ended and (data := stream.read_out()):
+                out.feed(data)
+                if out.begun:
+                    stream.group = out.group
+                    feeder.begun.set()
+            errors.join(None if out.ended else 2)  # after a broken stream a helper of ssh may hold stderr open
+        except BaseException:
+            stream.abort()
+            raise
+        finally:
+            feeder.stop.set()
+            feeder.begun.set()
+            stream.close()
     if feeder.failure:
         raise feeder.failure
     if out.rc is None:
         raise Expired if expired.is_set() else Broken(begun=out.begun, out=out.text(), err=err.text())
     return Result(out.rc, out.text(), err.text(), time.monotonic() - started)
+
+
+@contextmanager
+def _expiring(stream: Stream, deadline: float | None) -> Iterator[threading.Event]:
+    """Abort ``stream`` after ``deadline`` seconds, and set the event then."""
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        stream.abort()
+
+    timer = threading.Timer(deadline, expire) if deadline is not None else None
+    if timer:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield expired
+    finally:
+        if timer:
+            timer.cancel()
 
 
 class _Feeder(threading.Thread):
@@ -236,6 +250,7 @@ class _Feeder(threading.Thread):
     def __init__(self, stream: Stream, head: bytes, blocks: Iterable[bytes] | None) -> None:
         super().__init__(daemon=True)
         self.failure: BaseException | None = None
+        self.begun = threading.Event()
         self.stop = threading.Event()
         self._stream = stream
         self._head = head
@@ -251,9 +266,11 @@ class _Feeder(threading.Thread):
     def _send(self) -> None:
         if not self._write(self._head):
             return
-        for block in self._blocks or ():
-            if self.stop.is_set() or not self._write(block):
-                return
+        if self._blocks is not None:
+            self.begun.wait()  # from here on the script can be stopped, should its input break off
+            for block in self._blocks:
+                if self.stop.is_set() or not self._write(block):
+                    return
         try:
             self._stream.finish()
         except OSError:

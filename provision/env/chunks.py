@@ -6,6 +6,7 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from provision.env.scan import Found
 
@@ -22,14 +23,14 @@ class Part:
     found: tuple[Found, ...]
     raw: bool = False
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of files."""
         return sum(one.size for one in self.found)
 
 
 def plan(found: Iterable[Found], owner: Callable[[str], str], *, limit: int = LIMIT) -> tuple[Part, ...]:
-    """Divide what was found into parts: large files first, then each package's by path, last all folders.
+    """Divide what was found into parts: large files first, then packages by path, last the folders, deepest first.
 
     Where a package is cut depends on nothing but that package, so that a change to one leaves every other's chunks as
     they were.
@@ -45,7 +46,7 @@ def plan(found: Iterable[Found], owner: Callable[[str], str], *, limit: int = LI
         else:
             packages[owner(one.path)].append(one)
     parts = [part for package in sorted(packages) for part in _cut(package, packages[package], limit)]
-    last = [Part(FOLDERS, tuple(folders))] if folders else []
+    last = [Part(FOLDERS, tuple(reversed(folders)))] if folders else []
     return (*large, *parts, *last)
 
 

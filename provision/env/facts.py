@@ -13,7 +13,10 @@ from provision.env.manifest import Package
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)/")
 _NCCL = re.compile(r"nvidia-nccl(?:-cu\d+)?\Z|nccl\Z")
-_ARCHITECTURE = re.compile(rb"(?:code=)?(sm_\d{2,3}[af]?)(?=[ ,;\0\]])")
+_ARCHITECTURE = re.compile(rb"sm_\d{2,3}[af]?(?=[ ,;\0\]])")
+
+_BEFORE = (b"", b" ", b"=", b"\0")  # a word of its own, or nvcc's ``code=sm_90``
+_TELLING = ("libtorch_cuda", "libtorch_python")
 
 
 def platform(prefix: Path) -> str:
@@ -48,14 +51,17 @@ def versions(prefix: Path, packages: Iterable[Package], sites: Iterable[str]) ->
 
 def has_architectures(path: str) -> bool:
     """Whether a file of torch tells the GPU architectures that it was compiled for."""
-    return "/torch/lib/libtorch_" in path
+    folder, _, name = path.rpartition("/")
+    return folder.endswith("/torch/lib") and name.startswith(_TELLING)
 
 
 def architectures(data: bytes) -> frozenset[str]:
     """The GPU architectures that a library's build flags name, such as ``sm_90``."""
-    if b"sm_" not in data:
-        return frozenset()
-    return frozenset(match.decode() for match in _ARCHITECTURE.findall(data))
+    return frozenset(
+        match[0].decode()
+        for match in _ARCHITECTURE.finditer(data)
+        if data[max(0, match.start() - 1) : match.start()] in _BEFORE
+    )
 
 
 def notices(found: Mapping[str, str | None], compiled: Iterable[str] | None) -> tuple[str, ...]:

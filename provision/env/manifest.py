@@ -99,12 +99,15 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PrefixFiles:
-    """Where the member ``prefix-files.tar.zst`` lies; ``sha256`` is that of its uncompressed bytes."""
+    """Where the member ``prefix-files.tar.zst`` lies; fields as in ``Chunk``."""
 
+    digest: str
     size: int
     compressed: int
     offset: int
     sha256: str
+
+    member = "prefix-files.tar.zst"
 
     def to_json(self) -> dict[str, Any]:
         """The member as the manifest has it."""
@@ -169,6 +172,11 @@ class Manifest:
             if entry.chunks and not entry.raw:
                 found[entry.chunks[0]].append(entry)
         return {index: stream_order(entries) for index, entries in found.items()}
+
+    @property
+    def stored(self) -> tuple[Chunk | PrefixFiles, ...]:
+        """Everything that lies compressed in the bundle, in its order."""
+        return (*self.chunks, self.prefix_files)
 
     @property
     def marked(self) -> tuple[Entry, ...]:

@@ -27,7 +27,7 @@ class Owners:
 
     def owner(self, path: str) -> str:
         """The package that ``path`` belongs to, or the folder (ending in a slash) of a file that none owns."""
-        return self.by_path.get(path) or self.by_path.get(_source_of(path)) or _folder(path)
+        return self.by_path.get(path) or self.by_path.get(source_of(path)) or _folder(path)
 
 
 def find_owners(prefix: Path, paths: Iterable[str], *, editable: Iterable[str] = ()) -> Owners:
@@ -109,12 +109,12 @@ def record_path(name: str, site: str, prefix: str) -> str:
     return path[len(prefix) + 1 :] if path.startswith(prefix + "/") else path
 
 
-def _source_of(path: str) -> str:
-    """The .py file of a .pyc file in ``__pycache__``; the path itself for any other."""
+def source_of(path: str) -> str:
+    """The .py file that a .pyc file was compiled from; the path itself for any other file."""
     folder, _, name = path.rpartition("/")
     if name.endswith(".pyc") and folder.endswith("__pycache__"):
         return f"{folder[: -len('__pycache__')]}{name.split('.')[0]}.py"
-    return path
+    return path.removesuffix("c") if name.endswith(".pyc") else path
 
 
 def _folder(path: str) -> str:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import provision
-from provision.env import chunks, facts, owners, reading, tar, writer
+from provision.env import chunks, facts, reading, tar, writer
 from provision.env.frames import Frame, FrameMaker
 from provision.env.manifest import Chunk, Entry, Manifest, PrefixFiles
+from provision.env.marks import Seeking
 from provision.env.prefixes import Search
 from provision.env.scan import Found
-from provision.env.seal import Sealed, Seeking, Traits, entry_of, seal
+from provision.env.seal import Sealed, Traits, entry_of
 from provision.env.survey import Survey, survey
+from provision.env.workers import Workers, processors
 from provision.errors import UsageError
 from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
 
 STAGE = "pack"
 
-_IN_FLIGHT = 192 << 20  # bytes of files being compressed, or compressed and not yet written
+_WORTH_A_WORKER = 16 << 20  # bytes of files; for fewer, starting one more process takes longer than it saves
 _BLOCK = 4 << 20  # bytes of a large file read at once
 
 
@@ -82,16 +80,16 @@ class _Packing:
     def run(self) -> None:
         """Write every chunk: large files one by one with zstd's own threads, then the rest part by part in ours."""
         parts = chunks.plan(self._survey.found, self._survey.owners.owner, limit=self._limit)
-        for part in parts:
-            if part.raw:
-                self._large(part.found[0], part.package)
-        for part, sealed in _in_order([part for part in parts if not part.raw], self._seeking):
-            if sealed.frame:
-                index = self._write(sealed.frame, part.package)
-                self._entries += (replace(entry, chunks=(index,)) for entry in sealed.entries)
-            self._marked += sealed.marked
-            self._traits.merge(sealed.traits)
-            self._advance(part.size)
+        small = [part for part in parts if not part.raw]
+        number = min(processors(), 1 + sum(part.size for part in small) // _WORTH_A_WORKER)
+        with Workers(self._seeking, number) as workers:
+            results = workers.seal(small)
+            for part in parts:
+                if part.raw:
+                    self._large(part.found[0], part.package)
+            for part, sealed in results:
+                self._keep(part, sealed)
+                self._advance(part.size)
 
     def manifest(self, name: str) -> Manifest:
         """Write the prefix files, and describe everything."""
@@ -118,6 +116,16 @@ class _Packing:
             notices=(*found.notices, *facts.notices(versions, architectures)),
         )
 
+    def _keep(self, part: chunks.Part, sealed: Sealed) -> None:
+        index = (self._write(sealed.frame, part.package),) if sealed.frame else ()
+        for number, (found, digest) in enumerate(zip(part.found, sealed.digests, strict=True)):
+            if number in sealed.marked:
+                marks, data = sealed.marked[number]
+                self._marked.append((entry_of(found, digest, marks=marks), data))
+            else:
+                self._entries.append(entry_of(found, digest, chunks=index))
+        self._traits.merge(sealed.traits)
+
     def _large(self, found: Found, package: str) -> None:
         """Write a large file as raw ranges, unless it turns out to hold the prefix."""
         start, first = self._bundle.offset, len(self._chunks)
@@ -127,7 +135,7 @@ class _Packing:
         tail = b""
         with reading.opened(found) as descriptor:
             for begin in range(0, found.size, self._limit):
-                maker = FrameMaker("raw", threads=_processors())
+                maker = FrameMaker("raw", threads=processors())
                 end = min(begin + self._limit, found.size)
                 for offset in range(begin, end, _BLOCK):
                     block = reading.read_at(descriptor, offset, min(_BLOCK, end - offset), found)
@@ -145,11 +153,10 @@ class _Packing:
                 if marks := self._seeking.marks(found, data):
                     self._bundle.rewind(start)
                     del self._chunks[first:]
-                    self._marked.append((entry_of(found, data, marks), data))
+                    self._marked.append((entry_of(found, whole.hexdigest(), marks=marks), data))
                     return
         ranges = tuple(range(first, len(self._chunks)))
-        entry = Entry(found.path, "file", found.mode, found.mtime, found.size, whole.hexdigest())
-        self._entries.append(replace(entry, chunks=ranges, raw=True))
+        self._entries.append(entry_of(found, whole.hexdigest(), chunks=ranges))
 
     def _write(self, frame: Frame, package: str) -> int:
         """Write a chunk; its index."""
@@ -167,35 +174,8 @@ class _Packing:
         frame = maker.finish()
         offset = self._bundle.next_data
         self._bundle.add_prefix_files(frame.blocks)
-        return PrefixFiles(frame.size, frame.compressed, offset, frame.digest)
+        return PrefixFiles(frame.digest, frame.size, frame.compressed, offset, frame.sha256)
 
     def _advance(self, size: int) -> None:
         self._done += size
         self._emit(Progress(STAGE, self._done, self._survey.size))
-
-
-def _in_order(parts: Sequence[chunks.Part], seeking: Seeking) -> Iterator[tuple[chunks.Part, Sealed]]:
-    """Seal parts on all processors; yields them in their order, with a bound on what is in memory."""
-    waiting: deque[tuple[chunks.Part, Future[Sealed]]] = deque()
-    held = 0
-    pool = ThreadPoolExecutor(_processors())
-    try:
-        for part in parts:
-            while waiting and (waiting[0][1].done() or held + part.size > _IN_FLIGHT):
-                held -= waiting[0][0].size
-                yield _first(waiting)
-            waiting.append((part, pool.submit(seal, part, seeking)))
-            held += part.size
-        while waiting:
-            yield _first(waiting)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _first(waiting: deque[tuple[chunks.Part, Future[Sealed]]]) -> tuple[chunks.Part, Sealed]:
-    part, future = waiting.popleft()
-    return part, future.result()
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))

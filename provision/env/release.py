@@ -5,15 +5,19 @@ Everything here is pure: facts in, problems and steps out. The layout is describ
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from provision.env.manifest import Manifest
 from provision.model import Inventory, Step
 from provision.render import render
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import PurePosixPath
+
+    from provision.env.manifest import Manifest
 
 # uname -m as conda names it (conda's platform is "linux-" and this).
 MACHINES = {"x86_64": "64", "aarch64": "aarch64", "ppc64le": "ppc64le", "s390x": "s390x"}
@@ -22,8 +26,9 @@ MACHINES = {"x86_64": "64", "aarch64": "aarch64", "ppc64le": "ppc64le", "s390x":
 MODULES = ("torch", "deepspeed", "llamafactory")
 COMMANDS = (("torchrun", "--help"), ("deepspeed", "--help"), ("llamafactory-cli", "help"))
 
-# Room for what a node adds to the packed bytes: folders and the ends of blocks.
-SPACE_MARGIN = 1.05
+# What a file or folder takes at least, and in multiples of which, on the file systems that nodes have.
+BLOCK = 4096
+SPACE_MARGIN = 1.02  # for the file system's own tables
 
 State = Literal["complete", "unpacked", "absent"]
 
@@ -80,7 +85,7 @@ def read_facts(out: str) -> NodeFacts:
         prefix_link=facts.get("prefix.link"),
         prefix_other="prefix.other" in facts,
         releases_foreign="releases.foreign" in facts,
-        release=state,  # type: ignore[arg-type] # narrowed by the assertion above
+        release=state,
         base=facts["base"],
         writable=facts["writable"] == "yes",
         free_bytes=int(facts["free_bytes"]) if "free_bytes" in facts else None,
@@ -95,8 +100,13 @@ def is_current(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> bo
 
 def judge(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
     """Why this node cannot take the release, or None. The reason ends with what to do."""
-    checks = (_wrong_tools, _wrong_platform, _not_ours, _not_writable, _too_small)
-    return next((problem for check in checks if (problem := check(facts, inventory, manifest))), None)
+    return (
+        _wrong_tools(facts)
+        or _wrong_platform(facts, manifest)
+        or _not_ours(facts, inventory)
+        or _not_writable(facts, inventory)
+        or _too_small(facts, manifest)
+    )
 
 
 def steps(inventory: Inventory, manifest: Manifest) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
@@ -133,13 +143,13 @@ def _is_link_to(link: str | None, inventory: Inventory, release_id: str) -> bool
     return link in (f"releases/{release_id}", str(inventory.root / "releases" / release_id))
 
 
-def _wrong_tools(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
+def _wrong_tools(facts: NodeFacts) -> str | None:
     if "tar" in facts.tools:
         return None
     return "tar is missing; install it (Debian: apt-get install tar)"
 
 
-def _wrong_platform(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
+def _wrong_platform(facts: NodeFacts, manifest: Manifest) -> str | None:
     here = f"linux-{MACHINES.get(facts.machine, facts.machine)}"
     if here != manifest.platform:
         return f"is {here}, the bundle was packed for {manifest.platform}; pack the environment on a {here} machine"
@@ -151,7 +161,7 @@ def _wrong_platform(facts: NodeFacts, inventory: Inventory, manifest: Manifest) 
     return None
 
 
-def _not_ours(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
+def _not_ours(facts: NodeFacts, inventory: Inventory) -> str | None:
     releases = f"{inventory.root}/releases"
     if facts.prefix_other:
         return f"{inventory.prefix} exists and is not clusterctl's; choose another prefix or move it away"
@@ -163,7 +173,7 @@ def _not_ours(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str
     return None
 
 
-def _not_writable(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
+def _not_writable(facts: NodeFacts, inventory: Inventory) -> str | None:
     if facts.writable:
         return None
     return (
@@ -172,10 +182,11 @@ def _not_writable(facts: NodeFacts, inventory: Inventory, manifest: Manifest) ->
     )
 
 
-def _too_small(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
+def _too_small(facts: NodeFacts, manifest: Manifest) -> str | None:
     if facts.release != "absent":
         return None
-    need = int(sum(entry.size for entry in manifest.files) * SPACE_MARGIN)
+    blocks = sum(max(1, math.ceil(entry.size / BLOCK)) for entry in manifest.files if entry.type != "link")
+    need = int(blocks * BLOCK * SPACE_MARGIN)
     if facts.free_bytes is not None and facts.free_bytes < need:
         return (
             f"{_gigabytes(facts.free_bytes)} free at {facts.base}, the environment needs {_gigabytes(need)}; "

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from provision.env.manifest import EntryType
 from provision.errors import UsageError
@@ -19,8 +20,7 @@ _NOT_PACKED = frozenset({".clusterctl", "pkgs", "envs", "conda-bld"})
 _PERMISSIONS = 0o777  # an environment needs neither setuid nor setgid nor sticky bits
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """Something in the environment: ``path`` is where it goes, relative to the prefix; ``source`` where it lies."""
 
     path: str

@@ -7,31 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from provision.env import chunks, elf, facts, reading, tar
+from provision.env import elf, facts, reading, tar
+from provision.env.chunks import Part
 from provision.env.frames import Frame, FrameMaker
 from provision.env.manifest import Entry, Mark
-from provision.env.prefixes import Search
+from provision.env.marks import Seeking
 from provision.env.scan import Found
-
-
-@dataclass(frozen=True)
-class Seeking:
-    """What is sought in every file: source paths, conda's placeholders, and scripts for ``/usr/bin/env python``."""
-
-    search: Search
-    rooms: Mapping[str, int] = field(default_factory=dict)
-    programs: frozenset[bytes] = frozenset()
-
-    def marks(self, found: Found, data: bytes) -> tuple[Mark, ...]:
-        """How something depends on where the environment lies."""
-        if found.type == "link":
-            target = found.target.encode(errors="surrogateescape")
-            return tuple(Mark("link", mark.target) for mark in self.search.marks(target))
-        if found.type == "dir" or found.path.endswith(".pyc"):
-            return ()  # Python corrects the path in a .pyc when it loads it
-        programs = self.programs if found.path.startswith("bin/") else frozenset()
-        marks = self.search.marks(data, room=self.rooms.get(found.path, 0), programs=programs)
-        return (*marks, Mark("record")) if chunks.is_record(found.path) else marks
 
 
 @dataclass
@@ -59,15 +40,22 @@ class Traits:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What became of a tar part: its chunk (None if nothing is left for one), and what depends on the prefix."""
+    """What became of a tar part.
+
+    Attributes:
+        frame: its chunk; None if nothing was left for one.
+        digests: the sha256 of each of its files, empty for links and folders, in the part's order.
+        marked: what depends on the prefix and is in no chunk: by its place in the part, its marks and its bytes.
+        traits: what its files told.
+    """
 
     frame: Frame | None
-    entries: tuple[Entry, ...]
-    marked: tuple[tuple[Entry, bytes], ...]
+    digests: tuple[str, ...]
+    marked: Mapping[int, tuple[tuple[Mark, ...], bytes]]
     traits: Traits
 
 
-def seal(part: chunks.Part, seeking: Seeking) -> Sealed:
+def seal(part: Part, seeking: Seeking) -> Sealed:
     """Make the tar chunk of a part; files and links that hold the prefix are set aside.
 
     Raises:
@@ -76,26 +64,36 @@ def seal(part: chunks.Part, seeking: Seeking) -> Sealed:
     """
     maker = FrameMaker("tar")
     traits = Traits()
-    entries: list[Entry] = []
-    marked: list[tuple[Entry, bytes]] = []
-    for found in part.found:
+    digests: list[str] = []
+    marked: dict[int, tuple[tuple[Mark, ...], bytes]] = {}
+    for number, found in enumerate(part.found):
         data = reading.read(found) if found.type == "file" else b""
-        entry = entry_of(found, data, seeking.marks(found, data))
-        if entry.marks:
-            marked.append((entry, data))
+        digests.append(hashlib.sha256(data).hexdigest() if found.type == "file" else "")
+        if marks := seeking.marks(found, data):
+            marked[number] = (marks, data)
         else:
-            entries.append(entry)
-            maker.add(tar.entry_header(entry), data, bytes(tar.padding(len(data))))
+            maker.add(tar.entry_header(entry_of(found, digests[-1])), data, bytes(tar.padding(len(data))))
         if data.startswith(elf.MAGIC):
             traits.learn_glibc(partial(_slice, data))
-            traits.learn_architectures(found, data)
-    return Sealed(maker.finish() if entries else None, tuple(entries), tuple(marked), traits)
+        traits.learn_architectures(found, data)
+    frame = maker.finish() if len(marked) < len(part.found) else None
+    return Sealed(frame, tuple(digests), marked, traits)
 
 
-def entry_of(found: Found, data: bytes, marks: tuple[Mark, ...]) -> Entry:
+def entry_of(found: Found, digest: str, *, chunks: tuple[int, ...] = (), marks: tuple[Mark, ...] = ()) -> Entry:
     """The manifest's entry for something that was found and read."""
-    digest = hashlib.sha256(data).hexdigest() if found.type == "file" else ""
-    return Entry(found.path, found.type, found.mode, found.mtime, found.size, digest, found.target, marks=marks)
+    return Entry(
+        found.path,
+        found.type,
+        found.mode,
+        found.mtime,
+        found.size,
+        digest,
+        found.target,
+        chunks,
+        raw=len(chunks) > 1,
+        marks=marks,
+    )
 
 
 def _slice(data: bytes, offset: int, size: int) -> bytes:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from provision.env import editable, owners, scan
@@ -35,7 +36,7 @@ class Survey:
     relocations: tuple[tuple[str, str], ...]
     notices: tuple[str, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(one.size for one in self.found)
@@ -86,9 +87,9 @@ def aliases(prefix: Path) -> tuple[str, ...]:
     """Other paths that lead to the environment: without symlinks, and as its own scripts spell it."""
     found = {os.path.realpath(prefix)}
     for path in sorted((prefix / "bin").iterdir()):
-        if path.is_file() and (spelled := _interpreter_prefix(path)) and os.path.isdir(spelled):  # noqa: PTH112
-            if os.path.samefile(spelled, prefix):
-                found.add(spelled)
+        spelled = _interpreter_prefix(path) if path.is_file() else None
+        if spelled and os.path.realpath(spelled) == os.path.realpath(prefix):
+            found.add(spelled)
     return tuple(sorted(found - {str(prefix)}))
 
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from provision.env import tar
-from provision.env.manifest import FORMAT, Chunk, Manifest
+from provision.env.manifest import FORMAT, Chunk, Manifest, PrefixFiles
 from provision.errors import UsageError
 
 INDEX = "clusterctl-bundle"
 INDEX_SIZE = 512
-PREFIX_FILES = "prefix-files.tar.zst"
 MANIFEST = "manifest.json"
 MTIME = 315532800  # 1980-01-01: equal environments give equal bundles, but for the time of packing
 
@@ -28,8 +27,8 @@ def member_header(name: str, size: int) -> bytes:
     return tar.header(name.encode(), size=size, mtime=MTIME)
 
 
-def index_data(offset: int, size: int, sha256: str) -> bytes:
-    """The data of the first member, which tells where the manifest lies."""
+def index_member(offset: int, size: int, sha256: str) -> bytes:
+    """The first member, header and data, which tells where the manifest's data lie."""
     index = {
         "magic": INDEX,
         "format": FORMAT,
@@ -37,7 +36,7 @@ def index_data(offset: int, size: int, sha256: str) -> bytes:
         "manifest_size": size,
         "manifest_sha256": sha256,
     }
-    return json.dumps(index).encode("ascii").ljust(INDEX_SIZE)
+    return member_header(INDEX, INDEX_SIZE) + json.dumps(index).encode("ascii").ljust(INDEX_SIZE)
 
 
 class Writer:
@@ -55,7 +54,7 @@ class Writer:
 
     def add_prefix_files(self, blocks: Iterable[bytes]) -> None:
         """Write the member of the files that contain the prefix."""
-        self._member(PREFIX_FILES, blocks)
+        self._member(PrefixFiles.member, blocks)
 
     @property
     def next_data(self) -> int:
@@ -74,8 +73,8 @@ class Writer:
         offset = self.next_data
         self._member(MANIFEST, [data])
         self._file.write(tar.END)
-        self._file.seek(tar.BLOCK)
-        self._file.write(index_data(offset, len(data), hashlib.sha256(data).hexdigest()))
+        self._file.seek(0)
+        self._file.write(index_member(offset, len(data), hashlib.sha256(data).hexdigest()))
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -61,7 +61,7 @@ def notices(spec: RunSpec) -> tuple[Notice, ...]:
     """What the user should know before the run starts."""
     found = []
     _, about = infiniband(spec)
-    if about:
+    if about and "NCCL_IB_DISABLE" not in spec.env:
         found.append(about)
     for worker in spec.workers:
         interface = worker.facts.interface or ""
@@ -105,7 +105,7 @@ def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = N
         "HF_DATASETS_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "WANDB_MODE": "offline",
-        "HF_HOME": f"{cache}/huggingface",
+        "HF_HOME": f"{spec.folder}/cache/node{rank}",  # holds the tokenized data; /tmp may be memory
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TORCH_EXTENSIONS_DIR": f"{cache}/torch_extensions",

@@ -6,8 +6,8 @@
         inventory.load(cluster.inventory)
 """
 
-from provision.sandbox.bring_up import up
+from provision.sandbox.bring_up import require, up
 from provision.sandbox.cluster import Sandbox, Status, list_all
 from provision.sandbox.take_down import down
 
-__all__ = ["Sandbox", "Status", "down", "list_all", "up"]
+__all__ = ["Sandbox", "Status", "down", "list_all", "require", "up"]

@@ -23,7 +23,7 @@ from provision.sandbox.process import boot_id, environment, identify
 from provision.sandbox.rootfs import cached, minimal
 from provision.sandbox.rootfs import recipe as minimal_recipe
 from provision.sandbox.signals import interruptible, uninterrupted
-from provision.sandbox.state import NodeState, State, home, load, locked, names, save
+from provision.sandbox.state import NodeState, State, home, load_all, locked, save
 from provision.sandbox.take_down import remove
 
 STAGE = "nodes"
@@ -78,14 +78,8 @@ def up(
         raise UsageError(f"a sandbox's nodes have no user {user}", hint=f"root or {TRAINER}")
     if not prefix.startswith("/"):
         raise UsageError(f"prefix {prefix!r} is not absolute", hint="/opt/llm/current")
-    host.require_root(f"clusterctl sandbox up --nodes {len(hostnames)}")
+    require(rootfs=rootfs, packages=packages, link=link, password=password)
     recipe = minimal_recipe(packages) if rootfs == "minimal" else None
-    host.require_programs(
-        host.FOR_LINK if link else {},
-        host.FOR_PASSWORD if password else {},
-        host.FOR_HOST if recipe is None else {},
-        host.FOR_MINIMAL if recipe and not cached(recipe) else {},
-    )
     token = secrets.token_hex(4)
     with interruptible():
         try:
@@ -101,14 +95,32 @@ def up(
             state = replace(state, files=files.digests(contents))
             save(state)
             files.write(state, contents)
-            save(replace(state, made="up"))
+            state = replace(state, made="up")
+            save(state)
         except BaseException:
             with uninterrupted():
                 _undo(token)
             raise
     states = dict.fromkeys(hostnames, "up")
     emit(StageFinished(STAGE, time.monotonic() - began, states, f"sandbox {state.name}, {state.subnet}"))
-    return Sandbox(state.name)
+    return Sandbox(state)
+
+
+def require(
+    *, rootfs: Rootfs = "minimal", packages: Sequence[str] = (), link: str | None = None, password: str | None = None
+) -> None:
+    """Checks that this machine can make such a sandbox; the arguments are those of ``up``.
+
+    Raises:
+        UsageError: not root, or programs are missing; the message names all of them, and the hint installs them.
+    """
+    host.require_root("clusterctl sandbox up")
+    host.require_programs(
+        host.FOR_LINK if link else {},
+        host.FOR_PASSWORD if password else {},
+        host.FOR_HOST if rootfs == "host" else {},
+        host.FOR_MINIMAL if rootfs == "minimal" and not cached(minimal_recipe(packages)) else {},
+    )
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ class _Wish:
 def _reserve(wish: _Wish) -> State:
     """Chooses a name and a subnet, and writes them down before anything is made."""
     with locked():
-        others = [load(each) for each in names()]
+        others = load_all()
         name = wish.name or _free_name({other.name for other in others})
         if name in {other.name for other in others}:
             raise UsageError(f"there is a sandbox {name} already", hint=f"clusterctl sandbox down {name}")
@@ -179,7 +191,7 @@ def _make_disks(state: State, lower: Path, password: str | None) -> tuple[str, d
     storage.mkdir(parents=True, mode=0o700)
     disk.make_key(storage / files.KEY, f"clusterctl sandbox {state.name}")
     public = (storage / f"{files.KEY}.pub").read_text(encoding="ascii").strip()
-    shared = disk.common(lower, public, password, home())
+    shared = disk.common(lower, public, password, (home(), storage))
     sshd = "/usr/sbin/sshd" if state.rootfs == "minimal" else shutil.which("sshd", path=environment()["PATH"])
     assert sshd, "host.require_programs found it"
     host_keys = {}
@@ -192,8 +204,7 @@ def _make_disks(state: State, lower: Path, password: str | None) -> tuple[str, d
 
 def _undo(token: str) -> None:
     """Removes what ``up`` has made so far; nothing when it had not begun."""
-    for name in names():
-        state = load(name)
+    for state in load_all():
         if state.token == token:
             remove(state)
 

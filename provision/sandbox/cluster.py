@@ -11,9 +11,9 @@ from typing import Literal, final
 
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Node, ignore
-from provision.sandbox import files, network, node, state
+from provision.sandbox import files, network, node
 from provision.sandbox.process import SYSTEM_PATH, Process, kill
-from provision.sandbox.state import NodeState, State
+from provision.sandbox.state import NodeState, State, load_all
 from provision.sandbox.take_down import down
 
 Status = Literal["starting", "up", "broken"]
@@ -24,7 +24,12 @@ Status = Literal["starting", "up", "broken"]
 class Sandbox:
     """A rehearsal cluster of this machine. As a context manager it goes down at the end of the block."""
 
-    name: str
+    state: State
+
+    @property
+    def name(self) -> str:
+        """What ``down`` takes."""
+        return self.state.name
 
     def __enter__(self) -> Sandbox:
         return self
@@ -35,18 +40,14 @@ class Sandbox:
         self.down()
 
     @property
-    def _state(self) -> State:
-        return state.load(self.name)
-
-    @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes, as an inventory would hold them."""
-        return tuple(Node(name=each.name, address=each.address) for each in self._state.nodes)
+        return tuple(Node(name=each.name, address=each.address) for each in self.state.nodes)
 
     @property
     def directory(self) -> Path:
         """The folder that the inventory, the pinned host keys and the private key were written to."""
-        return Path(self._state.directory)
+        return Path(self.state.directory)
 
     @property
     def inventory(self) -> Path:
@@ -66,27 +67,27 @@ class Sandbox:
     @property
     def rootfs(self) -> str:
         """``minimal`` or ``host``."""
-        return self._state.rootfs
+        return self.state.rootfs
 
     @property
     def link(self) -> str | None:
         """The rate that every cable is shaped to, None when they are as fast as the machine."""
-        return self._state.rate
+        return self.state.rate
 
     @property
     def subnet(self) -> str:
         """The private network, such as ``10.77.0.0/16``; its first address is this machine."""
-        return self._state.subnet
+        return self.state.subnet
 
     @property
     def created(self) -> str:
         """When it was made, in UTC and ISO 8601."""
-        return self._state.created
+        return self.state.created
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Why it is broken, one sentence each; empty when it is not."""
-        now = self._state
+        now = self.state
         if not now.same_boot:
             return ("the machine was restarted since",)
         if now.made == "starting" and not now.creator.alive:
@@ -100,7 +101,7 @@ class Sandbox:
         """``starting`` while another process makes it, ``up``, or ``broken``: see ``problems``."""
         if self.problems:
             return "broken"
-        return self._state.made
+        return self.state.made
 
     def node_root(self, name: str) -> Path:
         """The root folder of a running node, as it sees it itself, for reading and changing its files.
@@ -141,7 +142,7 @@ class Sandbox:
 
     def log(self, name: str) -> str:
         """What the node's start and its sshd have written so far."""
-        return node.log(self._state, self._node(name)).read_text(encoding="utf-8", errors="replace")
+        return node.log(self.state, self._node(name)).read_text(encoding="utf-8", errors="replace")
 
     def power_off(self, name: str) -> None:
         """Ends every process of a node at once, as a power cut does. Its disk stays; it does not come back."""
@@ -149,30 +150,30 @@ class Sandbox:
 
     def unplug(self, name: str) -> None:
         """Pulls the network cable of a node, which runs on."""
-        network.set_cable(self._state, self._node(name).link, connected=False)
+        network.set_cable(self.state, self._node(name).link, connected=False)
 
     def plug(self, name: str) -> None:
         """Plugs the network cable of a node in again."""
-        network.set_cable(self._state, self._node(name).link, connected=True)
+        network.set_cable(self.state, self._node(name).link, connected=True)
 
     def down(self, emit: Emit = ignore) -> None:
         """Ends the sandbox: see ``provision.sandbox.down``."""
         down(self.name, emit=emit)
 
     def _node(self, name: str) -> NodeState:
-        found = [each for each in self._state.nodes if each.name == name]
+        found = [each for each in self.state.nodes if each.name == name]
         if not found:
-            known = ", ".join(each.name for each in self._state.nodes)
+            known = ", ".join(each.name for each in self.state.nodes)
             raise UsageError(f"sandbox {self.name} has no node {name} (there: {known})")
         return found[0]
 
     def _running(self, name: str) -> Process:
         init = self._node(name).init
-        if not (self._state.same_boot and init and init.alive):
+        if not (self.state.same_boot and init and init.alive):
             raise ClusterctlError(f"{name} of sandbox {self.name} is off")
         return init
 
 
 def list_all() -> list[Sandbox]:
     """Every sandbox of this machine, also half-made and broken ones, by name."""
-    return [Sandbox(name) for name in state.names()]
+    return [Sandbox(each) for each in load_all()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,15 +36,22 @@ class Common:
     hide: tuple[str, ...]
 
 
-def common(lower: Path, public_key: str, password: str | None, state_home: Path) -> Common:
-    """Reads what is needed of ``lower``, once for all nodes."""
+def common(lower: Path, public_key: str, password: str | None, private: Sequence[Path]) -> Common:
+    """Reads what is needed of ``lower``, once for all nodes.
+
+    Args:
+        lower: the shared root below.
+        public_key: may log in as root and trainer.
+        password: that of root and trainer; None for key logins only.
+        private: folders of this machine that hold the disks and keys of nodes.
+    """
     passwd, group, shadow = ((lower / "etc" / name).read_text("utf-8") for name in ("passwd", "group", "shadow"))
     # On stdin: argv can be read by everybody on the machine.
     hashed = run("openssl", "passwd", "-6", "-stdin", stdin=password + "\n").strip() if password else None
     accounts = with_trainer(Accounts(passwd, group, shadow), hashed)
     hide = [*_SCRATCH, "/root/.ssh", f"{accounts.trainer_home}/.ssh"]
     if lower == Path("/"):
-        hide.append(str(state_home))  # the disks and keys of all nodes, its own among them
+        hide += [str(each) for each in private if not any(other in each.parents for other in private)]
     return Common(lower, public_key, password, accounts, tuple(hide))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,6 +94,16 @@ def check_mountable(path: Path) -> None:
         raise UsageError(f"{path} holds a character that overlay mounts cannot take", hint="use a plainer path")
 
 
+def mounts() -> list[tuple[Path, str]]:
+    """Every mount of this machine that we see, in order: where it is, and the type of its file system."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])  # see proc(5)
+        found.append((Path(point), after.split()[0]))
+    return found
+
+
 def _capabilities() -> int:
     for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("CapEff:"):
@@ -104,9 +115,7 @@ def _file_system(path: Path) -> str:
     """The type of the file system that ``path`` is or will be on."""
     there = path.resolve()
     best, kind = Path("/"), ""
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        before, _, after = line.partition(" - ")
-        point = Path(before.split()[4].encode().decode("unicode_escape"))  # space is \040 there, see proc(5)
+    for point, its_kind in mounts():
         if there.is_relative_to(point) and len(point.parts) >= len(best.parts):
-            best, kind = point, after.split()[0]
+            best, kind = point, its_kind
     return kind

@@ -16,7 +16,7 @@ from typing import final
 from provision.errors import NodesFailedError
 from provision.render import render
 from provision.sandbox import network
-from provision.sandbox.process import Process, ended, environment, identify, kill, with_argv
+from provision.sandbox.process import ended, environment, identify, kill, with_argv
 from provision.sandbox.state import NodeState, State
 
 _NAMESPACES = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork")
@@ -39,7 +39,6 @@ def write_script(state: State, node: NodeState, lower: Path, sshd: str) -> None:
         address=f"{node.address}/{IPv4Network(state.subnet).prefixlen}",
         overlay=f"lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}",
         root=folder / "root",
-        log=log(state, node),
         devices=devices,
         sshd=sshd,
         rate=state.rate or "",
@@ -67,7 +66,9 @@ def start(state: State, save: Callable[[State], None]) -> State:
         NodesFailedError: some did not start.
     """
     with ExitStack() as stack:
-        starting = [stack.enter_context(_Starting(node, _command(state, node))) for node in state.nodes]
+        starting = [
+            stack.enter_context(_Starting(node, _command(state, node), log(state, node))) for node in state.nodes
+        ]
         state = replace(state, nodes=tuple(each.identified() for each in starting))
         save(state)
         network.plug(state)
@@ -157,11 +158,14 @@ class _Starting:
 
     node: NodeState
     command: Sequence[str]
+    log: Path
 
     def __enter__(self) -> _Starting:
-        self._process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True
-        )
+        # Not our stderr: a node lives on, and who reads that of clusterctl waits for its end.
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment(), text=True
+            )
         assert self._process.stdin
         assert self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
@@ -193,5 +197,5 @@ class _Starting:
             self._in.flush()
 
     def wait(self) -> None:
-        """Waits until the node has set up all but sshd itself, or died."""
-        self._out.read()
+        """Waits until the node has set up all but sshd itself, or died, which closes the pipe."""
+        self._out.readline()

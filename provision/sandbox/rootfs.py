@@ -136,7 +136,7 @@ def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
         trouble = [line for line in said if not line.startswith("I: ")] or said
         raise ClusterctlError(
             f"{' '.join(argv)} failed: {'; '.join(trouble[-3:])}",
-            hint="set CLUSTERCTL_DEBIAN_MIRROR=http://… to one that works, or use this machine's own root: --rootfs host",
+            hint="set CLUSTERCTL_DEBIAN_MIRROR=http://… to a mirror that works, or use --rootfs host",
         )
 
 

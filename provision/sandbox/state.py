@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -123,6 +123,15 @@ def names() -> list[str]:
     """The names of all sandboxes, sorted."""
     folder = home()
     return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+
+
+def load_all() -> list[State]:
+    """The states of all sandboxes, by name."""
+    states = []
+    for name in names():
+        with suppress(UsageError):  # it has gone since it was listed
+            states.append(load(name))
+    return states
 
 
 def forget(state: State) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Notice, StageFinished, StageStarted, ignore
 from provision.sandbox import files, network, node
-from provision.sandbox.host import require_root
+from provision.sandbox.host import mounts, require_root
 from provision.sandbox.signals import uninterrupted
 from provision.sandbox.state import State, forget, load
 
@@ -55,11 +55,7 @@ def remove(state: State, emit: Emit = ignore) -> None:
 
 def _remove_disks(storage: Path) -> None:
     """Removes the nodes' disks, but never what somebody has mounted there."""
-    mounted = [
-        line.split()[4]
-        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.split()[4].startswith(f"{storage}/")
-    ]
+    mounted = [point for point, _ in mounts() if point.is_relative_to(storage)]
     if mounted:
         raise ClusterctlError(f"{mounted[0]} is mounted in a sandbox's folder", hint=f"umount {mounted[0]}")
     if storage.exists():

@@ -7,9 +7,12 @@ what needs the network.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
-from provision.model import Inventory
+
+if TYPE_CHECKING:
+    from provision.model import Inventory
 
 ORDER = ("os_packages", "hosts", "limits", "chrony", "nfs", "opensm")
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provision import services
 from provision.env import payload, release
 from provision.env.bundle import Bundle, open_bundle
 from provision.env.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
-from provision.inventory import likely_typo
+from provision.inventory import fold, likely_typo
 from provision.model import (
     Emit,
     Inventory,
@@ -35,7 +34,12 @@ from provision.script import compile_steps, parse
 from provision.tasks.pack import SUFFIX
 from provision.transfer import broadcast, bulk
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
 EXAMINE_DEADLINE = 60.0
+REVIEW = "review"  # the token of scripts that are written for people
 SMOKE_DEADLINE = 600.0
 
 
@@ -195,9 +199,9 @@ def _send(
 ) -> int:
     """Stream the release to the nodes that lack it; returns the bytes sent to all of them together."""
     began = time.monotonic()
-    size = payload.size(bundle, relocated)
-    total = size * len(nodes)
-    emit(StageStarted("send", f"Sending {bundle.manifest.name} ({bundle.manifest.release_id})", total, "bytes"))
+    total = payload.size(bundle, relocated)
+    title = f"Sending {bundle.manifest.name} ({bundle.manifest.release_id}) to {fold(node.name for node in nodes)}"
+    emit(StageStarted("send", title, total, "bytes"))
     done = 0
 
     def count(block: int) -> None:
@@ -211,9 +215,10 @@ def _send(
     answers = broadcast(remotes, scripts, payload.stream(bundle, relocated), on_bytes=count)
     for node in nodes:
         _note_failure(node, answers[node.name], tokens[node.name], inventory, failed)
-    states = {node.name: failed.get(node.name, "received") for node in nodes}
-    emit(StageFinished("send", time.monotonic() - began, states, f"{done / 1e9:.2f} GB"))
-    return done
+    received = [node for node in nodes if node.name not in failed]
+    states = {node.name: "failed" if node.name in failed else "received" for node in nodes}
+    emit(StageFinished("send", time.monotonic() - began, states, f"{total / 1e9:.2f} GB each"))
+    return total * len(received)
 
 
 def _activate(
@@ -271,4 +276,4 @@ def _write_scripts(folder: Path, nodes: Sequence[Node], send: Sequence[Step], ac
     for node in nodes:
         for number, (stage, steps) in enumerate((("send", send), ("activate", activate)), start=1):
             path = folder / f"{node.name}-{number}-{stage}.sh"
-            path.write_text(compile_steps(steps, token="review"), encoding="utf-8")
+            path.write_text(compile_steps(steps, token=REVIEW), encoding="utf-8")

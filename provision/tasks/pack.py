@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from provision.env.manifest import Manifest
 from provision.env.pack import pack
 from provision.env.source import find_env
 from provision.errors import UsageError
-from provision.model import Emit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from provision.env.manifest import Manifest
+    from provision.model import Emit
 
 SUFFIX = ".ccb"
 

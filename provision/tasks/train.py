@@ -9,20 +9,31 @@ from __future__ import annotations
 import importlib.resources
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, PreflightError, RunFailedError, UsageError
+from provision.errors import (
+    ClusterctlError,
+    InterruptedByUser,
+    NodesFailedError,
+    PreflightError,
+    RunFailedError,
+    UsageError,
+)
 from provision.follow import Follower
 from provision.launchers import llamafactory
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.remote import Connections, fan_out
-from provision.prompts import Prompts
 from provision.render import render
 from provision.run import Facts, Launch, RunSpec, Travel, Worker, new_run_id, plan_name, tar_stream, travel
 from provision.tasks.deploy import reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from provision.prompts import Prompts
 
 PREPARE_DEADLINE = 600.0
 DEFAULT_CONFIG = "train.yaml"
@@ -92,7 +103,7 @@ def train(
         began = time.monotonic()
         follower = Follower(run, nodes, folder, grace=GRACE, emit=emit)
         try:
-            _start(inventory, spec, launch, connections, follower, emit)
+            _start(spec, launch, connections, follower, emit)
         finally:
             seconds = time.monotonic() - began
             state = {"run": run, "state": follower.state, "seconds": round(seconds, 1), "losses": follower.losses}
@@ -135,7 +146,7 @@ def _prepare(
         )
         result = connections[node].run(script, stdin=tar_stream(luggage, agent), deadline=PREPARE_DEADLINE)
         if result.rc != 0:
-            raise _Refused(result.err.strip() or f"the script ended with status {result.rc}")
+            raise _RefusedError(result.err.strip() or f"the script ended with status {result.rc}")
         release, _, answer = result.out.partition("\n")
         return release.removeprefix("release "), Facts.parse(answer)
 
@@ -146,7 +157,7 @@ def _prepare(
     facts: dict[str, Facts] = {}
     for node in nodes:
         answer = answers[node.name]
-        if isinstance(answer, _Refused):
+        if isinstance(answer, _RefusedError):
             refused[node.name] = str(answer)
         elif isinstance(answer, ClusterctlError):
             unreachable[node.name] = reason(answer, inventory, node)
@@ -175,7 +186,7 @@ def _prepare(
     return releases, facts
 
 
-class _Refused(ClusterctlError):
+class _RefusedError(ClusterctlError):
     """A node that answered, and cannot take part."""
 
 
@@ -209,9 +220,7 @@ def _spec(
     )
 
 
-def _start(
-    inventory: Inventory, spec: RunSpec, launch: Launch, connections: Connections, follower: Follower, emit: Emit
-) -> None:
+def _start(spec: RunSpec, launch: Launch, connections: Connections, follower: Follower, emit: Emit) -> None:
     """Start every node's agent and follow them all to the end."""
     nodes = [worker.node for worker in spec.workers]
     emit(StageStarted("train", f"Training {spec.id}", None, "steps"))

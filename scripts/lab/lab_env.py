@@ -13,7 +13,6 @@ import fcntl
 import json
 import shutil
 import sys
-import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -37,7 +36,7 @@ def build_env(cache: Path | None = None, python: Path | None = None) -> dict[str
         lab.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LabError(f"cannot write {lab}: {error.strerror}. Name another folder with --cache") from error
-    source = lab_tree.inspect(python or Path(sys.executable), Log(lab / "inspect.log"))
+    source = lab_tree.inspect(python or Path(sys.executable))
     home = lab / lab_recipe.digest(source.facts())
     with (lab / f"{home.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another build of the same is waited for
@@ -84,7 +83,7 @@ def _build(source: lab_tree.Python, home: Path) -> dict[str, object]:
     with log.step("bytecode of the standard library"):
         _compile(prefix, source, log)
     with log.step("smoke test"):
-        versions = json.loads(log.run([prefix / "bin/python", "-c", _VERSIONS]).splitlines()[-1])
+        versions = log.ask(prefix / "bin/python", _VERSIONS)
         check = log.run([prefix / "bin/python", "-m", "pip", "check"]).strip()
     for leftover in ("wheels", "stand-ins", "stage"):
         shutil.rmtree(home / leftover)
@@ -130,13 +129,13 @@ def _constraints(home: Path) -> Path:
 def _verify_layout(prefix: Path, source: lab_tree.Python, log: Log) -> None:
     """That the copy stands on its own: its prefix, its modules, and where pip will install."""
     program = (
-        "import json, sys, sysconfig, bz2, ctypes, lzma, readline, sqlite3, ssl, uuid, zlib;"
+        "import json, sys, sysconfig, bz2, ctypes, lzma, sqlite3, ssl, zlib;"
         "scheme = sysconfig.get_paths(); importable = scheme['purelib'] in sys.path;"
-        "print(json.dumps([sys.prefix, scheme['purelib'], scheme['scripts'], importable]))"
+        "print(json.dumps({'prefix': sys.prefix, 'packages': scheme['purelib'], 'importable': importable}))"
     )
-    seen = json.loads(log.run([prefix / "bin/python", "-c", program]))
+    seen = log.ask(prefix / "bin/python", program)
     packages = prefix / "lib" / f"python{source.short}" / "site-packages"
-    wanted = [str(prefix), str(packages), str(prefix / "bin"), True]
+    wanted = {"prefix": str(prefix), "packages": str(packages), "importable": True}
     if seen != wanted:
         raise LabError(f"the copied Python does not have the layout of a conda environment: {seen}, wanted {wanted}")
 
@@ -155,8 +154,7 @@ def _unpack_checkout(prefix: Path, checkout: Path, home: Path, log: Log) -> None
     download = [prefix / "bin/python", "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
     log.run([*download, "--no-binary", "llamafactory", "-d", home / "stage/sdist", lab_recipe.LLAMAFACTORY])
     archive = next((home / "stage/sdist").glob("*.tar.gz"))
-    with tarfile.open(archive) as tar:
-        tar.extractall(home / "stage/sdist", filter="data")
+    log.run(["tar", "--no-same-owner", "-xzf", archive, "-C", archive.parent])
     checkout.parent.mkdir()
     next(path for path in (home / "stage/sdist").iterdir() if path.is_dir()).rename(checkout)
 

@@ -1,6 +1,7 @@
 """Running the commands that build the environment: one log, timed steps, and the end of the log when one fails."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -25,9 +26,9 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass
 class Log:
-    """Where output goes, and how long each step took in seconds."""
+    """Where output goes (None: nowhere), and how long each step took in seconds."""
 
-    path: Path
+    path: Path | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -46,16 +47,26 @@ class Log:
         """Runs argv and returns what it printed.
 
         Raises:
-            LabError: It failed; with its last lines.
+            LabError: It failed or did not start; with its last lines.
         """
         words = [str(word) for word in argv]
-        done = subprocess.run(
-            words, cwd=cwd, env=clean_environment(), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
-        )  # fmt: skip
-        with self.path.open("a") as log:
-            log.write(f"$ {' '.join(words)}\n{done.stdout}")
+        try:
+            done = subprocess.run(
+                words, cwd=cwd, env=clean_environment(), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise LabError(f"cannot run {words[0]}: {error.strerror}") from error
+        if self.path:
+            with self.path.open("a") as log:
+                log.write(f"$ {' '.join(words)}\n{done.stdout}")
         if done.returncode:
             tail = "\n".join(done.stdout.splitlines()[-TAIL:])
-            raise LabError(f"`{' '.join(words)}` exited {done.returncode}:\n{tail}\nThe whole log: {self.path}")
+            whole = f"\nThe whole log: {self.path}" if self.path else ""
+            raise LabError(f"`{' '.join(words)}` exited {done.returncode}:\n{tail}{whole}")
         return done.stdout
+
+    def ask(self, python: Path, program: str) -> dict[str, object]:
+        """The JSON object that `program` prints on a line of its own, whatever else is printed around it."""
+        lines = self.run([python, "-I", "-c", program]).splitlines()
+        return json.loads(next(line for line in reversed(lines) if line.startswith('{"')))

@@ -6,7 +6,6 @@ the build prefix where nobody can rewrite it.
 """
 
 import fnmatch
-import json
 import re
 import shutil
 from collections.abc import Iterable
@@ -63,13 +62,13 @@ class Python:
         return asdict(self)
 
 
-def inspect(executable: Path, log: Log) -> Python:
+def inspect(executable: Path) -> Python:
     """What `executable`, or the interpreter its virtual environment was made from, is.
 
     Raises:
         LabError: It is too old, or its layout is none that can be copied.
     """
-    python = Python(**json.loads(log.run([executable, "-I", "-c", _FACTS])))
+    python = Python(**Log().ask(executable, _FACTS))
     wanted = "{}.{}".format(*MINIMUM_PYTHON)
     if tuple(map(int, python.short.split("."))) < MINIMUM_PYTHON:
         raise LabError(

@@ -40,7 +40,9 @@ def test_every_command_is_in_the_reference(path):
     assert f"\n## clusterctl {path}\n" in (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("path", "command"), commands(cli), ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("path", "command"), commands(cli), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
 def test_every_option_is_in_its_section_of_the_reference(path, command):
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     section = text.split(f"\n## clusterctl {' '.join(path)}\n")[1].split("\n## ")[0]

@@ -46,13 +46,22 @@ def test_a_template_renders_from_the_wheel(installed):
 
 
 def test_the_agent_is_in_the_wheel(installed):
-    result = run(installed, "-c", "import trainer, pathlib; print(sorted(p.name for p in pathlib.Path(trainer.__file__).parent.rglob('*.py')))")
+    result = run(
+        installed,
+        "-c",
+        "import trainer, pathlib; print(sorted(p.name for p in pathlib.Path(trainer.__file__).parent.rglob('*.py')))",
+    )
     assert "agent" in result.stdout
 
 
 def test_fab_lists_the_tasks():
     result = subprocess.run(
-        [Path(sys.executable).with_name("fab"), "--list"], check=False, capture_output=True, text=True, cwd=ROOT, timeout=60
+        [Path(sys.executable).with_name("fab"), "--list"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
     )
     assert result.returncode == 0, result.stderr
     for name in ("pack-env", "deploy", "train"):

@@ -22,7 +22,9 @@ PASSWORD = "correct horse"
 class LocalSshd:
     """One sshd. ``users`` maps names to login shells; each has its own home and ``PASSWORD``."""
 
-    def __init__(self, folder: Path, users: dict[str, str], options: str = "", host_keys: tuple[str, ...] = ("ed25519",)):
+    def __init__(
+        self, folder: Path, users: dict[str, str], options: str = "", host_keys: tuple[str, ...] = ("ed25519",)
+    ):
         self.folder = folder
         self.folder.mkdir(parents=True, mode=0o700)
         self.users = users
@@ -34,9 +36,10 @@ class LocalSshd:
             shutil.copy(f"{self.key}.pub", ssh / "authorized_keys")
         self.host_keys = [make_key(folder / f"host_{kind}", kind) for kind in host_keys]
         (folder / "sshd_config").write_text(
-            "".join(f"HostKey {key}\n" for key in self.host_keys)
+            options  # first: sshd takes the first of two lines
+            + "".join(f"HostKey {key}\n" for key in self.host_keys)
             + f"Port {self.port}\nListenAddress 127.0.0.1\nPidFile none\nUsePAM no\nPermitRootLogin yes\n"
-            "AuthorizedKeysFile .ssh/authorized_keys\nPrintMotd no\nPrintLastLog no\nMaxStartups 100\n" + options
+            "AuthorizedKeysFile .ssh/authorized_keys\nPrintMotd no\nPrintLastLog no\nMaxStartups 100\n"
         )
         crypted = subprocess.run(
             ["openssl", "passwd", "-6", "-stdin"], input=PASSWORD, text=True, stdout=subprocess.PIPE, check=True
@@ -67,7 +70,8 @@ class LocalSshd:
                 break
         else:
             raise RuntimeError("sshd did not start: " + "".join(said))
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self._listening = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self._listening.start()
 
     def home(self, user: str) -> Path:
         return self.folder / "homes" / user
@@ -102,6 +106,9 @@ class LocalSshd:
             self.cut()
             self.process.kill()
             self.process.wait()
+            self._listening.join(5)
+            assert self.process.stderr
+            self.process.stderr.close()
 
 
 def children(pid: int) -> list[int]:

@@ -15,7 +15,7 @@ from provision import sandbox as sandboxes
 pytestmark = pytest.mark.root
 
 CLUSTERCTL = Path(sys.executable).with_name("clusterctl")
-NASTY = ("a b.py", "quote's \"both\".txt", "$(touch /tmp/owned).txt", "new\nline.txt", "täst-日本.txt", "-rf", "`id`;*")
+NASTY = ("a b.py", 'quote\'s "both".txt', "$(touch owned).txt", "new\nline.txt", "täst-日本.txt", "-rf", "`id`;*")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,14 @@ def make_env(prefix: Path, text: str = "one") -> Path:
     (prefix / "bin").mkdir()
     (prefix / "conda-meta").mkdir()
     (prefix / "conda-meta/history").write_text("")
-    python = {"name": "python", "version": "3.11.7", "build": "0", "files": ["bin/python"], "channel": "", "depends": []}
+    python = {
+        "name": "python",
+        "version": "3.11.7",
+        "build": "0",
+        "files": ["bin/python"],
+        "channel": "",
+        "depends": [],
+    }
     (prefix / "conda-meta/python-3.11.7-0.json").write_text(json.dumps(python))
     (prefix / "bin/python").write_text("#!/bin/sh\nexit 0\n")
     (prefix / "bin/tool").write_text(f"#!{prefix}/bin/python\nimport tool\n")
@@ -71,11 +78,20 @@ def bundle(tmp_path_factory, box):
     return box.directory / "tiny.ccb"
 
 
+def as_trainer(text):
+    return text.replace("user: root", "user: trainer")
+
+
+def impatient(text):
+    return text.replace("ssh: {", "ssh: {timeout: 2, ")
+
+
 def inventory(box, folder, *, prefix="/opt/llm/current", extra="", change=lambda text: text):
     """An inventory for the sandbox's nodes in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     text = box.inventory.read_text()
-    text = re.sub(r"^prefix: .*$", f"prefix: {json.dumps(str(prefix))}", text, flags=re.MULTILINE)
+    line = f"prefix: {json.dumps(str(prefix))}"
+    text = re.sub(r"^prefix: .*$", lambda _: line, text, flags=re.MULTILINE)
     for name in ("id_ed25519", "known_hosts"):
         shutil.copy2(box.directory / name, folder / name)
     (folder / "inventory.yaml").write_text(change(text) + extra)
@@ -90,7 +106,8 @@ def on(box, node, *argv):
 
 def tree(box, node):
     """Every path of a node's disk with what a write would change."""
-    find = "find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /var/log \\) -prune -o -printf '%p %y %s %T@ %m\\n'"
+    passing = " -o ".join(f"-path {path}" for path in ("/proc", "/sys", "/dev", "/run", "/var/log"))
+    find = f"find / -xdev \\( {passing} \\) -prune -o -printf '%p %y %s %T@ %m\\n'"
     return sorted(on(box, node, "sh", "-c", find).splitlines())
 
 
@@ -106,11 +123,13 @@ def test_deploy_brings_the_environment_to_every_node_and_a_second_one_changes_no
         assert on(box, node, "env", "-i", "/opt/first/current/bin/tool") == ""
         assert on(box, node, "head", "-n", "1", f"{release}/bin/tool") == f"#!{release}/bin/python\n"
         assert on(box, node, "env", "-i", f"{release}/bin/where").strip() == f"{release}/share"
-        names = on(box, node, "sh", "-c", f"cd '{release}/share/odd names' && ls -A1b | wc -l && cat -- 'new\nline.txt'")
+        names = on(
+            box, node, "sh", "-c", f"cd '{release}/share/odd names' && ls -A1b | wc -l && cat -- 'new\nline.txt'"
+        )
         assert names.splitlines()[0] == str(len(NASTY))
         assert "new\nline.txt" in names
         assert "empty" in on(box, node, "ls", release)
-        assert not Path(box.node_root(node), "tmp/owned").exists()
+        assert box.enter(node, ["find", "/root", "/tmp", "/home", "/opt", "-name", "owned"]).stdout == ""
         writable = on(box, node, "find", release, "-perm", "/222", "!", "-type", "l")
         assert writable == ""
     before = {node: tree(box, node) for node in ("node01", "node02")}
@@ -147,7 +166,10 @@ def test_a_changed_environment_becomes_a_second_release_and_the_first_stays(box,
 
 def test_everything_works_without_root_on_the_nodes(box, bundle, tmp_path):
     folder = inventory(
-        box, tmp_path / "i", prefix="/home/trainer/llm/current", change=lambda text: text.replace("user: root", "user: trainer")
+        box,
+        tmp_path / "i",
+        prefix="/home/trainer/llm/current",
+        change=as_trainer,
     )
     result = run("deploy", bundle, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -160,7 +182,13 @@ def test_an_interrupted_deploy_is_completed_by_a_rerun(box, bundle, tmp_path):
     release = json.loads(run("deploy", "--dry-run", "--json", bundle, cwd=folder).stdout)["release"]
     for node in ("node01", "node02"):  # what a kill in the middle of unpacking leaves, with a read-only folder
         left = f"/opt/broken/releases/.incoming-{release}/lib"
-        on(box, node, "sh", "-c", f"mkdir -p {left} && touch /opt/broken/releases/.clusterctl {left}/x && chmod -R a-w {left}")
+        on(
+            box,
+            node,
+            "sh",
+            "-c",
+            f"mkdir -p {left} && touch /opt/broken/releases/.clusterctl {left}/x && chmod -R a-w {left}",
+        )
     result = run("deploy", bundle, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert ".incoming" not in on(box, "node01", "ls", "-A", "/opt/broken/releases")
@@ -179,9 +207,14 @@ def test_a_smoke_test_that_fails_leaves_the_old_release_in_use(box, bundle, tmp_
     assert on(box, "node01", "readlink", "/opt/smoke/current") == before
 
 
+NOT_OURS = "exists and is not clusterctl's"
 REFUSED = {
-    "a folder in the way": ("mkdir -p /opt/c1/current", "/opt/c1/current", "exists and is not clusterctl's"),
-    "a file in the way": ("mkdir -p /opt/c2 && touch /opt/c2/current", "/opt/c2/current", "exists and is not clusterctl's"),
+    "a folder in the way": ("mkdir -p /opt/c1/current", "/opt/c1/current", NOT_OURS),
+    "a file in the way": (
+        "mkdir -p /opt/c2 && touch /opt/c2/current",
+        "/opt/c2/current",
+        "exists and is not clusterctl's",
+    ),
     "a foreign link": ("mkdir -p /opt/c3 && ln -s /usr /opt/c3/current", "/opt/c3/current", "is a link to /usr"),
     "foreign releases": ("mkdir -p /opt/c4/releases/mine", "/opt/c4/current", "/opt/c4/releases exists"),
     "no space": ("mkdir -p /small && mount -t tmpfs -o size=4k tmpfs /small", "/small/llm/current", "free at /small"),
@@ -204,7 +237,12 @@ def test_a_node_that_cannot_take_it_refuses_and_nothing_is_changed_on_any(box, b
 
 
 def test_no_permission_names_the_command_that_gives_it(box, bundle, tmp_path):
-    folder = inventory(box, tmp_path / "i", prefix="/opt/noway/current", change=lambda text: text.replace("user: root", "user: trainer"))
+    folder = inventory(
+        box,
+        tmp_path / "i",
+        prefix="/opt/noway/current",
+        change=as_trainer,
+    )
     result = run("deploy", bundle, cwd=folder)
     assert result.returncode == 4
     assert "install -d -o trainer /opt/noway" in " ".join(result.stderr.split())
@@ -286,7 +324,7 @@ def test_an_unreachable_node_is_named_with_its_likely_typo_and_nothing_is_change
 
 
 def test_a_node_that_is_off_is_named_and_the_others_can_be_done_alone(box, bundle, tmp_path):
-    folder = inventory(box, tmp_path / "i", prefix="/opt/off/current", change=lambda text: text.replace("ssh: {", "ssh: {timeout: 2, "))
+    folder = inventory(box, tmp_path / "i", prefix="/opt/off/current", change=impatient)
     box.unplug("node02")
     try:
         result = run("deploy", bundle, cwd=folder)
@@ -312,14 +350,25 @@ def test_a_long_prefix_is_a_warning_and_works(box, bundle, tmp_path):
     assert on(box, "node01", "env", "-i", f"{prefix}/bin/tool") == ""
 
 
-def test_a_prefix_with_spaces_quotes_and_dollars_is_carried_through(box, bundle, tmp_path):
-    prefix = "/opt/my $(touch /tmp/owned) 'env' \"é/current"
+def test_a_prefix_with_spaces_and_non_ascii_letters_is_carried_through(box, bundle, tmp_path):
+    prefix = "/opt/my env é日本/current"
     folder = inventory(box, tmp_path / "i", prefix=prefix)
     result = run("deploy", bundle, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert on(box, "node01", "env", "-i", f"{prefix}/bin/tool") == ""
-    assert not Path(box.node_root("node01"), "tmp/owned").exists()
     assert "nothing changed" in run("deploy", bundle, cwd=folder).stdout
+
+
+@pytest.mark.parametrize(
+    "odd", ["$(touch owned)", "it's", 'a"b', "back\\slash", "`touch owned`", "a;touch owned", "a&b", "(a)", "a*", "#a"]
+)
+def test_a_prefix_that_files_could_not_hold_safely_is_refused(box, bundle, tmp_path, odd):
+    # The prefix stands in scripts and Python files of any kind: these characters would mean something there.
+    folder = inventory(box, tmp_path / "i", prefix=f"/opt/{odd}/current")
+    result = run("deploy", bundle, cwd=folder)
+    assert result.returncode == 2
+    assert "cannot be a prefix" in " ".join(result.stderr.split())
+    assert box.enter("node01", ["find", "/root", "/tmp", "/home", "/opt", "-name", "owned"]).stdout == ""
 
 
 @pytest.mark.parametrize(

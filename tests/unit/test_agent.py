@@ -250,9 +250,9 @@ def test_a_controller_that_no_longer_reads(run):
     try:
         run.start("import itertools\nfor i in itertools.count(): print(i, 'x' * 1000, flush=True)", stdout=writing)
         log = run.folder / "logs" / "launcher.log"
-        eventually(lambda: log.exists() and log.stat().st_size > 8 << 20)  # the run is not held up
+        eventually(lambda: log.exists() and log.stat().st_size > 48 << 20)  # the run is not held up
         status = Path(f"/proc/{run.agent.pid}/status").read_text()
-        assert int(status.split("VmRSS:")[1].split()[0]) < 100_000  # kB
+        assert int(status.split("VmRSS:")[1].split()[0]) < 50_000  # kB
         run.agent.terminate()
         eventually(lambda: alive(run.mark) == [])
     finally:

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import List, Optional
@@ -68,6 +67,4 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - a broken pipe must not change the code
-    sys.exit(code)
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Rewrite the files that hold a source path for a new prefix. Pure: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from provision.env import binaries, records, shebangs
+from provision.env.manifest import Entry, Manifest
+from provision.env.owners import source_of
+from provision.env.prefixes import Search
+from provision.errors import UsageError
+
+# Characters that a shebang, a double-quoted word of sh and a Python string all take as they are.
+_PREFIX = re.compile(r"/[^\x00-\x1f\"'`$\\\x7f]+\Z")
+
+
+@dataclass(frozen=True)
+class Relocated:
+    """An environment's prefix-dependent files, as they must be at a new prefix.
+
+    Attributes:
+        prefix: the new prefix.
+        files: entries with their new size and digest (a link: its new target), and their bytes (none for a link).
+        stale_pyc: compiled files whose source was rewritten; they must not be unpacked.
+        warnings: what will not work everywhere.
+        unrewritable: paths that keep the old prefix, and why; the environment may not work without them.
+    """
+
+    prefix: PurePosixPath
+    files: tuple[tuple[Entry, bytes], ...]
+    stale_pyc: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+    unrewritable: tuple[tuple[str, str], ...] = ()
+
+
+def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: PurePosixPath) -> Relocated:
+    """Rewrite every file that depends on the prefix, from its packed bytes.
+
+    Args:
+        manifest: of the bundle.
+        prefix_files: ``Bundle.prefix_files()``.
+        new_prefix: where the environment will lie.
+
+    Raises:
+        UsageError: the new prefix is not absolute, or holds characters that no script can carry.
+    """
+    top = str(new_prefix)
+    if not _PREFIX.match(top):
+        raise UsageError(
+            f"{top!r} cannot be a prefix",
+            hint="it must be absolute, without quotes, $, backslashes, control characters",
+        )
+    search = Search(manifest.relocations)
+    new = {target: posixpath.join(top, target).rstrip("/") for _, target in manifest.relocations}
+    links: list[tuple[Entry, bytes]] = []
+    files: dict[str, tuple[Entry, bytes]] = {}
+    unrewritable: list[tuple[str, str]] = []
+    for entry in manifest.marked:
+        if entry.type == "link":
+            target = search.replace(os.fsencode(entry.target), new)
+            links.append((replace(entry, target=os.fsdecode(target)), b""))
+            continue
+        data = prefix_files[entry.path]
+        try:
+            files[entry.path] = _sized(entry, _rewrite(entry, data, search, new))
+        except binaries.CannotRewrite as reason:
+            files[entry.path] = (entry, data)
+            unrewritable.append((entry.path, str(reason)))
+    rewritten = {path for path, (_, data) in files.items() if data != prefix_files[path]}
+    for path in sorted(_records(manifest), key=lambda path: path.startswith("conda-meta/")):
+        entries = {changed: files[changed][0] for changed in rewritten}
+        entry, data = files[path]
+        updated = records.update(path, data, entries, top)
+        if updated != data:
+            files[path] = _sized(entry, updated)
+            rewritten.add(path)
+    return Relocated(
+        prefix=new_prefix,
+        files=tuple(sorted((*files.values(), *links), key=lambda pair: pair[0].path)),
+        stale_pyc=frozenset(
+            entry.path for entry in manifest.files if entry.path.endswith(".pyc") and source_of(entry.path) in rewritten
+        ),
+        warnings=_warnings(files.values(), top),
+        unrewritable=tuple(unrewritable),
+    )
+
+
+def _records(manifest: Manifest) -> list[str]:
+    return [entry.path for entry in manifest.marked if any(mark.kind == "record" for mark in entry.marks)]
+
+
+def _rewrite(entry: Entry, data: bytes, search: Search, new: Mapping[str, str]) -> bytes:
+    kinds = {mark.kind for mark in entry.marks}
+    if "binary" in kinds:
+        return binaries.rewrite(data, search, new, room=max(mark.room for mark in entry.marks))
+    if "shebang" in kinds:
+        if python := shebangs.env_python(data):
+            return shebangs.write(os.fsencode(f"{new['']}/bin/") + python[0], b"") + search.replace(python[1], new)
+        if script := shebangs.split(data, search):
+            program, options, body = (search.replace(part, new) for part in script)
+            return shebangs.write(program, options) + body
+    return search.replace(data, new)
+
+
+def _sized(entry: Entry, data: bytes) -> tuple[Entry, bytes]:
+    return replace(entry, size=len(data), sha256=hashlib.sha256(data).hexdigest()), data
+
+
+def _warnings(files: Iterable[tuple[Entry, bytes]], top: str) -> tuple[str, ...]:
+    """Scripts that had to get the longer form, and those for which there is none."""
+    scripts = [(entry, data) for entry, data in files if any(mark.kind == "shebang" for mark in entry.marks)]
+    longer = [entry.path for entry, data in scripts if shebangs.is_exec(data)]
+    broken = [entry.path for entry, data in scripts if not shebangs.starts(data, os.fsencode(top))]
+    found = []
+    if longer:
+        found.append(f"{top} is too long or holds a space: {len(longer)} Python scripts start by way of /bin/sh")
+    found += [f"{path}: its first line is too long, or holds a space, and may not start" for path in broken]
+    return tuple(found)

@@ -1,0 +1,41 @@
+"""``clusterctl init``: the first contact with the nodes of an inventory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from provision.enrol import Enrolled, enrol
+from provision.enrol import new_inventory as write_inventory
+from provision.errors import NodesFailedError
+from provision.tasks.deploy import reason
+
+if TYPE_CHECKING:
+    from provision.model import Emit, Inventory
+    from provision.prompts import Prompts
+
+__all__ = ["init", "write_inventory"]
+
+
+def init(inventory: Inventory, *, prompts: Prompts | None = None, emit: Emit) -> dict[str, str]:
+    """Pin every node's host key, and install an ssh key where only a password works.
+
+    Returns:
+        What was done for each node.
+
+    Raises:
+        NodesFailedError: some nodes could not be enrolled, the others are done.
+    """
+    results = enrol(inventory, inventory.nodes, prompts=prompts, emit=emit)
+    failed = {
+        node.name: reason(answer, inventory, node)
+        for node in inventory.nodes
+        if not isinstance(answer := results[node.name], Enrolled)
+    }
+    if failed:
+        hints = {answer.hint for answer in results.values() if not isinstance(answer, Enrolled) and answer.hint}
+        raise NodesFailedError(
+            f"{len(failed)} of {len(inventory.nodes)} nodes could not be enrolled",
+            reasons=failed,
+            hint="; ".join(sorted(hints)) or "clusterctl init",
+        )
+    return {name: answer.state for name, answer in results.items() if isinstance(answer, Enrolled)}

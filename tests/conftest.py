@@ -1,0 +1,40 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAB = Path(__file__).resolve().parent.parent / "scripts/lab"
+LAB_FIXTURES = {"lab_env", "lab_project"}
+LAB_TIMEOUT = 1800  # the first test that asks for the environment waits for its build
+
+sys.path.append(str(LAB))  # last, so that nothing of ours hides an installed module
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if LAB_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("lab")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(LAB_TIMEOUT))
+
+
+@pytest.fixture(scope="session")
+def lab_env():
+    """The prefix of a real conda environment with torch, DeepSpeed and LLaMA-Factory; never written to."""
+    if os.environ.get("CLUSTERCTL_SKIP_LAB") == "1":
+        pytest.skip("CLUSTERCTL_SKIP_LAB=1: the rehearsal environment is not wanted")
+    from lab_env import build_env
+
+    return Path(build_env()["prefix"])
+
+
+@pytest.fixture(scope="session")
+def lab_project(lab_env, tmp_path_factory):
+    """A folder with train.yaml, model/ and data/ that LLaMA-Factory trains in seconds; copy it before writing to it."""
+    folder = tmp_path_factory.mktemp("lab") / "project"
+    argv = [lab_env / "bin/python", LAB / "tiny_model.py", folder]
+    subprocess.run(argv, check=True, capture_output=True, text=True)
+    return folder

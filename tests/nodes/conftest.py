@@ -1,0 +1,72 @@
+import subprocess
+from contextlib import ExitStack
+from itertools import count
+from os import getpid
+
+import pytest
+
+from provision import sandbox as sandboxes
+from provision.errors import UsageError
+
+_numbers = count(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "require_sandbox" in getattr(item, "fixturenames", ()):
+            item.add_marker("root")
+
+
+@pytest.fixture(scope="session")
+def require_sandbox():
+    """Skips where no sandbox of minimal nodes can be made, and says why."""
+    try:
+        sandboxes.require(rootfs="minimal")
+    except UsageError as error:
+        pytest.skip(f"{error}: {error.hint}")
+
+
+@pytest.fixture(scope="session")
+def sandbox(require_sandbox, tmp_path_factory):
+    """Three minimal nodes that tests share: leave them as they were."""
+    with sandboxes.up(nodes=3, name=_name(), directory=tmp_path_factory.mktemp("sandbox")) as box:
+        yield box
+
+
+@pytest.fixture
+def make_sandbox(require_sandbox, tmp_path_factory):
+    """Makes sandboxes that go at the end of the test: ``make_sandbox(nodes=2, link="1gbit")``."""
+    with ExitStack() as stack:
+
+        def make(nodes=2, **options):
+            options.setdefault("name", _name())
+            options.setdefault("directory", tmp_path_factory.mktemp("sandbox"))
+            box = sandboxes.up(nodes=nodes, **options)
+            stack.callback(_down_if_there, box)
+            return box
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def ssh():
+    """Runs a command on a node as a user would: the system's ssh, the written key, only pinned host keys."""
+
+    def run(box, node, command, *, user="root", stdin=b""):
+        address = {each.name: each.address for each in box.nodes}[node]
+        options = ["BatchMode=yes", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes"]
+        options += [f"UserKnownHostsFile={box.known_hosts}", "GlobalKnownHostsFile=/dev/null"]
+        argv = ["ssh", "-F", "none", "-i", box.key, *(word for option in options for word in ("-o", option))]
+        return subprocess.run([*argv, f"{user}@{address}", command], input=stdin, capture_output=True, check=False)
+
+    return run
+
+
+def _name():
+    return f"test-{getpid()}-{next(_numbers)}"
+
+
+def _down_if_there(box):
+    if box.name in {each.name for each in sandboxes.list_all()}:
+        box.down()

@@ -1,0 +1,223 @@
+import hashlib
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from provision.env import tar, writer
+from provision.env.bundle import open_bundle
+from provision.env.manifest import Chunk, Entry, Manifest, PrefixFiles
+from provision.env.parse import parse
+from provision.errors import BundleError, ClusterctlError, UsageError
+from provision.model import Progress, ignore
+
+
+def open_and_verify(path):
+    bundle = open_bundle(path)
+    bundle.verify(ignore)
+    return bundle
+
+
+def patched(path, change):
+    """A copy of a bundle whose manifest has been changed, with a true index."""
+    bundle = open_bundle(path)
+    data = json.loads(bundle.manifest.to_json())
+    change(data)
+    return with_manifest(path, bundle, json.dumps(data).encode())
+
+
+def with_manifest(path, bundle, data):
+    member = bundle.manifest.prefix_files
+    begin = member.offset + member.compressed + tar.padding(member.compressed)
+    content = path.read_bytes()[:begin]
+    index = writer.index_member(begin + tar.BLOCK, len(data), hashlib.sha256(data).hexdigest())
+    end = writer.member_header(writer.MANIFEST, len(data)) + data + bytes(tar.padding(len(data))) + tar.END
+    copy = path.with_name("patched.ccb")
+    copy.write_bytes(index + content[len(index) :] + end)
+    return copy
+
+
+def test_a_whole_bundle_verifies(packed):
+    events = []
+    open_bundle(packed).verify(events.append)
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert progress[-1].done == progress[-1].total
+
+
+def test_reading_back(packed, prefix):
+    bundle = open_bundle(packed)
+    assert parse(bundle.manifest.to_json()) == bundle.manifest
+    for index, chunk in enumerate(bundle.manifest.chunks):
+        assert hashlib.sha256(b"".join(bundle.chunk_blocks(index))).hexdigest() == chunk.digest
+        assert hashlib.sha256(b"".join(bundle.chunk_compressed(index))).hexdigest() == chunk.sha256
+    assert bundle.prefix_files()["bin/hello"] == (prefix / "bin/hello").read_bytes()
+
+
+def test_truncated_anywhere(packed, tmp_path):
+    data = packed.read_bytes()
+    copy = tmp_path / "copy.ccb"
+    for length in {0, 1, 511, 512, 513, 1023, 1024, 1025, *range(2000, len(data), len(data) // 40), len(data) - 1}:
+        copy.write_bytes(data[:length])
+        with pytest.raises(BundleError, match="truncated"):
+            open_bundle(copy)
+
+
+def test_longer_than_it_should_be(packed):
+    with packed.open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(BundleError, match="goes on after its end"):
+        open_bundle(packed)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_anywhere(packed, place, bit):
+    data = bytearray(packed.read_bytes())
+    data[int(place * len(data))] ^= 1 << bit
+    copy = packed.with_name("flipped.ccb")
+    copy.write_bytes(bytes(data))
+    with pytest.raises(BundleError):
+        open_and_verify(copy)
+
+
+@pytest.mark.parametrize("offset", [*range(0, 1024, 37), -1, -600, -1025])
+def test_a_flipped_byte_at_the_ends(packed, offset):
+    data = bytearray(packed.read_bytes())
+    data[offset] ^= 0xFF
+    packed.write_bytes(bytes(data))
+    with pytest.raises(BundleError):
+        open_and_verify(packed)
+
+
+def test_what_is_no_bundle(tmp_path):
+    other = tmp_path / "other.tar.gz"
+    other.write_bytes(os.urandom(5000))
+    with pytest.raises(BundleError, match="not a bundle"):
+        open_bundle(other)
+    with pytest.raises(UsageError, match="not a file"):
+        open_bundle(tmp_path / "nothing")
+
+
+def test_a_newer_format(packed):
+    data = packed.read_bytes()
+    packed.write_bytes(data.replace(b'"format": 1,', b'"format": 2,', 1))
+    with pytest.raises(BundleError, match="format 2; this clusterctl reads formats up to 1") as error:
+        open_bundle(packed)
+    assert "version of clusterctl" in error.value.hint
+    assert error.value.exit_code == 3
+
+
+def entry_named(data, path):
+    return next(entry for entry in data["files"] if entry["path"] == path)
+
+
+EVIL = {
+    "parent": lambda data: data["files"][-1].update(path="share/../../etc/passwd"),
+    "absolute": lambda data: data["files"][-1].update(path="/etc/passwd"),
+    "empty": lambda data: data["files"][0].update(path=""),
+    "dot": lambda data: data["files"][-1].update(path="src/./x"),
+    "double slash": lambda data: data["files"][-1].update(path="src//x"),
+    "nul": lambda data: data["files"][-1].update(path="src/x\0y"),
+    "surrogate": lambda data: data["files"][-1].update(path="src/\ud800"),
+    "ours": lambda data: data["files"][0].update(path=".clusterctl/complete"),
+    "duplicate": lambda data: data["files"].append(data["files"][-1]),
+    "unsorted": lambda data: data["files"].reverse(),
+    "setuid": lambda data: data["files"][0].update(mode=0o4755),
+    "negative size": lambda data: data["files"][-1].update(size=-1),
+    "mtime": lambda data: data["files"][-1].update(mtime="now"),
+    "no digest": lambda data: entry_named(data, "bin/hello").update(sha256="x"),
+    "unknown type": lambda data: data["files"][0].update(type="socket"),
+    "no type": lambda data: data["files"][0].pop("type"),
+    "chunk too high": lambda data: entry_named(data, "share/sp ace").update(chunk=10**6),
+    "chunk negative": lambda data: entry_named(data, "share/sp ace").update(chunk=-1),
+    "chunk no number": lambda data: entry_named(data, "share/sp ace").update(chunk="0"),
+    "chunk and prefix": lambda data: entry_named(data, "bin/hello").update(chunk=0),
+    "chunk missing": lambda data: entry_named(data, "share/sp ace").pop("chunk"),
+    "mark unknown": lambda data: entry_named(data, "bin/hello").update(prefix=[["odd", ""]]),
+    "mark elsewhere": lambda data: entry_named(data, "bin/hello").update(prefix=[["text", "src/no"]]),
+    "link to nowhere": lambda data: entry_named(data, "share/dangling").update(target=""),
+    "beneath a link": lambda data: data["files"].insert(
+        1 + data["files"].index(entry_named(data, "share/dangling")),
+        entry_named(data, "share/sp ace") | {"path": "share/dangling/x"},
+    ),
+    "size": lambda data: entry_named(data, "share/sp ace").update(size=7000),
+    "chunk size": lambda data: data["chunks"][0].update(size=1),
+    "offset": lambda data: data["chunks"][0].update(offset=10**12),
+    "target": lambda data: data["relocations"][0].__setitem__(1, "../../etc"),
+    "no relocations": lambda data: data.update(relocations=[]),
+    "prefix": lambda data: data.update(source_prefix="/"),
+    "files": lambda data: data.update(files={}),
+    "versions": lambda data: data.update(versions={"torch": 1}),
+}
+
+
+@pytest.mark.parametrize("change", EVIL.values(), ids=EVIL.keys())
+def test_a_malicious_manifest_is_refused_when_opened(packed, change):
+    with pytest.raises(BundleError):
+        open_bundle(patched(packed, change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mode": 0o777}, {"mtime": 5}, {"sha256": "0" * 64}, {"path": "share/sp bce"}],
+    ids=["mode", "mtime", "sha256", "name"],
+)
+def test_a_manifest_that_lies_about_a_member_is_found_by_verify(packed, change):
+    copy = patched(packed, lambda data: entry_named(data, "share/sp ace").update(change))
+    with pytest.raises(BundleError, match="as the manifest describes it"):
+        open_and_verify(copy)
+
+
+def test_a_manifest_that_lies_about_a_large_file_is_found_by_verify(packed, helpers):
+    path = f"{helpers.SITE}/big/big.bin"
+    copy = patched(packed, lambda data: entry_named(data, path).update(sha256="0" * 64))
+    with pytest.raises(BundleError, match=r"big\.bin"):
+        open_and_verify(copy)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_any_json_is_refused_without_a_traceback(value):
+    with pytest.raises(BundleError):
+        parse(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"{", b"[" * 100_000, b'{"format": 1}', b"1" * 5000])
+def test_what_is_no_manifest(data):
+    with pytest.raises(BundleError):
+        parse(data)
+
+
+def test_a_chunk_that_unpacks_to_more_than_it_says(packed):
+    def shrink(data):
+        entry = entry_named(data, "share/quo'\"te")
+        entry["size"] = 0
+        data["chunks"][entry["chunk"]]["size"] -= 512
+
+    copy = patched(packed, shrink)
+    with pytest.raises(BundleError):
+        open_and_verify(copy)
+
+
+def test_an_errors_exit_code_is_that_of_bundles(packed):
+    packed.write_bytes(b"")
+    with pytest.raises(ClusterctlError) as error:
+        open_bundle(packed)
+    assert error.value.exit_code == 3
+
+
+def test_the_digest_ignores_where_bytes_lie():
+    def manifest(chunk):
+        return Manifest(
+            name="a", tool="1", created="", platform="linux-64", python="3.11", source_prefix="/p",
+            chunks=(Chunk("0" * 64, "tar", "p", 1, 1, 1, "0" * 64),), prefix_files=PrefixFiles("", 0, 0, 0, ""),
+            files=(Entry("a", "file", 0o644, 1, 1, "0" * 64, chunks=(chunk,)),), relocations=(("/p", ""),),
+        )  # fmt: skip
+
+    assert manifest(0).digest == manifest(1).digest

@@ -1,0 +1,107 @@
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provision.env import chunks, elf, facts, owners, scan, tar
+from provision.env.manifest import Entry
+
+names = st.binary(min_size=1, max_size=300).filter(lambda b: b"\0" not in b and b.strip(b"/"))
+
+
+@given(name=names, target=names, mtime=st.integers(0, 1 << 40), mode=st.integers(0, 0o777))
+def test_python_reads_our_headers(name, target, mtime, mode):
+    path = name.strip(b"/").decode(errors="surrogateescape")
+    link = Entry(path, "link", mode, mtime, target=target.decode(errors="surrogateescape"))
+    head = tar.entry_header(link)
+    assert len(head) == tar.header_size(link) == tar.span(link)
+    with tarfile.open(fileobj=io.BytesIO(head + tar.END), encoding="utf-8", errors="surrogateescape") as stream:
+        (read,) = stream
+    assert (read.name, read.linkname, read.mtime, read.mode) == (path.rstrip("/"), link.target, mtime, mode)
+
+
+def test_a_file_over_8_gib():
+    read = tarfile.TarInfo.frombuf(tar.header(b"big", size=9 << 30), "utf-8", "strict")
+    assert read.size == 9 << 30
+
+
+def test_elf_of_this_machine():
+    data = Path(sys.executable).resolve().read_bytes()
+    version = elf.glibc(lambda offset, size: data[offset : offset + size])
+    assert version is not None
+    assert version >= (2, 2)
+    assert elf.platform(data) in ("linux-64", "linux-aarch64")
+    if shutil.which("objdump"):
+        out = subprocess.check_output(["objdump", "-p", Path(sys.executable).resolve()], text=True)
+        newest = max(tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", out))
+        assert version == newest
+
+
+@given(st.binary(max_size=200), st.integers(0, 1 << 14), st.integers(0, 255))
+def test_damaged_elf_files_have_no_opinion(tail, at, value):
+    data = bytearray(Path("/bin/true").read_bytes())
+    data[at % len(data)] = value
+    data += tail
+    elf.glibc(lambda offset, size: bytes(data[offset : offset + size]))
+    elf.glibc(lambda offset, size: (b"\x7fELF\2\1" + tail)[offset : offset + size])
+
+
+def test_gpu_architectures():
+    data = b"-gencode arch=compute_80,code=sm_80 -gencode x,code=sm_90a;\0sm_100 sm_120\0kernel_sm_70_x"
+    assert facts.architectures(data) == {"sm_80", "sm_90a", "sm_100", "sm_120"}
+    assert facts.has_architectures("lib/python3.11/site-packages/torch/lib/libtorch_cuda.so")
+    assert not facts.has_architectures("lib/libtorch_cuda.so")
+
+
+def found(path, size):
+    return scan.Found(path, "", "file", 0o644, 0, size)
+
+
+@given(st.lists(st.integers(0, 150), max_size=20), st.lists(st.integers(0, 150), max_size=20))
+def test_a_packages_chunks_do_not_depend_on_others(sizes, others):
+    mine = [found(f"a/{n}", size) for n, size in enumerate(sizes)]
+    theirs = [found(f"b/{n}", size) for n, size in enumerate(others)]
+
+    def owner(path):
+        return path[0]
+
+    alone = chunks.plan(mine, owner, limit=100)
+    together = chunks.plan([*mine, *theirs], owner, limit=100)
+    assert [part for part in together if part.package == "a"] == list(alone)
+    assert sorted(one for part in alone for one in part.found) == sorted(mine)
+    assert all(part.size <= 100 or part.raw for part in alone)
+
+
+def test_owners(prefix, helpers):
+    paths = [one.path for one in scan.environment(prefix).found]
+    owner = owners.find_owners(prefix, paths).owner
+    site = helpers.SITE
+    assert owner("bin/hello") == "hello"
+    assert owner(f"{site}/hello/plain.py") == "hello"
+    assert owner(f"{site}/hello/__pycache__/plain.cpython-311.opt-1.pyc") == "hello"
+    assert owner(f"{site}/hello-1.0.dist-info/RECORD") == "hello"
+    assert owner("lib/libconda.so") == "python"
+    assert owner("conda-meta/python-3.11.7-0.json") == "python"
+    assert owner(f"{site}/stray/a/b.py") == f"{site}/stray/"
+    assert owner("share/doc/a") == "share/"
+    assert owner("top") == "./"
+    assert owner("src/proj/a/b.py") == "src/proj/"
+
+
+def test_damaged_metadata_owns_nothing(prefix, helpers):
+    helpers.write(prefix / "conda-meta" / "broken-1-0.json", "{")
+    helpers.write(prefix / "conda-meta" / "odd-1-0.json", "[1]")
+    paths = [one.path for one in scan.environment(prefix).found]
+    assert "broken" not in {package.name for package in owners.find_owners(prefix, paths).packages}
+
+
+@pytest.mark.parametrize("name", ["Foo.Bar_baz", "foo-bar-baz", "FOO--bar.baz"])
+def test_names(name):
+    assert owners.normalized(name) == "foo-bar-baz"

@@ -1,0 +1,238 @@
+import base64
+import csv
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.env import binaries, shebangs
+from provision.env.bundle import open_bundle
+from provision.env.manifest import Entry, Manifest, Mark, PrefixFiles
+from provision.env.prefixes import Search
+from provision.env.relocate import relocate
+from provision.errors import UsageError
+
+OLD = "/opt/env"
+SEARCH = Search(((OLD, ""),))
+
+
+def of_length(length, tail="/env"):
+    return PurePosixPath("/" + "n" * (length - 1 - len(tail)) + tail)
+
+
+def moved(data, new, kind="text", path="bin/x", room=0, relocations=((OLD, ""),)):
+    """What becomes of one file."""
+    entry = Entry(path, "file", 0o755, 1, len(data), "0" * 64, marks=(Mark(kind, "", room),))
+    manifest = Manifest(
+        name="a", tool="1", created="", platform="linux-64", python="3.11", source_prefix=OLD, chunks=(),
+        prefix_files=PrefixFiles("", 0, 0, 0, ""), files=(entry,), relocations=relocations,
+    )  # fmt: skip
+    result = relocate(manifest, {path: data}, PurePosixPath(new))
+    return result, result.files[0][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"/opt/env/bin", b"/new/bin"),
+        (b"x=/opt/env", b"x=/new"),
+        (b"/opt/env2 /opt/env-old /opt/env_x /opt/env.bak /opt/env+x", None),
+        ("/opt/envé".encode(), None),
+        (b"/opt/env%20copy", None),
+        (b"installed in /opt/env.", b"installed in /new."),
+        (b"/data/opt/env/x ../opt/env", None),
+        (b"-I/opt/env/include -L/opt/env/lib", b"-I/new/include -L/new/lib"),
+        (b"-Wl,-rpath,/opt/env/lib", b"-Wl,-rpath,/new/lib"),
+        (b"file:///opt/env/x", b"file:///new/x"),
+        (b"PATH=/opt/env/bin:/opt/env2/bin:/opt/env/sbin", b"PATH=/new/bin:/opt/env2/bin:/new/sbin"),
+        (b'{"a": "/opt/env"}', b'{"a": "/new"}'),
+        (b"/opt/env%s", b"/new%s"),
+        (b"/opt/env\x94.", b"/new\x94."),
+    ],
+)
+def test_boundaries(text, expected):
+    assert SEARCH.replace(text, {"": "/new"}) == (text if expected is None else expected)
+    assert bool(list(SEARCH.occurrences(text))) == (expected is not None)
+
+
+def test_an_environment_inside_a_checkout_is_not_the_checkout():
+    search = Search((("/home/u/proj", "src/proj"), ("/home/u/proj/env", "")))
+    new = {"": "/new", "src/proj": "/new/src/proj"}
+    text = b"/home/u/proj/env/bin /home/u/proj/src /home/u/proj/env2"
+    assert search.replace(text, new) == b"/new/bin /new/src/proj/src /new/src/proj/env2"
+
+
+def test_a_path_in_a_url_is_percent_encoded():
+    search = Search((("/home/u/My Code/proj", "src/proj"), ("/opt/env", "")))
+    new = {"": "/new dir", "src/proj": "/new dir/src/proj"}
+    text = b'{"url": "file:///home/u/My%20Code/proj"} /home/u/My Code/proj file:///opt/env/x'
+    expected = b'{"url": "file:///new%20dir/src/proj"} /new dir/src/proj file:///new%20dir/x'
+    assert search.replace(text, new) == expected
+
+
+def test_a_name_that_json_escapes():
+    search = Search((("/home/ü/env", ""),))
+    text = json.dumps({"a": "/home/ü/env/x"}).encode()
+    assert json.loads(search.replace(text, {"": "/new"})) == {"a": "/new/x"}
+
+
+@pytest.mark.parametrize("length", [20, 100, 110, 111, 112, 127, 128, 200, 300])
+def test_a_python_script_has_a_first_line_that_linux_reads(length):
+    new = of_length(length)
+    result, data = moved(b"#!/opt/env/bin/python -I\nprint(1)\n", new, "shebang")
+    line = f"#!{new}/bin/python -I".encode()
+    if len(line) <= 127:
+        assert data == line + b"\nprint(1)\n"
+        assert not result.warnings
+    else:
+        assert data == f"""#!/bin/sh\n'''exec' "{new}/bin/python" -I "$0" "$@"\n' '''\nprint(1)\n""".encode()
+        assert len(result.warnings) == 1
+    compile(data, "script", "exec")
+
+
+def test_a_space_needs_the_longer_form():
+    _, data = moved(b"#!/opt/env/bin/python3.11\n", "/new env", "shebang")
+    assert data == b"""#!/bin/sh\n'''exec' "/new env/bin/python3.11" "$0" "$@"\n' '''\n"""
+
+
+def test_the_longer_form_becomes_short_again():
+    _, data = moved(b"""#!/bin/sh\n'''exec' /opt/env/bin/python3 -s "$0" "$@"\n' '''\nx = 1\n""", "/new", "shebang")
+    assert data == b"#!/new/bin/python3 -s\nx = 1\n"
+
+
+def test_other_languages_keep_a_plain_line_and_are_named():
+    new = of_length(200)
+    result, data = moved(b"#!/opt/env/bin/bash -e\necho /opt/env\n", new, "shebang")
+    assert data == f"#!{new}/bin/bash -e\necho {new}\n".encode()
+    assert "bin/x" in result.warnings[0]
+
+
+def test_env_python_becomes_absolute():
+    _, data = moved(b"#!/usr/bin/env python3\nprint(1)\n", "/new", "shebang")
+    assert data == b"#!/new/bin/python3\nprint(1)\n"
+
+
+@pytest.mark.parametrize("line", [b"#! /opt/env/bin/python\n", b"#!/opt/env/bin/python\r\n", b"#!/opt/env/bin/python"])
+def test_odd_first_lines(line):
+    assert shebangs.split(line, SEARCH) == (b"/opt/env/bin/python", b"", b"")
+
+
+def test_a_first_line_with_the_prefix_elsewhere_is_text():
+    _, data = moved(b"#!/usr/bin/perl -I/opt/env/lib\n", "/new", "shebang")
+    assert data == b"#!/usr/bin/perl -I/new/lib\n"
+
+
+def test_a_binary_keeps_its_length_and_every_other_byte():
+    old = b"\x7fELF\0/opt/env/share:/opt/env/lib\0share\0/opt/env2\0\1"
+    result, data = moved(old, "/new", "binary")
+    assert data == b"\x7fELF\0/new/////share:/new/////lib\0share\0/opt/env2\0\1".replace(b"/////", b"/" * 5)
+    assert len(data) == len(old)
+    assert not result.unrewritable
+
+
+def test_a_binary_without_room_is_listed_and_stays():
+    old = b"\x7fELF\0/opt/env/lib\0"
+    result, data = moved(old, of_length(9), "binary")
+    assert data == old
+    ((path, why),) = result.unrewritable
+    assert path == "bin/x"
+    assert "room for a path of 8 bytes" in why
+
+
+@pytest.mark.parametrize("length", [8, 4 + 2, 20, 127, 128, 200, 255])
+def test_condas_placeholder_leaves_room(length):
+    string = b"/opt/env/share:/opt/env/lib"
+    old = b"\x7fELF" + string + bytes(2 * (255 - len(OLD)) + 1) + b"next\0"
+    new = str(of_length(length)).encode()
+    result, data = moved(old, new.decode(), "binary", room=255)
+    assert len(data) == len(old)
+    assert data[4:].split(b"\0")[0] == new + b"/share:" + new + b"/lib"
+    assert data.endswith(b"\0next\0")
+    assert not result.unrewritable
+
+
+def test_room_that_is_not_there_is_not_used():
+    old = b"/opt/env/share\0\0\0next\0"
+    result, data = moved(old, of_length(20), "binary", room=255)
+    assert data == old
+    assert result.unrewritable
+
+
+def test_an_archive_is_not_touched():
+    with pytest.raises(binaries.CannotRewrite, match="archive"):
+        binaries.rewrite(b"PK\x03\x04\0/opt/env", SEARCH, {"": "/new"})
+
+
+@pytest.mark.parametrize("new", ["relative", "/with'quote", '/with"quote', "/with$dollar", "/with\nline", "/"])
+def test_a_prefix_that_no_script_can_carry(new):
+    with pytest.raises(UsageError, match="cannot be a prefix"):
+        moved(b"/opt/env", new)
+
+
+def test_hashes_are_true_again(packed, helpers):
+    bundle = open_bundle(packed)
+    result = relocate(bundle.manifest, bundle.prefix_files(), PurePosixPath("/somewhere/else"))
+    contents = {entry.path: data for entry, data in result.files}
+    entries = {entry.path: entry for entry in bundle.manifest.files} | {entry.path: entry for entry, _ in result.files}
+    checked = 0
+    for path, data in contents.items():
+        if path.endswith("/RECORD"):
+            for name, digest, size in csv.reader(data.decode().splitlines()):
+                if digest:
+                    entry = entries[os.path.normpath(f"{helpers.SITE}/{name}")]
+                    expected = base64.urlsafe_b64encode(bytes.fromhex(entry.sha256)).rstrip(b"=").decode()
+                    assert (digest, int(size)) == (f"sha256={expected}", entry.size)
+                    checked += 1
+    assert checked > 40
+    meta = json.loads(contents["conda-meta/python-3.11.7-0.json"])["paths_data"]["paths"]
+    listed = {one["_path"]: one["sha256_in_prefix"] for one in meta}
+    assert listed["lib/settings.txt"] == hashlib.sha256(contents["lib/settings.txt"]).hexdigest()
+
+
+def test_nothing_of_the_source_is_left(packed, prefix, checkout, helpers):
+    bundle = open_bundle(packed)
+    new = PurePosixPath("/n")
+    result = relocate(bundle.manifest, bundle.prefix_files(), new)
+    search = Search(bundle.manifest.relocations)
+    assert not [entry.path for entry, data in result.files if list(search.occurrences(data))]
+    contents = {entry.path: (entry, data) for entry, data in result.files}
+    assert contents["share/absolute"][0].target == "/n/lib/settings.txt"
+    assert contents[f"{helpers.SITE}/__editable__.proj-0.1.pth"][1] == b"/n/src/proj/src\n"
+    url = json.loads(contents[f"{helpers.SITE}/proj-0.1.dist-info/direct_url.json"][1])["url"]
+    assert url == "file:///n/src/proj"
+    assert f"{prefix}2/x /data{prefix}".encode() in contents[f"{helpers.SITE}/hello/__init__.py"][1]
+    assert not result.unrewritable
+    for entry, data in result.files:
+        if entry.type == "file":
+            assert (entry.size, entry.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_compiled_files_of_rewritten_sources_are_stale(packed, helpers):
+    bundle = open_bundle(packed)
+    result = relocate(bundle.manifest, bundle.prefix_files(), PurePosixPath("/somewhere/else"))
+    assert result.stale_pyc == {f"{helpers.SITE}/hello/__pycache__/__init__.cpython-311.pyc"}
+
+
+@pytest.mark.parametrize("length", [0, 127, 128, 200])
+def test_scripts_run_at_the_new_prefix(packed, prefix, tmp_path, length):
+    bundle = open_bundle(packed)
+    new = tmp_path / ("x" * max(3, min(length - len(str(tmp_path)) - 1, 200)))
+    result = relocate(bundle.manifest, bundle.prefix_files(), PurePosixPath(new))
+    for entry, data in result.files:
+        if entry.path.startswith("bin/"):
+            path = new / entry.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(entry.mode)
+    for name in ("python", "python3.11"):
+        (new / "bin" / name).symlink_to((prefix / "bin" / name).readlink())
+    prefix.rename(prefix.with_name("gone"))
+    done = subprocess.run(["env", "-i", new / "bin/hello", "a b", "$c"], capture_output=True, text=True, check=True)
+    assert done.stdout == "hello ['a b', '$c']\n"
+    for name in ("hello-env", "hello-sh"):
+        done = subprocess.run(["env", "-i", new / "bin" / name], capture_output=True, text=True, check=True)
+        assert done.stdout == "hello\n"
+    assert Path(new / "bin/hello").stat().st_mode & 0o777 == 0o755
