@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from provision.model import Emit, LogLine, Node, Notice, Progress, Remote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 LAST_LINES = 20  # of a failed node's log, in the error
@@ -33,7 +33,7 @@ class Follower:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = {node.name: threading.Event() for node in nodes}
-        self._tail: dict[str, deque[str]] = {node.name: deque(maxlen=LAST_LINES) for node in nodes}
+        self._tails: dict[str, dict[int | None, deque[str]]] = {node.name: {} for node in nodes}
         self._files: dict[Path, TextIO] = {}
 
     @property
@@ -92,7 +92,7 @@ class Follower:
                 rank = event.get("rank")
                 text = str(event.get("line", ""))
                 self._write(node, rank, text)
-                self._tail[node.name].append(text)
+                self._tails[node.name].setdefault(rank, deque(maxlen=LAST_LINES)).append(text)
                 if rank == 0:
                     self._emit(LogLine(node.name, rank, text))
             case "progress":
@@ -131,7 +131,14 @@ class Follower:
             else:
                 how = f"ended with exit code {event.get('rc')}"
             with self._lock:
-                self.failures[name] = "\n".join([how, *self._tail[name]])
+                self.failures[name] = "\n".join([how, *self._last_words(name)])
+
+    def _last_words(self, name: str) -> Iterable[str]:
+        """The last lines of the rank that tells most: one with an error, else any, else the launcher's."""
+        tails = self._tails[name]
+        ranks = [tail for rank, tail in sorted(tails.items(), key=lambda item: item[0] or 0) if rank is not None]
+        with_error = [tail for tail in ranks if any("Error" in line for line in tail)]
+        return next(iter([*with_error, *ranks, *tails.values()]), ())
 
     def _write(self, node: Node, rank: int | None, text: str) -> None:
         name = "launcher.log" if rank is None else f"rank{rank}.log"

@@ -17,7 +17,7 @@ import paramiko
 from provision.fanout import fan_out
 from provision.prompts import Prompts
 from provision.remote_client import DEAD_AFTER
-from provision.remote_login import text_of
+from provision.remote_login import hang_up, text_of
 from provision.remote_session import Session
 from provision.wire import (
     BOOTSTRAP,
@@ -169,7 +169,7 @@ class SshRemote:
             streams = tuple(self._streams)
         for stream in streams:
             stream.abort()
-        self._transport.close()
+        hang_up(self._transport)
 
     def _start(self, timeout: float) -> _ChannelStream:
         try:
@@ -238,7 +238,7 @@ class _ChannelStream:
         polite.start()
         polite.join(4)
         if polite.is_alive():  # the connection takes no bytes any more
-            self._channel.get_transport().close()
+            hang_up(self._channel.get_transport())
 
     def close(self) -> None:
         threading.Thread(target=self._hang_up, daemon=True).start()  # it may wait for a connection that takes nothing

@@ -14,7 +14,7 @@ import paramiko
 
 from provision import hostkeys
 from provision.prompts import Passwords
-from provision.remote_login import Again, log_in
+from provision.remote_login import Again, hang_up, log_in
 from provision.render import quote
 from provision.wire import HostKeyChanged, HostKeyUnknown
 
@@ -87,7 +87,7 @@ class Client(paramiko.SSHClient):
                 passwords=self._asking.passwords,
             )
         except paramiko.SSHException as error:
-            transport.close()
+            hang_up(transport)
             if "protocol banner" in str(error) and not isinstance(error.__context__, TimeoutError):
                 raise Again(
                     f"{hostname} port {port} closes the connection before it speaks ssh",
@@ -95,7 +95,7 @@ class Client(paramiko.SSHClient):
                 ) from error
             raise
         except BaseException:
-            transport.close()
+            hang_up(transport)
             raise
 
     def _check(self, name: str, key: paramiko.PKey, known: list[hostkeys.KnownKey]) -> None:

@@ -142,6 +142,12 @@ def _public_blob(private: Path) -> bytes | None:
     return None
 
 
+def hang_up(transport: paramiko.Transport) -> None:
+    """Close a connection, whatever state it is in: through a jump host that is gone, even closing fails."""
+    with suppress(paramiko.SSHException, EOFError, OSError):
+        transport.close()
+
+
 def text_of(error: object) -> str:
     """The message of an exception, or its name where it has none."""
     return (str(error) or type(error).__name__) if error is not None else "closed by the node"

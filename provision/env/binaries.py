@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from provision.env import elf
 from provision.env.prefixes import Search
 
 # Archives carry check sums of their parts: zip (also .pt and .npz), gzip, zstd, xz, bzip2.
 _ARCHIVES = (b"PK\x03\x04", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")
+
+# The rest of a path that compilers put into messages (__FILE__).
+_SOURCE_FILE = re.compile(rb"/[^\0\n:]*\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|hxx|inl|ipp|rs|py|pyx|f90)(?=[\0\n: ])")
 
 
 class CannotRewrite(ValueError):  # noqa: N818 - the message becomes a reason, not an error
     """A binary that has to stay as it is; the message says why."""
 
 
-def rewrite(data: bytes, search: Search, new: Mapping[str, str], *, room: int = 0) -> bytes:
+def rewrite(data: bytes, search: Search, new: Mapping[str, str], *, room: int = 0) -> tuple[bytes, str]:
     """Replace source paths in a binary; its length stays.
 
     Where conda installed the file (``room``), the strings are NUL-padded to the length that they had with conda's
     placeholder, and are shortened or lengthened within that. Elsewhere a shorter path is filled up with slashes, so
     that not even the rest of its string moves: linkers let strings share their ends.
+
+    A longer path cannot be written. That matters in what conda declared, and in what a program loads, unless it is
+    only the name of a source file for messages; elsewhere (debug information, caches, archives) it is worth a warning.
 
     Args:
         data: the file.
@@ -27,19 +35,37 @@ def rewrite(data: bytes, search: Search, new: Mapping[str, str], *, room: int = 
         new: the new path of each relocation's target.
         room: the length of conda's placeholder; 0 without one.
 
+    Returns:
+        The new content, and why old paths were left in it; empty if none were.
+
     Raises:
-        CannotRewrite: the new path is too long, or the file is an archive.
+        CannotRewrite: an old path would be left that matters.
     """
-    if data.startswith(_ARCHIVES):
-        raise CannotRewrite("it is an archive with check sums inside")
     if room and (padded := _padded(data, search, new, room)) is not None:
-        return padded
-    for match, spelling in search.occurrences(data):
-        text = spelling.encode(new[spelling.target])
-        if len(text) > len(match.group()):
-            lengths = f"{len(match.group())} bytes; {new[spelling.target]} has {len(text)}"
-            raise CannotRewrite(f"it is a binary with room for a path of {lengths}")
-    return search.replace(data, new, keep_length=True)
+        return padded, ""
+    if data.startswith(_ARCHIVES):
+        return data, "it keeps the old path, since it is an archive with check sums inside"
+    too_long = [
+        match
+        for match, spelling in search.occurrences(data)
+        if len(match[0]) < len(spelling.encode(new[spelling.target]))
+    ]
+    if too_long:
+        reason = f"it is a binary with room for a path of {min(len(match[0]) for match in too_long)} bytes"
+        if room or _matters(data, too_long):
+            raise CannotRewrite(reason)
+        return search.replace(data, new, keep_length=True), f"it keeps the old path where nothing uses it: {reason}"
+    return search.replace(data, new, keep_length=True), ""
+
+
+def _matters(data: bytes, found: list[re.Match[bytes]]) -> bool:
+    """Whether a running program may use one of the paths that were found."""
+    if not data.startswith(elf.MAGIC):
+        return False
+    loaded = elf.loaded(data)
+    return any(
+        any(match.start() in part for part in loaded) and not _SOURCE_FILE.match(data, match.end()) for match in found
+    )
 
 
 def _padded(data: bytes, search: Search, new: Mapping[str, str], room: int) -> bytes | None:

@@ -15,6 +15,7 @@ MAGIC = b"\x7fELF"
 _PLATFORMS = {62: "linux-64", 183: "linux-aarch64", 21: "linux-ppc64le", 22: "linux-s390x"}
 
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)(?:\.\d+)?\Z")
+_LOAD = 1  # PT_LOAD
 _VERNEED = 0x6FFFFFFE  # SHT_GNU_verneed
 _MANY = 4096  # links of a chain; a longer one is a loop in a damaged file
 
@@ -40,6 +41,25 @@ def glibc(read: Read) -> tuple[int, int] | None:
         return max(_needed(read), default=None)
     except (struct.error, IndexError, ValueError, OverflowError):
         return None
+
+
+def loaded(data: bytes) -> tuple[range, ...]:
+    """Which bytes of an ELF file a process sees (PT_LOAD); the rest is for linkers and debuggers.
+
+    Returns:
+        Ranges of offsets; all of the file where its headers are damaged.
+    """
+    order = "<" if data[5:6] == b"\1" else ">"
+    wide = data[4:5] == b"\2"
+    try:
+        table = struct.unpack_from(order + ("Q" if wide else "I"), data, 32 if wide else 28)[0]
+        size, count = struct.unpack_from(order + "HH", data, 54 if wide else 42)
+        segment = struct.Struct(order + ("I4xQ16xQ" if wide else "II8xI"))
+        segments = [segment.unpack_from(data, table + index * size) for index in range(count)]
+    except struct.error:
+        segments = []
+    found = tuple(range(offset, offset + length) for kind, offset, length in segments if kind == _LOAD)
+    return found or (range(len(data)),)
 
 
 def _needed(read: Read) -> Iterator[tuple[int, int]]:

@@ -96,8 +96,9 @@ class Search:
     def replace(self, data: bytes, new: Mapping[str, str], *, keep_length: bool = False) -> bytes:
         """Replace every occurrence by the new path of its target.
 
-        With ``keep_length`` a shorter path is filled up with slashes, which mean nothing at the end of a folder's name:
-        every other byte keeps its place, and with it whatever points into the middle of a string.
+        With ``keep_length`` a shorter path is filled up with slashes, which mean nothing at the end of a folder's name,
+        and a longer one is not written: every other byte keeps its place, and with it whatever points into the middle
+        of a string.
         """
 
         def one(match: re.Match[bytes]) -> bytes:
@@ -106,7 +107,9 @@ class Search:
             spelling = self._by_text[match.group()]
             in_url = match.string[max(0, match.start() - len(_FILE_URL)) : match.start()] == _FILE_URL
             text = (url if in_url else spelling.encode)(new[spelling.target])
-            return text.ljust(len(match.group()), b"/") if keep_length else text
+            if keep_length:
+                return text.ljust(len(match.group()), b"/") if len(text) <= len(match.group()) else match.group()
+            return text
 
         return self._pattern.sub(one, data)
 

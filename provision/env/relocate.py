@@ -61,6 +61,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
     links: list[tuple[Entry, bytes]] = []
     files: dict[str, tuple[Entry, bytes]] = {}
     unrewritable: list[tuple[str, str]] = []
+    warnings: list[str] = []
     for entry in manifest.marked:
         if entry.type == "link":
             target = search.replace(os.fsencode(entry.target), new)
@@ -68,10 +69,12 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
             continue
         data = prefix_files[entry.path]
         try:
-            files[entry.path] = _sized(entry, _rewrite(entry, data, search, new))
+            content, left = _rewrite(entry, data, search, new)
         except binaries.CannotRewrite as reason:
-            files[entry.path] = (entry, data)
-            unrewritable.append((entry.path, str(reason)))
+            content, left = data, ""
+            unrewritable.append((entry.path, f"{reason}; {top} has {len(os.fsencode(top))}"))
+        files[entry.path] = _sized(entry, content)
+        warnings += [f"{entry.path}: {left}"] if left else []
     rewritten = {path for path, (_, data) in files.items() if data != prefix_files[path]}
     for path in sorted(_records(manifest), key=lambda path: path.startswith("conda-meta/")):
         entries = {changed: files[changed][0] for changed in rewritten}
@@ -86,7 +89,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
         stale_pyc=frozenset(
             entry.path for entry in manifest.files if entry.path.endswith(".pyc") and source_of(entry.path) in rewritten
         ),
-        warnings=_warnings(files.values(), top),
+        warnings=(*warnings, *_warnings(files.values(), top)),
         unrewritable=tuple(unrewritable),
     )
 
@@ -95,16 +98,22 @@ def _records(manifest: Manifest) -> list[str]:
     return [entry.path for entry in manifest.marked if any(mark.kind == "record" for mark in entry.marks)]
 
 
-def _rewrite(entry: Entry, data: bytes, search: Search, new: Mapping[str, str]) -> bytes:
+def _rewrite(entry: Entry, data: bytes, search: Search, new: Mapping[str, str]) -> tuple[bytes, str]:
+    """The new content of a file, and why old paths were left in it; empty if none were."""
     kinds = {mark.kind for mark in entry.marks}
     if "binary" in kinds:
         return binaries.rewrite(data, search, new, room=max(mark.room for mark in entry.marks))
     if "shebang" in kinds:
-        if python := shebangs.env_python(data):
-            return shebangs.write(os.fsencode(f"{new['']}/bin/") + python[0], b"") + search.replace(python[1], new)
-        if script := shebangs.split(data, search):
-            program, options, body = (search.replace(part, new) for part in script)
-            return shebangs.write(program, options) + body
+        return _rewrite_script(data, search, new), ""
+    return search.replace(data, new), ""
+
+
+def _rewrite_script(data: bytes, search: Search, new: Mapping[str, str]) -> bytes:
+    if python := shebangs.env_python(data):
+        return shebangs.write(os.fsencode(f"{new['']}/bin/") + python[0], b"") + search.replace(python[1], new)
+    if script := shebangs.split(data, search):
+        program, options, body = (search.replace(part, new) for part in script)
+        return shebangs.write(program, options) + body
     return search.replace(data, new)
 
 

@@ -102,19 +102,20 @@ class Workers:
 
 
 def main() -> None:
-    """What a worker does."""
+    """What a worker does: its questions come on file descriptor 0, its answers go to 1."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, who ends us
-    seeking = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
-    while True:
-        try:
-            part = pickle.load(sys.stdin.buffer)  # noqa: S301
-        except EOFError:
-            return
-        try:
-            answer: Sealed | ClusterctlError = seal(part, seeking)
-        except ClusterctlError as error:
-            answer = error
-        _send(sys.stdout.buffer, answer)
+    with open(0, "rb") as questions, open(1, "wb") as answers:
+        seeking = pickle.load(questions)  # noqa: S301 - from our own parent
+        while True:
+            try:
+                part = pickle.load(questions)  # noqa: S301
+            except EOFError:
+                return
+            try:
+                answer: Sealed | ClusterctlError = seal(part, seeking)
+            except ClusterctlError as error:
+                answer = error
+            _send(answers, answer)
 
 
 def _start(seeking: Seeking) -> _Worker:

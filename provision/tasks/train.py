@@ -181,9 +181,14 @@ def _prepare(
             reasons={name: f"has release {release}" for name, release in releases.items()},
             hint=f"clusterctl deploy --inventory {inventory.path.name}",
         )
-    states = {name: f"{fact.interface}, {fact.gpus} GPUs" for name, fact in facts.items()}
+    states = {name: f"{fact.interface}, {_processors(fact)}" for name, fact in facts.items()}
     emit(StageFinished("prepare", time.monotonic() - began, states))
     return releases, facts
+
+
+def _processors(facts: Facts) -> str:
+    """What a node trains on, in two words."""
+    return f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else f"no GPU, {facts.cpus} cores"
 
 
 class _RefusedError(ClusterctlError):

@@ -99,7 +99,8 @@ class LocalSshd:
         """End every connection as if the node had lost power; the listener stays."""
         assert self.process
         for pid in children(self.process.pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         if self.process:

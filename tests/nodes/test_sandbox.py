@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from provision import sandbox as sandboxes
-from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, UsageError
+from provision.errors import ClusterctlError, NodesFailedError, UsageError
 from provision.model import Notice, Progress, StageFinished, StageStarted
 from provision.sandbox import accounts, host, mirror, network, node, process, rootfs
 
@@ -41,6 +42,7 @@ try:
 except InterruptedByUser as error:
     sys.exit(str(error))
 """
+KINDS = ("net", "mnt", "pid", "uts", "ipc")
 POINTS = ("disk.fill", "node.start", "network.plug", "node.wait_ready", "files.write")
 
 
@@ -51,12 +53,20 @@ class Traces:
         self.home = home
         self.named = subprocess.check_output(["ip", "netns", "list"])
         self.states = []
+        self.namespaces = set()
+        self.held = []
 
     def remember(self):
         """Notes what there is now: devices by name, namespaces by number."""
         self.states = [json.loads(path.read_text()) for path in self.home.glob("*.json")]
         inits = [each["init"]["pid"] for state in self.states for each in state["nodes"] if each["init"]]
         self.namespaces = {space for pid in inits for space in namespaces(pid)} - set(namespaces("self"))
+        # The kernel gives a number away again at once, also to programs that are none of ours, unless it is held.
+        self.held += [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for pid in inits for kind in KINDS]
+
+    def release(self):
+        for descriptor in self.held:
+            os.close(descriptor)
 
     def found(self):
         links = {path.name for path in Path("/sys/class/net").iterdir()}
@@ -73,14 +83,14 @@ class Traces:
 
 def about(pid, name):
     try:
-        return Path("/proc", pid, name).read_text(errors="replace")
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:  # it has ended
         return ""
 
 
 def namespaces(pid):
     try:
-        return [str(Path(f"/proc/{pid}/ns", kind).readlink()) for kind in ("net", "mnt", "pid", "uts", "ipc")]
+        return [str(Path(f"/proc/{pid}/ns", kind).readlink()) for kind in KINDS]
     except OSError:
         return []
 
@@ -96,7 +106,9 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def traces(home):
-    return Traces(home)
+    traces = Traces(home)
+    yield traces
+    traces.release()
 
 
 def out(result):
@@ -300,17 +312,23 @@ def test_down_cleans_up_after_kill_9_during_up(require_sandbox, traces, tmp_path
     assert list((tmp_path / "files").iterdir()) == []
 
 
+@contextmanager
 def _victim(directory, point):
-    victim = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, directory, point],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert victim.stdout.readline() == "here\n", victim.stderr.read()
-    return victim
+    with spawned("-c", DRIVER, directory, point) as victim:
+        assert victim.stdout.readline() == "here\n", victim.stderr.read()
+        yield victim
+
+
+@contextmanager
+def spawned(*arguments):
+    """A Python process that does not outlive the test."""
+    argv = [sys.executable, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def test_a_node_that_dies_while_starting_is_named_and_all_is_undone(require_sandbox, traces, tmp_path, monkeypatch):
@@ -477,13 +495,14 @@ def test_a_failed_build_leaves_nothing_and_says_why(require_sandbox, fake_deboot
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_build_outlives_its_maker(require_sandbox, fake_debootstrap, number):
     code = "from provision.sandbox import rootfs; rootfs.minimal(rootfs.recipe(['slow']), lambda e: print(flush=True))"
-    argv = [sys.executable, "-c", code]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as maker:
+    with spawned("-c", code) as maker:
         maker.stdout.readline()  # the stage
         maker.stdout.readline()  # the program's first line
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        builders = [pid for pid in pids if str(fake_debootstrap.parent) in about(pid, "cmdline")]
-        pidfds = [os.pidfd_open(pid) for pid in builders]
+        names = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+        pidfds = []
+        for pid in (name for name in names if str(fake_debootstrap.parent) in about(name, "cmdline")):
+            with suppress(ProcessLookupError):  # one of its short-lived children
+                pidfds.append(os.pidfd_open(int(pid)))
         maker.send_signal(number)
     assert len(pidfds) >= 2
     for pidfd in pidfds:
@@ -503,7 +522,3 @@ def fake_debootstrap(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "calls"
-
-
-def test_interruption_is_an_error_of_the_tree():
-    assert InterruptedByUser("x").exit_code == 130

@@ -3,6 +3,7 @@ import csv
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 
@@ -158,12 +159,44 @@ def test_room_that_is_not_there_is_not_used():
     old = b"/opt/env/share\0\0\0next\0"
     result, data = moved(old, of_length(20), "binary", room=255)
     assert data == old
-    assert result.unrewritable
+    assert "has 20" in result.unrewritable[0][1]
 
 
 def test_an_archive_is_not_touched():
-    with pytest.raises(binaries.CannotRewrite, match="archive"):
-        binaries.rewrite(b"PK\x03\x04\0/opt/env", SEARCH, {"": "/new"})
+    data = b"PK\x03\x04\0/opt/env\0"
+    content, left = binaries.rewrite(data, SEARCH, {"": "/new"})
+    assert content == data
+    assert "archive" in left
+
+
+def compiled(tmp_path, source):
+    (tmp_path / "a.c").write_text(source)
+    subprocess.run(["gcc", "-g", "-O1", "-o", tmp_path / "a", tmp_path / "a.c"], check=True)
+    return (tmp_path / "a").read_bytes()
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")
+def test_a_compiled_program_with_shared_string_ends(tmp_path):
+    source = '#include <stdio.h>\nint main(void) { puts("/opt/env/share/x"); puts("share/x"); return 0; }\n'
+    content, left = binaries.rewrite(compiled(tmp_path, source), SEARCH, {"": "/new"})
+    (tmp_path / "a").write_bytes(content)
+    assert subprocess.check_output([tmp_path / "a"], text=True) == "/new/////share/x\nshare/x\n"
+    assert not left
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")
+def test_debug_information_and_source_names_may_keep_a_path_that_does_not_fit(tmp_path):
+    used = 'int main(void) { puts(W); return 0; }\n#line 1 "/opt/env/src/a.c"\nint unused;\n'
+    program = compiled(tmp_path, "#include <stdio.h>\n" + used.replace("W", '"/opt/env/src/a.c"'))
+    content, left = binaries.rewrite(program, SEARCH, {"": "/longer/than/that"})
+    assert content == program
+    assert "where nothing uses it" in left
+    with pytest.raises(binaries.CannotRewrite):
+        binaries.rewrite(
+            compiled(tmp_path, "#include <stdio.h>\n" + used.replace("W", '"/opt/env/share"')),
+            SEARCH,
+            {"": "/longer/than/that"},
+        )
 
 
 @pytest.mark.parametrize("new", ["relative", "/with'quote", '/with"quote', "/with$dollar", "/with\nline", "/"])

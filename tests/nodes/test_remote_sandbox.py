@@ -1,0 +1,58 @@
+"""Connections to minimal nodes in network namespaces: no Python, no zstd, dash as sh."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from provision import inventory as inventory_file
+from provision.model import Node, Step
+from provision.remote import Connections, NodeUnreachable, connect, fan_out
+from provision.render import quote
+from provision.script import compile_steps, parse
+from provision.transfer import OpenSshRemote, broadcast, bulk
+
+NASTY = "'\"$(id)`id`\n ü\\"
+
+
+@pytest.fixture
+def pool(sandbox):
+    with Connections(inventory_file.load(sandbox.inventory)) as pool:
+        yield pool
+
+
+def test_steps_on_every_node_are_idempotent(pool):
+    nodes = pool.inventory.nodes
+    step = Step("file", f"printf %s {quote(NASTY)} >/tmp/nasty", f'[ "$(cat /tmp/nasty)" = {quote(NASTY)} ]')
+    script = compile_steps([step], token="T1")
+    for state in ("changed", "ok"):
+        results = fan_out(nodes, lambda node: parse("T1", pool[node].run(script).out)[0].state)
+        assert results == {node.name: state for node in nodes}
+    fan_out(nodes, lambda node: pool[node].run("rm /tmp/nasty"))
+
+
+def test_one_stream_to_three_nodes(pool):
+    block = os.urandom(1 << 20)
+    ways = {node.name: bulk(pool.inventory, node, pool[node]) for node in pool.inventory.nodes}
+    assert all(isinstance(way, OpenSshRemote) for way in ways.values())
+    results = broadcast(ways, dict.fromkeys(ways, "sha256sum"), (block for _ in range(40)), on_bytes=lambda _size: None)
+    assert len({result.out for result in results.values()}) == 1
+
+
+def test_an_address_where_nobody_is(pool):
+    first = pool.inventory.nodes[0].address
+    nobody = Node("nobody", first.rsplit(".", 1)[0] + ".251")
+    for way in (connect, lambda inventory, node: OpenSshRemote(inventory, node).run("true")):
+        with pytest.raises(NodeUnreachable, match=r"no route|no answer"):
+            way(pool.inventory, nobody)
+
+
+def test_a_node_that_loses_its_power(make_sandbox):
+    box = make_sandbox(nodes=1)
+    inventory = inventory_file.load(box.inventory)
+    (node,) = inventory.nodes
+    remote = connect(inventory, node)
+    with pytest.raises(NodeUnreachable, match="lost"):
+        remote.run("echo started; sleep 60", on_line=lambda _line: box.power_off(node.name), deadline=100)
+    remote.close()
