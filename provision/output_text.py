@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from provision.errors import ClusterctlError, InterruptedByUser, InventoryError, NodesError
-from provision.inventory_select import fold
+from provision.inventory.selection import fold
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable

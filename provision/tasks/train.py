@@ -22,12 +22,12 @@ from provision.errors import (
     RunFailedError,
     UsageError,
 )
-from provision.follow import Follower
 from provision.launchers import llamafactory
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.remote import Connections, fan_out
 from provision.render import render
 from provision.run import Facts, Launch, RunSpec, Travel, Worker, new_run_id, plan_name, tar_stream, travel
+from provision.run.follow import Follower
 from provision.tasks.deploy import reason
 
 if TYPE_CHECKING:

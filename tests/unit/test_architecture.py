@@ -17,21 +17,9 @@ LONGEST = 300  # lines; a file that needs more does more than one thing
 LAYERS = (
     {"__init__", "errors", "model"},
     # pure: everything that decides
-    {
-        "inventory",
-        "render",
-        "script",
-        "env",
-        "checks",
-        "services",
-        "launchers",
-        "output_text",
-        "run",
-        "training",
-        "travel",
-    },
+    {"inventory", "render", "script", "env", "checks", "services", "launchers", "output_text", "run"},
     # what reaches nodes
-    {"remote", "transfer", "sandbox", "enrol", "fanout", "hostkeys", "openssh", "prompts", "follow", "wire"},
+    {"remote", "transfer", "sandbox", "enrol", "fanout", "hostkeys", "openssh", "prompts", "wire"},
     {"tasks"},
     # what prints
     {"output", "cli", "summaries"},
@@ -45,7 +33,7 @@ def sources(folder: str) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """``provision/env/scan.py`` -> ``env``, ``provision/inventory_yaml.py`` -> ``inventory``."""
+    """``provision/env/scan.py`` -> ``env``, ``provision/remote_client.py`` -> ``remote``."""
     return place(path.relative_to(ROOT / "provision").parts[0].removesuffix(".py"))
 
 

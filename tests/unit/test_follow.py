@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from provision.follow import Follower
 from provision.model import LogLine, Node, Notice, Progress, Result
+from provision.run.follow import Follower
 
 A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from provision.errors import InventoryError, UsageError
 from provision.inventory import fold, likely_typo, load, select
-from provision.inventory_names import expand
-from provision.inventory_schema import NodeSection, ServicesSection, SshSection, TopSection, TrainSection
+from provision.inventory.names import expand
+from provision.inventory.schema import NodeSection, ServicesSection, SshSection, TopSection, TrainSection
 from provision.model import Inventory, Node, Ssh, TrainDefaults
 
 EXAMPLE = Path(__file__).parents[2] / "inventory.example.yaml"

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.errors import InventoryError
-from provision.inventory_names import check_address, check_name, expand, likely_typo
-from provision.inventory_schema import (
+from provision.inventory.document import NotYamlError, read, shown
+from provision.inventory.names import check_address, check_name, expand, likely_typo
+from provision.inventory.schema import (
     NodeSection,
     ServicesSection,
     SshSection,
@@ -22,14 +23,10 @@ from provision.inventory_schema import (
     as_text,
     validate,
 )
-from provision.inventory_select import fold, select
-from provision.inventory_yaml import NotYamlError, read, shown
 from provision.model import Inventory, Node, Ssh, TrainDefaults
 
 if TYPE_CHECKING:
-    from provision.inventory_yaml import Document, Place
-
-__all__ = ["fold", "likely_typo", "load", "select"]
+    from provision.inventory.document import Document, Place
 
 _SHEBANG_LIMIT = 127  # bytes of a `#!` line that every Linux takes (BINPRM_BUF_SIZE was 128 before 5.1)
 _ADDRESSES = ("address", "data_address")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from provision.inventory_yaml import shown
+from provision.inventory.document import shown
 
 if TYPE_CHECKING:
-    from provision.inventory_yaml import Document, Place
+    from provision.inventory.document import Document, Place
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TRUTH = "YAML reads this word as a truth value (true, yes, on, false, no, off)"

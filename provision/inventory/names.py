@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from provision.inventory_yaml import shown
+from provision.inventory.document import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError
-from provision.training_config import travel
-from provision.travel import LIMIT, WORK, Entry, Travel, tar_stream
+from provision.run.config import travel
+from provision.run.luggage import LIMIT, WORK, Entry, Travel, tar_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

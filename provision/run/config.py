@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import UsageError
-from provision.training_yaml import Document, read
-from provision.travel import LIMIT, WORK, Luggage, Travel
+from provision.run.config_text import Document, read
+from provision.run.luggage import LIMIT, WORK, Luggage, Travel
 
 STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 MODELS = ("model_name_or_path", "ref_model", "reward_model", "kt_weight_path", "kt_expert_checkpoint_path")

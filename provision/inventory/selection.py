@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from provision.errors import UsageError
-from provision.inventory_yaml import shown
+from provision.inventory.document import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
