@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from provision.model import Inventory, Node
-    from provision.prompts import Prompts
+    from provision.ssh.prompts import Prompts
 
 INVENTORY = "inventory.yaml"
 

@@ -104,8 +104,8 @@ class Remote(Protocol):
             deadline: seconds until the script is given up.
 
         Raises:
-            provision.remote.NodeUnreachable: no connection, or it broke; the reason names the cause.
-            provision.remote.DeadlineExceeded: ``deadline`` seconds have passed.
+            provision.ssh.remote.NodeUnreachable: no connection, or it broke; the reason names the cause.
+            provision.ssh.remote.DeadlineExceeded: ``deadline`` seconds have passed.
         """
         ...
 

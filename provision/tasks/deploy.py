@@ -29,10 +29,10 @@ from provision.model import (
     Step,
     StepResult,
 )
-from provision.remote import Connections, Prompts, fan_out
 from provision.script import compile_steps, parse
+from provision.ssh.remote import Connections, Prompts, fan_out
+from provision.ssh.transfer import broadcast, bulk
 from provision.tasks.pack import SUFFIX
-from provision.transfer import broadcast, bulk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from provision.enrol import Enrolled, enrol
-from provision.enrol import new_inventory as write_inventory
 from provision.errors import NodesFailedError
+from provision.ssh.enrol import Enrolled, enrol
+from provision.ssh.enrol import new_inventory as write_inventory
 from provision.tasks.deploy import reason
 
 if TYPE_CHECKING:
     from provision.model import Emit, Inventory
-    from provision.prompts import Prompts
+    from provision.ssh.prompts import Prompts
 
 __all__ = ["init", "write_inventory"]
 

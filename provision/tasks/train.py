@@ -24,16 +24,16 @@ from provision.errors import (
 )
 from provision.launchers import llamafactory
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
-from provision.remote import Connections, fan_out
 from provision.render import render
 from provision.run import Facts, Launch, RunSpec, Travel, Worker, new_run_id, plan_name, tar_stream, travel
 from provision.run.follow import Follower
+from provision.ssh.remote import Connections, fan_out
 from provision.tasks.deploy import reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from provision.prompts import Prompts
+    from provision.ssh.prompts import Prompts
 
 PREPARE_DEADLINE = 600.0
 DEFAULT_CONFIG = "train.yaml"

@@ -14,10 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for local_sshd
 from local_sshd import PASSWORD, LocalSshd, make_key
 
-from provision.enrol import Enrolled, create_key, enrol, public_key
 from provision.errors import UsageError
 from provision.model import Notice, StageFinished
-from provision.remote import HostKeyUnknown, NodeUnreachable, connect
+from provision.ssh.enrol import Enrolled, create_key, enrol, public_key
+from provision.ssh.remote import HostKeyUnknown, NodeUnreachable, connect
 
 pytestmark = [
     pytest.mark.root,

@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for local_sshd
 from local_sshd import PASSWORD, LocalSshd, free_port, make_key
 
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
-from provision.hostkeys import look_up
 from provision.model import Node, Ssh
-from provision.remote import (
+from provision.render import quote
+from provision.ssh.hostkeys import look_up
+from provision.ssh.remote import (
     Connections,
     DeadlineExceeded,
     HostKeyChanged,
@@ -30,8 +31,7 @@ from provision.remote import (
     connect,
     fan_out,
 )
-from provision.render import quote
-from provision.transfer import OpenSshRemote, bulk
+from provision.ssh.transfer import OpenSshRemote, bulk
 
 pytestmark = [
     pytest.mark.root,

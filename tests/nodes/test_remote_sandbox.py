@@ -8,10 +8,10 @@ import pytest
 
 from provision import inventory as inventory_file
 from provision.model import Node, Step
-from provision.remote import Connections, NodeUnreachable, connect, fan_out
 from provision.render import quote
 from provision.script import compile_steps, parse
-from provision.transfer import OpenSshRemote, broadcast, bulk
+from provision.ssh.remote import Connections, NodeUnreachable, connect, fan_out
+from provision.ssh.transfer import OpenSshRemote, broadcast, bulk
 
 NASTY = "'\"$(id)`id`\n ü\\"
 

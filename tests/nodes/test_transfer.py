@@ -17,9 +17,9 @@ from local_sshd import LocalSshd
 
 from provision.errors import BundleError
 from provision.model import Node, Result
-from provision.remote import Connections, DeadlineExceeded, NodeUnreachable
 from provision.render import quote
-from provision.transfer import BLOCKS_AHEAD, OpenSshRemote, broadcast, bulk, ssh_argv
+from provision.ssh.remote import Connections, DeadlineExceeded, NodeUnreachable
+from provision.ssh.transfer import BLOCKS_AHEAD, OpenSshRemote, broadcast, bulk, ssh_argv
 
 needs_sshd = [
     pytest.mark.root,

@@ -12,14 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LONGEST = 300  # lines; a file that needs more does more than one thing
 
-# A module's place, by the first part of its name: remote.py, remote_keys.py and sandbox/network.py are found by it.
-# It may import from its own place and from those above it.
+# A module's place: its folder or file below provision/. It may import from its own place and from those above it.
 LAYERS = (
     {"__init__", "errors", "model"},
     # pure: everything that decides
     {"inventory", "render", "script", "env", "checks", "services", "launchers", "output_text", "run"},
     # what reaches nodes
-    {"remote", "transfer", "sandbox", "enrol", "fanout", "hostkeys", "openssh", "prompts", "wire"},
+    {"ssh", "sandbox"},
     {"tasks"},
     # what prints
     {"output", "cli", "summaries"},
@@ -33,13 +32,8 @@ def sources(folder: str) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """``provision/env/scan.py`` -> ``env``, ``provision/remote_client.py`` -> ``remote``."""
-    return place(path.relative_to(ROOT / "provision").parts[0].removesuffix(".py"))
-
-
-def place(module: str) -> str:
-    known = set().union(*LAYERS)
-    return module if module in known else module.partition("_")[0]
+    """``provision/env/scan.py`` -> ``env``, ``provision/render.py`` -> ``render``."""
+    return path.relative_to(ROOT / "provision").parts[0].removesuffix(".py")
 
 
 def layer(name: str) -> int | None:
@@ -79,7 +73,7 @@ def ours(path: Path) -> set[str]:
     for _, *rest in parts:
         module = rest[0] if rest else "__init__"
         is_module = (folder / f"{module}.py").exists() or (folder / module).is_dir()
-        found.add(place(module) if is_module else "__init__")
+        found.add(module if is_module else "__init__")
     return found
 
 
@@ -111,11 +105,12 @@ def test_provision_and_trainer_never_import_each_other():
         assert "provision" not in tops(path), path
 
 
-def test_only_remote_imports_fabric_and_paramiko():
-    """``remote.py``, and the ``remote_*.py`` that it is made of."""
+CONNECTS = {"remote.py", "session.py", "client.py", "login.py"}
+
+
+def test_only_the_connection_imports_fabric_and_paramiko():
     for path in sources("provision") + sources("trainer"):
-        is_remote = path.parent == ROOT / "provision" and path.stem.partition("_")[0] == "remote"
-        if not is_remote:
+        if path.parent != ROOT / "provision/ssh" or path.name not in CONNECTS:
             assert not tops(path) & {"fabric", "paramiko", "invoke"}, path.relative_to(ROOT)
     fabfile = ROOT / "fabfile.py"
     if fabfile.exists():

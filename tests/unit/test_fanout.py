@@ -7,8 +7,8 @@ import time
 import pytest
 
 from provision.errors import InterruptedByUser, UsageError
-from provision.fanout import fan_out
 from provision.model import Node
+from provision.ssh.fanout import fan_out
 
 NODES = [Node(f"n{number}", "") for number in range(10)]
 

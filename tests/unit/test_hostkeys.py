@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from provision.hostkeys import fingerprint, host_name, look_up, pin
+from provision.ssh.hostkeys import fingerprint, host_name, look_up, pin
 
 KEY = base64.b64encode(b"key one").decode()
 OTHER = base64.b64encode(b"key two").decode()

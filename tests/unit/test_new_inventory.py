@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from provision import inventory
-from provision.enrol import new_inventory
 from provision.errors import UsageError
+from provision.ssh.enrol import new_inventory
 
 
 @pytest.fixture(autouse=True)

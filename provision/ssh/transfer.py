@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError
-from provision.transfer_openssh import OpenSshRemote, bulk, ssh_argv
-from provision.wire import NodeUnreachable
+from provision.ssh.openssh import OpenSshRemote, bulk, ssh_argv
+from provision.ssh.wire import NodeUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -22,14 +22,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from provision import inventory as inventory_file
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted, Step, ignore
-from provision.remote import Connections, NodeUnreachable, SshRemote, connect, fan_out
 from provision.render import render
 from provision.script import compile_steps, parse
+from provision.ssh.remote import Connections, NodeUnreachable, SshRemote, connect, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from provision.prompts import Prompts
+    from provision.ssh.prompts import Prompts
 
 DEFAULT_PREFIX = "/opt/llm/current"
 _KEY_NAME = "clusterctl_key"

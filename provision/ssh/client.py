@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import paramiko
 
-from provision import hostkeys
-from provision.prompts import Passwords
-from provision.remote_login import Again, hang_up, log_in
 from provision.render import quote
-from provision.wire import HostKeyChanged, HostKeyUnknown
+from provision.ssh import hostkeys
+from provision.ssh.login import Again, hang_up, log_in
+from provision.ssh.prompts import Passwords
+from provision.ssh.wire import HostKeyChanged, HostKeyUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from provision.model import Node, Ssh
-    from provision.prompts import Prompts
+    from provision.ssh.prompts import Prompts
 
 # AES-GCM first: one pass with the processor's own instructions; paramiko itself prefers CTR with a separate MAC.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")

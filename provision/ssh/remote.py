@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
-from provision.fanout import fan_out
-from provision.prompts import Prompts
-from provision.remote_client import DEAD_AFTER
-from provision.remote_login import hang_up, text_of
-from provision.remote_session import Session
-from provision.wire import (
+from provision.ssh.client import DEAD_AFTER
+from provision.ssh.fanout import fan_out
+from provision.ssh.login import hang_up, text_of
+from provision.ssh.prompts import Prompts
+from provision.ssh.session import Session
+from provision.ssh.wire import (
     BOOTSTRAP,
     STOP,
     Broken,

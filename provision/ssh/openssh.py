@@ -13,9 +13,9 @@ import threading
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
-from provision import hostkeys
 from provision.errors import ClusterctlError
-from provision.wire import (
+from provision.ssh import hostkeys
+from provision.ssh.wire import (
     BOOTSTRAP,
     STOP,
     Broken,

@@ -14,12 +14,12 @@ import paramiko
 
 from provision.errors import UsageError
 from provision.model import Inventory, Node
-from provision.remote_client import Asking, Client
-from provision.remote_login import Again, text_of
-from provision.wire import NodeUnreachable, RemoteError
+from provision.ssh.client import Asking, Client
+from provision.ssh.login import Again, text_of
+from provision.ssh.wire import NodeUnreachable, RemoteError
 
 if TYPE_CHECKING:
-    from provision.prompts import Prompts
+    from provision.ssh.prompts import Prompts
 
 ATTEMPTS = 4  # sshd drops connections at random when many are not logged in yet (MaxStartups 10:30:100)
 _WAIT = threading.Event()  # never set: a pause between attempts

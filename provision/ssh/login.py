@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
-from provision.prompts import PasswordRefused, Passwords
-from provision.wire import NodeUnreachable
+from provision.ssh.prompts import PasswordRefused, Passwords
+from provision.ssh.wire import NodeUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
