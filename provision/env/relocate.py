@@ -16,8 +16,9 @@ from provision.env.owners import source_of
 from provision.env.prefixes import Search
 from provision.errors import UsageError
 
-# Characters that a shebang, a double-quoted word of sh and a Python string all take as they are.
-_PREFIX = re.compile(r"/[^\x00-\x1f\"'`$\\\x7f]+\Z")
+# Characters that every file takes as they are: shebangs, words of sh with and without quotes, Python strings. A space
+# only breaks an unquoted word; these others would mean something to a shell.
+_PREFIX = re.compile(r"/[^\x00-\x1f\x7f\"'`$\\;&|<>()*?\[\]{}#!~]+\Z")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
     if not _PREFIX.match(top):
         raise UsageError(
             f"{top!r} cannot be a prefix",
-            hint="it must be absolute, without quotes, $, backslashes, control characters",
+            hint="it must be absolute, without quotes, control characters and what means something to a shell",
         )
     search = Search(manifest.relocations)
     new = {target: posixpath.join(top, target).rstrip("/") for _, target in manifest.relocations}

@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import IO
 
@@ -55,7 +56,7 @@ class Workers:
                 worker.kill()
         self._threads.shutdown(cancel_futures=True)
         for worker in self._all:
-            with worker:
+            with suppress(BrokenPipeError), worker:  # killed with a question half written
                 pass
 
     def seal(self, parts: Iterable[Part]) -> Iterator[tuple[Part, Sealed]]:
@@ -121,7 +122,8 @@ def main() -> None:
 def _start(seeking: Seeking) -> _Worker:
     program = f"import sys; sys.path[:] = {sys.path!r}; from provision.env.workers import main; main()"
     worker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    _send(worker.stdin, seeking)
+    with suppress(BrokenPipeError):  # it ended already: the first question finds out
+        _send(worker.stdin, seeking)
     return worker
 
 

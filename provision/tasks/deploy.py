@@ -30,12 +30,12 @@ from provision.model import (
     StepResult,
 )
 from provision.script import compile_steps, parse
-from provision.ssh.remote import Connections, Prompts, fan_out
+from provision.ssh.remote import Connections, Prompts, RemoteError, fan_out
 from provision.ssh.transfer import broadcast, bulk
 from provision.tasks.pack import SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 EXAMINE_DEADLINE = 60.0
@@ -175,7 +175,7 @@ def _examine(
         raise NodesFailedError(
             f"cannot reach {len(unreachable)} of {len(nodes)} nodes; nothing was changed",
             reasons={**unreachable, **problems},
-            hint="mend what is named, or leave these nodes out with --exclude",
+            hint=hint(answers.values(), "mend what is named, or leave these nodes out with --exclude"),
         )
     if problems:
         raise PreflightError(
@@ -266,8 +266,15 @@ def _note_failure(
 
 def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:
     """One sentence for a node's failure, with the likely typo in its address when there is one."""
+    why = error.reason if isinstance(error, RemoteError) else str(error)
     typo = likely_typo(inventory, node)
-    return f"{error} ({typo})" if typo else str(error)
+    return f"{why} ({typo})" if typo else why
+
+
+def hint(answers: Iterable[object], otherwise: str) -> str:
+    """The next step after nodes that could not be reached: what their errors say, else ``otherwise``."""
+    hints = dict.fromkeys(answer.hint for answer in answers if isinstance(answer, RemoteError) and answer.hint)
+    return "; ".join(hints) or otherwise
 
 
 def _write_scripts(folder: Path, nodes: Sequence[Node], send: Sequence[Step], activate: Sequence[Step]) -> None:

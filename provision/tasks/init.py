@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from provision.errors import NodesFailedError
 from provision.ssh.enrol import Enrolled, enrol
 from provision.ssh.enrol import new_inventory as write_inventory
-from provision.tasks.deploy import reason
+from provision.tasks.deploy import hint, reason
 
 if TYPE_CHECKING:
     from provision.model import Emit, Inventory
@@ -32,10 +32,10 @@ def init(inventory: Inventory, *, prompts: Prompts | None = None, emit: Emit) ->
         if not isinstance(answer := results[node.name], Enrolled)
     }
     if failed:
-        hints = {answer.hint for answer in results.values() if not isinstance(answer, Enrolled) and answer.hint}
+        alone = "run it on a terminal: there it can ask about host keys and for a password"
         raise NodesFailedError(
             f"{len(failed)} of {len(inventory.nodes)} nodes could not be enrolled",
             reasons=failed,
-            hint="; ".join(sorted(hints)) or "clusterctl init",
+            hint=hint(results.values(), "clusterctl init") if prompts else alone,
         )
     return {name: answer.state for name, answer in results.items() if isinstance(answer, Enrolled)}

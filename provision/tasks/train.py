@@ -28,7 +28,7 @@ from provision.render import render
 from provision.run import Facts, Launch, RunSpec, Travel, Worker, new_run_id, plan_name, tar_stream, travel
 from provision.run.follow import Follower
 from provision.ssh.remote import Connections, fan_out
-from provision.tasks.deploy import reason
+from provision.tasks.deploy import hint, reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,7 +167,7 @@ def _prepare(
         raise NodesFailedError(
             f"cannot reach {len(unreachable)} of {len(nodes)} nodes; nothing was started",
             reasons={**unreachable, **refused},
-            hint="mend what is named, or leave these nodes out with --exclude",
+            hint=hint(answers.values(), "mend what is named, or leave these nodes out with --exclude"),
         )
     if refused:
         raise PreflightError(
