@@ -58,16 +58,19 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+OVERVIEW = """Move a conda environment into an air-gapped GPU cluster and train on it.
+
+\b
+  clusterctl pack-env                            the active environment becomes one file
+  clusterctl deploy --inventory inventory.yaml   that file becomes every node's environment
+  clusterctl train --nodes 2                     LLaMA-Factory runs on the first two nodes
+"""
+
+
+@click.group(help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="clusterctl")
 def cli() -> None:
-    r"""Move a conda environment into an air-gapped GPU cluster and train on it.
-
-    \b
-    clusterctl pack-env                            the active environment becomes one file
-    clusterctl deploy --inventory inventory.yaml   that file becomes the environment of every node
-    clusterctl train --nodes 2                     LLaMA-Factory runs on the first two nodes
-    """
+    """All commands; their help is what ``OVERVIEW`` and their docstrings say."""
 
 
 def reporting(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 LAB = Path(__file__).resolve().parent.parent / "scripts/lab"
 LAB_FIXTURES = {"lab_env", "lab_project"}
 LAB_TIMEOUT = 1800  # the first test that asks for the environment waits for its build
+
+# A shell starts background jobs, and so some CI systems their scripts, with SIGINT ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.append(str(LAB))  # last, so that nothing of ours hides an installed module
 

@@ -50,15 +50,13 @@ def pack(prefix: Path, out: Path, *, name: str, emit: Emit, limit: int = chunks.
     found = survey(prefix)
     for text in found.notices:
         emit(Notice(text, "warning"))
-    emit(StageStarted(STAGE, f"Packing {prefix}", found.size, "bytes"))
+    emit(StageStarted(STAGE, f"Packing {name}", found.size, "bytes"))
     with writer.create(out) as bundle:
         packing = _Packing(found, bundle, emit, limit)
         packing.run()
         manifest = packing.manifest(name)
         bundle.finish(manifest)
-    size = out.stat().st_size
-    summary = f"{len(manifest.files)} files, {found.size / 1e9:.2f} GB -> {out} ({size / 1e9:.2f} GB)"
-    emit(StageFinished(STAGE, time.monotonic() - started, summary=summary))
+    emit(StageFinished(STAGE, time.monotonic() - started))
     return manifest
 
 

@@ -28,7 +28,7 @@ def find_env(spec: str | None, environ: Mapping[str, str]) -> Path:
         if not active:
             raise UsageError(
                 "no environment is active (CONDA_PREFIX is not set)",
-                hint="activate one (conda activate NAME) or name it: clusterctl pack-env --env NAME_OR_PATH",
+                hint="activate one (conda activate NAME) or name it: clusterctl pack-env NAME_OR_PATH",
             )
         return checked(Path(active))
     if "/" in spec or Path(spec).is_dir():
@@ -44,7 +44,7 @@ def find_env(spec: str | None, environ: Mapping[str, str]) -> Path:
     names = ", ".join(sorted({prefix.name for prefix in known})) or "none"
     raise UsageError(
         f"there is no conda environment named {spec!r}; known: {names}",
-        hint="give its path instead: clusterctl pack-env --env /path/to/env",
+        hint="give its path instead: clusterctl pack-env /path/to/env",
     )
 
 

@@ -58,7 +58,7 @@ def load(path: Path) -> Inventory:
 
 
 def _read_text(path: Path) -> str:
-    hint = "name the file with --inventory FILE, or write one after inventory.example.yaml"
+    hint = "name the file with --inventory FILE, or write one: clusterctl init gpu01=192.168.20.14 gpu02=192.168.20.15"
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
