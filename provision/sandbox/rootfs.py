@@ -133,7 +133,7 @@ def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
         finally:
             process.wait()
     if process.returncode:
-        trouble = [line for line in said if not line.startswith("I: ")] or said
+        trouble = [line for line in said if not line.startswith("I: ")] or said or [f"exit code {process.returncode}"]
         raise ClusterctlError(
             f"{' '.join(argv)} failed: {'; '.join(trouble[-3:])}",
             hint="set CLUSTERCTL_DEBIAN_MIRROR=http://… to a mirror that works, or use --rootfs host",

@@ -370,7 +370,9 @@ def test_files_that_are_none(write, tmp_path, monkeypatch):
             load(path)
         return f"{caught.value} | {caught.value.hint}"
 
-    name_it = "name the file with --inventory FILE, or write one: clusterctl init gpu01=192.168.20.14 gpu02=192.168.20.15"
+    name_it = (
+        "name the file with --inventory FILE, or write one: clusterctl init gpu01=192.168.20.14 gpu02=192.168.20.15"
+    )
     assert error(tmp_path / "no.yaml") == f"there is no {tmp_path}/no.yaml | {name_it}"
     assert error(tmp_path) == f"{tmp_path} is a folder, not an inventory file | {name_it}"
     assert error(Path("a\0b")).startswith(r"a\x00b cannot be read: ")
