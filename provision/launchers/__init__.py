@@ -31,7 +31,9 @@ def refuse(spec: RunSpec) -> None:
     machines: dict[tuple[str, str | None], str] = {}
     for worker in spec.workers:
         name, facts = worker.node.name, worker.facts
-        if facts.error:
+        if facts.port_free is False:
+            reasons[name] = f"{facts.error}; without train.port in the inventory a free one is found"
+        elif facts.error:
             reasons[name] = facts.error
         elif len(spec.workers) > 1 and facts.interface == "lo":
             reasons[name] = (
@@ -41,7 +43,7 @@ def refuse(spec: RunSpec) -> None:
         elif (twin := machines.setdefault((facts.boot_id, facts.ip), name)) != name and facts.boot_id:
             reasons[name] = f"is the same machine as {twin}"
     if reasons:
-        raise PreflightError("nodes that cannot take part in the run", reasons=reasons)
+        raise PreflightError("nodes that cannot take part in the run; nothing was started", reasons=reasons)
 
 
 def infiniband(spec: RunSpec) -> tuple[bool, Notice | None]:

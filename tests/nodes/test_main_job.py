@@ -228,6 +228,27 @@ def test_a_controller_that_is_killed_leaves_nothing_running(box, deployed):
     assert marked(box) == []
 
 
+def test_a_taken_port_is_refused_and_nothing_is_left(box, deployed, tmp_path):
+    for name in ("id_ed25519", "known_hosts"):
+        shutil.copy2(deployed / name, tmp_path / name)
+    (tmp_path / "inventory.yaml").write_text((deployed / "inventory.yaml").read_text() + "\ntrain: {port: 22}\n")
+    runs = str(Path(PREFIX).parent / "runs")
+    before = [on(box, node, "ls", runs) for node in ("node01", "node02")]
+    result = run("train", "--nodes", "2", str(deployed / "train.yaml"), cwd=tmp_path)
+    assert result.returncode == 4
+    text = " ".join(result.stderr.split())
+    assert "nothing was started" in text
+    assert "node01: port 22 is in use; without train.port in the inventory a free one is found" in text
+    assert [on(box, node, "ls", runs) for node in ("node01", "node02")] == before
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_run_was_given_is_readable_by_its_user_alone(box, deployed, trained):
+    folder = json.loads((last_run(deployed) / "run.json").read_text())["folder"]
+    assert on(box, "node01", "stat", "-c", "%a %U", f"{folder}/plan-0.json").split() == ["600", "trainer"]
+    assert (last_run(deployed) / "run.json").stat().st_mode & 0o077 == 0
+
+
 def test_training_where_nothing_is_deployed_is_refused(box, deployed, tmp_path):
     text = (deployed / "inventory.yaml").read_text().replace(PREFIX, "/home/trainer/nothing/current")
     for name in ("id_ed25519", "known_hosts"):
