@@ -106,7 +106,7 @@ class RunSpec:
     workers: tuple[Worker, ...]
     prefix: PurePosixPath
     folder: PurePosixPath
-    config: str  # relative to work/
+    config: str  # relative to job/
     master: str
     port: int
     progress: str | None = None  # the trainer's log, relative to the run's folder unless absolute

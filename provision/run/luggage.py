@@ -1,7 +1,7 @@
 """What travels with a run: files of this machine, where they go in the run's folder, and the tar that takes them there.
 
-In the run's folder everything lies under ``work/``. What is inside the config's folder keeps its place beside the
-config; anything else goes to ``work/outside-N/NAME``, and whoever names it has to be rewritten.
+In the run's folder everything lies under ``job/``. What is inside the config's folder keeps its place beside the
+config; anything else goes to ``job/outside-N/NAME``, and whoever names it has to be rewritten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-WORK = "work"
+WORK = "job"
 LIMIT = 2 << 30  # bytes that travel with a run unless the caller says otherwise
 _SKIPPED = {".git", "__pycache__"}
 _PIECE = 1 << 20
@@ -46,7 +46,7 @@ class Travel:
     """
 
     config: Path
-    config_name: str  # in work/
+    config_name: str  # in job/
     texts: Mapping[str, bytes]
     entries: tuple[Entry, ...]
     progress: str | None = None

@@ -151,7 +151,7 @@ def test_training_ends_with_a_lower_loss_and_a_checkpoint_on_rank_0(box, deploye
 def test_the_config_and_its_dataset_travelled_with_the_run(box, deployed, trained):
     run_folder = json.loads((last_run(deployed) / "run.json").read_text())["folder"]
     for node in ("node01", "node02"):
-        found = on(box, node, "find", f"{run_folder}/work", "-name", "*.yaml", "-o", "-name", "dataset_info.json")
+        found = on(box, node, "find", f"{run_folder}/job", "-name", "*.yaml", "-o", "-name", "dataset_info.json")
         assert "train.yaml" in found
         assert "dataset_info.json" in found
 

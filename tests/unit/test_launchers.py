@@ -97,8 +97,8 @@ def test_nodes_may_share_the_run_folder():
 
 
 def test_only_rank_0_follows_the_trainers_log():
-    plans = llamafactory.launch(spec(progress="work/out/trainer_log.jsonl")).plans
-    assert [plan["progress"] for plan in plans] == ["work/out/trainer_log.jsonl", None]
+    plans = llamafactory.launch(spec(progress="job/out/trainer_log.jsonl")).plans
+    assert [plan["progress"] for plan in plans] == ["job/out/trainer_log.jsonl", None]
 
 
 # --- environment ---------------------------------------------------------------------------------

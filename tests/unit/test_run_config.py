@@ -65,7 +65,7 @@ def names(taken):
 
 
 def config_of(taken):
-    return yaml.safe_load(taken.texts[f"work/{taken.config_name}"])
+    return yaml.safe_load(taken.texts[f"job/{taken.config_name}"])
 
 
 def refused(config, **options):
@@ -80,15 +80,15 @@ def refused(config, **options):
 def test_what_lies_beside_the_config_keeps_its_place(project):
     taken = travel(project / "sft.yaml")
     assert names(taken) == [
-        "work/data/dataset_info.json",
-        "work/data/tiny.json",
-        "work/model/config.json",
-        "work/model/weights.safetensors",
-        "work/sft.yaml",
+        "job/data/dataset_info.json",
+        "job/data/tiny.json",
+        "job/model/config.json",
+        "job/model/weights.safetensors",
+        "job/sft.yaml",
     ]
-    assert taken.texts == {"work/sft.yaml": CONFIG.encode()}
-    assert taken.progress == "work/out/first/trainer_log.jsonl"
-    assert taken.digests["work/data/tiny.json"] == hashlib.sha256(b"[]").hexdigest()
+    assert taken.texts == {"job/sft.yaml": CONFIG.encode()}
+    assert taken.progress == "job/out/first/trainer_log.jsonl"
+    assert taken.digests["job/data/tiny.json"] == hashlib.sha256(b"[]").hexdigest()
     assert taken.size == len(CONFIG) + 2 + 100 + 2 + len((project / "data" / "dataset_info.json").read_bytes())
     assert taken.notices == ()
 
@@ -108,8 +108,8 @@ def test_absolute_paths_are_on_the_nodes(project):
         output_dir="/shared/out",
     )
     taken = travel(config)
-    assert names(taken) == ["work/sft.yaml"]
-    assert taken.texts["work/sft.yaml"] == config.read_bytes()
+    assert names(taken) == ["job/sft.yaml"]
+    assert taken.texts["job/sft.yaml"] == config.read_bytes()
     assert taken.progress == "/shared/out/trainer_log.jsonl"
 
 
@@ -118,9 +118,9 @@ def test_files_outside_are_mapped_to_a_safe_place(project):
     write(project.parent / "ds" / "z2.json", "{}")
     config = configure(project, model_name_or_path="../big/model  # said why", deepspeed="data/../../ds/z2.json")
     taken = travel(config)
-    assert "work/outside-0/model/config.json" in names(taken)
-    assert "work/outside-1/z2.json" in names(taken)
-    text = taken.texts["work/sft.yaml"].decode()
+    assert "job/outside-0/model/config.json" in names(taken)
+    assert "job/outside-1/z2.json" in names(taken)
+    text = taken.texts["job/sft.yaml"].decode()
     assert "model_name_or_path: outside-0/model  # said why\n" in text
     assert "deepspeed: outside-1/z2.json\n" in text
     assert text.startswith("# A comment stays.\n")
@@ -156,12 +156,12 @@ def test_every_key_that_names_files(project):
     )
     taken = travel(config)
     assert set(names(taken)) > {
-        "work/a1/f",
-        "work/a2/f",
-        "work/reward/f",
-        "work/media/f",
-        "work/ds.json",
-        "work/fsdp.json",
+        "job/a1/f",
+        "job/a2/f",
+        "job/reward/f",
+        "job/media/f",
+        "job/ds.json",
+        "job/fsdp.json",
     }
     assert config_of(taken)["deepspeed"] == "./ds.json"
 
@@ -173,7 +173,7 @@ def test_values_that_are_no_paths_of_ours(project, value):
 
 def test_a_tokenized_dataset_that_is_there_travels(project):
     write(project / "tokens" / "state.json", "{}")
-    assert "work/tokens/state.json" in names(travel(configure(project, tokenized_path="tokens")))
+    assert "job/tokens/state.json" in names(travel(configure(project, tokenized_path="tokens")))
 
 
 def test_links_are_followed(project, tmp_path):
@@ -181,7 +181,7 @@ def test_links_are_followed(project, tmp_path):
     (project / "model" / "weights.safetensors").unlink()
     (project / "model" / "weights.safetensors").symlink_to(blob)
     assert (
-        travel(project / "sft.yaml").digests["work/model/weights.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+        travel(project / "sft.yaml").digests["job/model/weights.safetensors"] == hashlib.sha256(b"weights").hexdigest()
     )
 
 
@@ -197,7 +197,7 @@ def test_git_and_caches_stay_behind(project):
 def test_the_configs_name_is_safe_on_the_nodes(project, name, there):
     taken = travel((project / "sft.yaml").rename(project / name))
     assert taken.config_name == there
-    assert f"work/{there}" in taken.texts
+    assert f"job/{there}" in taken.texts
 
 
 def test_do_train_is_missed(project):
@@ -212,16 +212,16 @@ def test_a_dataset_may_be_a_folder(project):
     write(project / "data" / "many" / "1.json", "[]")
     write(project / "data" / "many" / "2.json", "[]")
     info(project, many={"file_name": "many"})
-    assert "work/data/many/2.json" in names(travel(configure(project, dataset="many")))
+    assert "job/data/many/2.json" in names(travel(configure(project, dataset="many")))
 
 
 def test_several_datasets(project):
     taken = travel(configure(project, dataset="[tiny]", eval_dataset="unused , tiny"))
-    assert {"work/data/tiny.json", "work/data/unused.json"} <= set(names(taken))
+    assert {"job/data/tiny.json", "job/data/unused.json"} <= set(names(taken))
 
 
 def test_the_default_dataset_dir(project):
-    assert "work/data/tiny.json" in names(travel(configure(project, drop=["dataset_dir"])))
+    assert "job/data/tiny.json" in names(travel(configure(project, drop=["dataset_dir"])))
 
 
 def test_the_default_dataset_dir_without_a_dataset(project):
@@ -233,8 +233,8 @@ def test_a_dataset_file_outside(project):
     write(project.parent / "lake" / "big.json", "[]")
     info(project, big={"file_name": "../../lake/big.json", "columns": {"prompt": "p"}}, other={"file_name": "o"})
     taken = travel(configure(project, dataset="big"))
-    assert "work/outside-0/big.json" in names(taken)
-    assert json.loads(taken.texts["work/data/dataset_info.json"]) == {
+    assert "job/outside-0/big.json" in names(taken)
+    assert json.loads(taken.texts["job/data/dataset_info.json"]) == {
         "big": {"file_name": "../outside-0/big.json", "columns": {"prompt": "p"}},
         "other": {"file_name": "o"},
     }
@@ -243,7 +243,7 @@ def test_a_dataset_file_outside(project):
 def test_a_dataset_dir_outside(project):
     (project / "data").rename(project.parent / "data")
     taken = travel(configure(project, dataset_dir="../data"))
-    assert {"work/outside-0/data/tiny.json", "work/outside-0/data/dataset_info.json"} <= set(names(taken))
+    assert {"job/outside-0/data/tiny.json", "job/outside-0/data/dataset_info.json"} <= set(names(taken))
     assert config_of(taken)["dataset_dir"] == "outside-0/data"
 
 
@@ -255,13 +255,13 @@ def test_an_absolute_dataset_file_is_on_the_nodes(project):
 def test_a_hub_is_not_asked_when_there_is_a_file(project):
     info(project, tiny={"hf_hub_url": "x/y", "file_name": "tiny.json"})
     taken = travel(project / "sft.yaml")
-    assert json.loads(taken.texts["work/data/dataset_info.json"]) == {"tiny": {"file_name": "tiny.json"}}
+    assert json.loads(taken.texts["job/data/dataset_info.json"]) == {"tiny": {"file_name": "tiny.json"}}
 
 
 def test_media_beside_the_data_travel(project):
     write(project / "data" / "images" / "1.jpg", "")
     info(project, tiny={"file_name": "tiny.json", "columns": {"images": "images"}})
-    assert "work/data/images/1.jpg" in names(travel(project / "sft.yaml"))
+    assert "job/data/images/1.jpg" in names(travel(project / "sft.yaml"))
 
 
 # --- mistakes ------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_the_tar_holds_what_was_taken(project, tmp_path):
         **taken.digests,
         "plan-0.json": hashlib.sha256(b"{}").hexdigest(),
     }
-    assert os.fsencode(f"work/model/{odd}") in found
+    assert os.fsencode(f"job/model/{odd}") in found
     with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
         members = tar.getmembers()
     assert {(each.uid, each.gid, each.uname, each.gname) for each in members} == {(0, 0, "", "")}
@@ -446,4 +446,4 @@ def test_a_file_that_changes_meanwhile(project, now):
 def test_one_name_twice_in_a_tar_is_a_mistake_of_ours(project):
     taken = travel(project / "sft.yaml")
     with pytest.raises(ValueError, match="twice"):
-        list(tar_stream(taken, {"work/model/config.json": b""}))
+        list(tar_stream(taken, {"job/model/config.json": b""}))
