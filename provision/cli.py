@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         error.show()
         code = UsageError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        reporter.show_error(InterruptedByUser("interrupted"))
+        reporter.show_error(InterruptedByUser("interrupted", hint="run the same command again"))
         code = InterruptedByUser.exit_code
     except BrokenPipeError:
         # The reader of our output went away (clusterctl ... | head): nothing to tell, and nobody to tell it to.

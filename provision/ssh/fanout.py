@@ -53,7 +53,7 @@ def fan_out(nodes: Iterable[Node], work: Callable[[Node], T], *, limit: int = 32
             name, outcome = done.get()
             outcomes[name] = outcome
     except KeyboardInterrupt:
-        raise InterruptedByUser("interrupted") from None
+        raise InterruptedByUser("interrupted", hint="run the same command again") from None
     finally:
         stopped.set()
     return {node.name: _value(outcomes[node.name]) for node in nodes}

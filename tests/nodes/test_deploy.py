@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +194,36 @@ def test_an_interrupted_deploy_is_completed_by_a_rerun(box, bundle, tmp_path):
     result = run("deploy", bundle, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert ".incoming" not in on(box, "node01", "ls", "-A", "/opt/broken/releases")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_deploy_that_is_stopped_while_it_sends_leaves_the_old_state_and_can_be_run_again(make_sandbox, tmp_path, how):
+    box = make_sandbox(nodes=2, link="20mbit")
+    env = make_env(tmp_path / "tiny")
+    (env / "share/noise").write_bytes(os.urandom(8 << 20))  # three seconds on this link
+    assert run("pack-env", env, cwd=box.directory).returncode == 0
+    child = subprocess.Popen(
+        [CLUSTERCTL, "deploy"],
+        cwd=box.directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    releases = Path(box.node_root("node01"), "opt/llm/releases")
+    while not any(releases.glob(".incoming-*/bin")):  # the stream has begun to arrive
+        assert child.poll() is None, child.communicate()[0]
+        select.select([], [], [], 0.02)
+    child.send_signal(how)
+    said = child.communicate(timeout=30)[0]
+    assert child.returncode == (-how if how == signal.SIGKILL else 130)
+    if how != signal.SIGKILL:
+        assert "run the same command again" in said
+    assert not (releases.parent / "current").is_symlink()
+    again = run("deploy", cwd=box.directory)
+    assert again.returncode == 0, again.stderr
+    assert "node[01-02]: deployed" in again.stdout
+    assert on(box, "node01", "env", "-i", "/opt/llm/current/bin/tool") == ""
 
 
 def test_a_smoke_test_that_fails_leaves_the_old_release_in_use(box, bundle, tmp_path):
