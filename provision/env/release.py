@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import PurePosixPath
 
     from provision.env.manifest import Manifest
+from provision.errors import ClusterctlError
 
 # uname -m as conda names it (conda's platform is "linux-" and this).
 MACHINES = {"x86_64": "64", "aarch64": "aarch64", "ppc64le": "ppc64le", "s390x": "s390x"}
@@ -70,11 +71,11 @@ def read_facts(out: str) -> NodeFacts:
     """Facts from the output of ``examine``.
 
     Raises:
-        ValueError: the output is not whole; the script was cut off.
+        ClusterctlError: the output is not whole; the script was cut off.
     """
     facts = dict(re.findall(r"^fact ([a-z0-9_.]+)=(.*)$", out, flags=re.MULTILINE))
     if "end" not in facts:
-        raise ValueError("the node's answer is incomplete")
+        raise ClusterctlError("its answer is incomplete")
     state = facts["release"]
     assert state in ("complete", "unpacked", "absent")
     return NodeFacts(

@@ -173,9 +173,9 @@ def _examine(
                 problems[node.name] = problem
     if unreachable:
         raise NodesFailedError(
-            f"cannot reach {len(unreachable)} of {len(nodes)} nodes; nothing was changed",
+            f"no answer from {len(unreachable)} of {len(nodes)} nodes; nothing was changed",
             reasons={**unreachable, **problems},
-            hint=hint(answers.values(), "mend what is named, or leave these nodes out with --exclude"),
+            hint=hint(answers.values(), f"to go on without: clusterctl deploy --exclude {fold(unreachable)}"),
         )
     if problems:
         raise PreflightError(
@@ -271,10 +271,10 @@ def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:
     return f"{why} ({typo})" if typo else why
 
 
-def hint(answers: Iterable[object], otherwise: str) -> str:
-    """The next step after nodes that could not be reached: what their errors say, else ``otherwise``."""
+def hint(answers: Iterable[object], last: str) -> str:
+    """The next step after nodes that did not answer: what their errors say, and ``last``."""
     hints = dict.fromkeys(answer.hint for answer in answers if isinstance(answer, RemoteError) and answer.hint)
-    return "; ".join(hints) or otherwise
+    return "; ".join([*hints, last])
 
 
 def _write_scripts(folder: Path, nodes: Sequence[Node], send: Sequence[Step], activate: Sequence[Step]) -> None:

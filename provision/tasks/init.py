@@ -36,6 +36,6 @@ def init(inventory: Inventory, *, prompts: Prompts | None = None, emit: Emit) ->
         raise NodesFailedError(
             f"{len(failed)} of {len(inventory.nodes)} nodes could not be enrolled",
             reasons=failed,
-            hint=hint(results.values(), "clusterctl init") if prompts else alone,
+            hint=hint(results.values(), "then again: clusterctl init") if prompts else alone,
         )
     return {name: answer.state for name, answer in results.items() if isinstance(answer, Enrolled)}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
+from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
@@ -108,9 +109,9 @@ def _judge(
     deploy = f"clusterctl deploy --inventory {inventory.path.name}"
     if unreachable:
         raise NodesFailedError(
-            f"cannot reach {len(unreachable)} of {len(nodes)} nodes; nothing was started",
+            f"no answer from {len(unreachable)} of {len(nodes)} nodes; nothing was started",
             reasons={**unreachable, **refused},
-            hint=hint(answers.values(), "mend what is named, or leave these nodes out with --exclude"),
+            hint=hint(answers.values(), f"to go on without: clusterctl train --exclude {fold(unreachable)}"),
         )
     if refused:
         raise PreflightError(

@@ -351,6 +351,7 @@ def test_an_unreachable_node_is_named_with_its_likely_typo_and_nothing_is_change
     text = " ".join(result.stderr.split())
     assert "node02" in text
     assert "typing error" in text
+    assert "clusterctl deploy --exclude node02" in text
     assert "nothing was changed" in text
     assert not Path(box.node_root("node01"), "opt/typo").exists()
 

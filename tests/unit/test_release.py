@@ -7,6 +7,7 @@ import pytest
 from provision.env import release
 from provision.env.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import NodeFacts
+from provision.errors import ClusterctlError
 from provision.model import Inventory, Node
 
 GOOD = NodeFacts(
@@ -111,7 +112,7 @@ def test_describe_says_what_each_node_lacks(inventory, manifest):
 
 
 def test_an_answer_that_was_cut_off_is_noticed():
-    with pytest.raises(ValueError, match="incomplete"):
+    with pytest.raises(ClusterctlError, match="incomplete"):
         release.read_facts("fact machine=x86_64\nfact glibc=glibc 2.36\n")
 
 
