@@ -436,13 +436,21 @@ def test_too_many_sessions(own_server):
     node = server.node("sh")
     remote = connect(server.inventory(node), node)
     errors = []
+    asked = threading.Event()
 
     def again(_line):
-        with pytest.raises(NodeUnreachable, match="refuses another session") as caught:
-            remote.run("true")
-        errors.append(caught.value)
+        try:
+            with pytest.raises(NodeUnreachable, match="refuses another session") as caught:
+                remote.run("true")
+            errors.append(caught.value)
+        finally:
+            asked.set()
 
-    remote.run("echo x", on_line=again)
+    def until_asked():  # the first session lasts as long as its stdin
+        asked.wait(30)
+        yield b""
+
+    remote.run("echo x; cat", stdin=until_asked(), on_line=again)
     assert "MaxSessions" in errors[0].hint
     remote.close()
 
