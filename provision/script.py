@@ -56,7 +56,6 @@ else
 fi
 """
 
-# The exit code travels behind the output, since a pipeline only has that of its last command.
 # The exit code travels behind the output, since a pipeline has only that of its last command.
 _DO = """\
 cc_out=$({{ (

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -125,11 +125,6 @@ def set_cable(state: State, link: str, *, connected: bool) -> None:
     """Pulls the cable of a node or plugs it in again."""
     assert link in state.links, link
     run("ip", "link", "set", link, "up" if connected else "down")
-
-
-def shaping(state: State) -> Mapping[str, object]:
-    """The rate and burst that a node applies to its own end of the cable."""
-    return {"rate": state.rate or "", "burst": burst(state.rate) if state.rate else 0}
 
 
 def _candidates() -> Iterator[IPv4Network]:

@@ -5,6 +5,7 @@ The order of the work is the order of this file's ``deploy``: services, examine,
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ from provision.model import (
     StageFinished,
     StageStarted,
     Step,
-    StepResult,
 )
 from provision.script import compile_steps, parse
 from provision.ssh.remote import Connections, Prompts, RemoteError, fan_out
@@ -52,7 +52,6 @@ class DeployResult:
     bytes_sent: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     dry_run: bool = False
-    steps: Mapping[str, tuple[StepResult, ...]] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -132,7 +131,7 @@ def deploy(
 
         rest = [node for node in nodes if node.name not in failed and todo[node.name] != "unchanged"]
         began = time.monotonic()
-        results = _activate(rest, connections, activate, failed, emit)
+        _activate(rest, connections, activate, failed, emit)
         seconds["activate"] = time.monotonic() - began
 
     if failed:
@@ -144,7 +143,7 @@ def deploy(
             + (f"; {len(done)} nodes are done and stay unchanged" if done else ""),
         )
     states = {name: "unchanged" if state == "unchanged" else "deployed" for name, state in todo.items()}
-    return DeployResult(bundle.manifest.release_id, states, sent, seconds, steps=results)
+    return DeployResult(bundle.manifest.release_id, states, sent, seconds)
 
 
 def _examine(
@@ -213,8 +212,7 @@ def _send(
     remotes: dict[str, Remote] = {node.name: bulk(inventory, node, connections[node]) for node in nodes}
     scripts = {name: compile_steps(steps, token=token) for name, token in tokens.items()}
     answers = broadcast(remotes, scripts, payload.stream(bundle, relocated), on_bytes=count)
-    for node in nodes:
-        _note_failure(node, answers[node.name], tokens[node.name], inventory, failed)
+    failed.update(_failures(nodes, answers, tokens, inventory))
     received = [node for node in nodes if node.name not in failed]
     states = {node.name: "failed" if node.name in failed else "received" for node in nodes}
     emit(StageFinished("send", time.monotonic() - began, states, f"{total / 1e9:.2f} GB each"))
@@ -223,45 +221,44 @@ def _send(
 
 def _activate(
     nodes: Sequence[Node], connections: Connections, steps: Sequence[Step], failed: dict[str, str], emit: Emit
-) -> dict[str, tuple[StepResult, ...]]:
+) -> None:
     """Smoke-test the release at its own path, then switch the prefix to it."""
     began = time.monotonic()
     emit(StageStarted("activate", "Testing and switching", len(nodes), "nodes"))
     tokens = {node.name: secrets.token_hex(8) for node in nodes}
-    finished = 0
+    finished = itertools.count(1)
 
     def act(node: Node) -> Result:
-        nonlocal finished
         script = compile_steps(steps, token=tokens[node.name])
         result = connections[node].run(script, deadline=SMOKE_DEADLINE)
-        finished += 1
-        emit(Progress("activate", finished, len(nodes)))
+        emit(Progress("activate", next(finished), len(nodes)))
         return result
 
     answers = fan_out(nodes, act)
-    results = {
-        node.name: _note_failure(node, answers[node.name], tokens[node.name], connections.inventory, failed)
-        for node in nodes
-    }
+    failed.update(_failures(nodes, answers, tokens, connections.inventory))
     states = {node.name: "failed" if node.name in failed else "current" for node in nodes}
     emit(StageFinished("activate", time.monotonic() - began, states))
-    return results
 
 
-def _note_failure(
-    node: Node, answer: Result | ClusterctlError, token: str, inventory: Inventory, failed: dict[str, str]
-) -> tuple[StepResult, ...]:
-    """The steps a node went through; what went wrong is put into ``failed``."""
-    if isinstance(answer, ClusterctlError):
-        failed[node.name] = reason(answer, inventory, node)
-        return ()
-    results = parse(token, answer.out)
-    broken = next((step for step in results if step.state == "failed"), None)
-    if broken is not None:
-        failed[node.name] = f"{broken.name}: {broken.detail.strip() or 'failed without a message'}"
-    elif answer.rc != 0:
-        failed[node.name] = answer.err.strip() or f"the script ended with status {answer.rc}"
-    return results
+def _failures(
+    nodes: Sequence[Node],
+    answers: Mapping[str, Result | ClusterctlError],
+    tokens: Mapping[str, str],
+    inventory: Inventory,
+) -> dict[str, str]:
+    """The nodes on which a stage failed, each with its reason."""
+    failed = {}
+    for node in nodes:
+        answer = answers[node.name]
+        if isinstance(answer, ClusterctlError):
+            failed[node.name] = reason(answer, inventory, node)
+            continue
+        broken = next((step for step in parse(tokens[node.name], answer.out) if step.state == "failed"), None)
+        if broken is not None:
+            failed[node.name] = f"{broken.name}: {broken.detail.strip() or 'failed without a message'}"
+        elif answer.rc != 0:
+            failed[node.name] = answer.err.strip() or f"the script ended with status {answer.rc}"
+    return failed
 
 
 def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:

@@ -30,16 +30,13 @@ class PackResult:
     seconds: float
 
 
-def pack_env(
-    env: str | None, *, environ: Mapping[str, str], output: Path | None = None, force: bool = True, emit: Emit
-) -> PackResult:
+def pack_env(env: str | None, *, environ: Mapping[str, str], output: Path | None = None, emit: Emit) -> PackResult:
     """Pack a conda environment into one file.
 
     Args:
         env: a path, the name of a conda environment, or None for the active one.
         environ: the process environment, where the active environment is named.
-        output: the bundle's path; by default NAME.ccb in the current folder.
-        force: replace a bundle that exists.
+        output: the bundle's path; by default NAME.ccb in the current folder. One that exists is replaced.
         emit: is told about the progress.
 
     Raises:
@@ -50,8 +47,6 @@ def pack_env(
     out = output or Path(prefix.name + SUFFIX)
     if out.is_dir():
         raise UsageError(f"{out} is a folder", hint=f"clusterctl pack-env -o {out / (prefix.name + SUFFIX)}")
-    if out.exists() and not force:
-        raise UsageError(f"{out} exists", hint="give another name with -o")
     began = time.monotonic()
     manifest = pack(prefix, out, name=prefix.name, emit=emit)
     return PackResult(out, manifest, out.stat().st_size, time.monotonic() - began)

@@ -1,12 +1,16 @@
 import subprocess
+import sys
 from contextlib import ExitStack
 from itertools import count
 from os import getpid
+from pathlib import Path
 
 import pytest
 
 from provision import sandbox as sandboxes
 from provision.errors import UsageError
+
+sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last, so that they hide no module
 
 _numbers = count(1)
 

@@ -7,16 +7,15 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import CLUSTERCTL, run
 
 from provision import sandbox as sandboxes
 
 pytestmark = pytest.mark.root
 
-CLUSTERCTL = Path(sys.executable).with_name("clusterctl")
 NASTY = ("a b.py", 'quote\'s "both".txt', "$(touch owned).txt", "new\nline.txt", "täst-日本.txt", "-rf", "`id`;*")
 
 
@@ -55,21 +54,6 @@ def make_env(prefix: Path, text: str = "one") -> Path:
     for name in NASTY:
         (odd / name).write_text(name)
     return prefix
-
-
-def run(*argv, cwd, env=None, timeout=120, stdin=None):
-    result = subprocess.run(
-        [CLUSTERCTL, *map(str, argv)],
-        check=False,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        stdin=stdin or subprocess.DEVNULL,
-    )
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
 
 
 @pytest.fixture(scope="module")

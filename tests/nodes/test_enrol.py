@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for local_sshd
 from local_sshd import PASSWORD, LocalSshd, make_key
 
 from provision.errors import UsageError

@@ -4,17 +4,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pexpect
 import pytest
+from command import CLUSTERCTL
 
 from provision import sandbox as sandboxes
 
 pytestmark = pytest.mark.root
 
-CLUSTERCTL = Path(sys.executable).with_name("clusterctl")
 PASSWORD = "correct horse"
 
 

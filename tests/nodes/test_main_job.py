@@ -3,25 +3,26 @@
 Slow by nature: one environment of 2 GB, two nodes, real torch and gloo between them.
 """
 
+import functools
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import command
 import pytest
+from command import CLUSTERCTL
 
 from provision import sandbox as sandboxes
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
-BIN = Path(sys.executable).parent
-CLUSTERCTL = BIN / "clusterctl"
 PREFIX = "/home/trainer/llm/current"  # the whole job runs as an ordinary user
+
+run = functools.partial(command.run, timeout=600)  # a real environment takes its time
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +37,6 @@ def folder(tmp_path_factory, require_sandbox, lab_project):
 @pytest.fixture(scope="module")
 def box(folder):
     return next(box for box in sandboxes.list_all() if box.directory == folder)
-
-
-def run(*argv, cwd, env=None, timeout=600):
-    result = subprocess.run(
-        [CLUSTERCTL, *argv],
-        check=False,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        stdin=subprocess.DEVNULL,
-    )
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for local_sshd
 from local_sshd import PASSWORD, LocalSshd, free_port, make_key
 
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError

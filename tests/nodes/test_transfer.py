@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for local_sshd
 from local_sshd import LocalSshd
 
 from provision.errors import BundleError
