@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
@@ -137,6 +137,38 @@ class StepResult:
     state: StepState
     detail: str = ""
     seconds: float = 0.0
+
+
+# --- many bytes ------------------------------------------------------------------------------------
+
+Wire = Literal["zstd", "plain"]  # compressed for nodes that have zstd, else as they will lie there
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What a node unpacks as a whole, and never receives twice: a tar stream, or a range of one large file.
+
+    Attributes:
+        key: names it among what a node has; letters, digits and dots.
+        kind: ``tar``, or ``range`` of the file ``path``, from ``offset`` (a multiple of 1 MiB).
+        size: bytes on the wire.
+        blocks: the bytes on the wire; whether they are right is known at their end.
+        path: of a range's file, relative to where legs are unpacked.
+        offset: of a range, in the file.
+        mode: of a range's file.
+        mtime: of a range's file, in whole seconds.
+        group: a node that has the group of this name has every leg of it.
+    """
+
+    key: str
+    kind: Literal["tar", "range"]
+    size: int
+    blocks: Callable[[], Iterator[bytes]]
+    path: str = ""
+    offset: int = 0
+    mode: int = 0o644
+    mtime: int = 0
+    group: str = ""
 
 
 # --- checks --------------------------------------------------------------------------------------

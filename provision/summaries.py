@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from provision.env.report.words import number, size
 from provision.inventory import fold
 
 if TYPE_CHECKING:
-    from provision.model import Inventory
+    from provision.env.release.upkeep import Releases
+    from provision.model import Finding, Inventory
     from provision.sandbox import Sandbox
-    from provision.tasks import DeployResult, PackResult, TrainResult
+    from provision.tasks import DeployResult, PackResult, Pruned, PushResult, Switched, ToolResult, TrainResult
 
 Summary = tuple[Mapping[str, Any], str]
 
@@ -26,9 +29,11 @@ def packed(result: PackResult) -> Summary:
         f"{size(result.size)} of {size(unpacked)}, {len(manifest.files)} files, {len(manifest.chunks)} chunks "
         f"in {result.seconds:.1f} s\n"
         f"{result.bundle} holds release {manifest.release_id}"
+        + (f", in {number(len(result.files), 'file')}" if len(result.files) > 1 else "")
     )
     data = {
         "bundle": str(result.bundle),
+        "files_written": [str(path) for path in result.files],
         "release": manifest.release_id,
         "bytes": result.size,
         "unpacked_bytes": unpacked,
@@ -38,6 +43,30 @@ def packed(result: PackResult) -> Summary:
         "notices": list(manifest.notices),
         "seconds": round(result.seconds, 2),
     }
+    return data, text
+
+
+def tooled(result: ToolResult) -> Summary:
+    """After ``pack-tool``."""
+    tool = result.tool
+    glibc = ".".join(map(str, tool.glibc))
+    data = {
+        "file": str(result.file),
+        "digest": tool.digest,
+        "python": tool.python,
+        "machine": tool.machine,
+        "glibc": glibc,
+        "bytes": tool.size,
+        "unpacked_bytes": tool.unpacked,
+        "files": tool.files,
+        "notices": list(tool.notices),
+        "seconds": round(result.seconds, 2),
+    }
+    text = (
+        f"packed clusterctl with Python {tool.python} for {tool.machine}, glibc {glibc} or later: "
+        f"{size(tool.size)} of {size(tool.unpacked)} in {result.seconds:.1f} s\n"
+        f"on the other side: sh {result.file.name} deploy --inventory inventory.yaml"
+    )
     return data, text
 
 
@@ -51,6 +80,7 @@ def deployed(result: DeployResult, inventory: Inventory) -> Summary:
         "nodes": dict(result.states),
         "bytes_sent": result.bytes_sent,
         "seconds": {stage: round(seconds, 2) for stage, seconds in result.seconds.items()},
+        "steps": {step: round(seconds, 2) for step, seconds in result.steps.items()},
     }
     if not result.changed:
         text = f"{fold(result.states)}: release {result.release_id} is current, nothing changed"
@@ -91,6 +121,91 @@ def trained(result: TrainResult) -> Summary:
     return data, text
 
 
+def pushed(result: PushResult) -> Summary:
+    """After ``push``; equal nodes are folded."""
+    data = {
+        "source": str(result.source),
+        "destination": result.destination,
+        "files": result.files,
+        "bytes": result.size,
+        "changed": result.changed,
+        "dry_run": result.dry_run,
+        "nodes": dict(result.states),
+        "bytes_sent": result.bytes_sent,
+        "seconds": round(result.seconds, 2),
+    }
+    what = f"{result.destination}: {number(result.files, 'file')}, {size(result.size)}"
+    if not result.changed:
+        return data, f"{fold(result.states)}: {what}, nothing changed"
+    if result.dry_run:
+        would = [f"{names}: would {state}" for state, names in _folded(result.states) if state != "unchanged"]
+        return data, "\n".join([*would, "dry run: nothing was written on any node"])
+    states = "; ".join(f"{names}: {state}" for state, names in _folded(result.states))
+    return data, f"{states} ({what}); {size(result.bytes_sent)} sent, {result.seconds:.0f} s"
+
+
+def listed(found: Mapping[str, Releases]) -> Summary:
+    """After ``releases``: what each node has, equal nodes folded."""
+    data = {
+        name: {
+            "current": has.current,
+            "previous": has.previous,
+            "complete": list(has.complete),
+            "broken": list(has.broken),
+        }
+        for name, has in found.items()
+    }
+    lines = []
+    for text, names in _folded({name: _listing(has) for name, has in found.items()}):
+        lines += [f"{names}:", text]
+    return {"nodes": data}, "\n".join(lines)
+
+
+def _listing(has: Releases) -> str:
+    """One line for each release, the latest first."""
+    words = {has.current: "current", has.previous: "previous"}
+    rows = [
+        f"  {name}  {datetime.fromtimestamp(when, timezone.utc):%Y-%m-%d %H:%M}  {words.get(name, '')}".rstrip()
+        for name, when in reversed(list(has.complete.items()))
+    ]
+    rows += [f"  {name}  not finished; clusterctl prune removes it" for name in has.broken]
+    return "\n".join(rows) or "  none"
+
+
+def switched(result: Switched) -> Summary:
+    """After ``rollback``."""
+    data = {name: {"before": before, "current": after} for name, (before, after) in result.nodes.items()}
+    states = {
+        name: f"release {after} is current" + ("" if before == after else f", {before} was")
+        for name, (before, after) in result.nodes.items()
+    }
+    text = "\n".join(f"{names}: {state}" for state, names in _folded(states))
+    return {"changed": result.changed, "nodes": data}, text if result.changed else f"{text}; nothing changed"
+
+
+def pruned(result: Pruned) -> Summary:
+    """After ``prune``."""
+    verb = "would remove" if result.dry_run else "removed"
+    states = {
+        name: (f"{verb} {', '.join(gone)}" if gone else "nothing to remove")
+        + (f"; in use: {', '.join(result.in_use[name])}" if result.in_use.get(name) else "")
+        for name, gone in result.removed.items()
+    }
+    text = "\n".join(f"{names}: {state}" for state, names in _folded(states))
+    nodes = {
+        name: {"removed": list(gone), "in_use": list(result.in_use.get(name, ()))}
+        for name, gone in result.removed.items()
+    }
+    return {"dry_run": result.dry_run, "nodes": nodes}, text
+
+
+def verified(findings: Sequence[Finding]) -> Summary:
+    """After ``verify``."""
+    data = [vars(finding) for finding in findings]
+    good = {finding.node: finding.observed for finding in findings if finding.verdict == "OK"}
+    return {"findings": data}, "\n".join(f"{names}: {state}" for state, names in _folded(good))
+
+
 def enrolled(states: Mapping[str, str]) -> Summary:
     """After ``init``."""
     text = "\n".join(f"{names}: {state}" for state, names in _folded(states))
@@ -116,15 +231,6 @@ def _sandbox(box: Sandbox) -> dict[str, Any]:
         "directory": str(box.directory),
         "nodes": {node.name: node.address for node in box.nodes},
     }
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1000 as disks and networks are sold."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
 
 
 def _folded(states: Mapping[str, str]) -> list[tuple[str, str]]:

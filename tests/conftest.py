@@ -13,7 +13,8 @@ LAB_TIMEOUT = 1800  # the first test that asks for the environment waits for its
 # A shell starts background jobs, and so some CI systems their scripts, with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-sys.path.append(str(LAB))  # last, so that nothing of ours hides an installed module
+# last, so that nothing of ours hides an installed module
+sys.path += [str(LAB), str(LAB.parent / "benchmarks")]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -33,6 +34,22 @@ def lab_env():
     from lab_env import build_env
 
     return Path(build_env()["prefix"])
+
+
+@pytest.fixture(scope="session")
+def small():
+    """A small real conda environment and what makes more of them, see ``scripts/lab/small_env.py``."""
+    if os.environ.get("CLUSTERCTL_SKIP_LAB") == "1":
+        pytest.skip("CLUSTERCTL_SKIP_LAB=1: no environment is wanted")
+    from small_env import build_small
+
+    return build_small()
+
+
+@pytest.fixture(scope="session")
+def small_env(small):
+    """The prefix of the small environment; never written to."""
+    return small.prefix
 
 
 @pytest.fixture(scope="session")

@@ -107,8 +107,8 @@ def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]
         "UserKnownHostsFile": " ".join(_option_path(file) for file in known),
         "UpdateHostKeys": "no",
         "ConnectTimeout": str(max(1, round(settings.timeout))),
-        "ServerAliveInterval": "15",
-        "ServerAliveCountMax": "4",
+        "ServerAliveInterval": "5",  # a node that is gone holds up the nodes behind it in a relay
+        "ServerAliveCountMax": "3",
         "Compression": "no",
         "Ciphers": CIPHERS,
         "ControlMaster": "no",

@@ -143,6 +143,12 @@ class SshRemote:
         """Whether the connection still stands, as far as is known."""
         return self._transport.is_active()
 
+    @property
+    def host_key(self) -> tuple[str, bytes]:
+        """Type and wire form of the key that the node has shown and that was believed."""
+        key = self._transport.get_remote_server_key()
+        return key.get_name(), key.asbytes()
+
     def run(
         self,
         script: str,

@@ -1,6 +1,6 @@
 """``clusterctl deploy``: a bundle becomes the current release on every node.
 
-The order of the work is the order of this file's ``deploy``: services, examine, judge, send, activate.
+The order of the work is the order of this file's ``deploy``: services, examine, judge, relocate, lock, send, activate.
 """
 
 from __future__ import annotations
@@ -8,35 +8,31 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision import services
-from provision.env import payload, release
-from provision.env.bundle import Bundle, open_bundle
-from provision.env.relocate import Relocated, relocate
+from provision.env.bundle import slices
+from provision.env.bundle.reader import Bundle, open_bundle
+from provision.env.release import activation, examine, steps
+from provision.env.release.legs import Payload
+from provision.env.release.places import Places
+from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
-from provision.inventory import fold, likely_typo
-from provision.model import (
-    Emit,
-    Inventory,
-    Node,
-    Notice,
-    Progress,
-    Remote,
-    Result,
-    StageFinished,
-    StageStarted,
-    Step,
-)
+from provision.model import Emit, Inventory, Node, Notice, Progress, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps, parse
-from provision.ssh.remote import Connections, Prompts, RemoteError, fan_out
-from provision.ssh.transfer import broadcast, bulk
+from provision.ssh.remote import Connections, fan_out
+from provision.tasks.answers import failures, split
+from provision.tasks.hold import guarded, held, lock_of
 from provision.tasks.pack import SUFFIX
+from provision.tasks.send import send
+from provision.transfer import clean, keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+    from provision.ssh.prompts import Prompts
 
 EXAMINE_DEADLINE = 60.0
 REVIEW = "review"  # the token of scripts that are written for people
@@ -45,12 +41,22 @@ SMOKE_DEADLINE = 600.0
 
 @dataclass(frozen=True)
 class DeployResult:
-    """What a deploy did. ``states`` maps each node to ``unchanged``, ``deployed`` or what it would have done."""
+    """What a deploy did.
+
+    Attributes:
+        release_id: the release.
+        states: by node name ``unchanged``, ``deployed``, ``repaired``, or what it would have done.
+        bytes_sent: by this machine, to all nodes together.
+        seconds: of each stage.
+        steps: seconds of each step of the activation, on the node where it took longest.
+        dry_run: nothing was done.
+    """
 
     release_id: str
     states: Mapping[str, str]
     bytes_sent: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    steps: Mapping[str, float] = field(default_factory=dict)
     dry_run: bool = False
 
     @property
@@ -60,12 +66,12 @@ class DeployResult:
 
 
 def find_bundle(folder: Path) -> Path:
-    """The only bundle in a folder.
+    """The only bundle in a folder, whole or in parts.
 
     Raises:
         UsageError: there is none, or more than one.
     """
-    found = sorted(folder.glob(f"*{SUFFIX}"))
+    found = sorted({slices.name_of(path) for path in folder.glob(f"*{SUFFIX}*") if path.is_file()})
     if not found:
         raise UsageError(f"no bundle (*{SUFFIX}) in {folder}", hint="clusterctl pack-env")
     if len(found) > 1:
@@ -82,6 +88,9 @@ def deploy(
     prompts: Prompts | None = None,
     dry_run: bool = False,
     scripts_to: Path | None = None,
+    relay: bool = True,
+    repair: bool = False,
+    accept_unrewritable: bool = False,
     emit: Emit,
 ) -> DeployResult:
     """Bring a bundle to the nodes as the release behind the inventory's prefix.
@@ -93,191 +102,173 @@ def deploy(
         prompts: how to ask for a password or about a host key; None: nobody can answer.
         dry_run: examine and say what would be done; nothing is written on any node.
         scripts_to: with ``dry_run``, a folder that the scripts are written to, for review.
+        relay: nodes may pass the bytes on to one another.
+        repair: bring the release again where it is there already; what is as it should be is not sent.
+        accept_unrewritable: go on although some files will keep the old prefix.
         emit: is told about the progress.
 
     Raises:
         UsageError: the inventory asks for a service that this version does not have.
-        BundleError: the bundle is damaged or not a bundle.
+        BundleError: the bundle is damaged or not a bundle, or holds files that cannot be made to work there.
         PreflightError: nodes that cannot take the release; nothing was changed anywhere.
         NodesFailedError: some nodes failed, the others are done.
     """
     services.refuse_unbuilt(inventory)
     bundle = open_bundle(bundle_path)
-    relocated = relocate(bundle.manifest, bundle.prefix_files(), release.release_path(inventory, bundle.manifest))
+    places = Places.of(inventory, bundle.manifest.release_id)
+    with Connections(inventory, prompts) as connections:
+        facts = _examine(inventory, nodes, connections, bundle, places, repair=repair, emit=emit)
+        todo = examine.describe(facts, places, repair=repair)
+        work = [node for node in nodes if todo[node.name] != "unchanged"]
+        if not dry_run:
+            _forget(inventory, [node for node in nodes if facts[node.name].relay_left], connections)
+        if not work and scripts_to is None:
+            return DeployResult(places.release_id, todo, dry_run=dry_run)
+        relocated = _relocate(bundle, places, accept_unrewritable=accept_unrewritable, emit=emit)
+        activating = (
+            *steps.activate(places, bundle.manifest, relocated, repair=repair),
+            *activation.steps(inventory, bundle.manifest),
+        )
+        if scripts_to is not None:
+            _write_scripts(scripts_to, nodes, steps.gather(places, repair=repair), activating)
+        if dry_run:
+            return DeployResult(places.release_id, todo, dry_run=dry_run)
+
+        seconds: dict[str, float] = {}
+        with held(inventory, work, connections) as shared:
+            own = [node for node in work if not shared[node.name]]
+            receivers = [node for node in own if todo[node.name] in ("send", "repair")]
+            payload = Payload(bundle, relocated)
+            sent = send(
+                inventory, receivers, connections, payload, places, facts, repair=repair, relay=relay, emit=emit
+            )
+            seconds |= sent.seconds
+            failed = sent.failed
+
+            began = time.monotonic()
+            good = [node for node in own if node.name not in failed]
+            times = _activate(good, connections, activating, failed, emit)
+            others = [node for node in work if shared[node.name]]
+            if others and not failed:  # they see the same files; what is to be done was done
+                _activate(others, connections, activating, failed, emit)
+            failed |= {node.name: "its files lie on a node that failed" for node in others if failed}
+            seconds["activate"] = time.monotonic() - began
+    if failed:
+        raise _failed(failed, nodes)
+    states = {node.name: "unchanged" for node in nodes} | {
+        node.name: f"shared with {shared[node.name]}" if shared[node.name] else _past(todo[node.name]) for node in work
+    }
+    return DeployResult(places.release_id, states, sent.bytes, seconds, times)
+
+
+def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections) -> None:
+    """Remove the keys that the relay of a killed run has left, unless another run is at work there."""
+    if nodes:
+        with suppress(PreflightError), held(inventory, nodes, connections):
+            clean(inventory, nodes, connections)
+
+
+def _past(word: str) -> str:
+    return {"repair": "repaired"}.get(word, "deployed")
+
+
+def _failed(failed: Mapping[str, str], nodes: Sequence[Node]) -> NodesFailedError:
+    done = [node.name for node in nodes if node.name not in failed]
+    return NodesFailedError(
+        f"deploy failed on {len(failed)} of {len(nodes)} nodes",
+        reasons=failed,
+        hint="mend what is named and run the same command again"
+        + (f"; {len(done)} nodes are done and stay unchanged" if done else ""),
+    )
+
+
+def _relocate(bundle: Bundle, places: Places, *, accept_unrewritable: bool, emit: Emit) -> Relocated:
+    """The files that name the prefix, as they must be at the release's path."""
+    relocated = relocate(bundle.manifest, bundle.prefix_files(), places.root / "releases" / places.release_id)
     for warning in relocated.warnings:
         emit(Notice(warning, "warning"))
     if relocated.unrewritable:
         listed = "\n".join(f"  {path}: {why}" for path, why in relocated.unrewritable)
-        raise BundleError(
-            f"{len(relocated.unrewritable)} files cannot be made to work at {inventory.root}:\n{listed}",
-            hint="choose a shorter prefix in the inventory",
-        )
-
-    send, activate = release.steps(inventory, bundle.manifest)
-    if scripts_to is not None:
-        _write_scripts(scripts_to, nodes, send, activate)
-    with Connections(inventory, prompts) as connections:
-        facts = _examine(inventory, nodes, connections, bundle, emit)
-        todo = release.describe(facts, inventory, bundle.manifest)
-        if dry_run or set(todo.values()) == {"unchanged"}:
-            return DeployResult(bundle.manifest.release_id, todo, dry_run=dry_run)
-        seconds: dict[str, float] = {}
-        failed: dict[str, str] = {}
-
-        receivers = [node for node in nodes if facts[node.name].release == "absent"]
-        began = time.monotonic()
-        sent = _send(inventory, receivers, connections, bundle, relocated, send, failed, emit) if receivers else 0
-        seconds["send"] = time.monotonic() - began
-
-        rest = [node for node in nodes if node.name not in failed and todo[node.name] != "unchanged"]
-        began = time.monotonic()
-        _activate(rest, connections, activate, failed, emit)
-        seconds["activate"] = time.monotonic() - began
-
-    if failed:
-        done = [node.name for node in nodes if node.name not in failed]
-        raise NodesFailedError(
-            f"deploy failed on {len(failed)} of {len(nodes)} nodes",
-            reasons=failed,
-            hint="mend what is named and run the same command again"
-            + (f"; {len(done)} nodes are done and stay unchanged" if done else ""),
-        )
-    states = {name: "unchanged" if state == "unchanged" else "deployed" for name, state in todo.items()}
-    return DeployResult(bundle.manifest.release_id, states, sent, seconds)
+        text = f"{len(relocated.unrewritable)} files cannot be made to work at {places.root}:\n{listed}"
+        if not accept_unrewritable:
+            raise BundleError(
+                text,
+                hint="choose a shorter prefix in the inventory, or go on without them: "
+                "clusterctl deploy --accept-unrewritable",
+            )
+        emit(Notice(text, "warning"))
+    return relocated
 
 
 def _examine(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, bundle: Bundle, emit: Emit
-) -> dict[str, release.NodeFacts]:
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    connections: Connections,
+    bundle: Bundle,
+    places: Places,
+    *,
+    repair: bool,
+    emit: Emit,
+) -> dict[str, examine.NodeFacts]:
     """Look at every node; one error names all that cannot take the release."""
     began = time.monotonic()
     emit(StageStarted("examine", "Examining nodes", len(nodes), "nodes"))
-    script = release.examine(inventory, bundle.manifest)
+    script = examine.examine(inventory, places.release_id, keys.comment(inventory))
 
-    def look(node: Node) -> release.NodeFacts:
-        return release.read_facts(connections[node].run(script, deadline=EXAMINE_DEADLINE).out)
+    def look(node: Node) -> examine.NodeFacts:
+        return examine.read_facts(connections[node].run(script, deadline=EXAMINE_DEADLINE).out)
 
     answers = fan_out(nodes, look)
-    facts: dict[str, release.NodeFacts] = {}
-    unreachable: dict[str, str] = {}
-    problems: dict[str, str] = {}
-    for node in nodes:
-        answer = answers[node.name]
-        if isinstance(answer, ClusterctlError):
-            unreachable[node.name] = reason(answer, inventory, node)
-        else:
-            facts[node.name] = answer
-            problem = release.judge(answer, inventory, bundle.manifest)
-            if problem:
-                problems[node.name] = problem
-    if unreachable:
-        raise NodesFailedError(
-            f"no answer from {len(unreachable)} of {len(nodes)} nodes; nothing was changed",
-            reasons={**unreachable, **problems},
-            hint=hint(answers.values(), f"to go on without: clusterctl deploy --exclude {fold(unreachable)}"),
-        )
+    judged = {
+        name: examine.judge(fact, inventory, bundle.manifest)
+        for name, fact in answers.items()
+        if isinstance(fact, examine.NodeFacts)
+    }
+    problems = {name: problem for name, problem in judged.items() if problem}
+    facts = split(inventory, nodes, answers, also=problems)
     if problems:
         raise PreflightError(
             f"{len(problems)} of {len(nodes)} nodes cannot take the environment; nothing was changed",
             reasons=problems,
         )
-    todo = release.describe(facts, inventory, bundle.manifest)
-    emit(StageFinished("examine", time.monotonic() - began, todo))
+    emit(StageFinished("examine", time.monotonic() - began, examine.describe(facts, places, repair=repair)))
     return facts
 
 
-def _send(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    connections: Connections,
-    bundle: Bundle,
-    relocated: Relocated,
-    steps: Sequence[Step],
-    failed: dict[str, str],
-    emit: Emit,
-) -> int:
-    """Stream the release to the nodes that lack it; returns the bytes sent to all of them together."""
-    began = time.monotonic()
-    total = payload.size(bundle, relocated)
-    title = f"Sending {bundle.manifest.name} ({bundle.manifest.release_id}) to {fold(node.name for node in nodes)}"
-    emit(StageStarted("send", title, total, "bytes"))
-    done = 0
-
-    def count(block: int) -> None:
-        nonlocal done
-        done += block
-        emit(Progress("send", done, total))
-
-    tokens = {node.name: secrets.token_hex(8) for node in nodes}
-    remotes: dict[str, Remote] = {node.name: bulk(inventory, node, connections[node]) for node in nodes}
-    scripts = {name: compile_steps(steps, token=token) for name, token in tokens.items()}
-    answers = broadcast(remotes, scripts, payload.stream(bundle, relocated), on_bytes=count)
-    failed.update(_failures(nodes, answers, tokens, inventory))
-    received = [node for node in nodes if node.name not in failed]
-    states = {node.name: "failed" if node.name in failed else "received" for node in nodes}
-    emit(StageFinished("send", time.monotonic() - began, states, f"{total / 1e9:.2f} GB each"))
-    return total * len(received)
-
-
 def _activate(
-    nodes: Sequence[Node], connections: Connections, steps: Sequence[Step], failed: dict[str, str], emit: Emit
-) -> None:
-    """Smoke-test the release at its own path, then switch the prefix to it."""
+    nodes: Sequence[Node], connections: Connections, activating: Sequence[Step], failed: dict[str, str], emit: Emit
+) -> dict[str, float]:
+    """Make what has arrived a release, test it at its own path, then switch the prefix to it; the steps' seconds."""
+    if not nodes:
+        return {}
     began = time.monotonic()
     emit(StageStarted("activate", "Testing and switching", len(nodes), "nodes"))
     tokens = {node.name: secrets.token_hex(8) for node in nodes}
     finished = itertools.count(1)
+    lock = lock_of(connections.inventory)
 
     def act(node: Node) -> Result:
-        script = compile_steps(steps, token=tokens[node.name])
+        script = guarded(lock, compile_steps(activating, token=tokens[node.name]))
         result = connections[node].run(script, deadline=SMOKE_DEADLINE)
         emit(Progress("activate", next(finished), len(nodes)))
         return result
 
-    answers = fan_out(nodes, act)
-    failed.update(_failures(nodes, answers, tokens, connections.inventory))
+    answers: dict[str, Result | ClusterctlError] = fan_out(nodes, act)
+    failed.update(failures(connections.inventory, nodes, answers, tokens))
     states = {node.name: "failed" if node.name in failed else "current" for node in nodes}
     emit(StageFinished("activate", time.monotonic() - began, states))
+    results = [parse(tokens[name], answer.out) for name, answer in answers.items() if isinstance(answer, Result)]
+    return {
+        step.name: max(each.seconds for result in results for each in result if each.name == step.name)
+        for result in results
+        for step in result
+    }
 
 
-def _failures(
-    nodes: Sequence[Node],
-    answers: Mapping[str, Result | ClusterctlError],
-    tokens: Mapping[str, str],
-    inventory: Inventory,
-) -> dict[str, str]:
-    """The nodes on which a stage failed, each with its reason."""
-    failed = {}
-    for node in nodes:
-        answer = answers[node.name]
-        if isinstance(answer, ClusterctlError):
-            failed[node.name] = reason(answer, inventory, node)
-            continue
-        broken = next((step for step in parse(tokens[node.name], answer.out) if step.state == "failed"), None)
-        if broken is not None:
-            failed[node.name] = f"{broken.name}: {broken.detail.strip() or 'failed without a message'}"
-        elif answer.rc != 0:
-            failed[node.name] = answer.err.strip() or f"the script ended with status {answer.rc}"
-    return failed
-
-
-def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:
-    """One sentence for a node's failure, with the likely typo in its address when there is one."""
-    why = error.reason if isinstance(error, RemoteError) else str(error)
-    typo = likely_typo(inventory, node)
-    return f"{why} ({typo})" if typo else why
-
-
-def hint(answers: Iterable[object], last: str) -> str:
-    """The next step after nodes that did not answer: what their errors say, and ``last``."""
-    hints = dict.fromkeys(answer.hint for answer in answers if isinstance(answer, RemoteError) and answer.hint)
-    return "; ".join([*hints, last])
-
-
-def _write_scripts(folder: Path, nodes: Sequence[Node], send: Sequence[Step], activate: Sequence[Step]) -> None:
+def _write_scripts(folder: Path, nodes: Sequence[Node], gather: str, activating: Sequence[Step]) -> None:
     """The scripts as they would run, one file for each node and stage."""
     folder.mkdir(parents=True, exist_ok=True)
     for node in nodes:
-        for number, (stage, steps) in enumerate((("send", send), ("activate", activate)), start=1):
-            path = folder / f"{node.name}-{number}-{stage}.sh"
-            path.write_text(compile_steps(steps, token=REVIEW), encoding="utf-8")
+        (folder / f"{node.name}-1-gather.sh").write_text(gather, encoding="utf-8")
+        text = compile_steps(activating, token=REVIEW)
+        (folder / f"{node.name}-2-activate.sh").write_text(text, encoding="utf-8")

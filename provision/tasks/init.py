@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from provision.errors import NodesFailedError
 from provision.ssh.enrol import Enrolled, enrol
 from provision.ssh.enrol import new_inventory as write_inventory
-from provision.tasks.deploy import hint, reason
+from provision.tasks.answers import hint, reason
 
 if TYPE_CHECKING:
     from provision.model import Emit, Inventory

@@ -15,7 +15,7 @@ from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
 from provision.ssh.remote import Connections, fan_out
-from provision.tasks.deploy import hint, reason
+from provision.tasks.answers import hint, reason
 
 PREPARE_DEADLINE = 600.0
 WITHDRAW_DEADLINE = 30.0

@@ -8,12 +8,20 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.env import release
-from provision.env.manifest import Entry, Manifest, PrefixFiles
+from provision.data.node import Spot, begin, compare, place
+from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
+from provision.env.release import steps, upkeep
+from provision.env.release.examine import examine
+from provision.env.release.places import Places
+from provision.env.relocation.relocate import Relocated
+from provision.env.source.owners import source_of
 from provision.model import Inventory, Node
+from provision.render import render
 from provision.script import compile_steps
+from provision.tasks.hold import guarded, lock_of
 
 HERE = Path(__file__).parent / "scripts"
+STALE = "lib/python3.11/__pycache__/_sysconfigdata.cpython-311.pyc"
 
 
 def scripts(prefix):
@@ -31,22 +39,42 @@ def scripts(prefix):
         relocations=(("/envs/llm", ""),),
         versions={"torch": "2.13.0", "deepspeed": "0.19.8"},
     )
-    send, activate = release.steps(inventory, manifest)
+    places = Places.of(inventory, "0123456789ab")
+    relocated = Relocated(PurePosixPath(places.release), (), frozenset({STALE}), {source_of(STALE): STALE})
+    activate = steps.activate(places, manifest, relocated)
+    repair = steps.activate(places, manifest, relocated, repair=True)
+    lock = lock_of(inventory)
+    spot = Spot.of(inventory, str(PurePosixPath(prefix).parent / "data"))
     return {
-        "examine": release.examine(inventory, manifest),
-        "send": compile_steps(send, token="TOKEN"),
-        "activate": compile_steps(activate, token="TOKEN"),
+        "examine": examine(inventory, places.release_id, "clusterctl-relay:0123:"),
+        "hold": render("release/hold.sh.j2", lock=lock, releases=places.releases, id="TOKEN", who="root on head"),
+        "gather": guarded(lock, steps.gather(places, base="ba9876543210")),
+        "activate": guarded(lock, compile_steps(activate, token="TOKEN")),
         "activate-dry-run": compile_steps(activate, token="TOKEN", dry_run=True),
+        "activate-repair": guarded(lock, compile_steps(repair, token="TOKEN")),
+        "list": upkeep.listing(inventory, used=True),
+        "verify": upkeep.verify(places.release),
+        "remove": compile_steps([steps.remove(places)], token="TOKEN"),
+        "push-compare": compare(spot),
+        "push-begin": begin(spot),
+        "push-place": place(spot),
     }
 
 
+STAGES = sorted(scripts("/opt/llm/current"))
+
+
 @pytest.mark.parametrize("case", ["plain", "nasty"])
-@pytest.mark.parametrize("stage", ["examine", "send", "activate", "activate-dry-run"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_script(case, stage):
     prefix = {"plain": "/opt/llm/current", "nasty": '/opt/it\'s $(id) "x"/current'}[case]
     text = scripts(prefix)[stage]
-    path = HERE / f"deploy-{stage}-{case}.sh"
+    path = HERE / f"{stage}-{case}.sh"
     if os.environ.get("CLUSTERCTL_UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_golden_script_is_left_over():
+    assert {path.name for path in HERE.glob("*.sh")} == {f"{s}-{c}.sh" for s in STAGES for c in ("plain", "nasty")}

@@ -4,56 +4,23 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from command import CLUSTERCTL, run
+from tiny_env import NASTY, as_trainer, inventory, make_env, on
 
 from provision import sandbox as sandboxes
 
 pytestmark = pytest.mark.root
-
-NASTY = ("a b.py", 'quote\'s "both".txt', "$(touch owned).txt", "new\nline.txt", "täst-日本.txt", "-rf", "`id`;*")
 
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
     with sandboxes.up(nodes=2, name="deploy-test", directory=tmp_path_factory.mktemp("deploy")) as box:
         yield box
-
-
-def make_env(prefix: Path, text: str = "one") -> Path:
-    """A prefix that looks like a conda environment; its Python is a shell script that can only say yes."""
-    site = prefix / "lib/python3.11/site-packages"
-    (site / "tool").mkdir(parents=True)
-    (prefix / "bin").mkdir()
-    (prefix / "conda-meta").mkdir()
-    (prefix / "conda-meta/history").write_text("")
-    python = {
-        "name": "python",
-        "version": "3.11.7",
-        "build": "0",
-        "files": ["bin/python"],
-        "channel": "",
-        "depends": [],
-    }
-    (prefix / "conda-meta/python-3.11.7-0.json").write_text(json.dumps(python))
-    (prefix / "bin/python").write_text("#!/bin/sh\nexit 0\n")
-    (prefix / "bin/tool").write_text(f"#!{prefix}/bin/python\nimport tool\n")
-    (prefix / "bin/where").write_text(f"#!/bin/sh\nexec echo {prefix}/share\n")
-    for script in ("python", "tool", "where"):
-        (prefix / "bin" / script).chmod(0o755)
-    (prefix / "bin/python3").symlink_to("python")
-    (site / "tool/__init__.py").write_text(f"version = {text!r}\n")
-    (prefix / "empty").mkdir()
-    odd = prefix / "share/odd names"
-    odd.mkdir(parents=True)
-    for name in NASTY:
-        (odd / name).write_text(name)
-    return prefix
 
 
 @pytest.fixture(scope="module")
@@ -64,30 +31,8 @@ def bundle(tmp_path_factory, box):
     return box.directory / "tiny.ccb"
 
 
-def as_trainer(text):
-    return text.replace("user: root", "user: trainer")
-
-
 def impatient(text):
     return text.replace("ssh: {", "ssh: {timeout: 2, ")
-
-
-def inventory(box, folder, *, prefix="/opt/llm/current", extra="", change=lambda text: text):
-    """An inventory for the sandbox's nodes in a folder of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = box.inventory.read_text()
-    line = f"prefix: {json.dumps(str(prefix))}"
-    text = re.sub(r"^prefix: .*$", lambda _: line, text, flags=re.MULTILINE)
-    for name in ("id_ed25519", "known_hosts"):
-        shutil.copy2(box.directory / name, folder / name)
-    (folder / "inventory.yaml").write_text(change(text) + extra)
-    return folder
-
-
-def on(box, node, *argv):
-    result = box.enter(node, argv)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def tree(box, node):
@@ -135,8 +80,8 @@ def test_dry_run_writes_nothing_and_says_what_would_be_done(box, bundle, tmp_pat
     assert "node[01-02]: would send" in result.stdout
     assert {node: tree(box, node) for node in before} == before
     scripts = sorted(path.name for path in (folder / "review").iterdir())
-    assert scripts == ["node01-1-send.sh", "node01-2-activate.sh", "node02-1-send.sh", "node02-2-activate.sh"]
-    assert "/opt/dry/releases" in (folder / "review/node01-1-send.sh").read_text()
+    assert scripts == ["node01-1-gather.sh", "node01-2-activate.sh", "node02-1-gather.sh", "node02-2-activate.sh"]
+    assert "/opt/dry/releases" in (folder / "review/node01-1-gather.sh").read_text()
 
 
 def test_a_changed_environment_becomes_a_second_release_and_the_first_stays(box, bundle, tmp_path):
@@ -234,6 +179,7 @@ REFUSED = {
     "a foreign link": ("mkdir -p /opt/c3 && ln -s /usr /opt/c3/current", "/opt/c3/current", "is a link to /usr"),
     "foreign releases": ("mkdir -p /opt/c4/releases/mine", "/opt/c4/current", "/opt/c4/releases exists"),
     "no space": ("mkdir -p /small && mount -t tmpfs -o size=4k tmpfs /small", "/small/llm/current", "free at /small"),
+    "no inodes": ("mkdir -p /f && mount -t tmpfs -o nr_inodes=9 tmpfs /f", "/f/llm/current", "inodes free at /f"),
     "read-only": ("mkdir -p /ro && mount -t tmpfs -o ro tmpfs /ro", "/ro/llm/current", "may not write in /ro"),
     "a file as root": ("touch /afile", "/afile/llm/current", "may not write in /afile"),
 }
@@ -310,7 +256,7 @@ def test_a_damaged_bundle_changes_nothing(box, bundle, tmp_path, how, where):
 def test_a_bundle_for_another_platform_is_refused(box, bundle, tmp_path, monkeypatch):
     import platform
 
-    from provision.env.pack import pack
+    from provision.env.packing.pack import pack
     from provision.model import ignore
 
     folder = inventory(box, tmp_path / "i", prefix="/opt/arm/current")

@@ -67,7 +67,7 @@ def test_the_nodes_have_no_python_of_their_own(box):
 
 
 def test_the_bundle_has_many_chunks(deployed):
-    from provision.env.bundle import open_bundle
+    from provision.env.bundle.reader import open_bundle
 
     manifest = open_bundle(next(deployed.glob("*.ccb"))).manifest
     assert len(manifest.chunks) >= 20

@@ -19,6 +19,7 @@ from provision.errors import ClusterctlError, InterruptedByUser, UsageError
 from provision.model import Node, Ssh
 from provision.render import quote
 from provision.ssh.hostkeys import look_up
+from provision.ssh.openssh import OpenSshRemote, bulk
 from provision.ssh.remote import (
     Connections,
     DeadlineExceeded,
@@ -28,7 +29,6 @@ from provision.ssh.remote import (
     connect,
     fan_out,
 )
-from provision.ssh.transfer import OpenSshRemote, bulk
 
 pytestmark = [
     pytest.mark.root,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from provision import inventory as inventory_file
 from provision.model import Node, Step
 from provision.render import quote
 from provision.script import compile_steps, parse
+from provision.ssh.openssh import OpenSshRemote
 from provision.ssh.remote import Connections, NodeUnreachable, connect, fan_out
-from provision.ssh.transfer import OpenSshRemote, broadcast, bulk
 
 NASTY = "'\"$(id)`id`\n ü\\"
 
@@ -30,14 +28,6 @@ def test_steps_on_every_node_are_idempotent(pool):
         results = fan_out(nodes, lambda node: parse("T1", pool[node].run(script).out)[0].state)
         assert results == {node.name: state for node in nodes}
     fan_out(nodes, lambda node: pool[node].run("rm /tmp/nasty"))
-
-
-def test_one_stream_to_three_nodes(pool):
-    block = os.urandom(1 << 20)
-    ways = {node.name: bulk(pool.inventory, node, pool[node]) for node in pool.inventory.nodes}
-    assert all(isinstance(way, OpenSshRemote) for way in ways.values())
-    results = broadcast(ways, dict.fromkeys(ways, "sha256sum"), (block for _ in range(40)), on_bytes=lambda _size: None)
-    assert len({result.out for result in results.values()}) == 1
 
 
 def test_an_address_where_nobody_is(pool):

@@ -1,12 +1,16 @@
-"""What makes a node refuse a release, and what a deploy has to do where it is accepted."""
+"""What makes a node refuse a release, what a deploy has to do where it is accepted, and which releases may go."""
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.env import release
-from provision.env.manifest import Entry, Manifest, PrefixFiles
-from provision.env.release import NodeFacts
+from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
+from provision.env.release import examine, steps, upkeep
+from provision.env.release.examine import NodeFacts
+from provision.env.release.places import Places
+from provision.env.release.upkeep import Releases
+from provision.env.relocation.relocate import Relocated
 from provision.errors import ClusterctlError
 from provision.model import Inventory, Node
 
@@ -48,14 +52,20 @@ def manifest():
     )
 
 
+@pytest.fixture
+def places(inventory, manifest):
+    return Places.of(inventory, manifest.release_id)
+
+
 def test_a_good_node_takes_it(inventory, manifest):
-    assert release.judge(GOOD, inventory, manifest) is None
+    assert examine.judge(GOOD, inventory, manifest) is None
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tools": frozenset()}, "tar is missing"),
+        ({"tools": frozenset()}, "tar and sha256sum is missing; install it (Debian: apt-get install tar coreutils)"),
+        ({"tools": frozenset({"tar"})}, "sha256sum is missing"),
         ({"machine": "aarch64"}, "is linux-aarch64, the bundle was packed for linux-64"),
         ({"machine": "riscv64"}, "is linux-riscv64"),
         ({"glibc": "2.27"}, "has glibc 2.27, the environment needs 2.28"),
@@ -65,20 +75,20 @@ def test_a_good_node_takes_it(inventory, manifest):
         ({"prefix_link": "releases-of-mine/x"}, "is a link to releases-of-mine/x"),
         ({"releases_foreign": True}, "/opt/llm/releases exists and is not clusterctl's"),
         ({"writable": False}, "install -d -o trainer /opt/llm"),
+        ({"noexec": True}, "/opt is mounted noexec"),
         ({"free_bytes": 1_010_000_000}, "1.01 GB free at /opt, the environment needs 1.02 GB"),
         ({"free_inodes": 1}, "1 inodes free at /opt"),
     ],
 )
 def test_a_bad_node_is_refused_with_the_reason(inventory, manifest, change, message):
-    from dataclasses import replace
-
-    assert message in (release.judge(replace(GOOD, **change), inventory, manifest) or "")
+    assert message in (examine.judge(replace(GOOD, **change), inventory, manifest) or "")
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"free_bytes": 0, "release": "unpacked"},  # it is there already
+        {"free_bytes": 0, "others": 1},  # most of it is linked; what is missing is known later
         {"free_bytes": None, "free_inodes": None},  # the node could not say
         {"glibc": ""},
         {"prefix_link": "releases/0123456789ab"},
@@ -87,38 +97,88 @@ def test_a_bad_node_is_refused_with_the_reason(inventory, manifest, change, mess
     ],
 )
 def test_what_is_no_reason_to_refuse(inventory, manifest, change):
-    from dataclasses import replace
-
-    assert release.judge(replace(GOOD, **change), inventory, manifest) is None
+    assert examine.judge(replace(GOOD, **change), inventory, manifest) is None
 
 
-def test_current_means_complete_and_linked(inventory, manifest):
-    linked = f"releases/{manifest.release_id}"
-    assert release.is_current(NodeFacts(release="complete", prefix_link=linked), inventory, manifest)
-    assert not release.is_current(NodeFacts(release="unpacked", prefix_link=linked), inventory, manifest)
-    assert not release.is_current(NodeFacts(release="complete", prefix_link="releases/else"), inventory, manifest)
+def test_current_means_complete_and_linked(places):
+    assert examine.is_current(NodeFacts(release="complete", prefix_link=places.target), places)
+    assert examine.is_current(NodeFacts(release="complete", prefix_link=places.release), places)
+    assert not examine.is_current(NodeFacts(release="unpacked", prefix_link=places.target), places)
+    assert not examine.is_current(NodeFacts(release="complete", prefix_link="releases/else"), places)
 
 
-def test_describe_says_what_each_node_lacks(inventory, manifest):
-    linked = f"releases/{manifest.release_id}"
+def test_describe_says_what_each_node_lacks(places):
     facts = {
-        "a": NodeFacts(release="complete", prefix_link=linked),
+        "a": NodeFacts(release="complete", prefix_link=places.target),
         "b": NodeFacts(release="complete"),
         "c": NodeFacts(release="unpacked"),
         "d": NodeFacts(),
     }
     expected = {"a": "unchanged", "b": "switch", "c": "test and switch", "d": "send"}
-    assert release.describe(facts, inventory, manifest) == expected
+    assert examine.describe(facts, places) == expected
+    assert examine.describe(facts, places, repair=True) == {"a": "repair", "b": "repair", "c": "repair", "d": "send"}
 
 
 def test_an_answer_that_was_cut_off_is_noticed():
     with pytest.raises(ClusterctlError, match="incomplete"):
-        release.read_facts("fact machine=x86_64\nfact glibc=glibc 2.36\n")
+        examine.read_facts("fact machine=x86_64\nfact glibc=glibc 2.36\n")
+    with pytest.raises(ClusterctlError, match="incomplete"):
+        upkeep.read_listing("current abc\n")
+    with pytest.raises(ClusterctlError, match="incomplete"):
+        upkeep.findings("node01", "abc", "checked 7\n")
 
 
-def test_only_what_was_packed_is_tried(inventory, manifest):
-    _, activate = release.steps(inventory, manifest)
-    smoke = activate[0].do
+def test_only_what_was_packed_is_tried(places, manifest):
+    planned = steps.activate(places, manifest, Relocated(PurePosixPath(places.release), ()))
+    assert [step.name for step in planned] == ["complete", "seal", "smoke test", "mark", "switch"]
+    smoke = planned[2].do
     assert "import sys, torch'" in smoke
     assert "deepspeed" not in smoke
     assert "bin/torchrun --help" in smoke
+
+
+def listing(current, complete, history, used=()):
+    lines = [f"current {current}"]
+    lines += [f"release {name} ok {when}" for when, name in enumerate(complete)]
+    lines += ["release junk broken 0"]
+    lines += [f"history {when} {name}" for when, name in enumerate(history)]
+    lines += [f"used {name} {process}" for name, process in used]
+    return upkeep.read_listing("\n".join([*lines, "end"]))
+
+
+def test_the_previous_release_is_the_one_that_was_current_before():
+    assert listing("b", "abc", "abcb").previous == "c"
+    assert listing("b", "ab", "acb").previous == "a"  # c is gone
+    assert listing("b", "ab", "").previous == "a"  # the history was lost
+    assert listing("b", "b", "b").previous is None
+
+
+@pytest.mark.parametrize(
+    ("found", "keep", "gone"),
+    [
+        (listing("d", "abcd", "abcd"), 2, {"a", "b", "junk"}),
+        (listing("d", "abcd", "abcd"), 1, {"a", "b", "c", "junk"}),
+        (listing("a", "abcd", "abcda"), 2, {"b", "c", "junk"}),  # after a rollback, where one came from stays
+        (listing("d", "abcd", "abcd", [("a", "17"), ("junk", "4")]), 1, {"b", "c"}),
+        (listing("d", "d", "d"), 5, {"junk"}),
+    ],
+)
+def test_what_prune_may_remove(found, keep, gone):
+    assert set(found.removable(keep)) == gone
+
+
+def test_nothing_is_known_of_an_empty_node():
+    assert upkeep.read_listing("end\n") == Releases()
+    assert Releases().removable(1) == ()
+
+
+def test_a_finding_counts_and_names_what_differs():
+    many = "".join(f"bad changed lib/{number}.py\n" for number in range(7))
+    finding = upkeep.findings("node01", "abc", f"checked 90\n{many}bad added x y\nbad link bin/python\nend\n")
+    assert finding.verdict == "FAIL"
+    assert "7 changed (lib/0.py, lib/1.py, lib/2.py, lib/3.py, lib/4.py, ...)" in finding.observed
+    assert "1 added (x y)" in finding.observed
+    assert "1 links changed (bin/python)" in finding.observed
+    assert finding.fix == "clusterctl deploy --repair --limit node01"
+    good = upkeep.findings("node01", "abc", "checked 97\nend\n")
+    assert (good.verdict, "97 files" in good.observed) == ("OK", True)

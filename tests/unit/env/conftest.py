@@ -4,14 +4,29 @@ import base64
 import hashlib
 import json
 import os
+import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.env.pack import pack
+from provision.env.bundle.manifest import FOLDERS
+from provision.env.bundle.reader import open_bundle
+from provision.env.packing.pack import pack
+from provision.env.relocation.relocate import Relocated, relocate
+from provision.model import ignore
+
+sys.path.append(str(Path(__file__).parent))  # for real_env; last, so that it hides no module
 
 SITE = "lib/python3.11/site-packages"
+HARD_LINKS = {  # of a file in a chunk, of one that holds the prefix, of a large one, and two in a read-only folder
+    "share/hard/plain.py": f"{SITE}/hello/plain.py",
+    "bin/hello-too": "bin/hello",
+    "share/hard/big.bin": f"{SITE}/big/big.bin",
+    "share/locked/inside/file-too": "share/locked/inside/file",
+    "share/locked/inside/plain.py": f"{SITE}/hello/plain.py",
+}
 LIMIT = 1 << 16  # bytes of a chunk: small, so that a small environment has large files
 
 
@@ -99,6 +114,9 @@ def make_env(prefix: Path, checkout: Path | None = None) -> Path:
     for name in (b"\xff\xfe.txt", b"new\nline", b"$(touch x)", b"quo'\"te", b"sp ace", b"l" * 200):
         Path(os.fsdecode(os.fsencode(prefix) + b"/share/" + name)).write_bytes(name)
     write(prefix / "share" / "locked" / "inside" / "file", "locked", 0o444)
+    for name, other in HARD_LINKS.items():
+        (prefix / name).parent.mkdir(exist_ok=True)
+        os.link(prefix / other, prefix / name)
     (prefix / "share" / "locked" / "inside").chmod(0o555)
     (prefix / "share" / "locked").chmod(0o555)
     if checkout is not None:
@@ -123,6 +141,69 @@ def tree(top: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
+def place(packed: Path, prefix: Path) -> Relocated:
+    """Unpack a bundle at ``prefix`` as a node does, but for the way there: tar, the rewritten files, compiled files."""
+    bundle = open_bundle(packed)
+    manifest = bundle.manifest
+    relocated = relocate(manifest, bundle.prefix_files(), PurePosixPath(prefix))
+    prefix.mkdir(parents=True)
+    tars = [number for number, chunk in enumerate(manifest.chunks) if chunk.kind == "tar"]
+    last = [number for number in tars if manifest.chunks[number].package == FOLDERS]
+    untar(prefix, (block for number in tars if number not in last for block in bundle.chunk_blocks(number)))
+    for entry in manifest.files:
+        if entry.raw:
+            with (prefix / entry.path).open("wb") as file:
+                for number in entry.chunks:
+                    file.writelines(bundle.chunk_blocks(number))
+            (prefix / entry.path).chmod(entry.mode)
+            os.utime(prefix / entry.path, (entry.mtime, entry.mtime))
+    for entry, data in relocated.files:
+        path = prefix / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if entry.type == "link":
+            path.symlink_to(entry.target)
+            os.utime(path, (entry.mtime, entry.mtime), follow_symlinks=False)
+        else:
+            path.write_bytes(data)
+            path.chmod(entry.mode)
+            os.utime(path, (entry.mtime, entry.mtime))
+    for path in relocated.stale_pyc:
+        (prefix / path).unlink(missing_ok=True)
+    untar(prefix, (block for number in last for block in bundle.chunk_blocks(number)))
+    return relocated
+
+
+def untar(folder: Path, blocks: Iterable[bytes]) -> None:
+    with subprocess.Popen(["tar", "-xpf", "-", "-C", folder], stdin=subprocess.PIPE) as tar:
+        tar.stdin.writelines(blocks)
+        tar.stdin.write(bytes(1024))
+    assert tar.returncode == 0
+
+
+def compile_modules(prefix: Path, relocated: Relocated) -> None:
+    """What a node does before it makes the tree read-only."""
+    names = "".join(f"{prefix / path}\n" for path in relocated.uncompiled)
+    argv = [prefix / "bin/python", "-I", "-m", "compileall", "-q", "-i", "-"]
+    subprocess.run(argv, input=names.encode(), check=False, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def awkward(small, tmp_path_factory):
+    """A real environment with everything that is awkward to move; never written to."""
+    from real_env import make_awkward
+
+    folder = tmp_path_factory.mktemp("awkward")
+    return make_awkward(small, folder, folder / "opt" / "env")
+
+
+@pytest.fixture(scope="session")
+def awkward_bundle(awkward, tmp_path_factory):
+    """The bundle of ``awkward``."""
+    out = tmp_path_factory.mktemp("bundle") / "env.ccb"
+    pack(awkward, out, name="env", emit=ignore)
+    return out
+
+
 @pytest.fixture
 def checkout(tmp_path):
     return tmp_path / "My Code" / "proj"
@@ -140,7 +221,7 @@ def packed(prefix, tmp_path):
     return out
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def helpers():
     """The functions of this file, which tests cannot import."""
     import types
@@ -151,6 +232,10 @@ def helpers():
         add_package=add_package,
         add_editable=add_editable,
         make_env=make_env,
+        place=place,
+        untar=untar,
+        compile_modules=compile_modules,
         SITE=SITE,
         LIMIT=LIMIT,
+        HARD_LINKS=HARD_LINKS,
     )

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provision.env import tar, writer
-from provision.env.bundle import open_bundle
-from provision.env.manifest import Chunk, Entry, Manifest, PrefixFiles
-from provision.env.parse import parse
+from provision.env.bundle import tar
+from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles, canonical
+from provision.env.bundle.parse import parse
+from provision.env.bundle.reader import open_bundle
+from provision.env.packing import writer
 from provision.errors import BundleError, ClusterctlError, UsageError
 from provision.model import Progress, ignore
 
@@ -100,10 +101,17 @@ def test_what_is_no_bundle(tmp_path):
         open_bundle(tmp_path / "nothing")
 
 
+def test_an_older_format(packed):
+    packed.write_bytes(packed.read_bytes().replace(b'"format": 2,', b'"format": 1,', 1))
+    with pytest.raises(BundleError, match="format 1; this clusterctl reads format 2 only") as error:
+        open_bundle(packed)
+    assert "pack it again" in error.value.hint
+
+
 def test_a_newer_format(packed):
     data = packed.read_bytes()
-    packed.write_bytes(data.replace(b'"format": 1,', b'"format": 2,', 1))
-    with pytest.raises(BundleError, match="format 2; this clusterctl reads formats up to 1") as error:
+    packed.write_bytes(data.replace(b'"format": 2,', b'"format": 3,', 1))
+    with pytest.raises(BundleError, match="format 3; this clusterctl reads format 2 only") as error:
         open_bundle(packed)
     assert "version of clusterctl" in error.value.hint
     assert error.value.exit_code == 3
@@ -112,6 +120,8 @@ def test_a_newer_format(packed):
 def entry_named(data, path):
     return next(entry for entry in data["files"] if entry["path"] == path)
 
+
+BIG = "lib/python3.11/site-packages/big/big.bin"
 
 EVIL = {
     "parent": lambda data: data["files"][-1].update(path="share/../../etc/passwd"),
@@ -127,6 +137,31 @@ EVIL = {
     "setuid": lambda data: data["files"][0].update(mode=0o4755),
     "negative size": lambda data: data["files"][-1].update(size=-1),
     "mtime": lambda data: data["files"][-1].update(mtime="now"),
+    "hard link to nothing": lambda data: entry_named(data, "bin/hello-too").update(target="bin/nothing"),
+    "hard link to itself": lambda data: entry_named(data, "bin/hello-too").update(target="bin/hello-too"),
+    "hard link to a later one": lambda data: entry_named(data, "bin/hello-too").update(target="share/sp ace"),
+    "hard link to a symlink": lambda data: entry_named(data, "bin/hello-too").update(target="bin/python"),
+    "hard link to a folder": lambda data: entry_named(data, "share/hard/plain.py").update(target="lib"),
+    "hard link out of the prefix": lambda data: entry_named(data, "bin/hello-too").update(target="../hello"),
+    "hard link to an absolute path": lambda data: entry_named(data, "bin/hello-too").update(target="/bin/sh"),
+    "hard link of another mode": lambda data: entry_named(data, "bin/hello-too").update(mode=0o777),
+    "hard link of another time": lambda data: entry_named(data, "bin/hello-too").update(mtime=7),
+    "hard link that holds the prefix": lambda data: entry_named(data, "bin/hello-too").update(prefix=[["text", ""]]),
+    "hard link in another chunk": lambda data: entry_named(data, "bin/hello-too").update(
+        chunk=entry_named(data, "share/sp ace")["chunk"]
+    ),
+    "file among the folders": lambda data: data["chunks"][entry_named(data, "share/sp ace")["chunk"]].update(
+        package="./"
+    ),
+    "in ranges and to be rewritten": lambda data: entry_named(data, BIG).update(prefix=[["text", ""]]),
+    "ranges of another file": lambda data: entry_named(data, "share/sp ace").update(
+        chunk=entry_named(data, BIG)["chunk"]
+    ),
+    "ranges in another order": lambda data: entry_named(data, BIG)["chunk"].append(entry_named(data, BIG)["chunk"][0]),
+    "no ranges": lambda data: entry_named(data, BIG).update(chunk=[]),
+    "ranges that are no numbers": lambda data: entry_named(data, BIG).update(chunk=[True, None]),
+    "a chunk that is true": lambda data: entry_named(data, "share/sp ace").update(chunk=True),
+    "key": lambda data: data["chunks"][0].update(key="x"),
     "no digest": lambda data: entry_named(data, "bin/hello").update(sha256="x"),
     "unknown type": lambda data: data["files"][0].update(type="socket"),
     "no type": lambda data: data["files"][0].pop("type"),
@@ -188,7 +223,7 @@ def test_any_json_is_refused_without_a_traceback(value):
         parse(json.dumps(value).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"{", b"[" * 100_000, b'{"format": 1}', b"1" * 5000])
+@pytest.mark.parametrize("data", [b"", b"\xff", b"{", b"[" * 100_000, b'{"format": 2}', b"1" * 5000])
 def test_what_is_no_manifest(data):
     with pytest.raises(BundleError):
         parse(data)
@@ -216,8 +251,44 @@ def test_the_digest_ignores_where_bytes_lie():
     def manifest(chunk):
         return Manifest(
             name="a", tool="1", created="", platform="linux-64", python="3.11", source_prefix="/p",
-            chunks=(Chunk("0" * 64, "tar", "p", 1, 1, 1, "0" * 64),), prefix_files=PrefixFiles("", 0, 0, 0, ""),
+            chunks=(Chunk("0" * 64, "0" * 64, "tar", "p", 1, 1, 1, "0" * 64),),
+            prefix_files=PrefixFiles("", 0, 0, 0, ""),
             files=(Entry("a", "file", 0o644, 1, 1, "0" * 64, chunks=(chunk,)),), relocations=(("/p", ""),),
         )  # fmt: skip
 
     assert manifest(0).digest == manifest(1).digest
+
+
+def test_a_file_that_is_too_large_to_be_rewritten_may_hold_the_prefix_and_lie_in_ranges(packed):
+    bundle = open_and_verify(patched(packed, lambda data: entry_named(data, BIG).update(prefix=[["binary", ""]])))
+    assert BIG in {entry.path for entry in bundle.manifest.marked}
+    assert BIG not in {entry.path for entry in bundle.manifest.rewritable} | bundle.prefix_files().keys()
+
+
+def test_what_cannot_be_read_is_named(packed, monkeypatch):
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(packed), "is_file", refuse)
+    with pytest.raises(UsageError, match=r"cannot read .*env\.ccb: Permission denied"):
+        open_bundle(packed)
+
+
+entries = st.builds(
+    Entry,
+    path=st.binary(min_size=1, max_size=30).map(lambda data: data.decode("utf-8", "surrogateescape")),
+    type=st.sampled_from(["file", "link", "hard", "dir"]),
+    mode=st.integers(0, 0o777),
+    mtime=st.integers(0, 1 << 40),
+    size=st.integers(0, 1 << 50),
+    sha256=st.just("0" * 64),
+    target=st.text(max_size=20),
+    chunks=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    raw=st.booleans(),
+    marks=st.lists(st.builds(Mark, st.just("binary"), st.text(max_size=5), st.integers(0, 255)), max_size=2).map(tuple),
+)
+
+
+@given(entries, st.booleans())
+def test_an_entrys_text_is_its_canonical_json(entry, chunk):
+    assert entry.text(chunk=chunk).encode() == canonical(entry.to_json(chunk=chunk))

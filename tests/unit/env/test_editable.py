@@ -1,18 +1,19 @@
+import os
 import shutil
 import subprocess
 
 import pytest
 
-from provision.env import editable, scan
-from provision.env.pack import pack
-from provision.env.survey import survey
+from provision.env.packing.pack import pack
+from provision.env.source import checkout, editable, scan
+from provision.env.source.survey import survey
 from provision.model import ignore
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed here")
 
 
 def travelling(root, prefix, references=()):
-    return {one.path for one in editable.checkout_tree(root, "src/p", prefix, references).found if one.type != "dir"}
+    return {one.path for one in checkout.contents(root, "src/p", prefix, references).tree.found if one.type != "dir"}
 
 
 def found_in(prefix):
@@ -53,6 +54,189 @@ def test_what_git_ignores_stays_behind_but_for_what_python_needs(prefix, checkou
     }
     # a strict editable install imports from a folder that git ignores
     assert "src/p/out/a.py" in travelling(checkout, prefix, [str(checkout / "out")])
+
+
+@needs_git
+def test_ignored_code_of_a_package_travels_and_ignored_folders_of_a_project_do_not(tmp_path, helpers):
+    root = tmp_path / "p"
+    for name in ("src/p/__init__.py", "src/ns/part.py", "docs/conf.py", "setup.py", "src/c/notes.txt"):
+        helpers.write(root / name, "x")
+    helpers.write(root / ".gitignore", "*.so\nbuild/\n_build/\nmade/\n*.bin\ncache_of_p/\n")
+    git(root, "init")
+    git(root, "add", "-A")
+    ignored = {
+        "src/p/_C/fast.so": True,
+        "src/p/_C/lib.so.1.2": True,
+        "src/p/_C/notes.bin": False,
+        "src/ns/ext/_e.so": True,
+        "made/__init__.py": True,
+        "made/sub/b.py": True,
+        "made/__pycache__/b.cpython-311.pyc": False,
+        "build/lib/p/__init__.py": False,
+        "src/p/weights.bin": False,
+        "src/c/a.so": True,
+        "build/temp/fast.so": False,
+    }
+    for name in ignored:
+        helpers.write(root / name, "x")
+    found = checkout.contents(root, "src/p", tmp_path / "env")
+    paths = {one.path.removeprefix("src/p/") for one in found.tree.found}
+    assert {name: name in paths for name in ignored} == ignored
+    assert [notice for notice in found.notices if "src/p/weights.bin" in notice]
+
+
+@needs_git
+def test_repositories_inside_a_checkout_travel_by_their_own_rules(tmp_path, helpers):
+    inner = tmp_path / "made"
+    helpers.write(inner / "sub/__init__.py", "x")
+    helpers.write(inner / ".gitignore", "*.so\n*.log\n")
+    git(inner, "init")
+    git(inner, "add", "-A")
+    git(inner, "commit", "-m", "x")
+    root = tmp_path / "p"
+    helpers.write(root / "a.py", "x")
+    git(root, "init")
+    git(root, "-c", "protocol.file.allow=always", "submodule", "add", str(inner), "third/sub")
+    git(root, "commit", "-am", "x")
+    git(root, "clone", str(inner), "loose")
+    for place in ("third/sub", "loose"):
+        helpers.write(root / place / "sub/fast.so", "x")
+        helpers.write(root / place / "sub/a.log", "x")
+        helpers.write(root / place / "new.py", "x")
+    paths = {path.removeprefix("src/p/") for path in travelling(root, tmp_path / "env")}
+    for place in ("third/sub", "loose"):
+        assert {f"{place}/sub/__init__.py", f"{place}/sub/fast.so", f"{place}/new.py"} <= paths
+        assert f"{place}/sub/a.log" not in paths
+
+
+@needs_git
+def test_git_is_asked_about_this_repository_whatever_the_caller_has_set(tmp_path, helpers, monkeypatch):
+    root = tmp_path / "p"
+    helpers.write(root / "a.py", "x")
+    helpers.write(root / ".gitignore", "data/\n")
+    helpers.write(root / "data/large.bin", "x")
+    git(root, "init")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert travelling(root, tmp_path / "env") == {"src/p/a.py", "src/p/.gitignore"}
+
+
+@needs_git
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_repository_of_another_user_is_listed_and_nothing_of_it_is_run(tmp_path, helpers):
+    root = tmp_path / "p"
+    helpers.write(root / "a.py", "x")
+    helpers.write(root / ".gitignore", "data/\n")
+    helpers.write(root / "data/large.bin", "x")
+    git(root, "init")
+    git(root, "config", "core.fsmonitor", f"touch {tmp_path}/run; false")
+    for path in (root, *root.rglob("*")):
+        os.chown(path, 65534, 65534)
+    assert travelling(root, tmp_path / "env") == {"src/p/a.py", "src/p/.gitignore"}
+    assert not (tmp_path / "run").exists()
+
+
+@needs_git
+def test_much_that_git_does_not_know_is_named(tmp_path, helpers):
+    root = tmp_path / "p"
+    helpers.write(root / "a.py", "x")
+    git(root, "init")
+    with (root / "model.bin").open("wb") as file:
+        file.truncate(3 << 30)
+    (notice,) = checkout.contents(root, "src/p", tmp_path / "env").notices
+    assert "3.2 GB" in notice
+    assert "model.bin" in notice
+
+
+def test_a_link_that_leaves_its_checkout_is_named(tmp_path, helpers):
+    root = tmp_path / "p"
+    helpers.write(root / "a.py", "x")
+    (root / "inside").symlink_to("./a.py")
+    (root / "outside").symlink_to("../q/data")
+    (notice,) = checkout.contents(root, "src/p", tmp_path / "env").notices
+    assert notice.startswith(f"{root}/outside is a link to ../q/data")
+
+
+def test_a_checkout_in_another_one_stays_there(tmp_path, helpers):
+    outer, inner = tmp_path / "outer", tmp_path / "outer" / "plugins" / "inner"
+    prefix = helpers.make_env(tmp_path / "env", outer)
+    helpers.add_editable(prefix, inner, "inner")
+    found = found_in(prefix)
+    assert [one.target for one in found.checkouts] == ["src/outer", "src/outer/plugins/inner"]
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
+    assert "src/outer/plugins/inner/src/inner/__init__.py" in {entry.path for entry in manifest.files}
+
+
+def test_a_checkout_by_several_names_is_one_checkout(tmp_path, helpers):
+    real = tmp_path / "data" / "proj"
+    prefix = helpers.make_env(tmp_path / "env", real)
+    (tmp_path / "home").symlink_to("data")
+    (tmp_path / "into").symlink_to("data/proj/src")
+    site = prefix / helpers.SITE
+    helpers.write(site / "more.pth", f"{tmp_path}/home/proj/src\n{tmp_path}/into\n")
+    found = found_in(prefix)
+    assert [(one.root, one.target) for one in found.checkouts] == [(str(real), "src/proj")]
+    assert found.relocations == (
+        (str(real), "src/proj"),
+        (f"{tmp_path}/home/proj", "src/proj"),
+        (f"{tmp_path}/into", "src/proj/src"),
+    )
+
+
+def test_a_path_that_leads_into_the_prefix_is_an_alias(tmp_path, helpers):
+    prefix = helpers.make_env(tmp_path / "env", tmp_path / "env" / "src" / "proj")
+    (tmp_path / "proj").symlink_to("env/src/proj")
+    (tmp_path / "same env").symlink_to("env")
+    helpers.write(prefix / helpers.SITE / "more.pth", f"{tmp_path}/proj/src\n{tmp_path}/same env/src\n")
+    found = found_in(prefix)
+    assert not found.checkouts
+    assert found.relocations == ((f"{tmp_path}/proj", "src/proj"), (f"{tmp_path}/same env", ""))
+
+
+def test_a_checkout_that_is_a_link_in_the_prefix(tmp_path, helpers):
+    prefix = helpers.make_env(tmp_path / "env")
+    real = tmp_path / "proj"
+    helpers.add_editable(prefix, real, "proj")
+    (prefix / "src").mkdir()
+    (prefix / "src" / "proj").symlink_to(real)
+    helpers.write(prefix / helpers.SITE / "more.pth", f"{prefix}/src/proj/src\n")
+    (only,) = found_in(prefix).checkouts
+    assert (only.root, only.target) == (str(real), "src/proj-2")
+    assert only.aliases == ((f"{prefix}/src/proj", "src/proj-2"),)
+
+
+def test_what_python_programs_and_links_in_site_packages_name(tmp_path, helpers):
+    prefix = helpers.make_env(tmp_path / "env")
+    site = prefix / helpers.SITE
+    for name in ("hatched", "built", "flit"):
+        helpers.write(tmp_path / name / "pyproject.toml", "")
+        helpers.write(tmp_path / name / "pkg" / "__init__.py", "")
+    hatched = f"F.map_module('pkg', '{tmp_path}/hatched/pkg/__init__.py')\n"
+    helpers.write(site / "_editable_impl_hatched.py", hatched)
+    helpers.write(site / "_built_editable.py", f"install({{'built': {str(tmp_path / 'built' / 'pkg')!r}}}, {{}})\n")
+    helpers.write(site / "__editable___broken_finder.py", "MAPPING = {\n")
+    (site / "flit").symlink_to(tmp_path / "flit" / "pkg")
+    helpers.write(site / "_meson_editable_loader.py", "")
+    found = found_in(prefix)
+    assert [one.target for one in found.checkouts] == ["src/built", "src/flit", "src/hatched"]
+    assert [notice.split()[0] for notice in found.notices] == ["_meson_editable_loader.py"]
+
+
+def test_a_place_has_no_name_that_a_launcher_stumbles_over(tmp_path, helpers):
+    prefix = helpers.make_env(tmp_path / "env", tmp_path / "it's my $proj (ü)")
+    (only,) = found_in(prefix).checkouts
+    assert only.target == "src/it-s-my-proj-ü"
+
+
+def test_an_environment_that_was_moved_has_no_checkouts_here(tmp_path, helpers):
+    prefix = helpers.make_env(tmp_path / "env", tmp_path / "proj")
+    found = editable.find_moved(prefix, [helpers.SITE], str(prefix))
+    assert not found.checkouts
+    assert found.dist_infos == (f"{helpers.SITE}/proj-0.1.dist-info",)
+    assert [notice.split()[0] for notice in found.notices] == [
+        f"{tmp_path}/proj",
+        f"{tmp_path}/proj/src",
+        f"{tmp_path}/proj/src/proj",
+    ]
 
 
 def test_an_environment_inside_its_checkout(tmp_path, helpers):

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.env import chunks, elf, facts, owners, scan, tar
-from provision.env.manifest import Entry
+from provision.env.bundle import tar
+from provision.env.bundle.manifest import Entry
+from provision.env.packing import chunks
+from provision.env.source import elf, facts, owners, scan
 
 names = st.binary(min_size=1, max_size=300).filter(lambda b: b"\0" not in b and b.strip(b"/"))
 
@@ -64,7 +66,7 @@ def found(path, size):
     return scan.Found(path, "", "file", 0o644, 0, size)
 
 
-@given(st.lists(st.integers(0, 150), max_size=20), st.lists(st.integers(0, 150), max_size=20))
+@given(st.lists(st.integers(0, 6000), max_size=20), st.lists(st.integers(0, 6000), max_size=20))
 def test_a_packages_chunks_do_not_depend_on_others(sizes, others):
     mine = [found(f"a/{n}", size) for n, size in enumerate(sizes)]
     theirs = [found(f"b/{n}", size) for n, size in enumerate(others)]
@@ -72,11 +74,14 @@ def test_a_packages_chunks_do_not_depend_on_others(sizes, others):
     def owner(path):
         return path[0]
 
-    alone = chunks.plan(mine, owner, limit=100)
-    together = chunks.plan([*mine, *theirs], owner, limit=100)
-    assert [part for part in together if part.package == "a"] == list(alone)
-    assert sorted(one for part in alone for one in part.found) == sorted(mine)
-    assert all(part.size <= 100 or part.raw for part in alone)
+    alone = chunks.plan(mine, owner, limit=5000)
+    together = chunks.plan([*mine, *theirs], owner, limit=5000)
+    assert [part for part in together.parts if part.package == "a"] == list(alone.parts)
+    assert [one for one in together.large if one.package == "a"] == list(alone.large)
+    in_parts = [one for part in alone.parts for one in part.found]
+    assert sorted([*in_parts, *(one.found for one in alone.large)]) == sorted(mine)
+    assert all(part.span <= 5000 for part in alone.parts)
+    assert [part.span for part in alone.parts] == sorted((part.span for part in alone.parts), reverse=True)
 
 
 def test_owners(prefix, helpers):
@@ -91,7 +96,7 @@ def test_owners(prefix, helpers):
     assert owner("conda-meta/python-3.11.7-0.json") == "python"
     assert owner(f"{site}/stray/a/b.py") == f"{site}/stray/"
     assert owner("share/doc/a") == "share/"
-    assert owner("top") == "./"
+    assert owner("top") == "/"
     assert owner("src/proj/a/b.py") == "src/proj/"
 
 

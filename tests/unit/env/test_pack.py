@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from provision.env import reading, scan, writer
-from provision.env.bundle import open_bundle
-from provision.env.manifest import Mark
-from provision.env.pack import pack
+from provision.env.bundle.manifest import Mark
+from provision.env.bundle.reader import open_bundle
+from provision.env.packing import reading, writer
+from provision.env.packing.pack import pack
+from provision.env.source import scan
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, Progress, StageFinished, StageStarted, ignore
 
@@ -35,6 +36,7 @@ def test_a_bundle_opens_by_hand(packed, prefix, checkout, tmp_path, helpers):
     assert [path.name for path in sorted(out.iterdir())] == [
         "clusterctl-bundle",
         "data",
+        "folders.tar.zst",
         "manifest.json",
         "prefix-files.tar.zst",
     ]
@@ -47,6 +49,7 @@ def test_a_bundle_opens_by_hand(packed, prefix, checkout, tmp_path, helpers):
             digests = [manifest.chunks[index].member for index in entry.chunks]
             data = b"".join(subprocess.check_output(["zstd", "-dqc", out / member]) for member in digests)
             helpers.write(tree / entry.path, data, entry.mode)
+    subprocess.run("zstd -dqc folders.tar.zst | tar xp -C ../tree 2>&1", shell=True, check=True, cwd=out)
     expected = helpers.tree(prefix) | {
         f"src/proj/{k}": v for k, v in helpers.tree(checkout).items() if "pycache" not in k
     }
@@ -168,8 +171,8 @@ def test_a_file_that_changes_is_named(tmp_path, helpers):
 def test_a_file_that_changes_fails_the_pack_and_leaves_nothing(prefix, tmp_path, monkeypatch, helpers):
     real = scan.environment
 
-    def environment(path):
-        tree = real(path)
+    def environment(path, **options):
+        tree = real(path, **options)
         helpers.write(prefix / helpers.SITE / "other" / "7.py", "changed")
         return tree
 
@@ -220,7 +223,7 @@ def test_an_interrupted_pack_leaves_nothing_and_no_process(prefix, tmp_path):
     for number in range(30):
         (big / str(number)).write_bytes(os.urandom(4 << 20))
     program = (
-        "import sys; from pathlib import Path; from provision.env.pack import pack\n"
+        "import sys; from pathlib import Path; from provision.env.packing.pack import pack\n"
         "pack(Path(sys.argv[1]), Path(sys.argv[2]), name='b', emit=lambda e: print('event', flush=True))\n"
     )
     run = subprocess.Popen(
@@ -256,7 +259,7 @@ def test_bundles_are_plain_tar(packed):
     with tarfile.open(packed) as bundle:
         names = bundle.getnames()
     assert names[0] == "clusterctl-bundle"
-    assert names[-2:] == ["prefix-files.tar.zst", "manifest.json"]
+    assert names[-3:] == ["folders.tar.zst", "prefix-files.tar.zst", "manifest.json"]
 
 
 def test_facts(packed):

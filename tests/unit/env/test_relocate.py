@@ -9,11 +9,12 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.env import binaries, shebangs
-from provision.env.bundle import open_bundle
-from provision.env.manifest import Entry, Manifest, Mark, PrefixFiles
-from provision.env.prefixes import Search
-from provision.env.relocate import relocate
+from provision.env.bundle.manifest import Entry, Manifest, Mark, PrefixFiles
+from provision.env.bundle.reader import open_bundle
+from provision.env.relocation import binaries, shebangs
+from provision.env.relocation.prefixes import Search
+from provision.env.relocation.relocate import relocate
+from provision.env.source import elf
 from provision.errors import UsageError
 
 OLD = "/opt/env"
@@ -24,13 +25,21 @@ def of_length(length, tail="/env"):
     return PurePosixPath("/" + "n" * (length - 1 - len(tail)) + tail)
 
 
-def moved(data, new, kind="text", path="bin/x", room=0, relocations=((OLD, ""),)):
-    """What becomes of one file."""
-    entry = Entry(path, "file", 0o755, 1, len(data), "0" * 64, marks=(Mark(kind, "", room),))
-    manifest = Manifest(
-        name="a", tool="1", created="", platform="linux-64", python="3.11", source_prefix=OLD, chunks=(),
-        prefix_files=PrefixFiles("", 0, 0, 0, ""), files=(entry,), relocations=relocations,
+def manifest_of(*entries, relocations=((OLD, ""),)):
+    return Manifest(
+        name="a", tool="1", created="", platform="linux-64", python="3.11.7", source_prefix=OLD, chunks=(),
+        prefix_files=PrefixFiles("", 0, 0, 0, ""), files=entries, relocations=relocations,
     )  # fmt: skip
+
+
+def file_of(path, data, *marks):
+    return Entry(path, "file", 0o755, 1, len(data), "0" * 64, marks=marks)
+
+
+def moved(data, new, kind="text", path="bin/x", room=0, programs=()):
+    """What becomes of one file."""
+    others = [Entry(f"bin/{name}", "link", 0o777, 1, target="x", chunks=(0,)) for name in programs]
+    manifest = manifest_of(file_of(path, data, Mark(kind, "", room)), *others)
     result = relocate(manifest, {path: data}, PurePosixPath(new))
     return result, result.files[0][1]
 
@@ -104,16 +113,53 @@ def test_the_longer_form_becomes_short_again():
     assert data == b"#!/new/bin/python3 -s\nx = 1\n"
 
 
-def test_other_languages_keep_a_plain_line_and_are_named():
-    new = of_length(200)
-    result, data = moved(b"#!/opt/env/bin/bash -e\necho /opt/env\n", new, "shebang")
-    assert data == f"#!{new}/bin/bash -e\necho {new}\n".encode()
-    assert "bin/x" in result.warnings[0]
+@pytest.mark.parametrize(
+    ("length", "line", "warning"),
+    [
+        (20, "#!{new}/bin/perl -w", None),
+        (200, "#!{new}/bin/perl -w", "too long for Linux before 5.1"),
+        (300, "#!/usr/bin/env -S perl -w", "only where the environment is activated"),
+    ],
+)
+def test_other_languages_have_no_longer_form(length, line, warning):
+    new = of_length(length)
+    result, data = moved(b"#!/opt/env/bin/perl -w\nprint '/opt/env'\n", new, "shebang")
+    assert data == f"{line}\nprint '/opt/env'\n".replace("{new}", str(new)).replace("/opt/env", str(new)).encode()
+    assert [warning in one for one in result.warnings] == [True] * len(result.warnings)
+    assert len(result.warnings) == (warning is not None)
 
 
-def test_env_python_becomes_absolute():
-    _, data = moved(b"#!/usr/bin/env python3\nprint(1)\n", "/new", "shebang")
-    assert data == b"#!/new/bin/python3\nprint(1)\n"
+def test_another_language_in_a_prefix_with_a_space():
+    _, data = moved(b"#!/opt/env/bin/Rscript\n", "/new env", "shebang")
+    assert data == b"#!/usr/bin/env Rscript\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"#!/usr/bin/env python3\n", b"#!/new/bin/python3\n"),
+        (b"#! /usr/bin/env  python3 \n", b"#!/new/bin/python3\n"),
+        (b"#!/usr/bin/env -S python3 -I\n", b"#!/new/bin/python3 -I\n"),
+        (b"#!/usr/bin/env perl\n", b"#!/new/bin/perl\n"),
+        (b"#!/usr/bin/env bash\n", b"#!/usr/bin/env bash\n"),  # not in the environment
+        (b"#!/usr/bin/env -i python3\n", b"#!/usr/bin/env -i python3\n"),
+        (b"#!/usr/bin/env A=1 python3\n", b"#!/usr/bin/env A=1 python3\n"),
+        (b"#!/usr/bin/env -S python3 -E -s\n", b"""#!/bin/sh\n'''exec' "/new/bin/python3" -E -s "$0" "$@"\n' '''\n"""),
+    ],
+)
+def test_env_becomes_absolute_where_the_environment_has_the_program(line, expected):
+    _, data = moved(line + b"x = '/opt/env'\n", "/new", "shebang", programs=("python3", "perl"))
+    assert data == expected + b"x = '/new'\n"
+
+
+def test_condas_longer_form_becomes_short_again():
+    _, data = moved(b"""#!/bin/sh\n'''exec' "/opt/env/bin/python" "$0" "$@" #'''\nx = 1\n""", "/new", "shebang")
+    assert data == b"#!/new/bin/python\nx = 1\n"
+
+
+def test_several_options_stay_apart():
+    data = b"""#!/bin/sh\n'''exec' /opt/env/bin/python -E -s "$0" "$@"\n' '''\n"""
+    assert moved(data, "/new", "shebang")[1] == data.replace(b"/opt/env/bin/python", b'"/new/bin/python"')
 
 
 @pytest.mark.parametrize("line", [b"#! /opt/env/bin/python\n", b"#!/opt/env/bin/python\r\n", b"#!/opt/env/bin/python"])
@@ -199,7 +245,74 @@ def test_debug_information_and_source_names_may_keep_a_path_that_does_not_fit(tm
         )
 
 
-@pytest.mark.parametrize("new", ["relative", "/with'quote", '/with"quote', "/with$dollar", "/with\nline", "/"])
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")
+@pytest.mark.parametrize("kind", ["--enable-new-dtags", "--disable-new-dtags"])
+def test_a_path_that_the_loader_searches_becomes_relative_where_it_is_too_long(tmp_path, kind):
+    old, new = tmp_path / "a", tmp_path / "a longer name"
+    (tmp_path / "part.c").write_text("int part(void) { return 42; }\n")
+    (tmp_path / "whole.c").write_text("int part(void);\nint main(void) { return part(); }\n")
+    (old / "lib").mkdir(parents=True)
+    (old / "bin").mkdir()
+    subprocess.run(["gcc", "-shared", "-o", old / "lib/libpart.so", tmp_path / "part.c"], check=True)
+    link = ["-L", old / "lib", "-lpart", f"-Wl,{kind},-rpath,/nowhere:{old}/lib"]
+    subprocess.run(["gcc", "-o", old / "bin/whole", tmp_path / "whole.c", *link], check=True)
+    old.rename(new)
+    program = (new / "bin/whole").read_bytes()
+    search = Search(((str(old), ""),))
+    with pytest.raises(binaries.CannotRewrite):
+        binaries.rewrite(program, search, {"": str(new)})
+    content, left = binaries.rewrite(program, search, {"": str(new)}, path="bin/whole")
+    assert (len(content), left) == (len(program), "")
+    assert b":$ORIGIN/..///" in content
+    (new / "bin/whole").write_bytes(content)
+    assert subprocess.run([new / "bin/whole"], check=False).returncode == 42
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x7fELF", b"\x7fELF\2\1" + bytes(60), b"\x7fELF\2\1" + b"\xff" * 200, b"#!/bin/sh"]
+)
+def test_a_file_that_is_no_whole_program_has_no_paths_for_the_loader(data):
+    assert elf.run_paths(data) == ()
+
+
+def test_a_file_too_large_to_be_rewritten_is_listed_without_its_bytes():
+    large = Entry("lib/x.so", "file", 0o755, 1, 1 << 30, "0" * 64, chunks=(0,), raw=True, marks=(Mark("binary"),))
+    result = relocate(manifest_of(large), {}, PurePosixPath("/new"))
+    assert result.files == ()
+    ((path, why),) = result.unrewritable
+    assert path == "lib/x.so"
+    assert "too large" in why
+    assert OLD in why
+
+
+def test_another_name_of_a_rewritten_file_has_its_hash_and_its_stale_compiled_file():
+    text = b"X = '/opt/env'\n"
+    listed = b"a.py,sha256=x,1\nb.py,sha256=x,1\nc.py,sha256=x,1\n"
+    record = "lib/python3.11/site-packages/a-1.dist-info/RECORD"
+    site = "lib/python3.11/site-packages"
+    names = ("a", "b.c", "d")
+    compiled = [f"{site}/__pycache__/{name}.cpython-311{opt}.pyc" for name in names for opt in ("", ".opt-1")]
+    entries = [
+        file_of(record, listed, Mark("record")),
+        file_of(f"{site}/a.py", text, Mark("text")),
+        Entry(f"{site}/b.c.py", "hard", 0o644, 1, target=f"{site}/a.py", chunks=(0,)),
+        Entry(f"{site}/b.py", "hard", 0o644, 1, target=f"{site}/a.py", chunks=(0,)),
+        Entry(f"{site}/d.py", "file", 0o644, 1, chunks=(0,)),
+        Entry(f"{site}/e.py", "file", 0o644, 1, chunks=(0,)),
+        Entry("bin/f.py", "file", 0o644, 1, chunks=(0,)),
+        *(Entry(path, "file", 0o644, 1, chunks=(0,)) for path in compiled),
+    ]
+    files = {record: listed, f"{site}/a.py": text}
+    result = relocate(manifest_of(*entries), files, PurePosixPath("/new"))
+    assert result.stale_pyc == {path for path in compiled if "/d." not in path}
+    cached = {name: f"{site}/__pycache__/{name}.cpython-311.pyc" for name in ("a", "b.c", "b", "e")}
+    assert result.uncompiled == {f"{site}/{name}.py": path for name, path in cached.items()}
+    rows = dict(result.files)[next(entry for entry, _ in result.files if entry.path == record)].decode().splitlines()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"X = '/new'\n").digest()).rstrip(b"=").decode()
+    assert rows == [f"a.py,sha256={digest},11", f"b.py,sha256={digest},11", "c.py,sha256=x,1"]
+
+
+@pytest.mark.parametrize("new", ["relative", "/a:b", "/with'quote", '/with"quote', "/with$dollar", "/with\nline", "/"])
 def test_a_prefix_that_no_script_can_carry(new):
     with pytest.raises(UsageError, match="cannot be a prefix"):
         moved(b"/opt/env", new)

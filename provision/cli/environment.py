@@ -1,0 +1,120 @@
+"""The commands about an environment, its bundle and the tool itself, on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from provision import summaries, tasks
+from provision.cli.options import reporting
+from provision.errors import UsageError
+from provision.output import Reporter
+
+
+@click.command("pack-env")
+@click.argument("env", required=False)
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="The bundle's path.  [default: ./NAME.ccb]")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what matches, as in a .gitignore file.")
+@click.option(
+    "--with-data",
+    "data",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path, exists=True),
+    help="Take a file or folder along, as data/NAME in the environment.",
+)
+@click.option("--split", metavar="SIZE", help="Write parts of this size, such as 4G for a FAT32 stick.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["bundle", "conda-pack"]),
+    default="bundle",
+    show_default=True,
+    help="conda-pack: an archive that conda-unpack makes usable, .tar.gz, .tar.zst or .tar.",
+)
+@click.option(
+    "--with-ops", is_flag=True, help="Build what DeepSpeed would compile on the nodes; they need no compiler."
+)
+@click.option("--cpu-baseline", metavar="NAME", help="The processors to build it for.  [default: x86-64-v3]")
+@click.option("--with-tool", is_flag=True, help="Write clusterctl.run beside it: this program, for the other side.")
+@reporting
+def pack_env_command(
+    reporter: Reporter,
+    env: str | None,
+    output: Path | None,
+    exclude: tuple[str, ...],
+    data: tuple[Path, ...],
+    split: str | None,
+    form: str,
+    cpu_baseline: str | None,
+    *,
+    with_ops: bool,
+    with_tool: bool,
+) -> None:
+    """Pack a conda environment into one file.
+
+    ENV is a path or the name of a conda environment; by default the active one.
+    """
+    if cpu_baseline and not with_ops:
+        raise UsageError("--cpu-baseline goes with --with-ops")
+    options: dict[str, Any] = {
+        "environ": os.environ,
+        "output": output,
+        "emit": reporter,
+        "exclude": exclude,
+        "data": data,
+    }
+    if form == "conda-pack":
+        if split or with_ops:
+            raise UsageError(
+                "--split and --with-ops go with bundles", hint="clusterctl pack-env BUNDLE --format conda-pack"
+            )
+        summary = tasks.archived(tasks.pack_archive(env, **options))
+    else:
+        options |= {"with_ops": with_ops, "cpu_baseline": cpu_baseline}
+        options["split"] = tasks.parse_size(split) if split else 0
+        summary = summaries.packed(tasks.pack_env(env, **options))
+    if with_tool:
+        folder = output.parent if output else Path()
+        tool = summaries.tooled(tasks.pack_tool(output=folder / "clusterctl.run", emit=reporter))
+        summary = ({**summary[0], "tool": tool[0]}, f"{summary[1]}\n{tool[1]}")
+    reporter.result(*summary)
+
+
+@click.command("pack-tool")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="The file's path.  [default: ./clusterctl.run]")
+@reporting
+def pack_tool_command(reporter: Reporter, output: Path | None) -> None:
+    """Pack clusterctl itself into one file that runs without network, pip and Python."""
+    reporter.result(*summaries.tooled(tasks.pack_tool(output=output, emit=reporter)))
+
+
+@click.command("inspect")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--packages", is_flag=True, help="List every package.")
+@click.option("--files", is_flag=True, help="List every file.")
+@click.option("--prefix", is_flag=True, help="List every file that holds the prefix, and how.")
+@click.option("--verify", is_flag=True, help="Read everything, and compare it with what the bundle says of it.")
+@reporting
+def inspect_command(
+    reporter: Reporter, bundle: Path, *, packages: bool, files: bool, prefix: bool, verify: bool
+) -> None:
+    """Show what is in a bundle: versions, what it needs of a node, packages, sizes, what holds the prefix."""
+    found = tasks.inspect(bundle, verify=verify, emit=reporter)
+    reporter.result(*tasks.inspected(found, packages=packages, files=files, prefix=prefix))
+
+
+@click.command("diff")
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@click.option("--files", is_flag=True, help="List every path that differs.")
+@reporting
+def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> None:
+    """Show how two bundles differ, and what a deploy of NEW would send to a node that has OLD."""
+    reporter.result(*tasks.differed(tasks.diff(old, new), files=files))
+
+
+COMMANDS = (pack_env_command, pack_tool_command, inspect_command, diff_command)

@@ -1,0 +1,162 @@
+"""The commands that bring something to nodes, and look after what lies there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from provision import summaries, tasks
+from provision.cli.options import load_inventory, on_nodes, prompts_of, relaying, reporting
+from provision.errors import NodesFailedError, UsageError
+from provision.inventory import select
+from provision.output import Reporter
+
+
+@click.command("deploy")
+@on_nodes
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing on any node.")
+@relaying
+@click.option("--repair", is_flag=True, help="Bring the release again where it is there but was changed.")
+@click.option("--accept-unrewritable", is_flag=True, help="Go on although some files keep the old prefix.")
+@click.option(
+    "--scripts", "-O", type=click.Path(path_type=Path, file_okay=False), help="With --dry-run: write the scripts here."
+)
+@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@reporting
+def deploy_command(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    bundle: Path | None,
+    *,
+    dry_run: bool,
+    scripts: Path | None,
+    relay: str,
+    repair: bool,
+    accept_unrewritable: bool,
+) -> None:
+    """Bring a bundle to every node, as the release behind the inventory's prefix.
+
+    BUNDLE is by default the only .ccb file in this folder; it may be an archive that conda-pack made. Running it again
+    changes nothing.
+    """
+    if scripts and not dry_run:
+        raise UsageError("--scripts goes with --dry-run", hint=f"clusterctl deploy --dry-run --scripts {scripts}")
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    result = tasks.deploy(
+        inventory,
+        nodes,
+        tasks.bundle_of(bundle or tasks.find_bundle(Path()), emit=reporter),
+        prompts=prompts_of(reporter),
+        dry_run=dry_run,
+        scripts_to=scripts,
+        relay=relay == "on",
+        repair=repair,
+        accept_unrewritable=accept_unrewritable,
+        emit=reporter,
+    )
+    reporter.result(*summaries.deployed(result, inventory))
+
+
+@click.command("releases")
+@on_nodes
+@reporting
+def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None) -> None:
+    """List the releases that lie on the nodes."""
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    reporter.result(*summaries.listed(tasks.releases(inventory, nodes, prompts=prompts_of(reporter))))
+
+
+@click.command("rollback")
+@on_nodes
+@click.option("--to", metavar="RELEASE", help="This release.  [default: the one before]")
+@reporting
+def rollback_command(
+    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, to: str | None
+) -> None:
+    """Make the previous release the current one again."""
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    result = tasks.rollback(inventory, nodes, to=to, prompts=prompts_of(reporter), emit=reporter)
+    reporter.result(*summaries.switched(result))
+
+
+@click.command("prune")
+@on_nodes
+@click.option("--keep", metavar="N", type=int, default=2, show_default=True, help="Releases that stay on each node.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@reporting
+def prune_command(
+    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, keep: int, *, dry_run: bool
+) -> None:
+    """Remove old releases; never the current one, nor one that a process runs from."""
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    result = tasks.prune(inventory, nodes, keep=keep, dry_run=dry_run, prompts=prompts_of(reporter), emit=reporter)
+    reporter.result(*summaries.pruned(result))
+
+
+@click.command("verify")
+@on_nodes
+@click.option("--release", metavar="RELEASE", help="This release.  [default: the current one]")
+@reporting
+def verify_command(
+    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, release: str | None
+) -> None:
+    """Compare every file of the release on the nodes with what was deployed."""
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    findings = tasks.verify(inventory, nodes, release=release, prompts=prompts_of(reporter), emit=reporter)
+    reporter.result(*summaries.verified(findings))
+    changed = [finding.node for finding in findings if finding.verdict != "OK"]
+    if changed:
+        raise NodesFailedError(
+            f"{len(changed)} of {len(findings)} nodes have a release that was changed",
+            reasons={},  # the findings have said it
+            hint="clusterctl deploy --repair brings back what was deployed",
+        )
+
+
+@click.command("push")
+@on_nodes
+@relaying
+@click.option("--dry-run", is_flag=True, help="Say what would be sent; write nothing on any node.")
+@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.argument("destination", metavar="DEST")
+@reporting
+def push_command(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    relay: str,
+    source: Path,
+    destination: str,
+    *,
+    dry_run: bool,
+) -> None:
+    """Bring a file or folder to every node: data sets, models, code.
+
+    It will be known there as DEST, an absolute path. What a node has already is not sent again, and a push that broke
+    off goes on where it stopped.
+    """
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    result = tasks.push(
+        inventory,
+        nodes,
+        source,
+        destination,
+        relay=relay == "on",
+        dry_run=dry_run,
+        prompts=prompts_of(reporter),
+        emit=reporter,
+    )
+    reporter.result(*summaries.pushed(result))
+
+
+COMMANDS = (deploy_command, push_command, releases_command, rollback_command, prune_command, verify_command)

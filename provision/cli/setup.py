@@ -1,0 +1,91 @@
+"""The commands that come before everything else: known nodes, and a cluster to rehearse on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from provision import sandbox, summaries, tasks
+from provision.cli.options import INVENTORY, load_inventory, prompts_of, reporting
+from provision.errors import UsageError
+from provision.output import Reporter
+
+
+@click.command("init")
+@click.option("--inventory", "-i", "path", default=INVENTORY, show_default=True, type=click.Path(path_type=Path))
+@click.option("--user", "-u", help="The user on the nodes.")
+@click.option("--prefix", help="Where the environment shall be known on the nodes.  [default: /opt/llm/current]")
+@click.option("--accept-host-keys", is_flag=True, help="Pin every host key that is not known yet without asking.")
+@click.argument("hosts", nargs=-1, metavar="[NAME=]ADDRESS...")
+@reporting
+def init_command(
+    reporter: Reporter,
+    path: Path,
+    user: str | None,
+    prefix: str | None,
+    hosts: tuple[str, ...],
+    *,
+    accept_host_keys: bool,
+) -> None:
+    """Pin the nodes' host keys, and install an ssh key where only a password works.
+
+    With HOSTS, the inventory is written first; ranges such as gpu[01-04]=10.0.0.[1-4] are understood.
+    """
+    if hosts:
+        tasks.write_inventory(path, hosts, user=user, prefix=prefix)
+    elif user or prefix:
+        raise UsageError("--user and --prefix go with hosts: they are written into a new inventory")
+    inventory = load_inventory(path, reporter)
+    prompts = prompts_of(reporter, accept_host_keys=accept_host_keys)
+    reporter.result(*summaries.enrolled(tasks.init(inventory, prompts=prompts, emit=reporter)))
+
+
+@click.group("sandbox")
+def sandbox_group() -> None:
+    """A rehearsal cluster on this machine: nodes in network namespaces with a real sshd."""
+
+
+@sandbox_group.command("up")
+@click.option("--nodes", "-n", type=click.IntRange(1, 250), default=2, show_default=True)
+@click.option("--rootfs", type=click.Choice(["minimal", "host"]), default="minimal", show_default=True)
+@click.option("--link", metavar="RATE", help="Shape every link, such as 1gbit.")
+@click.option("--name", help="Its name.  [default: sandbox, or the next free sandbox-2]")
+@click.option("--prefix", default="/opt/llm/current", show_default=True, help="The inventory's prefix.")
+@click.option("--user", type=click.Choice(["root", "trainer"]), default="root", show_default=True)
+@reporting
+def sandbox_up(reporter: Reporter, **options: Any) -> None:
+    """Start nodes, and write inventory.yaml, known_hosts and the key id_ed25519 into this folder.
+
+    minimal nodes have no Python, zstd or rsync; host nodes are a copy-on-write view of this machine.
+    """
+    reporter.result(*summaries.sandbox_up(sandbox.up(directory=Path.cwd(), emit=reporter, **options)))
+
+
+@sandbox_group.command("list")
+@reporting
+def sandbox_list(reporter: Reporter) -> None:
+    """List the sandboxes of this machine."""
+    reporter.result(*summaries.sandboxes(sandbox.list_all()))
+
+
+@sandbox_group.command("down")
+@click.argument("name", required=False)
+@click.option("--all", "everything", is_flag=True, help="End all of them.")
+@reporting
+def sandbox_down(reporter: Reporter, name: str | None, *, everything: bool) -> None:
+    """End a sandbox; nothing of it stays behind. Without NAME, the only one there is."""
+    known = [item.name for item in sandbox.list_all()]
+    if not everything and name is None and len(known) != 1:
+        raise UsageError(
+            f"there are {len(known)} sandboxes" + (f": {', '.join(known)}" if known else ""),
+            hint="clusterctl sandbox down NAME, or --all" if known else "clusterctl sandbox up --nodes 2",
+        )
+    ended = known if everything else [name or known[0]]
+    for item in ended:
+        sandbox.down(item)
+    reporter.result({"ended": ended}, "ended " + ", ".join(ended))
+
+
+COMMANDS = (init_command, sandbox_group)

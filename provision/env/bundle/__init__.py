@@ -1,0 +1,1 @@
+"""The bundle: its format, and how it is read and checked."""

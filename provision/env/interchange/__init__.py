@@ -1,0 +1,1 @@
+"""Archives of conda-pack: made from a bundle, and made into one."""

@@ -1,0 +1,216 @@
+"""Finish unpacking this environment: the files that name its prefix learn where it lies now.
+
+Goes into archives as ``bin/conda-unpack``, in place of conda-pack's own, with the tables below filled in: see
+``export``. It runs with the archive's Python, so it is a program of its own: the standard library and nothing of ours.
+
+What it does better than conda-pack's: only files that hold the prefix are listed; scripts get their interpreter by its
+absolute path, so that they start without ``activate``; what a binary has no room for is found before the first file is
+written; the hashes in RECORD and conda-meta are made true; it can be run again after it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import os
+import posixpath
+import re
+import stat
+import sys
+from base64 import urlsafe_b64encode
+from urllib.parse import quote
+
+# (path, what stands for the prefix in it, "text" or "binary"), as conda-pack has it
+_prefix_records: list[tuple[str, str, str]] = []
+# (path, program): scripts that ask /usr/bin/env for a program of bin/
+_script_records: list[tuple[str, str]] = []
+# RECORD files, then those in conda-meta: they list hashes of other files
+_hash_records: list[str] = []
+# binaries that work though they name the old prefix, if the new one is too long for them
+_spare_records: list[str] = []
+# where the environment was packed
+_source_prefix = ""
+# what stands for the prefix begins so, where there is room for more than the old prefix
+_placeholder = ""
+_version = ""
+
+_LIMIT = 127  # bytes that Linux reads of a first line, without its end (BINPRM_BUF_SIZE before 5.1)
+_LATER_LIMIT = 255  # the same from Linux 5.1 on
+_ENV = re.compile(rb"#![ \t]*/usr/bin/env[ \t]+(?:-S[ \t]*)?([^\s=/-][^\s=/]*)[ \t]*([^\r\n]*)(?:\r?\n|\Z)")
+_PREFIX = re.compile(rb"/[^\x00-\x1f\x7f\"'`$\\:;&|<>()*?\[\]{}#!~]+\Z")
+
+# Where a path is whole: /opt/env2, /opt/env.old and /data/opt/env are not /opt/env.
+_COMPONENT = rb"0-9A-Za-z_+@~\xc2-\xf4-"
+_ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
+_INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
+
+
+def unpack(prefix: bytes) -> None:
+    """Rewrite every file that names the prefix.
+
+    Raises:
+        SystemExit: the new prefix cannot be written into scripts or binaries; nothing was changed.
+    """
+    if not _PREFIX.match(prefix):
+        sys.exit(f"conda-unpack: {os.fsdecode(prefix)!r} cannot be a prefix: scripts would misread it; move the folder")
+    spare = set(_spare_records)
+    tight = [record for record in _prefix_records if record[2] == "binary" and len(prefix) > len(_bytes(record[1]))]
+    if needed := [f"  {path}: {len(_bytes(old))} bytes" for path, old, _ in tight if path not in spare]:
+        sys.exit(
+            f"conda-unpack: {os.fsdecode(prefix)} has {len(prefix)} bytes; these files have no room for it:\n"
+            + "\n".join(needed)
+        )
+    for path, old, mode in _prefix_records:
+        if (path, old, mode) in tight:
+            continue
+        data = _read(prefix, path)
+        rewrite = _text if mode == "text" else padded if _placeholder and old.startswith(_placeholder) else _in_place
+        _replace(prefix, path, data, rewrite(data, _bytes(old), prefix))
+    for path, program in _script_records:
+        data = _read(prefix, path)
+        wanted = _ENV.match(data)
+        if wanted and wanted[1] == _bytes(program):
+            head = _shebang(prefix + b"/bin/" + wanted[1], wanted[2].strip())
+            _replace(prefix, path, data, head + data[wanted.end() :])
+    _mend_hashes(prefix)
+
+
+def _text(data: bytes, old: bytes, new: bytes) -> bytes:
+    """A text file for the new prefix; where it is a script of the environment, its first line as Linux can read it."""
+    line, _, rest = data.partition(b"\n")
+    head = b""
+    if line.startswith(b"#!" + old + b"/"):
+        program, _, options = line[2:].partition(b" ")
+        head, data = _shebang(program.replace(old, new), options.replace(old, new)), rest
+    return head + in_text(data, old, new)
+
+
+def in_text(data: bytes, old: bytes, new: bytes) -> bytes:
+    """Text with another prefix, which is quoted in URLs."""
+    return data.replace(b"file://" + old, b"file://" + quote(new).encode()).replace(old, new)
+
+
+def _shebang(program: bytes, options: bytes) -> bytes:
+    """The lines that start a script; Python takes the second form for a string, sh runs it."""
+    line = b"#!" + program + (b" " + options if options else b"")
+    name = program.rpartition(b"/")[2]
+    if len(line) <= _LIMIT and b" " not in program and b" " not in options:
+        return line + b"\n"
+    if name.startswith((b"python", b"pypy")):
+        words = b'"' + program + b'"' + (b" " + options if options else b"")
+        return b"#!/bin/sh\n'''exec' " + words + b' "$0" "$@"\n' + b"' '''\n"
+    if len(line) <= _LATER_LIMIT and b" " not in program:
+        return line + b"\n"
+    return b"#!/usr/bin/env " + (b"-S " + name + b" " + options if options else name) + b"\n"
+
+
+def padded(data: bytes, old: bytes, new: bytes) -> bytes:
+    """A binary whose strings end in NUL bytes: they keep their place, what follows in them moves up (conda's way)."""
+
+    def one(match: re.Match[bytes]) -> bytes:
+        return match[0].replace(old, new).ljust(len(match[0]), b"\0")
+
+    return re.sub(re.escape(old) + rb"[^\0]*\0", one, data)
+
+
+def _in_place(data: bytes, old: bytes, new: bytes) -> bytes:
+    """A binary of which nothing may move: a shorter prefix is filled up with slashes."""
+
+    def one(match: re.Match[bytes]) -> bytes:
+        inside = _INSIDE_A_PATH.search(data[max(0, match.start() - 256) : match.start()])
+        return match[0] if inside else new.ljust(len(old), b"/")
+
+    return re.sub(re.escape(old) + _ENDS, one, data)
+
+
+def _mend_hashes(prefix: bytes) -> None:
+    """Make true what RECORD files and conda-meta say of the files that were rewritten."""
+    paths = [path for path, _, _ in _prefix_records] + [path for path, _ in _script_records]
+    rewritten = {path: _hash(_read(prefix, path)) for path in paths if path not in _hash_records}
+    for path in _hash_records:
+        data = _read(prefix, path)
+        mended = _conda_meta(data, rewritten) if path.endswith(".json") else _record(path, data, rewritten, prefix)
+        _replace(prefix, path, data, mended)
+        if mended != data or path in paths:
+            rewritten[path] = _hash(mended)
+
+
+def _record(path: str, data: bytes, rewritten: dict[str, tuple[bytes, int]], prefix: bytes) -> bytes:
+    site = posixpath.join(os.fsdecode(prefix), posixpath.dirname(posixpath.dirname(path)))
+    lines = []
+    for line in data.decode("utf-8", "surrogateescape").splitlines(keepends=True):
+        row = next(csv.reader([line]), [])
+        listed = posixpath.relpath(posixpath.join(site, row[0]), os.fsdecode(prefix)) if len(row) == 3 else ""
+        if listed in rewritten and row[1]:
+            digest, size = rewritten[listed]
+            text = urlsafe_b64encode(digest).rstrip(b"=").decode()
+            buffer = io.StringIO()
+            end = line[len(line.rstrip("\r\n")) :]
+            csv.writer(buffer, lineterminator=end).writerow([row[0], f"sha256={text}", size])
+            line = buffer.getvalue()  # noqa: PLW2901 - the row's new text
+        lines.append(line)
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _conda_meta(data: bytes, rewritten: dict[str, tuple[bytes, int]]) -> bytes:
+    try:
+        package = json.loads(data)
+        changed = False
+        for one in package["paths_data"]["paths"]:
+            digest = rewritten[one["_path"]][0].hex() if one["_path"] in rewritten else None
+            if digest and one.get("sha256_in_prefix") != digest:
+                one["sha256_in_prefix"] = digest
+                changed = True
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return data  # no package's file
+    return json.dumps(package, indent=2, sort_keys=True).encode() if changed else data
+
+
+def _hash(data: bytes) -> tuple[bytes, int]:
+    return hashlib.sha256(data).digest(), len(data)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _read(prefix: bytes, path: str) -> bytes:
+    with open(prefix + b"/" + _bytes(path), "rb") as file:  # noqa: PTH123 - the name is bytes
+        return file.read()
+
+
+def _replace(prefix: bytes, path: str, old: bytes, new: bytes) -> None:
+    """Give a file new content, in one rename: it may be running, and this may be interrupted."""
+    if old == new:
+        return
+    name = prefix + b"/" + _bytes(path)
+    folder, temporary = os.path.dirname(name), name + b".conda-unpack"  # noqa: PTH120
+    mode = stat.S_IMODE(os.stat(name).st_mode)  # noqa: PTH116
+    folder_mode = stat.S_IMODE(os.stat(folder).st_mode)  # noqa: PTH116
+    locked = not os.access(folder, os.W_OK)
+    if locked:
+        os.chmod(folder, folder_mode | stat.S_IWUSR)  # noqa: PTH101
+    try:
+        with open(temporary, "wb") as file:  # noqa: PTH123
+            file.write(new)
+        os.chmod(temporary, mode)  # noqa: PTH101
+        os.replace(temporary, name)  # noqa: PTH105
+    finally:
+        if locked:
+            os.chmod(folder, folder_mode)  # noqa: PTH101
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="conda-unpack", description="Finish unpacking this environment.")
+    parser.add_argument("--version", action="version", version=f"conda-unpack of clusterctl {_version}")
+    parser.add_argument("--verbose", "-v", action="store_true", help="accepted for conda-pack's sake")
+    parser.parse_args()
+    # The folder as it was called: symlinks in its path stay.
+    top = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    try:
+        unpack(os.fsencode(top))
+    except OSError as error:
+        sys.exit(f"conda-unpack: {error}")

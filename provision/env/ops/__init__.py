@@ -1,0 +1,1 @@
+"""Extensions that DeepSpeed would compile on the nodes, built while packing instead."""

@@ -1,0 +1,1 @@
+"""An environment becomes a bundle, in one pass."""

@@ -1,0 +1,1 @@
+"""What a release on a node is, and what brings it there."""

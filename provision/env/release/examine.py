@@ -1,0 +1,194 @@
+"""What a deploy must know about a node, and when the node is refused. Pure: a script, its output, and judgements."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from provision.env.bundle.manifest import Manifest
+from provision.env.release.places import Places
+from provision.env.report.words import size
+from provision.errors import ClusterctlError
+from provision.model import Inventory
+from provision.render import render
+
+# uname -m as conda names it (conda's platform is "linux-" and this).
+MACHINES = {"x86_64": "64", "aarch64": "aarch64", "ppc64le": "ppc64le", "s390x": "s390x"}
+
+# What a file or folder takes at least, and in multiples of which, on the file systems that nodes have.
+BLOCK = 4096
+SPACE_MARGIN = 1.02  # for the file system's own tables
+
+REQUIRED = ("tar", "sha256sum")
+
+State = Literal["complete", "unpacked", "absent"]
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What ``examine`` found on a node. Sizes in bytes; None where the node could not say."""
+
+    machine: str = ""
+    glibc: str = ""
+    user: str = ""
+    tools: frozenset[str] = frozenset()
+    prefix_link: str | None = None
+    prefix_other: bool = False
+    releases_foreign: bool = False
+    release: State = "absent"
+    others: int = 0  # releases of other bundles
+    base: str = "/"
+    writable: bool = False
+    noexec: bool = False
+    relay_left: bool = False  # a key of a relay that was killed
+    free_bytes: int | None = None
+    free_inodes: int | None = None
+
+
+def examine(inventory: Inventory, release_id: str, relay: str) -> str:
+    """The read-only script whose output ``read_facts`` understands; ``relay`` marks the keys of relays."""
+    return render(
+        "release/examine.sh.j2",
+        prefix=str(inventory.prefix),
+        root=str(inventory.root),
+        release=release_id,
+        relay=relay,
+    )
+
+
+def read_facts(out: str) -> NodeFacts:
+    """Facts from the output of ``examine``.
+
+    Raises:
+        ClusterctlError: the output is not whole; the script was cut off.
+    """
+    facts = dict(re.findall(r"^fact ([a-z0-9_.]+)=(.*)$", out, flags=re.MULTILINE))
+    if "end" not in facts:
+        raise ClusterctlError("its answer is incomplete")
+    state = facts["release"]
+    assert state in ("complete", "unpacked", "absent")
+    return NodeFacts(
+        machine=facts["machine"],
+        glibc=facts["glibc"].removeprefix("glibc "),
+        user=facts["user"],
+        tools=frozenset(key[5:] for key, value in facts.items() if key.startswith("tool.") and value == "yes"),
+        prefix_link=facts.get("prefix.link"),
+        prefix_other="prefix.other" in facts,
+        releases_foreign="releases.foreign" in facts,
+        release=state,
+        others=int(facts["others"]),
+        base=facts["base"],
+        writable=facts["writable"] == "yes",
+        noexec="noexec" in facts,
+        relay_left="relay.left" in facts,
+        free_bytes=int(facts["free_bytes"]) if "free_bytes" in facts else None,
+        free_inodes=int(facts["free_inodes"]) if "free_inodes" in facts else None,
+    )
+
+
+def is_current(facts: NodeFacts, places: Places) -> bool:
+    """Whether the release is complete on the node and the inventory's prefix points at it."""
+    return facts.release == "complete" and facts.prefix_link in (places.target, places.release)
+
+
+def describe(facts: Mapping[str, NodeFacts], places: Places, *, repair: bool = False) -> dict[str, str]:
+    """One short word for each node: what a deploy has to do there."""
+    words = {"complete": "switch", "unpacked": "test and switch", "absent": "send"}
+    if repair:
+        words |= {"complete": "repair", "unpacked": "repair"}
+    return {
+        name: "unchanged" if is_current(fact, places) and not repair else words[fact.release]
+        for name, fact in facts.items()
+    }
+
+
+def judge(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
+    """Why this node cannot take the release, or None. The reason ends with what to do."""
+    return (
+        _wrong_tools(facts)
+        or _wrong_platform(facts, manifest)
+        or _not_ours(facts, inventory)
+        or _not_writable(facts, inventory)
+        or _not_executable(facts)
+        or _too_small(facts, manifest)
+    )
+
+
+def space(sizes: Mapping[str, int]) -> int:
+    """Bytes that files of these sizes take on a disk."""
+    blocks = sum(max(1, math.ceil(size / BLOCK)) for size in sizes.values())
+    return int(blocks * BLOCK * SPACE_MARGIN)
+
+
+def _wrong_tools(facts: NodeFacts) -> str | None:
+    missing = [tool for tool in REQUIRED if tool not in facts.tools]
+    if not missing:
+        return None
+    packages = " ".join("coreutils" if tool == "sha256sum" else tool for tool in missing)
+    return f"{' and '.join(missing)} is missing; install it (Debian: apt-get install {packages})"
+
+
+def _wrong_platform(facts: NodeFacts, manifest: Manifest) -> str | None:
+    here = f"linux-{MACHINES.get(facts.machine, facts.machine)}"
+    if here != manifest.platform:
+        return f"is {here}, the bundle was packed for {manifest.platform}; pack the environment on a {here} machine"
+    if manifest.glibc and facts.glibc and _version(facts.glibc) < _version(manifest.glibc):
+        return (
+            f"has glibc {facts.glibc}, the environment needs {manifest.glibc}; "
+            "build the environment on a system as old as the node's"
+        )
+    return None
+
+
+def _not_ours(facts: NodeFacts, inventory: Inventory) -> str | None:
+    releases = f"{inventory.root}/releases"
+    if facts.prefix_other:
+        return f"{inventory.prefix} exists and is not clusterctl's; choose another prefix or move it away"
+    link = facts.prefix_link
+    if link is not None and not link.startswith(("releases/", f"{releases}/")):
+        return f"{inventory.prefix} is a link to {link}, not clusterctl's; choose another prefix or remove the link"
+    if facts.releases_foreign:
+        return f"{releases} exists and is not clusterctl's; choose a prefix in a folder of its own"
+    return None
+
+
+def _not_writable(facts: NodeFacts, inventory: Inventory) -> str | None:
+    if facts.writable:
+        return None
+    return (
+        f"{facts.user} may not write in {facts.base}; choose a prefix below the user's home, "
+        f"or let an administrator run: install -d -o {facts.user} {inventory.root}"
+    )
+
+
+def _not_executable(facts: NodeFacts) -> str | None:
+    if not facts.noexec:
+        return None
+    return f"{facts.base} is mounted noexec, nothing starts there; choose a prefix on another file system"
+
+
+def _too_small(facts: NodeFacts, manifest: Manifest) -> str | None:
+    if facts.release != "absent" or facts.others:  # a release shares most of its files with the one before it
+        return None
+    return lacks_space(
+        facts, space({entry.path: entry.size for entry in manifest.files if entry.type != "link"}), len(manifest.files)
+    )
+
+
+def lacks_space(facts: NodeFacts, need: int, inodes: int) -> str | None:
+    """Why ``need`` bytes in ``inodes`` files and folders do not fit, or None."""
+    if facts.free_bytes is not None and facts.free_bytes < need:
+        return (
+            f"{size(facts.free_bytes)} free at {facts.base}, the environment needs {size(need)}; "
+            "free some space (clusterctl prune) or choose a prefix on a larger disk"
+        )
+    if facts.free_inodes is not None and facts.free_inodes < inodes:
+        return f"{facts.free_inodes} inodes free at {facts.base}, the environment needs {inodes}"
+    return None
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))

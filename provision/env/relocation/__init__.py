@@ -1,0 +1,1 @@
+"""Rewrite what names the old prefix. Pure: bytes in, bytes out."""

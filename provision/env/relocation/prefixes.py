@@ -1,0 +1,121 @@
+"""Find source paths in the bytes of a file, and replace them. Pure functions over bytes.
+
+A path counts only where it is whole: ``/opt/env2``, ``/opt/env.old`` and ``/data/opt/env`` are not ``/opt/env``, while
+``-I/opt/env/include`` and ``file:///opt/env`` hold it. All sources are sought at once, the longest first, so that an
+environment inside a checkout is not taken for a part of the checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from mmap import mmap
+from urllib.parse import quote
+
+# What may stand in a path component without quotes: ASCII, and the first byte of a longer UTF-8 character.
+_COMPONENT = rb"0-9A-Za-z_+@~\xc2-\xf4-"
+_ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
+_INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
+_LOOK_BEHIND = 256
+
+_FILE_URL = b"file://"
+
+Encode = Callable[[str], bytes]
+
+
+def plain(path: str) -> bytes:
+    """A path as itself."""
+    return os.fsencode(path)
+
+
+def url(path: str) -> bytes:
+    """A path as in a ``file://`` URL."""
+    return quote(os.fsencode(path)).encode()
+
+
+def escaped(path: str) -> bytes:
+    """A path as in ASCII JSON, without the quotes."""
+    return json.dumps(path)[1:-1].encode()
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One way in which files write a source path."""
+
+    text: bytes
+    target: str
+    encode: Encode
+
+
+@dataclass(frozen=True)
+class Search:
+    """The sources that are sought.
+
+    Attributes:
+        relocations: pairs of source path and path relative to the prefix, as in the manifest.
+    """
+
+    relocations: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def spellings(self) -> tuple[Spelling, ...]:
+        """Every spelling of every source, the longest first."""
+        found: dict[bytes, Spelling] = {}
+        for source, target in self.relocations:
+            for encode in (plain, url, escaped):
+                text = encode(source)
+                found.setdefault(text, Spelling(text, target, encode))
+        return tuple(sorted(found.values(), key=lambda spelling: (-len(spelling.text), spelling.text)))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[bytes]:
+        return re.compile(b"(?:" + b"|".join(re.escape(s.text) for s in self.spellings) + b")" + _ENDS)
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, Spelling]:
+        return {spelling.text: spelling for spelling in self.spellings}
+
+    @cached_property
+    def overlap(self) -> int:
+        """Bytes that two windows on a large file must share so that no occurrence is missed."""
+        return max(len(spelling.text) for spelling in self.spellings) + _LOOK_BEHIND
+
+    def maybe(self, data: bytes) -> bool:
+        """Whether a source occurs at all: the fast way past nearly every file."""
+        return any(spelling.text in data for spelling in self.spellings)
+
+    def occurrences(self, data: bytes | mmap) -> Iterator[tuple[re.Match[bytes], Spelling]]:
+        """Where sources occur whole."""
+        for match in self._pattern.finditer(data):
+            if not _longer(match):
+                yield match, self._by_text[match.group()]
+
+    def replace(self, data: bytes, new: Mapping[str, str], *, keep_length: bool = False) -> bytes:
+        """Replace every occurrence by the new path of its target.
+
+        With ``keep_length`` a shorter path is filled up with slashes, which mean nothing at the end of a folder's name,
+        and a longer one is not written: every other byte keeps its place, and with it whatever points into the middle
+        of a string.
+        """
+
+        def one(match: re.Match[bytes]) -> bytes:
+            if _longer(match):
+                return match.group()
+            spelling = self._by_text[match.group()]
+            in_url = match.string[max(0, match.start() - len(_FILE_URL)) : match.start()] == _FILE_URL
+            text = (url if in_url else spelling.encode)(new[spelling.target])
+            if keep_length:
+                return text.ljust(len(match.group()), b"/") if len(text) <= len(match.group()) else match.group()
+            return text
+
+        return self._pattern.sub(one, data)
+
+
+def _longer(match: re.Match[bytes]) -> bool:
+    """Whether what was found is the end of a longer path: ``/data`` before ``/opt/env``."""
+    before = match.string[max(0, match.start() - _LOOK_BEHIND) : match.start()]
+    return _INSIDE_A_PATH.search(before) is not None

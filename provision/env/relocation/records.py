@@ -1,0 +1,57 @@
+"""Make lists of hashes true again after files were rewritten: ``RECORD`` and ``conda-meta``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import posixpath
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+
+from provision.env.bundle.manifest import Entry
+from provision.env.source.owners import record_path
+
+
+def update(path: str, data: bytes, rewritten: Mapping[str, Entry], prefix: str) -> bytes:
+    """A list of hashes with those of the rewritten files; what it says of others stays.
+
+    Args:
+        path: the list's own path.
+        data: its content, already rewritten for the new prefix.
+        rewritten: the new entries of rewritten files, by path.
+        prefix: the new prefix, by which a RECORD may name files outside ``site-packages``.
+    """
+    return _conda(data, rewritten) if path.endswith(".json") else _record(path, data, rewritten, prefix)
+
+
+def _record(path: str, data: bytes, rewritten: Mapping[str, Entry], prefix: str) -> bytes:
+    site = posixpath.dirname(posixpath.dirname(path))
+    lines = []
+    for line in data.decode("utf-8", "surrogateescape").splitlines(keepends=True):
+        row = next(csv.reader([line]), [])
+        entry = rewritten.get(record_path(row[0], site, prefix)) if len(row) == 3 and row[1] else None
+        lines.append(_row(row[0], entry, line) if entry else line)
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _row(name: str, entry: Entry, line: str) -> str:
+    digest = urlsafe_b64encode(bytes.fromhex(entry.sha256)).rstrip(b"=").decode()
+    row = io.StringIO()
+    csv.writer(row, lineterminator=line[len(line.rstrip("\r\n")) :]).writerow([name, f"sha256={digest}", entry.size])
+    return row.getvalue()
+
+
+def _conda(data: bytes, rewritten: Mapping[str, Entry]) -> bytes:
+    try:
+        package = json.loads(data)
+        listed = package["paths_data"]["paths"]
+        changed = False
+        for one in listed:
+            entry = rewritten.get(one["_path"])
+            if entry is not None and one.get("sha256_in_prefix") != entry.sha256:
+                one["sha256_in_prefix"] = entry.sha256
+                changed = True
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return data  # no package's file; conda will not believe it either
+    return json.dumps(package, indent=2, sort_keys=True).encode() if changed else data

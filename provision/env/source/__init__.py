@@ -1,0 +1,1 @@
+"""What lies in an environment, before any of it is packed."""

@@ -1,0 +1,133 @@
+"""Which package each file belongs to, and which packages there are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provision.env.bundle.manifest import Package
+
+_METADATA = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.(?:dist-info|egg-info)\Z")
+_SITE = re.compile(r"(lib/python[^/]+/site-packages)(?:/|\Z)")
+
+# PEP 3147 and PEP 488: name.cpython-311.pyc, name.cpython-311.opt-1.pyc; a module's own name may hold dots.
+_COMPILED = re.compile(
+    r"(?P<folder>(?:.*/)?)__pycache__/(?P<name>[^/]+?)\.[A-Za-z]+-?\d+(?:\.opt-\w+)?\.pyc\Z", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Packages, the owner of each path that one of them lists, and the room conda left for prefixes in binaries."""
+
+    packages: tuple[Package, ...] = ()
+    by_path: Mapping[str, str] = field(default_factory=dict)
+    rooms: Mapping[str, int] = field(default_factory=dict)
+
+    def owner(self, path: str) -> str:
+        """The package that ``path`` belongs to, or the folder (ending in a slash) of a file that none owns."""
+        return self.by_path.get(path) or self.by_path.get(source_of(path)) or _folder(path)
+
+
+def find_owners(prefix: Path, paths: Iterable[str], *, editable: Iterable[str] = ()) -> Owners:
+    """Read ``conda-meta`` and every ``RECORD``.
+
+    Args:
+        prefix: the environment.
+        paths: every path in it.
+        editable: the dist-info folders of editable installs.
+    """
+    by_path: dict[str, str] = {}
+    rooms: dict[str, int] = {}
+    packages: dict[tuple[str, str], Package] = {}
+    editables = set(editable)
+    records = []
+    for path in paths:
+        if path.startswith("conda-meta/") and path.endswith(".json"):
+            for package, files, found in _conda(prefix / path):
+                packages[package.name, "conda"] = package
+                by_path |= dict.fromkeys([path, *files], package.name)
+                rooms |= found
+        elif path.endswith((".dist-info/METADATA", ".egg-info/PKG-INFO")):
+            records.append(posixpath.dirname(path))
+    for folder in records:
+        match = _METADATA.match(posixpath.basename(folder))
+        owned_by_conda = folder + "/METADATA" in by_path or folder + "/PKG-INFO" in by_path
+        if match is None or owned_by_conda or not _SITE.match(folder):
+            continue
+        name = normalized(match["name"])
+        kind = "editable" if folder in editables else "pypi"
+        packages[name, "pypi"] = Package(name, match["version"], kind)  # type: ignore[arg-type] # one of two literals
+        for path in _record(prefix, folder):
+            by_path.setdefault(path, name)
+    return Owners(tuple(packages[key] for key in sorted(packages)), by_path, rooms)
+
+
+def normalized(name: str) -> str:
+    """A distribution's name as PyPI compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def site_packages(paths: Iterable[str]) -> tuple[str, ...]:
+    """The ``site-packages`` folders of an environment."""
+    return tuple(sorted({match[1] for path in paths if (match := _SITE.match(path))}))
+
+
+def _conda(path: Path) -> Iterator[tuple[Package, list[str], dict[str, int]]]:
+    """The package of a ``conda-meta`` file, its files, and the placeholder lengths of its binaries."""
+    try:
+        data = json.loads(path.read_bytes())
+        package = Package(str(data["name"]), str(data["version"]), "conda")
+        listed = [str(file) for file in data.get("files", [])]
+        rooms = {
+            str(one["_path"]): len(os.fsencode(str(one["prefix_placeholder"])))
+            for one in (data.get("paths_data") or {}).get("paths", [])
+            if one.get("file_mode") == "binary" and one.get("prefix_placeholder")
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # not a package's file, or one that conda could not read either: its files go by folder
+    yield package, listed, rooms
+
+
+def _record(prefix: Path, folder: str) -> Iterator[str]:
+    """The paths that a dist-info folder's RECORD lists, and those of the folder itself."""
+    site = posixpath.dirname(folder)
+    for name in ("RECORD", "METADATA", "direct_url.json", "INSTALLER", "PKG-INFO"):
+        yield f"{folder}/{name}"
+    try:
+        text = (prefix / folder / "RECORD").read_text(encoding="utf-8", errors="surrogateescape")
+        if '"' in text:
+            names = [row[0] for row in csv.reader(text.splitlines()) if row]
+        else:  # as in nearly all; several times faster
+            names = [line.partition(",")[0] for line in text.splitlines()]
+    except (OSError, csv.Error):
+        return
+    yield from (record_path(name, site, str(prefix)) for name in names if name)
+
+
+def record_path(name: str, site: str, prefix: str) -> str:
+    """A name in a RECORD, as a path relative to the prefix."""
+    if name and not name.startswith((".", "/")) and not name.endswith("/") and "/." not in name and "//" not in name:
+        return f"{site}/{name}"  # as nearly all are
+    path = posixpath.normpath(posixpath.join(prefix, site, name))
+    return path[len(prefix) + 1 :] if path.startswith(prefix + "/") else path
+
+
+def source_of(path: str) -> str:
+    """The .py file that a .pyc file was compiled from; the path itself for any other file."""
+    if match := _COMPILED.match(path):
+        return f"{match['folder']}{match['name']}.py"
+    return path.removesuffix("c") if path.endswith(".pyc") else path
+
+
+def _folder(path: str) -> str:
+    """Where a file that no package owns is counted: its package folder, checkout, top folder, or ``/`` at the top."""
+    parts = path.split("/")
+    depth = 4 if _SITE.match(path) else 2 if parts[0] in ("src", "lib") else 1
+    return "/".join(parts[:-1][:depth]) + "/"

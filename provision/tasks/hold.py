@@ -1,0 +1,130 @@
+"""One deploy at a time on a node: a lock that is held by this connection, and goes with it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from provision.errors import ClusterctlError, PreflightError
+from provision.model import Inventory, Node, Remote
+from provision.render import render
+from provision.tasks.answers import split
+
+if TYPE_CHECKING:
+    from provision.ssh.remote import Connections
+
+BEAT = 2.0  # seconds between two signs of life
+_ANSWER = 60.0  # seconds until a node must have said whether it is free; a silent owner is watched for 15
+
+
+class _Holder(threading.Thread):
+    """Runs the script that holds the lock of one node, and keeps what it says."""
+
+    def __init__(self, node: Node, connections: Connections, script: str) -> None:
+        super().__init__(daemon=True)
+        self.node = node
+        self.state = ""
+        self.failure: ClusterctlError | None = None
+        self.answered = threading.Event()
+        self._connections = connections
+        self._script = script
+        self._let_go = threading.Event()
+
+    def run(self) -> None:
+        """Hold until ``let_go``; a failure before the first word is kept."""
+        try:
+            remote: Remote = self._connections[self.node]
+            result = remote.run(self._script, stdin=self._beats(), on_line=self._hear)
+            if not self.state:
+                self.failure = ClusterctlError(" ".join(result.err.split()) or "cannot be locked")
+        except ClusterctlError as error:
+            self.failure = error
+        finally:
+            self.answered.set()
+
+    def let_go(self) -> None:
+        """End the script's input, and with it the lock."""
+        self._let_go.set()
+
+    def _beats(self) -> Iterator[bytes]:
+        while not self._let_go.wait(BEAT):
+            yield b"\n"
+
+    def _hear(self, line: str) -> None:
+        self.state = line.strip()
+        self.answered.set()
+
+
+def lock_of(inventory: Inventory, folder: str | None = None) -> str:
+    """The lock that guards a folder on a node, by default that of the releases."""
+    return f"{folder}.lock" if folder else f"{inventory.root}/releases/.lock"
+
+
+def guarded(lock: str, script: str) -> str:
+    """A script that runs only while the lock is held, and is ended with it."""
+    return render("release/guard.sh.j2", lock=lock) + script
+
+
+@contextmanager
+def held(
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, folder: str | None = None
+) -> Iterator[Mapping[str, str]]:
+    """Hold a folder on every node, by default the one of the releases, while the block runs.
+
+    Yields:
+        By node name, ``""`` for a node of its own, or the name of the host with which it shares the root: what is done
+        there is done for it too.
+
+    Raises:
+        PreflightError: another deploy is at work on some node; the message says whose and since when.
+        NodesFailedError: a node does not answer.
+    """
+    token = secrets.token_hex(8)
+    who = f"{getpass.getuser()} on {socket.gethostname()}, process {os.getpid()}"
+    lock = lock_of(inventory, folder)
+    releases = "" if folder else f"{inventory.root}/releases"
+    script = render("release/hold.sh.j2", lock=lock, releases=releases, id=token, who=who)
+    holders = [_Holder(node, connections, script) for node in nodes]
+    try:
+        for holder in holders:
+            holder.start()
+        for holder in holders:
+            if not holder.answered.wait(_ANSWER):
+                holder.failure = ClusterctlError(f"did not say within {_ANSWER:g} s whether it is free")
+        split(inventory, nodes, {holder.node.name: holder.failure or holder.state for holder in holders})
+        _refuse_busy(holders)
+        yield {holder.node.name: _shared(holder.state) for holder in holders}
+    finally:
+        for holder in holders:
+            holder.let_go()
+        for holder in holders:
+            with suppress(RuntimeError):  # never started
+                holder.join(10)
+
+
+def _shared(state: str) -> str:
+    return state.removeprefix("shared ") if state.startswith("shared ") else ""
+
+
+def _refuse_busy(holders: Sequence[_Holder]) -> None:
+    busy = {}
+    for holder in holders:
+        if match := re.fullmatch(r"busy (-?\d+) (.*)", holder.state):
+            busy[holder.node.name] = f"another command of {match[2]} has been at work here for {_ago(int(match[1]))}"
+    if busy:
+        raise PreflightError(
+            f"{len(busy)} of {len(holders)} nodes are taken by another command; nothing was changed",
+            reasons=busy,
+            hint="wait until it has ended; a lock whose owner has died is taken over by itself",
+        )
+
+
+def _ago(seconds: int) -> str:
+    return f"{seconds} s" if abs(seconds) < 120 else f"{seconds // 60} min"

@@ -1,0 +1,244 @@
+"""``clusterctl releases``, ``rollback``, ``prune`` and ``verify``: the releases that lie on the nodes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from provision.env.release import steps, upkeep
+from provision.env.release.places import Places
+from provision.env.release.upkeep import Releases
+from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.model import Emit, Finding, Found, Inventory, Node, Result, StageFinished, StageStarted, Step
+from provision.script import compile_steps
+from provision.ssh.remote import Connections, fan_out
+from provision.tasks.answers import failures, split
+from provision.tasks.hold import guarded, held, lock_of
+
+if TYPE_CHECKING:
+    from provision.ssh.prompts import Prompts
+
+_DEADLINE = 120.0
+_VERIFY_DEADLINE = 3600.0  # every file of a release is read
+
+
+@dataclass(frozen=True)
+class Switched:
+    """What ``rollback`` did: by node name, the release before and after."""
+
+    nodes: Mapping[str, tuple[str, str]]
+
+    @property
+    def changed(self) -> bool:
+        """Whether any node was switched."""
+        return any(before != after for before, after in self.nodes.values())
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What ``prune`` removed, or would, and what it left because a process runs from it; by node name."""
+
+    removed: Mapping[str, tuple[str, ...]]
+    in_use: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dry_run: bool = False
+
+
+def releases(inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None) -> dict[str, Releases]:
+    """What lies on every node.
+
+    Raises:
+        NodesFailedError: some did not answer.
+    """
+    with Connections(inventory, prompts) as connections:
+        return _list(inventory, nodes, connections, command="releases")
+
+
+def rollback(
+    inventory: Inventory, nodes: Sequence[Node], *, to: str | None = None, prompts: Prompts | None = None, emit: Emit
+) -> Switched:
+    """Make the previous release the current one again, in one rename on each node.
+
+    Args:
+        inventory: the cluster.
+        nodes: those of its nodes that are meant.
+        to: the release; None: the one that each node had before.
+        prompts: how to ask for a password or about a host key.
+        emit: is told about the progress.
+
+    Raises:
+        PreflightError: a node has no such release; nothing was changed anywhere.
+        NodesFailedError: some nodes failed, the others are done.
+    """
+    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections) as shared:
+        found = _list(inventory, nodes, connections, command="rollback")
+        goals = {name: _goal(has, to) for name, has in found.items()}
+        _refuse_missing(goals, found, to)
+        chosen = {name: goal for name, goal in goals.items() if goal is not None}
+        if to is None and len(set(chosen.values())) > 1:
+            raise PreflightError(
+                "the nodes' previous releases differ; nothing was changed",
+                reasons={name: f"would go back from {found[name].current} to {goal}" for name, goal in chosen.items()},
+                hint="name one: clusterctl rollback --to RELEASE",
+            )
+        before = {name: has.current or "none" for name, has in found.items()}
+        own = [node for node in nodes if not shared[node.name]]
+        work = [node for node in own if before[node.name] != chosen[node.name]]
+        plan = {node.name: [steps.switch(Places.of(inventory, chosen[node.name]))] for node in work}
+        _apply(inventory, work, connections, plan, "Switching back", emit)
+    return Switched({name: (before[name], goal) for name, goal in chosen.items()})
+
+
+def prune(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    *,
+    keep: int = 2,
+    dry_run: bool = False,
+    prompts: Prompts | None = None,
+    emit: Emit,
+) -> Pruned:
+    """Remove old releases; never the current one, nor one that a process runs from.
+
+    Args:
+        inventory: the cluster.
+        nodes: those of its nodes that are meant.
+        keep: releases that stay on each node, the current one among them.
+        dry_run: only say what would be removed.
+        prompts: how to ask for a password or about a host key.
+        emit: is told about the progress.
+
+    Raises:
+        NodesFailedError: some nodes failed, the others are done.
+    """
+    if keep < 1:
+        raise UsageError("the current release always stays", hint="clusterctl prune --keep 1")
+    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections) as shared:
+        own = [node for node in nodes if not shared[node.name]]
+        everywhere = _list(inventory, nodes, connections, command="prune", used=True)
+        used = _used_by_sharers(everywhere, shared)
+        removable = {node.name: _unused(everywhere[node.name].removable(keep), used) for node in own}
+        in_use = {name: tuple(r for r in has.used if r != has.current) for name, has in everywhere.items()}
+        if not dry_run:
+            work = [node for node in own if removable[node.name]]
+            plan = {
+                node.name: [steps.remove(Places.of(inventory, release)) for release in removable[node.name]]
+                for node in work
+            }
+            _apply(inventory, work, connections, plan, "Removing old releases", emit)
+    return Pruned(removable, {name: names for name, names in in_use.items() if names}, dry_run=dry_run)
+
+
+def verify(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    *,
+    release: str | None = None,
+    prompts: Prompts | None = None,
+    emit: Emit,
+) -> tuple[Finding, ...]:
+    """Compare the current release of every node, or ``release``, with what was deployed: every file is read.
+
+    Raises:
+        NodesFailedError: some nodes did not answer.
+        PreflightError: some nodes have no such release.
+    """
+    with Connections(inventory, prompts) as connections:
+        found = _list(inventory, nodes, connections, command="verify")
+        goals = {
+            name: release if release in {*has.complete, *has.broken} else None if release else has.current
+            for name, has in found.items()
+        }
+        _refuse_missing(goals, found, release)
+        began = time.monotonic()
+        emit(StageStarted("verify", "Comparing every file", len(nodes), "nodes"))
+
+        def check(node: Node) -> Finding:
+            goal = goals[node.name] or ""
+            script = upkeep.verify(Places.of(inventory, goal).release)
+            result = connections[node].run(script, deadline=_VERIFY_DEADLINE)
+            return upkeep.findings(node.name, goal, result.out)
+
+        answers = split(inventory, nodes, fan_out(nodes, check), command="verify", nothing="the others were not judged")
+    states = {name: "as deployed" if finding.verdict == "OK" else "differs" for name, finding in answers.items()}
+    emit(StageFinished("verify", time.monotonic() - began, states))
+    result = tuple(answers[node.name] for node in nodes)
+    for finding in result:
+        if finding.verdict != "OK":
+            emit(Found(finding))
+    return result
+
+
+def _goal(has: Releases, to: str | None) -> str | None:
+    if to is None:
+        return has.previous
+    return next((release for release in has.complete if release.startswith(to)), None)
+
+
+def _refuse_missing(goals: Mapping[str, str | None], found: Mapping[str, Releases], wanted: str | None) -> None:
+    what = f"no release {wanted}" if wanted else "no release to go to"
+    missing = {
+        name: f"has {what}; there: {', '.join(found[name].complete) or 'none'}"
+        for name, goal in goals.items()
+        if goal is None
+    }
+    if missing:
+        raise PreflightError(
+            f"{len(missing)} of {len(goals)} nodes cannot do this; nothing was changed",
+            reasons=missing,
+            hint="clusterctl releases",
+        )
+
+
+def _used_by_sharers(found: Mapping[str, Releases], shared: Mapping[str, str]) -> frozenset[str]:
+    """Releases in use on nodes that see another node's files: those stay everywhere."""
+    return frozenset(
+        release for name, has in found.items() if shared[name] for release in (*has.used, has.current or "")
+    )
+
+
+def _unused(names: Sequence[str], used: frozenset[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in used)
+
+
+def _list(
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, command: str, used: bool = False
+) -> dict[str, Releases]:
+    script = upkeep.listing(inventory, used=used)
+    look: Callable[[Node], Releases] = lambda node: upkeep.read_listing(  # noqa: E731 - one expression, used once
+        connections[node].run(script, deadline=_DEADLINE).out
+    )
+    return split(inventory, nodes, fan_out(nodes, look), command=command)
+
+
+def _apply(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    connections: Connections,
+    plan: Mapping[str, Sequence[Step]],
+    title: str,
+    emit: Emit,
+) -> None:
+    """Run every node's steps; one error names those that failed."""
+    if not nodes:
+        return
+    began = time.monotonic()
+    emit(StageStarted("apply", title, len(nodes), "nodes"))
+    tokens = {node.name: secrets.token_hex(8) for node in nodes}
+
+    def act(node: Node) -> Result:
+        script = guarded(lock_of(inventory), compile_steps(plan[node.name], token=tokens[node.name]))
+        return connections[node].run(script, deadline=_VERIFY_DEADLINE)
+
+    answers: dict[str, Result | ClusterctlError] = fan_out(nodes, act)
+    failed = failures(inventory, nodes, answers, tokens)
+    states = {node.name: "failed" if node.name in failed else "done" for node in nodes}
+    emit(StageFinished("apply", time.monotonic() - began, states))
+    if failed:
+        raise NodesFailedError(
+            f"failed on {len(failed)} of {len(nodes)} nodes; the others are done",
+            reasons=failed,
+            hint="mend what is named and run the same command again",
+        )

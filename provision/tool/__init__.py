@@ -1,0 +1,1 @@
+"""clusterctl itself as one file: its Python, its packages and their libraries, behind a script that unpacks them."""

@@ -1,0 +1,176 @@
+"""What goes into the tool: every file with its name there.
+
+::
+
+    clusterctl               the command: checks the machine, starts ./python
+    python                   Python with its libraries; what sys.executable names
+    bin/pythonX.Y            the interpreter
+    lib/pythonX.Y/           its standard library (lib64 on some distributions), and our sitecustomize.py
+    lib/clusterctl/          shared libraries that are not glibc's own
+    packages/                provision, trainer and the distributions they need
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path, PurePosixPath
+
+import provision
+from provision.env.source import elf
+from provision.errors import UsageError
+from provision.render import render
+from provision.tool import distributions, libraries
+from provision.tool.compiled import compiled
+from provision.tool.dynamic import dynamic
+from provision.tool.interpreter import LIBRARIES, Interpreter
+
+PACKAGES = "packages"
+COMPLETE = ".complete"  # the archive's last member
+
+_NAME = "clusterctl"
+
+# Of the standard library: what it needs to test itself, to draw windows and to install; what a distribution adds.
+_LEFT_OUT = frozenset({
+    "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtle.py", "turtledemo",
+    "ensurepip", "EXTERNALLY-MANAGED", "sitecustomize.py", "usercustomize.py", "_distutils_system_mod.py",
+})  # fmt: skip
+_LEFT_OUT_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
+_LEFT_OUT_ENDS = (".pyc", ".a", ".exe")
+# Extension modules that nothing here imports, and whose libraries would have to come along.
+_MODULES_LEFT_OUT = frozenset({
+    "_crypt", "_curses", "_curses_panel", "_dbm", "_gdbm", "_sqlite3", "_tkinter", "_uuid", "nis", "ossaudiodev",
+    "readline",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file of the tool: where its bytes are, or the bytes."""
+
+    source: Path | bytes
+    executable: bool = False
+
+    def read(self) -> bytes:
+        """The bytes.
+
+        Raises:
+            UsageError: the file cannot be read.
+        """
+        if isinstance(self.source, bytes):
+            return self.source
+        try:
+            return self.source.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {self.source}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All files by their names, sorted, and the glibc that they need."""
+
+    items: dict[str, Item]
+    glibc: tuple[int, int]  # the oldest that every program and library will do with
+    notices: tuple[str, ...] = ()
+
+
+def contents(python: Interpreter) -> Contents:
+    """Collect the tool that ``python`` runs.
+
+    Raises:
+        UsageError: something that is needed is not installed, or the interpreter would not start elsewhere.
+    """
+    loader = _loader(python)
+    items = {
+        python.target: Item(python.program, executable=True),
+        **{f"{python.home}/{name}": Item(path, os.access(path, os.X_OK)) for name, path in _stdlib(python)},
+        **{f"{PACKAGES}/{name}": Item(path) for name, path in _packages()},
+        f"{PACKAGES}/{_NAME}-{provision.__version__}.dist-info/METADATA": Item(_metadata()),
+        f"{python.home}/sitecustomize.py": Item(_templates() / "tool/sitecustomize.py"),
+    }
+    modules = {item.source for item in items.values() if isinstance(item.source, Path) and ".so" in item.source.name}
+    machine = libraries.Machine(python.machine, python.libraries)
+    stay = {path.resolve() for path in modules}
+    found = libraries.needed(python.program, modules, machine, stay=stay)
+    items |= {f"{LIBRARIES}/{name}": Item(path, executable=True) for name, path in found.libraries.items()}
+    floors = [elf.glibc(libraries.reader(path)) for path in (python.program, *modules, *found.libraries.values())]
+    glibc = max(floor for floor in floors if floor)
+    start = {"machine": python.machine, "minor": glibc[1], "loader": loader, "program": python.target}
+    items["clusterctl"] = Item(render("tool/clusterctl.sh.j2", **start).encode(), executable=True)
+    items["python"] = Item(
+        render("tool/python.sh.j2", program=python.target, libraries=LIBRARIES).encode(), executable=True
+    )
+    # Read once: a compiled file is believed whatever its source holds, so both must come from the same bytes.
+    items |= {name: Item(item.read(), item.executable) for name, item in items.items() if name.endswith(".py")}
+    items |= _compiled(items)
+    notices = [f"{name}, which {path} needs, is not on this machine: left out" for name, path in found.missing.items()]
+    return Contents({name: items[name] for name in sorted(items)}, glibc, tuple(notices))
+
+
+def _loader(python: Interpreter) -> str:
+    """The dynamic loader, which the kernel finds by the path that the program names."""
+    found = dynamic(libraries.reader(python.program))
+    loader = found.loader if found else ""
+    folder, name = os.path.split(loader)
+    if not name.startswith("ld") or "musl" in name or folder not in {"/lib", "/lib64"}:
+        raise UsageError(
+            f"{python.program} is started by {loader or 'no dynamic loader'}, which the target will not have",
+            hint="run clusterctl with a Python that was built for glibc, as a distribution, conda, pyenv or uv has it",
+        )
+    return loader
+
+
+def _stdlib(python: Interpreter) -> Iterator[tuple[str, Path]]:
+    yield from _walk(python.stdlib)
+    for folder in python.extensions:
+        if not folder.is_relative_to(python.stdlib):
+            yield from ((f"lib-dynload/{name}", path) for name, path in _walk(folder))
+
+
+def _walk(top: Path) -> Iterator[tuple[str, Path]]:
+    for folder, folders, files in os.walk(top):
+        folders[:] = [name for name in folders if not _left_out(name)]
+        for name in files:
+            path = Path(folder, name)
+            if not _left_out(name) and path.is_file():
+                yield path.relative_to(top).as_posix(), path
+
+
+def _left_out(name: str) -> bool:
+    is_module = name.endswith(".so") and name.partition(".")[0] in _MODULES_LEFT_OUT
+    return name in _LEFT_OUT or name.startswith(_LEFT_OUT_STARTS) or name.endswith(_LEFT_OUT_ENDS) or is_module
+
+
+def _packages() -> Iterator[tuple[str, Path]]:
+    """Below site-packages as a wheel would install them, also when this program runs from a checkout."""
+    for package in distributions.required(_NAME):
+        yield from distributions.files(package)
+    ours = Path(provision.__file__).parent
+    spec = find_spec("trainer")
+    assert spec is not None
+    assert spec.origin is not None
+    folders = {"provision": ours, "trainer": Path(spec.origin).parent}
+    folders["provision/templates"] = _templates()
+    for to, top in folders.items():
+        for path in sorted(top.rglob("*")):
+            name = path.relative_to(top).as_posix()
+            if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in Path(name).parts):
+                yield f"{to}/{name}", path
+
+
+def _templates() -> Path:
+    """Inside the package in a wheel, beside it in a checkout."""
+    ours = Path(provision.__file__).parent
+    inside = ours / "templates"
+    return inside if inside.is_dir() else ours.parent / "templates"
+
+
+def _metadata() -> bytes:
+    return (distributions.installed(_NAME).read_text("METADATA") or "").encode()
+
+
+def _compiled(items: dict[str, Item]) -> dict[str, Item]:
+    files = compiled({name: item.read() for name, item in items.items() if name.endswith(".py")})
+    return {str(PurePosixPath(cache_from_source(name, optimization=""))): Item(data) for name, data in files.items()}

@@ -1,0 +1,141 @@
+"""The shared libraries that files need, found as the dynamic loader finds them (ld.so(8))."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from provision.env.source import elf
+from provision.errors import UsageError
+from provision.tool.dynamic import Dynamic, Read, dynamic
+
+# glibc's own: they go with the kernel and the machine's configuration (nsswitch, locales), and are never carried.
+GLIBC = re.compile(
+    r"(ld-linux.*|ld64|lib(c|m|dl|rt|pthread|util|resolv|anl|mvec|thread_db|BrokenLocale|nss_\w+)"
+    r"|linux-vdso)\.so(\.\d+)*|libnsl\.so\.1"
+)
+_SYSTEM = ("/lib/{machine}-linux-gnu", "/usr/lib/{machine}-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+_LDCONFIG = ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig")
+_ORIGIN = re.compile(r"\$(ORIGIN\b|\{ORIGIN\})")
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What some files need beyond glibc.
+
+    ``libraries`` maps the name that is asked for to the file; ``missing`` a name to a file that asks for it.
+    """
+
+    libraries: Mapping[str, Path]
+    missing: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where this machine has its libraries."""
+
+    machine: str  # as uname -m says it
+    first: tuple[Path, ...] = ()  # folders that come before the system's: LD_LIBRARY_PATH
+
+    @cached_property
+    def cache(self) -> Mapping[str, Sequence[Path]]:
+        """What ``ldconfig -p`` lists, without the variants for newer processors: the target may have an older one."""
+        found: dict[str, list[Path]] = {}
+        for line in _ldconfig().splitlines():
+            name, arrow, path = line.strip().partition(" => ")
+            if arrow and "hwcap" not in name:
+                found.setdefault(name.partition(" ")[0], []).append(Path(path))
+        return found
+
+    def candidates(self, name: str, runpath: Iterable[Path]) -> Iterator[Path]:
+        """Where the loader would look for a library that no DT_RPATH leads to, in its order."""
+        yield from (folder / name for folder in self.first)
+        yield from (folder / name for folder in runpath)
+        yield from self.cache.get(name, ())
+        yield from (Path(folder.format(machine=self.machine), name) for folder in _SYSTEM)
+
+
+def needed(program: Path, modules: Iterable[Path], machine: Machine, *, stay: Collection[Path]) -> Needed:
+    """The libraries of a program and of the modules that it loads.
+
+    Args:
+        program: an ELF program; its DT_RPATH holds for every module too.
+        modules: ELF files that it loads.
+        machine: where libraries are.
+        stay: real paths of files that are carried where they lie: what is found through ``$ORIGIN`` and is one of them
+            will be found again.
+    """
+    libraries: dict[str, Path] = {}
+    missing: dict[str, Path] = {}
+    seen: set[Path] = set()
+    main = _look(program)
+    outer = _folders(program, main.rpath) if main else ()
+    platform = elf.platform(_head(program))
+    queue = deque([(program, ()), *((path, outer) for path in sorted(modules))])
+    while queue:
+        path, inherited = queue.popleft()
+        found = _look(path)
+        if path in seen or found is None:
+            continue
+        seen.add(path)
+        # ld.so(8): DT_RPATH holds for what the file's libraries need as well, and not at all beside a DT_RUNPATH.
+        rpath = () if found.runpath else (*_folders(path, found.rpath), *inherited)
+        for name in found.needed:
+            if GLIBC.fullmatch(name) or name in libraries:
+                continue
+            near = (*rpath, *_folders(path, found.runpath))
+            places = [*(folder / name for folder in rpath), *machine.candidates(name, _folders(path, found.runpath))]
+            library = next((place for place in places if elf.platform(_head(place)) == platform), None)
+            if library is None:
+                missing.setdefault(name, path)
+                continue
+            queue.append((library, rpath))
+            if not (library.parent in near and library.resolve() in stay):
+                libraries[name] = library
+    return Needed(dict(sorted(libraries.items())), missing)
+
+
+def reader(path: Path) -> Read:
+    """The bytes of a file, for the functions that look into ELF files; they raise UsageError if it cannot be read."""
+
+    def read(offset: int, size: int) -> bytes:
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(size)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+    return read
+
+
+def _look(path: Path) -> Dynamic | None:
+    return dynamic(reader(path))
+
+
+def _head(path: Path) -> bytes:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(64)
+    return b""
+
+
+def _folders(path: Path, written: Iterable[str]) -> tuple[Path, ...]:
+    """Folders of a DT_RPATH or DT_RUNPATH; those with another variable than $ORIGIN are of no known place."""
+    origin = str(path.parent)
+    filled = (_ORIGIN.sub(lambda _: origin, folder) for folder in written)
+    return tuple(Path(os.path.normpath(folder)) for folder in filled if "$" not in folder)
+
+
+def _ldconfig() -> str:
+    for program in _LDCONFIG:
+        with suppress(OSError, subprocess.CalledProcessError):
+            argv = [program, "-p"]
+            return subprocess.run(argv, check=True, capture_output=True, text=True, errors="surrogateescape").stdout
+    return ""

@@ -1,0 +1,156 @@
+"""Write the tool: a script, and the archive behind it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import provision
+from provision.errors import UsageError
+from provision.model import Emit, Notice, StageFinished, StageStarted
+from provision.render import render
+from provision.tool import archive
+from provision.tool.contents import COMPLETE, Item, contents
+from provision.tool.interpreter import running
+
+_UNKNOWN = "0" * 64  # a checksum, before it is known
+_MANY = 10**12  # bytes: no number in the script takes more digits
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What was written. Sizes in bytes."""
+
+    digest: str  # sha256 of what it unpacks to
+    python: str
+    machine: str  # as uname -m says it
+    glibc: tuple[int, int]  # the oldest that it runs with
+    size: int
+    unpacked: int
+    files: int
+    notices: tuple[str, ...]
+
+
+def pack(out: Path, *, emit: Emit) -> Tool:
+    """Write clusterctl as one file that needs no Python.
+
+    Args:
+        out: the file; it appears under this name only when it is whole.
+        emit: told how many files have been packed.
+
+    Raises:
+        UsageError: something that is needed is not installed, or ``out`` cannot be written.
+    """
+    began = time.monotonic()
+    python = running()
+    title = f"Packing clusterctl {provision.__version__} with Python {python.version}"
+    emit(StageStarted(archive.STAGE, title, unit="steps"))
+    found = contents(python)
+    for text in found.notices:
+        emit(Notice(text, "warning"))
+    digest, unpacked = write(out, found.items, emit=emit)
+    emit(StageFinished(archive.STAGE, time.monotonic() - began))
+    return Tool(
+        digest=digest,
+        python=python.version,
+        machine=python.machine,
+        glibc=found.glibc,
+        size=out.stat().st_size,
+        unpacked=unpacked,
+        files=len(found.items),
+        notices=found.notices,
+    )
+
+
+def write(out: Path, items: Mapping[str, Item], *, emit: Emit) -> tuple[str, int]:
+    """Write files as one that unpacks itself and starts the one named ``clusterctl``, and try it.
+
+    Returns:
+        The sha256 of what it unpacks to, and its size in bytes.
+
+    Raises:
+        UsageError: a file cannot be read, ``out`` cannot be written, or the command does not start.
+    """
+    with _create(out) as file:
+        place = len(_header(_MANY, _UNKNOWN, _MANY))
+        file.seek(place)
+        digest, unpacked = archive.write(items, file, emit)
+        header = _header(place + 1, digest, unpacked).ljust(place, b"\n")
+        checksum = hashlib.sha256(header[_covered(header) :])
+        file.seek(place)
+        while block := file.read(_BLOCK):
+            checksum.update(block)
+        file.seek(0)
+        file.write(header.replace(_UNKNOWN.encode(), checksum.hexdigest().encode()))
+        file.flush()
+        _try(Path(file.name), emit)
+    return digest, unpacked
+
+
+def _try(file: Path, emit: Emit) -> None:
+    """Start the tool once, where what it lacks can still be had."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-") as folder:
+        done = subprocess.run(
+            ["sh", file, "--unpack", folder], capture_output=True, text=True, errors="replace", check=False
+        )
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        if "Traceback" in done.stderr:
+            raise UsageError(
+                f"clusterctl does not start from its own file: {last}",
+                hint="bring what it requires up to date: pip install --upgrade clusterctl, or pip install -e .",
+            )
+        emit(Notice(f"the file could not be tried here: {done.stderr.partition(chr(10))[0]}", "warning"))
+
+
+def _header(begin: int, digest: str, unpacked: int) -> bytes:
+    """The script without its checksum; the archive follows as byte ``begin`` of the file, counted from 1 as by tail."""
+    values = {
+        "checksum": _UNKNOWN,
+        "name": f"tool-{digest[:12]}",
+        "megabytes": -(-unpacked // 1_000_000),
+        "begin": begin,
+        "complete": COMPLETE,
+    }
+    covered = _covered(render("tool/header.sh.j2", covered=0, **values).encode())
+    return render("tool/header.sh.j2", covered=covered + 1, **values).encode()
+
+
+def _covered(header: bytes) -> int:
+    """How many bytes come before what the checksum is of: the lines down to its own."""
+    return header.index(b"\n", header.index(b"\nsum=") + 1) + 1
+
+
+@contextmanager
+def _create(out: Path) -> Iterator[BinaryIO]:
+    """A program in the making; it appears under its name only when it is whole, and nothing stays behind otherwise."""
+    temporary = out.parent / f".{secrets.token_hex(4)}-{out.name}"
+    try:
+        temporary.touch(0o777, exist_ok=False)
+        with temporary.open("r+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(out)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UsageError(
+                f"no space left for {out}", hint="free some space, or write elsewhere with --output"
+            ) from error
+        if error.filename == str(temporary):
+            raise UsageError(f"cannot write {out}: {error.strerror}") from error
+        raise
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,181 @@
+# Whoever holds the lock ends this script when the lock goes: a connection that died must not leave it at work.
+cc_worker=/opt/llm/releases/.lock/worker.$$.$(uname -n)
+true >"$cc_worker" || { echo 'the lock is gone: another command has taken over' >&2; exit 1; }
+trap 'rm -f -- "$cc_worker"' 0
+LC_ALL=C
+export LC_ALL
+cc_clock() {
+  cc_now=$(date +%s%N)
+  case $cc_now in
+    *[!0-9]*) cc_now=$(date +%s)000 ;;
+    ????????????????*) cc_now=${cc_now%??????} ;;
+    *) cc_now=$(date +%s)000 ;;
+  esac
+}
+cc_mark() {
+  cc_clock
+  echo "@clusterctl:TOKEN:step:$1:$2:$3:$((cc_now - cc_before))"
+  cc_before=$cc_now
+}
+cc_clock
+cc_before=$cc_now
+echo @clusterctl:TOKEN:start:0:complete
+(
+set -e
+[ -e /opt/llm/releases/0123456789ab ]
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 0 ok 0
+else
+cc_out=$({ (
+set -e
+[ -f /opt/llm/releases/.incoming-0123456789ab/.clusterctl/complete ] || { echo 'not everything has arrived; run the same command again'; exit 1; }
+cd -- /opt/llm/releases/.incoming-0123456789ab
+while IFS= read -r name; do rm -f -- "$(printf %b "$name")"; done <.clusterctl/stale
+sync -f . 2>/dev/null || sync # a release that has its name is whole on the disk too
+if [ -e /opt/llm/releases/0123456789ab ]; then
+    rm -f -- /opt/llm/releases/0123456789ab.ok
+    mv -T -- /opt/llm/releases/0123456789ab /opt/llm/releases/.removing-0123456789ab
+fi
+mv -T -- /opt/llm/releases/.incoming-0123456789ab /opt/llm/releases/0123456789ab
+chmod -R u+rwX -- /opt/llm/releases/.transfer-0123456789ab
+rm -rf -- /opt/llm/releases/.transfer-0123456789ab
+) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
+cc_rc=${cc_out##*@rc:TOKEN:}
+cc_rc=${cc_rc%%:*}
+if [ "$cc_rc" != 0 ]; then
+cc_mark 0 failed "${cc_rc:=1}"
+printf %s "${cc_out%@rc:TOKEN:*}"
+exit "$cc_rc"
+fi
+cc_mark 0 changed 0
+fi
+echo @clusterctl:TOKEN:start:1:compile
+(
+set -e
+[ -e /opt/llm/releases/0123456789ab/.clusterctl/files/compiled ]
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 1 ok 0
+else
+cc_out=$({ (
+set -e
+# Python would compile these at every start: nobody may write into a release. A module that it cannot compile stays as it
+# is, since it cannot be imported either.
+umask 022
+cd -- /opt/llm/releases/0123456789ab
+printf '%s\n' lib/python3.11/_sysconfigdata.py |
+    env -i PATH=/usr/bin:/bin LANG=C.UTF-8 /opt/llm/releases/0123456789ab/bin/python -I -m compileall -q -i - >/dev/null 2>&1 || :
+printf '%s\n' lib/python3.11/__pycache__/_sysconfigdata.cpython-311.pyc | while IFS= read -r file; do
+    [ ! -f "$file" ] || sha256sum -- "$file"
+done >.clusterctl/files/compiled.new
+mv -- .clusterctl/files/compiled.new .clusterctl/files/compiled
+) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
+cc_rc=${cc_out##*@rc:TOKEN:}
+cc_rc=${cc_rc%%:*}
+if [ "$cc_rc" != 0 ]; then
+cc_mark 1 failed "${cc_rc:=1}"
+printf %s "${cc_out%@rc:TOKEN:*}"
+exit "$cc_rc"
+fi
+cc_mark 1 changed 0
+fi
+echo @clusterctl:TOKEN:start:2:seal
+(
+set -e
+[ -e /opt/llm/releases/0123456789ab.ok ]
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 2 ok 0
+else
+cc_out=$({ (
+set -e
+chmod -R a-w -- /opt/llm/releases/0123456789ab
+) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
+cc_rc=${cc_out##*@rc:TOKEN:}
+cc_rc=${cc_rc%%:*}
+if [ "$cc_rc" != 0 ]; then
+cc_mark 2 failed "${cc_rc:=1}"
+printf %s "${cc_out%@rc:TOKEN:*}"
+exit "$cc_rc"
+fi
+cc_mark 2 changed 0
+fi
+echo '@clusterctl:TOKEN:start:3:smoke test'
+(
+set -e
+[ -e /opt/llm/releases/0123456789ab.ok ]
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 3 ok 0
+else
+cc_out=$({ (
+set -e
+cd /
+run() { env -i PATH=/usr/bin:/bin HOME="${HOME:-/}" LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 "$@"; }
+run /opt/llm/releases/0123456789ab/bin/python -B -I -c 'import sys, torch, deepspeed'
+run /opt/llm/releases/0123456789ab/bin/torchrun --help >/dev/null
+run /opt/llm/releases/0123456789ab/bin/deepspeed --help >/dev/null
+) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
+cc_rc=${cc_out##*@rc:TOKEN:}
+cc_rc=${cc_rc%%:*}
+if [ "$cc_rc" != 0 ]; then
+cc_mark 3 failed "${cc_rc:=1}"
+printf %s "${cc_out%@rc:TOKEN:*}"
+exit "$cc_rc"
+fi
+cc_mark 3 changed 0
+fi
+echo @clusterctl:TOKEN:start:4:mark
+(
+set -e
+[ -e /opt/llm/releases/0123456789ab.ok ]
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 4 ok 0
+else
+cc_out=$({ (
+set -e
+: >/opt/llm/releases/0123456789ab.ok
+) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
+cc_rc=${cc_out##*@rc:TOKEN:}
+cc_rc=${cc_rc%%:*}
+if [ "$cc_rc" != 0 ]; then
+cc_mark 4 failed "${cc_rc:=1}"
+printf %s "${cc_out%@rc:TOKEN:*}"
+exit "$cc_rc"
+fi
+cc_mark 4 changed 0
+fi
+echo @clusterctl:TOKEN:start:5:switch
+(
+set -e
+t=$(readlink -- /opt/llm/current) && [ "$t" = releases/0123456789ab ]
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 5 ok 0
+else
+cc_out=$({ (
+set -e
+cd -- /opt/llm
+rm -f -- current.new
+ln -s -- releases/0123456789ab current.new
+mv -T -- current.new current
+echo "$(date +%s) "0123456789ab >>releases/.history
+) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
+cc_rc=${cc_out##*@rc:TOKEN:}
+cc_rc=${cc_rc%%:*}
+if [ "$cc_rc" != 0 ]; then
+cc_mark 5 failed "${cc_rc:=1}"
+printf %s "${cc_out%@rc:TOKEN:*}"
+exit "$cc_rc"
+fi
+cc_mark 5 changed 0
+fi
+exit 0

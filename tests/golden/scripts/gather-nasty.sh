@@ -1,0 +1,125 @@
+# Whoever holds the lock ends this script when the lock goes: a connection that died must not leave it at work.
+cc_worker='/opt/it'\''s $(id) "x"/releases/.lock'/worker.$$.$(uname -n)
+true >"$cc_worker" || { echo 'the lock is gone: another command has taken over' >&2; exit 1; }
+trap 'rm -f -- "$cc_worker"' 0
+# Begins a release, and takes from other releases what it shares with them. On the input come keys of lists, then the list
+# of files that can be made from those of another release, and the words to replace for that; a line "." ends each part.
+# Prints a line for each: have KEY (it is here already), damaged RELEASE KEY (somebody changed it: never linked), and
+# made NUMBER (the file of that line of the list was made).
+set -e
+umask 022
+releases='/opt/it'\''s $(id) "x"/releases'
+id=0123456789ab
+replace=no
+base=ba9876543210
+incoming=$releases/.incoming-$id
+transfer=$releases/.transfer-$id
+
+discard() { # discard PATH...: also folders without write permission
+    for cc_path; do
+        [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
+        chmod -R u+rwX -- "$cc_path"
+        rm -rf -- "$cc_path"
+    done
+}
+names() { # names LIST: the names in a list of sha256sum, each ended by a NUL
+    while IFS= read -r cc_line; do
+        case $cc_line in
+            \\*) printf '%b\0' "${cc_line#*  }" ;;
+            *) printf '%s\0' "${cc_line#*  }" ;;
+        esac
+    done <"$1"
+}
+folders() { # folders LIST: the folders of those names; one that lies in the root is "."
+    cc_last=
+    while IFS= read -r cc_line; do
+        cc_name=${cc_line#*  }
+        case $cc_name in
+            */*) cc_name=${cc_name%/*} ;;
+            *) cc_name=. ;;
+        esac
+        [ "$cc_name" != "$cc_last" ] || continue
+        cc_last=$cc_name
+        case $cc_line in
+            \\*) printf '%b\0' "$cc_name" ;;
+            *) printf '%s\0' "$cc_name" ;;
+        esac
+    done <"$1"
+}
+
+# What a broken deploy of another release left, and what a replaced or removed release left.
+for left in "$releases"/.incoming-* "$releases"/.transfer-* "$releases"/.removing-*; do
+    case $left in
+        "$incoming" | "$transfer") ;;
+        *) discard "$left" ;;
+    esac
+done
+# What was written before the machine was last started may never have reached its disk.
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)
+if ! [ -d "$incoming" ] || ! [ "$boot" = "$(cat -- "$transfer/boot" 2>/dev/null)" ]; then
+    discard "$incoming" "$transfer"
+    mkdir -- "$incoming"
+    mkdir -m 700 -- "$transfer"
+    echo "$boot" >"$transfer/boot"
+fi
+: >>"$transfer/have"
+
+# Whether this system's tools can link a list of names, and make their folders.
+link_names() { xargs -0 cp -lPf --parents -t "$1" --; } # link_names FOLDER
+copy_names() { tar -c --null --no-recursion -T - -f - | tar -xpof - -C "$incoming"; }
+rm -rf -- "$transfer/try"
+mkdir -p -- "$transfer/try/a"
+: >"$transfer/try/a/b"
+can_link=no
+if (cd -- "$transfer/try" && printf 'a/b\0' | link_names a && [ a/b -ef a/a/b ]) 2>/dev/null; then
+    can_link=yes
+fi
+rm -rf -- "$transfer/try"
+
+take() { # take RELEASE KEY: from a release of this root; false where it is not what its list says, or cannot be taken
+    cd -- "$1" || return 1
+    cc_list=.clusterctl/files/$2
+    if ! sha256sum -c "$cc_list" >/dev/null 2>&1; then
+        echo "damaged ${1##*/} $2"
+        return 1
+    fi
+    folders "$cc_list" | (cd -- "$incoming" && xargs -0 mkdir -p --) || return 1
+    mkdir -p -- "$incoming/.clusterctl/files" || return 1
+    if { [ "$can_link" = yes ] && { names "$cc_list"; printf '%s\0' "$cc_list"; } | link_names "$incoming"; } 2>/dev/null; then
+        return 0
+    fi
+    { names "$cc_list"; printf '%s\0' "$cc_list"; } | copy_names 2>/dev/null
+}
+while read -r key && [ "$key" != . ]; do
+    while read -r had; do
+        [ "$had" != "$key" ] || continue 2
+    done <"$transfer/have"
+    for release in "$releases"/*/; do
+        release=${release%/}
+        [ -e "$release/.clusterctl/files/$key" ] || continue
+        if [ "${release##*/}" = "$id" ] && [ "$replace" != yes ]; then continue; fi
+        if (take "$release" "$key") </dev/null; then
+            echo "$key" >>"$transfer/have"
+            break
+        fi
+    done
+done
+# Files that differ from those of another release only in words of equal length: replaced in a tar stream, which stays one.
+while IFS= read -r line && [ "$line" != . ]; do printf '%s\n' "$line"; done >"$transfer/makes"
+cat >"$transfer/words"
+if [ -s "$transfer/makes" ] && [ -d "$releases/$base" ] && command -v sed >/dev/null 2>&1; then
+    (
+        cd -- "$releases/$base"
+        names "$transfer/makes" | tar -c --null --no-recursion -T - -f - | LC_ALL=C sed -f "$transfer/words" |
+            tar -xpof - -C "$incoming"
+    ) 2>/dev/null || true # what did not come out right is sent
+    cd -- "$incoming"
+    number=0
+    while IFS= read -r line; do
+        if printf '%s\n' "$line" | sha256sum -c - >/dev/null 2>&1; then echo "made $number"; fi
+        number=$((number + 1))
+    done <"$transfer/makes"
+    cd /
+fi
+while read -r had; do echo "have $had"; done <"$transfer/have"
+echo end

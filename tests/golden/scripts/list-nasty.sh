@@ -1,0 +1,30 @@
+# The releases of this node. Reads only.
+root='/opt/it'\''s $(id) "x"'
+link=$(readlink -- '/opt/it'\''s $(id) "x"/current') && echo "current ${link##*/}"
+for release in "$root"/releases/*/; do
+    release=${release%/}
+    name=${release##*/}
+    [ -d "$release" ] || continue
+    state=broken
+    [ -e "$release.ok" ] && state=ok
+    echo "release $name $state $(stat -c %Y -- "$release.ok" 2>/dev/null || echo 0)"
+done
+if [ -e "$root/releases/.history" ]; then
+    while read -r when name; do echo "history $when $name"; done <"$root/releases/.history"
+fi
+# A process that runs from a release names it in one of these; what another user runs shows its command line at least.
+for process in /proc/[0-9]*; do
+    case ${process#/proc/} in "$$" | self) continue ;; esac
+    text=$(
+        readlink -- "$process/exe" "$process/cwd" 2>/dev/null
+        tr '\0' '\n' <"$process/cmdline" 2>/dev/null
+        cat -- "$process/maps" 2>/dev/null
+        tr '\0' '\n' <"$process/environ" 2>/dev/null
+    )
+    for release in "$root"/releases/*/; do
+        release=${release%/}
+        case $text in *"$release/"* | *"$release
+"*) echo "used ${release##*/} ${process#/proc/}" ;; esac
+    done
+done
+echo end

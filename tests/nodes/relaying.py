@@ -1,0 +1,186 @@
+"""What the tests of the relay send, and what they do to nodes."""
+
+import ctypes
+import io
+import os
+import random
+import signal
+import tarfile
+import time
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import zstandard
+
+from provision.model import Leg
+from provision.transfer import Target, transfer
+
+ROOT = "/opt/it's a ünïx"  # the quote keeps a forced command from naming it: see PLAIN
+PLAIN = "/opt/a ünïx"
+LARGE = b"large \xff name"  # no UTF-8
+RANGE = 8 << 20
+
+
+_numbers = count(1)
+
+
+def new_name():
+    """A name for a sandbox that no other has."""
+    return f"relay-{os.getpid()}-{next(_numbers)}"
+
+
+class Payload:
+    """A tree of about ``megabytes``: half in tar legs, half in one large file, as legs of both wire forms."""
+
+    def __init__(self, megabytes, seed=1):
+        chance = random.Random(seed)
+        half = megabytes << 19
+        self.files = {}  # path: (mode, mtime, content)
+        self.keys = []
+        tars = []
+        for number in range(max(1, half // (3 << 20))):
+            names = [f"dir {number}/ä {file}".encode() for file in range(20)]
+            size = half // max(1, half // (3 << 20)) // len(names)
+            added = {
+                os.fsdecode(name): (
+                    0o755 if chance.random() < 0.5 else 0o444,
+                    1_600_000_000 + number,
+                    chance.randbytes(size),
+                )
+                for name in names
+            }
+            self.files |= added
+            tars.append((f"t{number}", tar_of(added)))
+        large = chance.randbytes(half // 2) + bytes(half - half // 2)
+        path = "sub dir/" + os.fsdecode(LARGE)
+        self.files[path] = (0o444, 1_500_000_000, large)
+        ranges = [(f"r{at}", at, large[at : at + RANGE]) for at in range(0, half, RANGE)]
+        self.legs = {
+            wire: tuple(
+                [Leg(key, "tar", len(pack(data)), blocks(pack(data)), group="all") for key, data in tars]
+                + [
+                    Leg(key, "range", len(pack(data)), blocks(pack(data)), path, at, 0o444, 1_500_000_000, group="all")
+                    for key, at, data in ranges
+                ]
+            )
+            for wire, pack in (("plain", bytes), ("zstd", zstandard.compress))
+        }
+
+    def size(self, wire="plain"):
+        return sum(leg.size for leg in self.legs[wire])
+
+    def differing(self, into):
+        """The paths that are not under ``into`` as they should be, or that should not be there."""
+        there = {str(path.relative_to(into)) for path in Path(into).rglob("*") if not path.is_dir()}
+        wrong = set(self.files) ^ there
+        for path in there - wrong:
+            mode, mtime, content = self.files[path]
+            stat = Path(into, path).stat()
+            same = Path(into, path).read_bytes() == content
+            if not same or stat.st_mode & 0o7777 != mode or stat.st_mtime != mtime:
+                wrong.add(path)
+        return wrong
+
+
+def tar_of(files):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
+        for path, (mode, mtime, content) in files.items():
+            info = tarfile.TarInfo(path)
+            info.mode, info.mtime, info.size = mode, mtime, len(content)
+            tar.addfile(info, io.BytesIO(content))
+        end = tar.offset
+    return out.getvalue()[:end]
+
+
+def blocks(data):
+    return lambda: (data[start : start + 100_000] for start in range(0, len(data), 100_000))
+
+
+class Nodes:
+    """A sandbox's nodes as targets; every test has a folder of its own there."""
+
+    def __init__(self, box, inventory, connections, root=PLAIN):
+        self.box, self.inventory, self.connections, self.root = box, inventory, connections, root
+        self.names = [node.name for node in inventory.nodes]
+        self.folder, self.into = f"{root}/transfer", f"{root}/into"
+        for node in inventory.nodes:
+            self.run(node, f'rm -rf "{root}"; mkdir -p "{root}/into"; mkdir -m 700 "{root}/transfer"')
+
+    def run(self, node, script):
+        result = self.connections[node].run(script, deadline=30)
+        assert result.rc == 0, result
+        return result.out
+
+    def targets(self, *names, **changes):
+        chosen = [node for node in self.inventory.nodes if not names or node.name in names]
+        options = {"folder": self.folder, "into": self.into, "wire": "plain", "has_ssh": True} | changes
+        return [Target(node, **options) for node in chosen]
+
+    def send(self, payload, targets=None, **options):
+        options = {"relay_from": 0} | options
+        return transfer(self.inventory, targets or self.targets(), self.connections, payload.legs, **options)
+
+    def differing(self, payload, *names):
+        return {name: payload.differing(f"{self.box.node_root(name)}{self.into}") for name in names or self.names}
+
+    def traces(self, *names):
+        """What a relay leaves on a node and should not: keys, lines, and processes, after a moment to end in."""
+        for _ in range(30):
+            if not (found := self._traces(*names)):
+                break
+            time.sleep(0.1)
+        return found
+
+    def _traces(self, *names):
+        found = {}
+        for name in names or self.names:
+            root = self.box.node_root(name)
+            files = [root / home / ".ssh/authorized_keys" for home in ("root", "home/trainer")]
+            lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
+            found[name] = [line for line in lines if " clusterctl-relay:" in line]
+            found[name] += [str(path) for path in (root / "dev/shm").iterdir()]
+            for word in ("transfer/receive", "clusterctl-relay"):
+                found[name] += processes(self.box, name, word)
+        return {name: each for name, each in found.items() if each}
+
+    def identical(self, payload, *names):
+        wrong = {name: paths for name, paths in self.differing(payload, *names).items() if paths}
+        return wrong == {}
+
+
+def processes(box, name, word):
+    """Processes of a node whose command line holds a word, as this machine numbers them."""
+    inside = Path(f"/proc/{box._running(name).pid}/ns/pid").readlink()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if (path / "ns/pid").readlink() == inside and word.encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+def kill(box, name, word):
+    """SIGKILL to a node's processes; there must be some."""
+    found = processes(box, name, word)
+    assert found, f"no {word} on {name}"
+    for pid in found:
+        with suppress(ProcessLookupError):  # the end of the one before has ended it
+            os.kill(pid, signal.SIGKILL)
+
+
+def share_folder(box, source, names, place):
+    """Mount a folder of this machine on nodes, as an NFS home would be."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in names:
+        namespace = os.open(f"/proc/{box._running(name).pid}/ns/mnt", os.O_RDONLY)
+        child = os.fork()
+        if not child:
+            # The system calls open_tree and move_mount: mount(8) cannot take a folder into another namespace.
+            tree = libc.syscall(428, -100, os.fsencode(source), 1)
+            done = tree >= 0 and not libc.setns(namespace, 0x20000)
+            done = done and not libc.syscall(429, tree, b"", -100, os.fsencode(place), 4)
+            os._exit(0 if done else 1)
+        os.close(namespace)
+        assert os.waitpid(child, 0)[1] == 0, f"{place} cannot be mounted on {name}"

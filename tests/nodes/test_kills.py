@@ -1,0 +1,174 @@
+"""Whatever is killed, and whenever: the old release always runs, and the same command completes the new one.
+
+What is killed: the controller at every event and at random moments, the node's side of the connection (sshd) and the
+script on the node at random moments, and the script at every step. The random moments come from a seed, which a failure
+names (CLUSTERCTL_SEED sets it).
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_env import inventory, make_env, on, pack
+
+from provision import sandbox as sandboxes
+from provision import tasks
+from provision.env.release import steps
+from provision.inventory import load
+from provision.model import ignore
+from provision.script import compile_steps
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(1200)]
+
+KILLING = Path(__file__).with_name("killing.py")
+MOMENTS = 100
+ROOT = "/opt/kills"
+
+
+class Cluster:
+    """Two nodes that have the release ``old``; every test brings ``new`` and takes it away again."""
+
+    def __init__(self, box, folder, old, new):
+        self.box, self.folder, self.new = box, folder, new
+        self.inventory = load(folder / "inventory.yaml")
+        self.old_id = self.deploy(old).release_id
+        self.new_id = self.deploy(new).release_id
+        self.forget()
+
+    def deploy(self, bundle):
+        return tasks.deploy(self.inventory, self.inventory.nodes, bundle, emit=ignore)
+
+    def forget(self):
+        """Back to the old release alone."""
+        tasks.rollback(self.inventory, self.inventory.nodes, to=self.old_id, emit=ignore)
+        tasks.prune(self.inventory, self.inventory.nodes, keep=1, emit=ignore)
+
+    def check(self, note):
+        """One of the two releases is current and runs; the rerun completes, and then everything is as it should be."""
+        for node in ("node01", "node02"):
+            said = on(self.box, node, "sh", "-c", f"readlink {ROOT}/current; exec env -i {ROOT}/current/bin/where")
+            link, where = said.splitlines()
+            assert link in (f"releases/{self.old_id}", f"releases/{self.new_id}"), note
+            assert where == f"{ROOT}/{link}/share", note
+            on(self.box, node, "env", "-i", f"{ROOT}/releases/{self.old_id}/bin/tool")
+        result = self.deploy(self.new)
+        assert set(result.states.values()) <= {"deployed", "unchanged"}, note
+        findings = tasks.verify(self.inventory, self.inventory.nodes, emit=ignore)
+        assert [finding.verdict for finding in findings] == ["OK", "OK"], (note, findings)
+        for node in ("node01", "node02"):
+            left = set(on(self.box, node, "ls", "-A", f"{ROOT}/releases").split())
+            expected = {f"{name}{end}" for name in (self.old_id, self.new_id) for end in ("", ".ok")}
+            assert left - {".lock"} == {".clusterctl", ".history", *expected}, note
+            keys = self.box.enter(node, ["cat", "/root/.ssh/authorized_keys"]).stdout
+            assert "clusterctl-relay" not in keys, note
+        self.forget()  # takes over what a killed script still holds
+        for node in ("node01", "node02"):
+            assert ".lock" not in on(self.box, node, "ls", "-A", f"{ROOT}/releases"), note
+
+    def processes(self, node, words):
+        """The ids, inside the node, of processes whose command line holds ``words``."""
+        script = (
+            'for p in /proc/[0-9]*; do tr "\\0" " " <$p/cmdline 2>/dev/null | grep -q -- "$1" && echo ${p#/proc/}; done'
+        )
+        return self.box.enter(node, ["sh", "-c", script, "sh", words]).stdout.split()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, require_sandbox):
+    with sandboxes.up(nodes=2, name=f"kills-{os.getpid()}", directory=tmp_path_factory.mktemp("kills")) as box:
+        folder = inventory(box, tmp_path_factory.mktemp("folder"), prefix=f"{ROOT}/current")
+        bundles = []
+        for text in ("old", "new"):
+            env = make_env(tmp_path_factory.mktemp(text) / "tiny", text)
+            (env / "share/noise").write_bytes(os.urandom(6 << 20))  # more than a unit; new in both
+            bundles.append(pack(env, folder / f"{text}.ccb"))
+        yield Cluster(box, folder, *bundles)
+
+
+def start(cluster, event=0):
+    return subprocess.Popen(
+        [sys.executable, KILLING, cluster.folder, cluster.new, str(event)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_controller_is_killed_at_every_event(cluster):
+    whole = start(cluster)
+    out, err = whole.communicate(timeout=120)
+    assert whole.returncode == 0, err
+    cluster.forget()
+    events = int(out)
+    assert events >= 10
+    for event in range(1, events + 1):
+        child = start(cluster, event)
+        child.communicate(timeout=120)
+        assert child.returncode == -signal.SIGKILL
+        cluster.check(f"event {event} of {events}")
+
+
+def test_the_script_on_the_node_is_killed_at_every_step(cluster, monkeypatch):
+    names = []
+    original = steps.activate
+
+    def remember(*args, **options):
+        planned = original(*args, **options)
+        names[:] = [step.name for step in planned]
+        return planned
+
+    monkeypatch.setattr(steps, "activate", remember)
+    cluster.deploy(cluster.new)
+    cluster.forget()
+    assert {"complete", "seal", "smoke test", "mark", "switch"} <= set(names)
+    for index, name in enumerate(names):
+        for place in ("before", "after"):
+
+            def cut(planned, *, token, dry_run=False, index=index, place=place):
+                text = compile_steps(planned, token=token, dry_run=dry_run)
+                marker = f"cc_mark {index} changed 0" if place == "after" else f"@clusterctl:{token}:start:{index}:"
+                lines = text.split("\n")
+                at = next(number for number, line in enumerate(lines) if marker in line)
+                lines.insert(at, "kill -9 -$$")
+                return "\n".join(lines)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(sys.modules["provision.tasks.deploy"], "compile_steps", cut)
+                with contextlib.suppress(Exception):
+                    cluster.deploy(cluster.new)
+                    pytest.fail(f"{name} was not killed")
+            cluster.check(f"{place} {name}")
+
+
+def test_something_is_killed_at_random_moments(cluster):
+    seed = int(os.environ.get("CLUSTERCTL_SEED", time.time()))
+    chance = random.Random(seed)
+    began = time.monotonic()
+    whole = start(cluster)
+    whole.communicate(timeout=120)
+    assert whole.returncode == 0
+    longest = time.monotonic() - began
+    cluster.forget()
+    for moment in range(MOMENTS):
+        victim = ("controller", "sshd", "script")[moment % 3]
+        delay = chance.uniform(0.25, 1.0) * longest  # before, Python only imports
+        child = start(cluster)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=delay)
+        node = chance.choice(("node01", "node02"))
+        if victim == "controller":
+            child.kill()
+        else:
+            words = "sshd: root" if victim == "sshd" else "cc_n cc_t"
+            found = cluster.processes(node, words)
+            if found:
+                cluster.box.enter(node, ["sh", "-c", 'kill -9 "$@" 2>/dev/null', "sh", *found])
+        child.communicate(timeout=120)
+        cluster.check(f"seed {seed}, moment {moment}: {victim} on {node} after {delay:.3f} s")

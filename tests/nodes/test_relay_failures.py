@@ -1,0 +1,297 @@
+"""A relay around whatever fails: the others get everything, and what is sent again is what was under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from relaying import Nodes, Payload, kill, processes
+
+from provision import inventory as inventory_file
+from provision.model import Notice, Progress
+from provision.ssh.remote import Connections
+from provision.transfer import keys, muster
+
+PAYLOAD = Payload(24)
+UNIT = 1 << 18
+SPARE = 4
+HOP = 4 << 20  # what may be on its way between two nodes: the units that wait, ssh's window of 2 MiB, pipes
+
+
+@pytest.fixture
+def make(make_sandbox, monkeypatch):
+    """Makes nodes whose deaths are noticed soon."""
+    monkeypatch.setattr(keys, "ALIVE", 1)
+    monkeypatch.setattr(muster, "SPARE", SPARE)
+    pools = []
+
+    def made(count, **options):
+        box = make_sandbox(count, **options)
+        inventory = inventory_file.load(box.inventory)
+        inventory = replace(inventory, ssh=replace(inventory.ssh, timeout=2.0))
+        pools.append(connections := Connections(inventory))
+        return Nodes(box, inventory, connections)
+
+    yield made
+    for pool in pools:
+        pool.close()
+
+
+class When:
+    """Does something once, when a part of all bytes has arrived. Keeps what was told."""
+
+    def __init__(self, part, act):
+        self.part, self.act = part, act
+        self.told = []
+        self.lock = threading.Lock()
+
+    def __call__(self, event):
+        with self.lock:
+            self.told.append(event)
+            if self.act and isinstance(event, Progress) and event.done >= self.part * event.total > 0:
+                act, self.act = self.act, None
+                act()
+
+    @property
+    def notices(self):
+        return [event.text for event in self.told if isinstance(event, Notice)]
+
+
+def test_a_node_that_is_switched_off_in_the_middle(make):
+    nodes = make(4)
+    when = When(0.3, lambda: nodes.box.power_off("node02"))
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
+    assert when.act is None
+    assert {name for name, error in done.errors.items() if error} == {"node02"}
+    assert "node02" in str(done.errors["node02"])
+    assert nodes.identical(PAYLOAD, "node01", "node03", "node04")
+    assert done.sent <= PAYLOAD.size() + 4 * HOP
+    assert nodes.traces("node01", "node03", "node04") == {}
+    assert any("node02: the connection from node01 was lost" in text for text in when.notices), when.notices
+
+
+def test_the_first_node_is_switched_off_in_the_middle(make):
+    nodes = make(4)
+    when = When(0.3, lambda: nodes.box.power_off("node01"))
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=4)
+    assert {name for name, error in done.errors.items() if error} == {"node01"}
+    assert nodes.identical(PAYLOAD, "node02", "node03", "node04")
+    assert done.sent <= PAYLOAD.size() + 4 * HOP
+
+
+def test_a_cable_that_is_pulled_in_the_middle(make):
+    nodes = make(3)
+    when = When(0.3, lambda: nodes.box.unplug("node03"))
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
+    assert {name for name, error in done.errors.items() if error} == {"node03"}
+    assert nodes.identical(PAYLOAD, "node01", "node02")
+    nodes.box.plug("node03")
+    again = nodes.send(PAYLOAD, unit=UNIT)
+    assert set(again.errors.values()) == {None}
+    assert nodes.identical(PAYLOAD)
+    assert again.sent <= 0.9 * PAYLOAD.size()
+    assert nodes.traces() == {}
+
+
+@pytest.mark.parametrize("what", ["transfer/receive", "sshd: root@notty"])
+@pytest.mark.parametrize("name", ["node01", "node02", "node03"])
+def test_a_process_that_is_killed_in_the_middle(make, what, name):
+    nodes = make(3)
+    when = When(0.3, lambda: kill(nodes.box, name, what))
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
+    assert when.act is None
+    assert set(done.errors.values()) == {None}, when.notices
+    assert nodes.identical(PAYLOAD)
+    assert done.sent <= PAYLOAD.size() + 5 * HOP
+    assert nodes.traces() == {}
+    assert when.notices
+
+
+def test_a_node_that_stands_still(make):
+    nodes = make(3)
+
+    def stop():
+        for pid in processes(nodes.box, "node02", "transfer/receive"):
+            os.kill(pid, signal.SIGSTOP)
+
+    when = When(0.3, stop)
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=3)
+    assert set(done.errors.values()) == {None}, when.notices
+    assert nodes.identical(PAYLOAD)
+    # Of a node and the one behind it, whose reports pass through it, either may seem to be the cause.
+    assert any("gave no sign of life" in text for text in when.notices), when.notices
+    assert nodes.traces() == {}
+
+
+CONTROLLER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from relaying import Nodes, Payload
+from provision import inventory
+from provision.ssh.remote import Connections
+loaded = inventory.load(Path({inventory!r}))
+with Connections(loaded) as connections:
+    nodes = Nodes.__new__(Nodes)
+    nodes.inventory, nodes.connections, nodes.folder, nodes.into = loaded, connections, {folder!r}, {into!r}
+    print(nodes.send(Payload(24), {options}, emit=lambda event: print(event.done, event.total, flush=True)))
+"""
+
+
+@pytest.mark.parametrize(("relay", "again"), [(True, 2 * HOP), (False, 3 * UNIT)])
+def test_a_controller_that_is_killed_and_runs_again(make, relay, again):
+    nodes = make(3, link="200mbit")
+    script = CONTROLLER.format(
+        path=sys.path,
+        inventory=str(nodes.box.inventory),
+        folder=nodes.folder,
+        into=nodes.into,
+        options=f"unit={UNIT}, relay={relay}",
+    )
+    before = _uplink(nodes)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as controller:
+        for line in controller.stdout:
+            done, total = map(int, line.split())
+            if done > 0.4 * total:
+                break
+        controller.kill()
+    left = nodes.traces()
+    assert all("clusterctl-relay:" in str(path) for paths in left.values() for path in paths), left
+    once = _uplink(nodes) - before
+    done = nodes.send(PAYLOAD, unit=UNIT, relay=relay)
+    assert set(done.errors.values()) == {None}
+    assert nodes.identical(PAYLOAD)
+    copies = PAYLOAD.size() * (1 if relay else 3)
+    assert once >= 0.3 * copies
+    assert _uplink(nodes) - before <= 1.05 * copies + again
+    assert nodes.traces() == {}
+
+
+def _uplink(nodes):
+    """Bytes that have left this machine for the nodes."""
+    device, _ = nodes.box.state.uplink
+    return int(Path(f"/sys/class/net/{device}/statistics/tx_bytes").read_text())
+
+
+FLIP = """#!/bin/sh
+# Passes everything on to ssh, but turns one byte of the third unit around.
+case "$*" in *probe) exec /usr/bin/ssh.true "$@" ;; esac
+perl -e 'binmode STDIN; $|=1; my $at=0; while (sysread(STDIN, my $b, 65536)) {
+  my $i = 700000 - $at; substr($b, $i, 1) ^= "\\x01" if $i >= 0 && $i < length($b);
+  $at += length($b); syswrite(STDOUT, $b) }
+' | /usr/bin/ssh.true "$@"
+"""
+
+
+def test_a_unit_that_is_changed_on_its_way_is_noticed(make):
+    nodes = make(4)
+    ssh = nodes.box.node_root("node02") / "usr/bin/ssh"
+    ssh.rename(ssh.with_name("ssh.true"))
+    ssh.write_text(FLIP)
+    ssh.chmod(0o755)
+    when = When(1, None)
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
+    assert set(done.errors.values()) == {None}, when.notices
+    assert nodes.identical(PAYLOAD)
+    assert any(text.startswith("node03: a unit arrived damaged") for text in when.notices), when.notices
+    assert done.sent <= PAYLOAD.size() + 5 * HOP
+
+
+@pytest.mark.parametrize("what", ["size=12m", "nr_inodes=14"])
+def test_a_full_disk_is_named_and_the_others_are_finished(make, what):
+    nodes = make(3)
+    nodes.box.enter("node02", ["mount", "-t", "tmpfs", "-o", what, "tmpfs", nodes.into])
+    done = nodes.send(PAYLOAD, unit=UNIT)
+    assert {name for name, error in done.errors.items() if error} == {"node02"}
+    reason = "no space left on the device" if what.startswith("size") else "no inodes left on the device"
+    assert str(done.errors["node02"]) == f"node02: {reason} ({nodes.into})"
+    assert nodes.identical(PAYLOAD, "node01", "node03")
+    assert nodes.traces() == {}
+
+
+def test_a_full_disk_that_holds_the_units(make):
+    nodes = make(3)
+    nodes.box.enter("node03", ["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "tmpfs", nodes.folder])
+    done = nodes.send(PAYLOAD, unit=UNIT)
+    assert {name for name, error in done.errors.items() if error} == {"node03"}
+    assert str(done.errors["node03"]) == f"node03: no space left on the device ({nodes.folder})"
+    assert nodes.identical(PAYLOAD, "node01", "node02")
+
+
+def test_a_node_that_lets_no_other_in_is_reached_directly(make):
+    nodes = make(4)
+    config = nodes.box.node_root("node02") / "etc/ssh/sshd_config"
+    config.write_text(config.read_text() + "AuthorizedKeysFile /etc/ssh/keys\n")
+    root = nodes.box.node_root("node02")
+    (root / "etc/ssh/keys").write_bytes((root / "root/.ssh/authorized_keys").read_bytes())
+    sshd = nodes.box._running("node02").pid
+    os.kill(sshd, signal.SIGHUP)  # sshd reads its configuration again
+    when = When(1, None)
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
+    assert set(done.errors.values()) == {None}
+    assert nodes.identical(PAYLOAD)
+    assert done.sent <= 1.1 * PAYLOAD.size()  # it stands first
+    assert any("cannot pass bytes on to node02: " in text for text in when.notices), when.notices
+
+
+def test_nodes_pass_bytes_on_over_the_fast_network_where_there_is_one(make):
+    nodes = make(4)
+    fast = {"node02": "10.99.0.2", "node03": "10.99.0.3", "node04": "10.99.0.4"}
+    for name in ("node01", "node02", "node03"):
+        into = ["nsenter", "--target", str(nodes.box._running(name).pid), "--net"]  # a minimal node has no ip
+        subprocess.run([*into, "ip", "address", "add", f"10.99.0.{name[-1]}/24", "dev", "eth0"], check=True)
+    chosen = tuple(replace(node, data_address=fast.get(node.name)) for node in nodes.inventory.nodes)
+    nodes.inventory = replace(nodes.inventory, nodes=chosen)  # node04's fast port is down
+    done = nodes.send(PAYLOAD, unit=UNIT)
+    assert set(done.errors.values()) == {None}
+    assert nodes.identical(PAYLOAD)
+    assert done.sent <= 1.1 * PAYLOAD.size()
+    hops = [(nodes.box.node_root(name) / nodes.folder[1:] / "hop").read_text() for name in nodes.names[:3]]
+    assert [hop.split()[-2] for hop in hops] == [fast["node02"], fast["node03"], chosen[3].address]
+
+
+def test_what_a_reboot_may_have_lost_is_sent_again(make):
+    nodes = make(2)
+    legs = PAYLOAD.legs["plain"]
+    first = Payload(24)
+    first.legs = {"plain": legs[:3]}
+    assert set(nodes.send(first).errors.values()) == {None}
+    folder = nodes.box.node_root("node01") / nodes.folder[1:]
+    (fresh,) = folder.glob("fresh.*")
+    assert (folder / "have").read_text().split() == [leg.key for leg in legs[:3]]
+    fresh.rename(fresh.with_name("fresh.another-boot"))
+    done = nodes.send(PAYLOAD)
+    assert nodes.identical(PAYLOAD)
+    assert done.sent >= 2 * PAYLOAD.size() - sum(leg.size for leg in legs[:3])
+    assert done.sent <= 2 * PAYLOAD.size() - sum(leg.size for leg in legs[:3]) + 4096
+
+
+def test_a_file_that_an_older_release_shares_is_not_written_to(make):
+    nodes = make(1)
+    root = nodes.box.node_root("node01")
+    path = next(path for path in PAYLOAD.files if path.startswith("sub dir/"))
+    old = root / nodes.into[1:] / "../old"
+    old.write_bytes(b"old content")
+    (root / nodes.into[1:] / "sub dir").mkdir()
+    os.link(old, root / nodes.into[1:] / path)
+    nodes.send(PAYLOAD)
+    assert nodes.identical(PAYLOAD)
+    assert old.read_bytes() == b"old content"
+
+
+@pytest.mark.parametrize("shell", ["/usr/bin/tcsh", "/usr/bin/fish"])
+def test_other_login_shells(make, shell):
+    nodes = make(3, packages=("fish", "tcsh"))
+    for name in nodes.names:
+        assert nodes.box.enter(name, ["usermod", "--shell", shell, "root"]).returncode == 0
+    with Connections(nodes.inventory) as connections:
+        nodes.connections = connections
+        done = nodes.send(PAYLOAD)
+    assert nodes.identical(PAYLOAD)
+    assert done.sent <= 1.1 * PAYLOAD.size()

@@ -1,0 +1,355 @@
+"""The scripts of a deploy, run for real under three shells; and what shellcheck says of the golden ones."""
+
+import hashlib
+import os
+import select
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
+from provision.env.release import examine, steps, upkeep
+from provision.env.release.derive import Recipe
+from provision.env.release.places import Places
+from provision.env.relocation.relocate import Relocated
+from provision.model import Inventory, Node
+from provision.render import render
+from provision.script import compile_steps, parse
+
+SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
+GOLDEN = sorted((Path(__file__).parents[1] / "golden/scripts").glob("*.sh"))
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+NASTY = ("plain", "a b", "it's", "$(touch owned)", "new\nline", "back\\slash", "-n", "*")
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request):
+    if shutil.which(SHELLS[request.param][0]) is None:
+        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox-static")
+    return SHELLS[request.param]
+
+
+@pytest.fixture
+def case(tmp_path):
+    """An inventory and a manifest whose prefix lies in a folder with a name that tempts every shell."""
+    root = tmp_path / 'it\'s $(touch owned) "x"'
+    inventory = Inventory(Path("i.yaml"), PurePosixPath(root / "current"), (Node("node01", "10.0.0.1"),))
+    manifest = Manifest(
+        name="tiny",
+        tool="0.1.0",
+        created="",
+        platform="linux-64",
+        python="3.11.7",
+        source_prefix="/envs/tiny",
+        chunks=(),
+        prefix_files=PrefixFiles("", 0, 0, 0, ""),
+        files=(Entry("bin/torchrun", "file", 0o755, 0, 1, "a" * 64),),
+        relocations=(("/envs/tiny", ""),),
+    )
+    return inventory, Places.of(inventory, manifest.release_id), manifest
+
+
+def run(shell, script, folder, stdin=b""):
+    return subprocess.run([*shell, "-c", script], check=False, input=stdin, capture_output=True, cwd=folder, timeout=60)
+
+
+def results(done):
+    return {step.name: step.state for step in parse("t", done.stdout.decode())}
+
+
+def gather(shell, places, folder, *keys, repair=False, base="", recipe=None):
+    Path(places.releases).mkdir(parents=True, exist_ok=True)
+    script = steps.gather(places, repair=repair, base=base)
+    done = run(shell, script, folder, steps.wanted(keys, recipe or Recipe()))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert lines[-1] == "end"
+    return lines[:-1]
+
+
+def arrive(places):
+    """What a transfer leaves: a Python that says yes, a launcher, and our own files."""
+    incoming = Path(places.incoming)
+    for name, text in (("bin/python", "#!/bin/sh\n"), ("bin/torchrun", "#!/bin/sh\necho usage\n")):
+        (incoming / name).parent.mkdir(parents=True, exist_ok=True)
+        (incoming / name).write_text(text)
+        (incoming / name).chmod(0o755)
+    (incoming / "old.pyc").write_text("stale")
+    (incoming / ".clusterctl/files").mkdir(parents=True, exist_ok=True)
+    (incoming / ".clusterctl/stale").write_text("old.pyc\n")
+    (incoming / ".clusterctl/links").write_text("")
+    (incoming / ".clusterctl/complete").write_text("")
+
+
+def activate(shell, case, folder, *, uncompiled=(), dry_run=False, repair=False):
+    _, places, manifest = case
+    relocated = Relocated(PurePosixPath(places.release), (), uncompiled=dict(uncompiled))
+    planned = steps.activate(places, manifest, relocated, repair=repair)
+    return run(shell, compile_steps(planned, token="t", dry_run=dry_run), folder)
+
+
+def facts(shell, case, folder):
+    inventory, places, _ = case
+    return examine.read_facts(
+        run(shell, examine.examine(inventory, places.release_id, "clusterctl-relay:0123:"), folder).stdout.decode()
+    )
+
+
+def test_a_whole_deploy(shell, case, tmp_path):
+    inventory, places, manifest = case
+    before = facts(shell, case, tmp_path)
+    assert (before.release, before.writable, before.prefix_link, before.others) == ("absent", True, None, 0)
+    assert before.free_bytes
+    assert not before.noexec
+    refusal = examine.judge(before, inventory, manifest)
+    assert refusal is None or "linux-" in refusal
+    assert gather(shell, places, tmp_path, "aaa") == []
+    arrive(places)
+    done = activate(shell, case, tmp_path)
+    assert set(results(done).values()) == {"changed"}, done
+    after = facts(shell, case, tmp_path)
+    assert examine.is_current(after, places)
+    assert str(Path(places.link).readlink()) == places.target
+    release = Path(places.release)
+    assert not (release / "old.pyc").exists()
+    assert all(path.lstat().st_mode & 0o222 == 0 for path in release.rglob("*"))
+    assert sorted(path.name for path in Path(places.releases).iterdir()) == [
+        ".history",
+        release.name,
+        f"{release.name}.ok",
+    ]
+    assert set(results(activate(shell, case, tmp_path)).values()) == {"ok"}
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_what_did_not_arrive_whole_is_no_release(shell, case, tmp_path):
+    _, places, _ = case
+    gather(shell, places, tmp_path)
+    arrive(places)
+    (Path(places.incoming) / ".clusterctl/complete").unlink()
+    done = activate(shell, case, tmp_path)
+    assert results(done) == {"complete": "failed"}
+    assert b"not everything has arrived" in done.stdout
+    assert not Path(places.release).exists()
+
+
+def test_a_dry_run_writes_nothing(shell, case, tmp_path):
+    _, places, _ = case
+    done = activate(shell, case, tmp_path, dry_run=True)
+    assert set(results(done).values()) == {"would change"}
+    assert not Path(places.root).exists()
+
+
+def test_what_the_node_compiles_is_listed(shell, case, tmp_path):
+    _, places, _ = case
+    gather(shell, places, tmp_path)
+    arrive(places)
+    (Path(places.incoming) / "bin/python").write_text(
+        '#!/bin/sh\nwhile IFS= read -r file; do [ "$file" = bad.py ] || : >"${file%.py}.pyc"; done\n'
+    )
+    (Path(places.incoming) / "mod.py").write_text("")
+    done = activate(shell, case, tmp_path, uncompiled={"mod.py": "mod.pyc", "bad.py": "bad.pyc"})
+    assert results(done)["compile"] == "changed", done
+    listed = (Path(places.release) / steps.COMPILED).read_text()
+    assert listed == f"{hashlib.sha256(b'').hexdigest()}  mod.pyc\n"
+
+
+def older(places, key="k1", names=NASTY):
+    """A release that lies there already, with one list; its files are read-only."""
+    folder = Path(places.releases) / "0123456789ab"
+    (folder / ".clusterctl/files").mkdir(parents=True)
+    for name in names:
+        path = folder / "share" / f"in {name}" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(name)
+        os.utime(path, (1700000000, 1700000000))
+        path.chmod(0o444)
+    listed = subprocess.run(
+        ["sha256sum", "--", *(f"share/in {name}/{name}" for name in names)], cwd=folder, capture_output=True, check=True
+    )
+    (folder / ".clusterctl/files" / key).write_bytes(listed.stdout)
+    (folder / "share").chmod(0o555)
+    return folder
+
+
+def test_a_chunk_is_linked_from_another_release(shell, case, tmp_path):
+    _, places, _ = case
+    names = [name for name in NASTY if shell[0] != "busybox" or not set(name) & set("\n\\")]
+    folder = older(places, names=names)  # busybox's sha256sum cannot read names that must be escaped
+    assert gather(shell, places, tmp_path, "k0", "k1", "k2") == ["have k1"]
+    for name in names:
+        path = Path(places.incoming) / "share" / f"in {name}" / name
+        assert path.read_text() == name
+        assert path.stat().st_mtime == 1700000000
+        if shell[0] != "busybox":  # whose cp has no --parents: there it is a copy
+            assert path.samefile(folder / "share" / f"in {name}" / name)
+    assert (Path(places.incoming) / ".clusterctl/files/k1").exists()
+    assert gather(shell, places, tmp_path, "k0", "k1") == ["have k1"]  # again, after a broken transfer
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_files_that_differ_in_words_of_equal_length_are_made_from_another_release(shell, case, tmp_path):
+    _, places, _ = case
+    folder = older(places, names=["plain"])
+    (folder / "share").chmod(0o755)
+    contents = {"bin/a b": b"#!/x/0123456789ab/python\n\0\xff\0 0123456789ab", "other": b"no word in it, changed since"}
+    wanted = {"bin/a b": b"#!/x/ffffffffffff/python\n\0\xff\0 ffffffffffff", "other": b"the new other"}
+    for name, data in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+        (folder / name).chmod(0o555)
+    entries = tuple(
+        Entry(name, "file", 0o755, 0, len(data), hashlib.sha256(data).hexdigest()) for name, data in wanted.items()
+    )
+    recipe = Recipe(((b"0123456789ab", b"ffffffffffff"),), entries)
+    said = gather(shell, places, tmp_path, base=folder.name, recipe=recipe)
+    if shell[0] == "busybox":  # its tar takes no names with a NUL: then everything is sent
+        assert said == []
+    else:
+        assert said == ["made 0"]
+        assert (Path(places.incoming) / "bin/a b").read_bytes() == wanted["bin/a b"]
+    assert gather(shell, places, tmp_path, base="gone", recipe=recipe) == []
+
+
+def test_a_chunk_that_was_changed_is_told_and_never_linked(shell, case, tmp_path):
+    _, places, _ = case
+    folder = older(places, names=["plain"])
+    path = folder / "share/in plain/plain"
+    path.chmod(0o644)
+    path.write_text("plaim")
+    assert gather(shell, places, tmp_path, "k1") == ["damaged 0123456789ab k1"]
+    assert not (Path(places.incoming) / "share/in plain/plain").exists()
+
+
+def test_what_broken_deploys_left_is_removed_and_what_this_one_left_is_used(shell, case, tmp_path):
+    _, places, _ = case
+    older(places)
+    for name in (".incoming-other", ".transfer-other", ".removing-other"):
+        (Path(places.releases) / name / "locked").mkdir(parents=True)
+        (Path(places.releases) / name / "locked").chmod(0o555)
+    assert gather(shell, places, tmp_path) == []
+    assert sorted(path.name for path in Path(places.releases).iterdir() if path.name.startswith(".")) == [
+        Path(places.incoming).name,
+        Path(places.transfer).name,
+    ]
+    (Path(places.transfer) / "have").write_text("k7\n")
+    (Path(places.incoming) / "kept").write_text("")
+    assert gather(shell, places, tmp_path) == ["have k7"]
+    assert (Path(places.incoming) / "kept").exists()
+    (Path(places.transfer) / "boot").write_text("another start of this machine")  # what was written then may be lost
+    assert gather(shell, places, tmp_path) == []
+    assert not (Path(places.incoming) / "kept").exists()
+
+
+def test_a_repair_uses_what_is_good_of_the_release_itself(shell, case, tmp_path):
+    _, places, _ = case
+    gather(shell, places, tmp_path)
+    arrive(places)
+    activate(shell, case, tmp_path)
+    assert gather(shell, places, tmp_path, repair=True) == []
+    arrive(places)
+    (Path(places.incoming) / "new").write_text("")
+    done = activate(shell, case, tmp_path, repair=True)
+    assert results(done)["complete"] == results(done)["clean"] == "changed", done
+    assert (Path(places.release) / "new").exists()
+    assert set(results(activate(shell, case, tmp_path, repair=True)).values()) == {"ok"}
+
+
+def test_verify_and_list_and_remove(shell, case, tmp_path):
+    inventory, places, _ = case
+    folder = older(places, names=["plain", "a b"])
+    (folder / "share").chmod(0o755)
+    (folder / "link").symlink_to("share")
+    (folder / ".clusterctl/links").write_text("link\nshare\n")
+    assert upkeep.findings("n", "x", run(shell, upkeep.verify(str(folder)), tmp_path).stdout.decode()).verdict == "OK"
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("bin")
+    (folder / "added by pip").write_text("")
+    (folder / "share/in a b/a b").unlink()
+    said = upkeep.findings("n", "x", run(shell, upkeep.verify(str(folder)), tmp_path).stdout.decode()).observed
+    assert said == ("release x: 1 missing (share/in a b/a b); 1 added (added by pip); 1 links changed (link)")
+    found = upkeep.read_listing(run(shell, upkeep.listing(inventory, used=True), tmp_path).stdout.decode())
+    assert (found.current, found.broken) == (None, ("0123456789ab",))
+    assert found.used == {}
+    done = run(shell, compile_steps([steps.remove(Places.of(inventory, "0123456789ab"))], token="t"), tmp_path)
+    assert results(done) == {"remove": "changed"}, done
+    assert not list(Path(places.releases).iterdir())
+
+
+@pytest.fixture
+def hold(shell):
+    """Starts the script that holds a lock: ``hold(lock, token, who)``."""
+    with ExitStack() as stack:
+        yield lambda lock, token, who="me": stack.enter_context(holder(shell, lock, token, who))
+
+
+def holder(shell, lock, token, who):
+    script = render("release/hold.sh.j2", lock=str(lock), releases="", id=token, who=who)
+    return subprocess.Popen(
+        [*shell, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_lock_is_held_by_one_and_goes_with_its_input(hold, tmp_path):
+    lock = tmp_path / "it's a $(touch owned) place/.lock"
+    one = hold(lock, "one", "root on head, process 7")
+    assert one.stdout.readline() == "held\n"
+    other = hold(lock, "two")
+    while not select.select([other.stdout], [], [], 1)[0]:
+        one.stdin.write("\n")  # a sign of life
+        one.stdin.flush()
+    word, seconds, who = other.stdout.readline().split(" ", 2)
+    assert (word, who) == ("busy", "root on head, process 7\n")
+    assert 0 <= int(seconds) < 60
+    assert other.wait(10) == 0
+    sharer = hold(lock, "one")  # another node that sees the same files
+    assert sharer.stdout.readline() == f"shared {os.uname().nodename}\n"
+    sharer.communicate("", timeout=10)
+    assert lock.exists()
+    one.communicate(timeout=10)
+    assert not lock.exists()
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_the_lock_of_a_killed_holder_is_taken_over_at_once_and_what_ran_under_it_is_ended(shell, hold, tmp_path):
+    lock = tmp_path / ".lock"
+    one = hold(lock, "one")
+    assert one.stdout.readline() == "held\n"
+    guard = render("release/guard.sh.j2", lock=str(lock))
+    argv = [*shell, "-c", f"{guard}\necho begun\nsleep 300\necho never"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
+        assert worker.stdout.readline() == "begun\n"
+        one.kill()
+        one.wait()
+        reaper = threading.Thread(target=worker.wait)  # a zombie would still count as alive
+        reaper.start()
+        two = hold(lock, "two")
+        assert two.stdout.readline() == "held\n"
+        reaper.join(10)
+        assert worker.returncode == -9
+    two.communicate(timeout=10)
+    refused = subprocess.run([*shell, "-c", f"{guard}\necho ran"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "another command has taken over" in refused.stderr
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(path):
+    # SC2016: a dollar in single quotes is what the nasty case is about. SC2089, SC2090: no variable is split here.
+    argv = [SHELLCHECK, "-s", "sh", "-e", "SC2016,SC2089,SC2090", path]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_there_are_golden_scripts():
+    assert len(GOLDEN) >= 20

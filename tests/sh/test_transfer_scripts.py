@@ -1,0 +1,562 @@
+"""What runs on a node during a transfer, under every sh that a node may have: chains of pipes instead of ssh."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import pytest
+import zstandard
+
+from provision.model import Inventory, Leg, Node
+from provision.render import quote, render, words
+from provision.transfer import Target, survey
+from provision.transfer.keys import Door, RelayKey, comment, forget, options, secret_names
+from provision.transfer.units import DIGESTS, batches, units
+
+SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+UNIT = 1 << 16
+BIG = os.urandom(5 * UNIT // 2)
+ODD = "it's \udcff\n$(touch owned) \\x"  # of a file: no UTF-8, a newline
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request):
+    if shutil.which(SHELLS[request.param][0]) is None:
+        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox-static")
+    return SHELLS[request.param]
+
+
+def tar(name, data, mode=0o640):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode, info.mtime = len(data), mode, 1_600_000_000
+        archive.addfile(info, io.BytesIO(data))
+        end = archive.offset
+    return out.getvalue()[:end]
+
+
+def legs(pack=bytes):
+    """Two small tars, a large one, and a file in two ranges."""
+    found = []
+    for name, data in CONTENTS.items():
+        wire = pack(tar(f"dir/{name}", data))
+        found.append(Leg(name, "tar", len(wire), partial(iter, [wire])))
+    for at, data in ((0, BIG), (1, b"end")):
+        wire = pack(data)
+        place = (f"a b/{ODD}", at << 20, 0o444, 1_500_000_000)
+        found.append(Leg(f"r{at}", "range", len(wire), partial(iter, [wire]), *place))
+    return found
+
+
+CONTENTS = {"a": b"first", "b": b"second", "big": BIG}
+
+
+def stream(nodes=1, lacking=None, kept=None, name="s1", parts=None):
+    """The bytes of a whole stream, and each unit's own."""
+    parts = parts or legs()
+    everything = {each.key for each in parts}
+    pieces, number = [], 1
+    for batch in batches(parts, lacking or [everything] * nodes, unit=UNIT):
+        for unit in units(batch, kept or [()] * nodes, "b2sum", number, unit=UNIT):
+            pieces.append(unit.header + b"".join(unit.data))
+            number = unit.number + 1
+    return [f"stream {name} {nodes}\n".encode(), *pieces, b"end\n"]
+
+
+class Place:
+    """A node's folders, with a name that tempts every shell."""
+
+    def __init__(self, shell, root, number=0, hop="", wire="plain", **changes):
+        self.shell, self.folder, self.into = shell, root / f"n{number} ü'$x/transfer", root / f"n{number} ü'$x/into"
+        self.folder.mkdir(parents=True)
+        self.into.mkdir()
+        settings = {
+            "me": number,
+            "wire": wire,
+            "digest": DIGESTS["b2sum"],
+            "ahead": 64,
+            "spare": 16,
+            "settle": 1 << 30,
+        } | changes
+        self.write(
+            "receive", render("transfer/receive.sh.j2", folder=str(self.folder), into=str(self.into), **settings)
+        )
+        self.write("alive", "")
+        self.write("stream", "s1\n")
+        if hop:
+            self.write("hop", f"secret=\nset -- {hop}\n")
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+
+    @property
+    def command(self):
+        return words([*self.shell, self.folder / "receive"])
+
+    def receive(self, data, **options):
+        return subprocess.run(
+            [*self.shell, self.folder / "receive"],
+            input=b"".join(data),
+            capture_output=True,
+            check=False,
+            timeout=60,
+            **options,
+        )
+
+    @property
+    def have(self):
+        return (self.folder / "have").read_text().split()
+
+    def survey(self):
+        inventory = Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), ())
+        target = Target(Node("n", ""), str(self.folder), str(self.into), "plain", has_ssh=True)
+        script = survey.script(inventory, target)
+        done = subprocess.run([*self.shell, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        return survey.read(done.stdout)
+
+    def is_whole(self):
+        found = {os.fsdecode(path.relative_to(self.into)) for path in self.into.rglob("*") if path.is_file()}
+        large = self.into / "a b" / ODD
+        return (
+            found == {"dir/a", "dir/b", "dir/big", f"a b/{ODD}"}
+            and all((self.into / "dir" / name).read_bytes() == data for name, data in CONTENTS.items())
+            and large.read_bytes() == BIG + bytes((1 << 20) - len(BIG)) + b"end"
+            and (large.stat().st_mode & 0o7777, large.stat().st_mtime) == (0o444, 1_500_000_000)
+            and (self.into / "dir/a").stat().st_mode & 0o7777 == 0o640
+        )
+
+
+def reports(done, *kinds):
+    lines = [line for line in done.stdout.decode().splitlines() if not kinds or line.split()[0] in kinds]
+    return sorted(lines)
+
+
+KEYS = [each.key for each in legs()]
+
+
+def test_a_chain_of_three(shell, tmp_path):
+    last = Place(shell, tmp_path, 2)
+    middle = Place(shell, tmp_path, 1, hop=last.command)
+    first = Place(shell, tmp_path, 0, hop=middle.command)
+    data = stream(3)
+    done = first.receive(data)
+    assert done.returncode == 0, done
+    for place in (first, middle, last):
+        assert place.is_whole()
+        assert place.have == KEYS
+        assert not (place.folder / "units").exists()
+        assert not (place.folder / "kept").exists()
+    assert reports(done, "end") == ["end 0", "end 1", "end 2"]
+    for number in range(3):
+        assert len([line for line in reports(done, "got") if line.startswith(f"got {number} ")]) == len(data) - 2
+        assert len([line for line in reports(done, "did") if line.startswith(f"did {number} ")]) == 4
+    assert reports(done, "bad", "fail", "lost") == []
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_compressed_legs(shell, tmp_path):
+    place = Place(shell, tmp_path, wire="zstd")
+    done = place.receive(stream(parts=legs(zstandard.compress)))
+    assert done.returncode == 0, (done, (place.folder / "log").read_text())
+    assert place.is_whole()
+
+
+def test_more_units_than_may_wait(shell, tmp_path):
+    last = Place(shell, tmp_path, 1)
+    first = Place(shell, tmp_path, 0, hop=last.command, ahead=2, spare=1)
+    done = first.receive(stream(2))
+    assert done.returncode == 0
+    assert first.is_whole()
+    assert last.is_whole()
+
+
+def test_only_what_a_node_lacks_is_unpacked(shell, tmp_path):
+    last = Place(shell, tmp_path, 2)
+    middle = Place(shell, tmp_path, 1, hop=last.command)
+    first = Place(shell, tmp_path, 0, hop=middle.command)
+    done = first.receive(stream(3, lacking=[{"a"}, set(), {"big", "a"}]))
+    assert done.returncode == 0
+    assert [place.have if (place.folder / "have").exists() else [] for place in (first, middle, last)] == [
+        ["a"],
+        [],
+        ["a", "big"],
+    ]
+    assert (last.into / "dir/big").read_bytes() == BIG
+    assert not list(middle.into.iterdir())
+
+
+def test_a_damaged_unit_is_noticed_and_nothing_behind_it_is_used(shell, tmp_path):
+    last = Place(shell, tmp_path, 1)
+    first = Place(shell, tmp_path, 0, hop=last.command)
+    data = stream(2)
+    data[3] = data[3][:-1] + bytes([data[3][-1] ^ 1])
+    done = first.receive(data)
+    assert done.returncode == 3
+    assert reports(done, "bad", "end", "lost", "fail") == ["bad 0 3"]
+    assert first.have == last.have == ["a", "b"]
+    assert not (first.into / "dir/big").exists()
+
+
+def test_a_stream_that_breaks_off_goes_on_later(shell, tmp_path):
+    first = Place(shell, tmp_path)
+    data = stream()
+    cut = [*data[:3], data[3][:-100]]  # in the middle of the large tar's second unit
+    done = first.receive(cut)
+    assert done.returncode == 3
+    assert reports(done, "bad", "fail", "end") == []
+    assert first.have == ["a", "b"]
+    facts = first.survey()
+    assert facts.have == {"a", "b"}
+    rest = stream(lacking=[{*KEYS} - facts.have], kept=[facts.kept])
+    assert b" s " in rest[1]
+    assert b" n " in rest[2]
+    assert len(b"".join(rest)) < len(b"".join(data)) - UNIT
+    assert first.receive(rest).returncode == 0
+    assert first.is_whole()
+    assert first.have == KEYS
+    assert not (first.folder / "kept").exists()
+
+
+def test_what_one_node_has_kept_it_hands_on(shell, tmp_path):
+    last = Place(shell, tmp_path, 1)
+    first = Place(shell, tmp_path, 0, hop=last.command)
+    alone = Place(shell, tmp_path, 2)
+    alone.receive(stream()[:3])
+    shutil.move(alone.folder / "units", first.folder / "units")
+    facts = first.survey()
+    data = stream(2, kept=[facts.kept, ()])
+    assert [piece.split(b" ")[2] for piece in data[1:-1]][:3] == [b"nn", b"sn", b"nn"]
+    done = first.receive(data)
+    assert done.returncode == 0
+    assert first.is_whole()
+    assert last.is_whole()
+
+
+@pytest.mark.parametrize(
+    "hop",
+    ["head -c 100000", "false", "sh -c 'exec 2>&1; echo no route >&2; exit 255'", "sh -c 'sleep 0.1; kill -KILL $$'"],
+)
+def test_a_node_behind_that_dies_stops_nobody_else(shell, tmp_path, hop):
+    first = Place(shell, tmp_path, hop=hop)
+    done = first.receive(stream(2))
+    assert done.returncode == 0
+    assert first.is_whole()
+    assert len(reports(done, "lost")) == 1 or hop.startswith("head")
+    assert "end 0" in reports(done, "end")
+
+
+def test_who_reads_the_reports_may_go(shell, tmp_path):
+    last = Place(shell, tmp_path, 1)
+    first = Place(shell, tmp_path, 0, hop=last.command)
+    process = subprocess.Popen(
+        [*shell, first.folder / "receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    process.stdout.close()
+    process.stdin.write(b"".join(stream(2)))
+    process.stdin.close()
+    process.wait(60)
+    assert first.is_whole()
+    assert last.is_whole()
+
+
+def test_a_stream_of_another_name_changes_nothing(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    before = sorted(path.name for path in place.folder.iterdir())
+    assert place.receive(stream(name="old")).returncode == 3
+    assert place.receive([b"rubbish\n"]).returncode == 3
+    assert place.receive([]).returncode == 3
+    assert sorted(path.name for path in place.folder.iterdir()) == before
+    assert not list(place.into.iterdir())
+
+
+def test_a_probe_reads_nothing(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    done = place.receive(stream(), env={**os.environ, "SSH_ORIGINAL_COMMAND": "probe"})
+    assert (done.returncode, done.stdout) == (0, b"probed\n")
+    assert not list(place.into.iterdir())
+
+
+def test_a_shared_file_is_copied_before_a_range_is_written(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    (place.into / "a b").mkdir()
+    old = tmp_path / "old"
+    old.write_bytes(b"x" * len(BIG))
+    old.chmod(0o400)
+    os.link(old, place.into / "a b" / ODD)
+    assert place.receive(stream()).returncode == 0
+    assert place.is_whole()
+    assert old.read_bytes() == b"x" * len(BIG)
+
+
+def test_a_symlink_in_a_range_s_place_is_not_followed(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    (place.into / "a b").mkdir()
+    (tmp_path / "old").write_bytes(b"x")
+    (place.into / "a b" / ODD).symlink_to(tmp_path / "old")
+    assert place.receive(stream()).returncode == 0
+    assert place.is_whole()
+    assert (tmp_path / "old").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("missing", ["ln", "mkfifo"])
+def test_a_file_system_that_cannot(shell, tmp_path, missing):
+    if shell[0] == "busybox":
+        pytest.skip("runs its own programs")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / missing).write_text("#!/bin/sh\nexit 1\n")
+    (programs / missing).chmod(0o755)
+    last = Place(shell, tmp_path, 1)
+    first = Place(shell, tmp_path, 0, hop=last.command)
+    done = first.receive(stream(2), env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"})
+    assert done.returncode == 0
+    assert first.is_whole()
+    assert last.is_whole()
+
+
+def test_a_leg_that_cannot_be_unpacked_is_reported_with_the_words_of_the_program(shell, tmp_path):
+    last = Place(shell, tmp_path, 1)
+    first = Place(shell, tmp_path, 0, hop=last.command)
+    (first.into / "dir").write_text("in the way")
+    done = first.receive(stream(2))
+    assert done.returncode == 3
+    (line,) = reports(done, "fail")
+    assert line.startswith("fail 0 ")
+    assert "dir" in line
+    assert reports(done, "end") == ["end 1"]
+    assert last.is_whole()
+
+
+# --- survey ------------------------------------------------------------------------------------------
+
+
+def test_a_first_survey(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    shutil.rmtree(place.folder)
+    place.folder.mkdir()
+    facts = place.survey()
+    assert (facts.have, facts.kept, facts.refused) == (frozenset(), frozenset(), "")
+    assert facts.digest in DIGESTS
+    assert facts.user
+
+
+def test_a_survey_ends_what_runs_and_keeps_what_it_had(shell, tmp_path):
+    last = Place(shell, tmp_path, 1)
+    first = Place(shell, tmp_path, 0, hop=last.command)
+    process = subprocess.Popen([*shell, first.folder / "receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"".join(stream(2)[:3]))
+    process.stdin.flush()
+    for line in process.stdout:  # until the unit after the first leg has come everywhere
+        if line == b"got 1 2\n":
+            break
+    began = time.monotonic()
+    facts = [place.survey() for place in (first, last)]
+    assert time.monotonic() - began < 20
+    assert process.wait(10) != 0
+    process.stdin.close()
+    process.stdout.close()
+    assert [each.have for each in facts] == [{"a", "b"}, {"a", "b"}]
+    assert all(facts)
+    assert facts[0].kept & facts[1].kept
+
+
+def test_an_interrupted_line_of_have_is_no_key_and_spoils_no_other(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    place.write("have", "a\nbi")
+    assert place.survey().have == {"a", "bi"}
+    assert (place.folder / "have").read_text() == "a\nbi\n"
+
+
+def test_keys_of_another_boot_do_not_count(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    place.write("have", "a\nb\nbig\nr0\n")
+    place.write("fresh.11111111-2222", "b\n")
+    place.write("fresh.11111111-2222.settling", "big\n")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    place.write(f"fresh.{boot}", "r0\n")
+    assert place.survey().have == {"a", "r0"}
+    assert place.have == ["a", "r0"]
+    assert [path.name for path in place.folder.glob("fresh.*")] == [f"fresh.{boot}"]
+
+
+def test_what_is_on_the_disk_is_settled(shell, tmp_path):
+    place = Place(shell, tmp_path, settle=1)
+    assert place.receive(stream()).returncode == 0
+    for _ in range(100):  # it goes on behind the transfer's back
+        if not list(place.folder.glob("fresh.*.settling")):
+            break
+        time.sleep(0.05)
+    left = {key for file in place.folder.glob("fresh.*") for key in file.read_text().split()}
+    assert left < set(KEYS)
+
+
+# --- authorized_keys -----------------------------------------------------------------------------------
+
+INVENTORY = Inventory(Path("i.yaml"), PurePosixPath("/opt/test of the relay/current"), ())
+OWN = "ssh-ed25519 AAAAown me@home"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home that getent names, so that the tests never touch a real one."""
+    place = tmp_path / "it's home"
+    place.mkdir()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "getent").write_text(f"#!/bin/sh\necho x:x:0:0::{quote(place)}:/bin/sh\n")
+    (programs / "getent").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return place
+
+
+def arm(shell, place, key, patience=100):
+    before_key, expires = options("/opt/x y", (9, 2))
+    script = render(
+        "transfer/arm.sh.j2",
+        folder=str(place.folder),
+        stream="s2",
+        receive="echo it's\n",
+        line=key.line,
+        options=before_key,
+        expires=expires,
+        tag=comment(INVENTORY),
+        patience=patience,
+    )
+    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split()[-1:] == ["armed"], done
+    assert (place.folder / "receive").read_text() == "echo it's\n"
+    return "authorized" in done.stdout
+
+
+def disarm(shell):
+    subprocess.run([*shell, "-c", forget(INVENTORY)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("before", [None, "", f"{OWN}\n", f"# \\x é\n\n{OWN}"])
+def test_a_key_comes_and_goes(shell, home, tmp_path, before):
+    file = home / ".ssh/authorized_keys"
+    if before is not None:
+        file.parent.mkdir(mode=0o700)
+        file.write_text(before)
+        file.chmod(0o640)
+    place, first, second = Place(shell, tmp_path), RelayKey.new(INVENTORY), RelayKey.new(INVENTORY)
+    assert arm(shell, place, first)
+    added = file.read_text().splitlines()[-1]
+    assert added.startswith('restrict,command="exec sh \'/opt/x y/receive\'",expiry-time="20')
+    assert added.endswith(f" {first.line}")
+    inode = file.stat().st_ino
+    assert arm(shell, place, first)
+    assert file.stat().st_ino == inode  # nothing to do
+    assert arm(shell, place, second)
+    assert file.read_text().splitlines()[-1].endswith(f" {second.line}")
+    assert first.line not in file.read_text()
+    disarm(shell)
+    disarm(shell)
+    kept = before or ""
+    assert file.read_text() == (kept if not kept or kept.endswith("\n") else kept + "\n")
+    assert file.stat().st_mode & 0o777 == (0o600 if before is None else 0o640)
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in file.parent.iterdir()] == ["authorized_keys"]
+
+
+def test_another_cluster_s_lines_stay(shell, home, tmp_path):
+    other = RelayKey.new(Inventory(Path("i.yaml"), PurePosixPath("/opt/other/current"), ()))
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    file.write_text(f"{other.line}\n")
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY))
+    disarm(shell)
+    assert file.read_text() == f"{other.line}\n"
+
+
+def test_a_linked_file_stays_linked(shell, home, tmp_path):
+    (home / ".ssh").mkdir()
+    (home / "keys").mkdir()
+    (home / "keys/mine").write_text(f"{OWN}\n")
+    (home / ".ssh/authorized_keys").symlink_to("../keys/mine")
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY))
+    assert len((home / "keys/mine").read_text().splitlines()) == 2
+    disarm(shell)
+    assert (home / "keys/mine").read_text() == f"{OWN}\n"
+    assert (home / ".ssh/authorized_keys").is_symlink()
+
+
+def test_a_lock_that_was_left_is_taken(shell, home, tmp_path):
+    (home / ".ssh/.clusterctl-lock").mkdir(parents=True)
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY), patience=3)
+    assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"]
+
+
+def test_a_home_that_cannot_be_written_to_is_said(shell, home, tmp_path):
+    (home / ".ssh").write_text("a file")
+    assert not arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY))
+
+
+def test_many_at_once_write_one_line(shell, home, tmp_path):
+    key, places = RelayKey.new(INVENTORY), [Place(shell, tmp_path, number) for number in range(6)]
+    (home / ".ssh").mkdir()
+    (home / ".ssh/authorized_keys").write_text(f"{OWN}\n")
+    done = []
+    threads = [threading.Thread(target=lambda place=place: done.append(arm(shell, place, key))) for place in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == [True] * 6
+    lines = (home / ".ssh/authorized_keys").read_text().splitlines()
+    assert lines[0] == OWN
+    assert len(lines) == 2
+
+
+def test_a_way_is_kept_only_when_it_is_open(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    secret = tmp_path / "it's secret"
+
+    def probe(argv):
+        ways = [{"argv": ["false"], "text": "no"}, {"argv": argv, "text": "set -- 'a b'"}]
+        script = render(
+            "transfer/probe.sh.j2",
+            folder=str(place.folder),
+            secret=str(secret),
+            private="line 1\nline 2\n",
+            known="host key\n",
+            ways=ways,
+        )
+        return subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert probe(["sh", "-c", "echo Denied >&2; exit 255"]) == "shut Denied\n"
+    assert not secret.exists()
+    assert probe(["echo", "welcome", "probed"]) == "open\n"
+    assert (place.folder / "hop").read_text() == "set -- 'a b'\n"
+    assert (secret / "key").read_text() == "line 1\nline 2\n"
+    assert (secret / "key").stat().st_mode & 0o777 == 0o600
+    assert secret.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("nasty", [False, True])
+@pytest.mark.parametrize("name", ["receive", "survey", "arm", "probe", "forget", "start"])
+def test_shellcheck_finds_nothing(name, nasty, tmp_path):
+    folder = '/opt/it\'s $(id) "x"/t' if nasty else "/opt/x/t"
+    door = Door("clusterctl-1", "root", 22, ("10.0.0.1", "10.1.0.1"), ("ssh-ed25519", b"x"))
+    key = RelayKey.new(INVENTORY)
+    values = {"folder": folder, "into": folder, "me": 1, "wire": "zstd" if nasty else "plain", "ahead": 64, "spare": 16}
+    values |= {"digest": DIGESTS["b2sum"], "settle": 1, "stream": "s", "receive": "x", "private": key.private}
+    values |= {"line": key.line if nasty else "", "options": options(folder, (9, 9))[0], "expires": nasty}
+    values |= {"tag": comment(INVENTORY), "secrets": secret_names(INVENTORY), "secret": "/s", "known": door.known}
+    values |= {"patience": 9}
+    (tmp_path / "a.sh").write_text(render(f"transfer/{name}.sh.j2", **values, ways=door.ways("/s")))
+    # SC2016: a dollar in single quotes is what the nasty case is about.
+    argv = [SHELLCHECK, "-s", "sh", "-e", "SC2016", tmp_path / "a.sh"]
+    assert subprocess.run(argv, check=False, capture_output=True, text=True).stdout == ""

@@ -1,0 +1,185 @@
+"""What ``clusterctl diff`` says of two bundles."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from provision.env.bundle.manifest import Package
+from provision.env.bundle.reader import open_bundle
+from provision.env.packing.pack import pack
+from provision.env.report.difference import Version, _facts, _packages, compare
+from provision.env.report.difference_text import difference_text
+from provision.env.report.ownership import owner, owners
+from provision.errors import BundleError, UsageError
+from provision.model import ignore
+from provision.tasks.inspect import diff, differed
+
+
+@pytest.fixture
+def env(tmp_path, helpers):
+    return helpers.make_env(tmp_path / "opt/env")
+
+
+@pytest.fixture
+def packs(tmp_path, helpers):
+    """Packs an environment as it is now."""
+
+    def packs(env, name):
+        out = tmp_path / f"{name}.ccb"
+        pack(env, out, name=name, emit=ignore, limit=helpers.LIMIT)
+        return out
+
+    return packs
+
+
+def told(difference):
+    data, text = differed(difference)
+    json.dumps(data)
+    assert max(map(len, text.splitlines())) <= 80 or "/" in text
+    return " ".join(text.split())
+
+
+def test_equal_bundles_say_so(env, packs):
+    difference = diff(packs(env, "a"), packs(env, "b"))
+    assert difference.identical
+    assert difference.sending == (0, 0, 0)
+    assert "the same release: a deploy would send nothing" in told(difference)
+
+
+def test_an_environment_rebuilt_from_the_same_packages_is_the_same_at_other_times(env, packs, helpers):
+    pyc = env / helpers.SITE / "hello/__pycache__/plain.cpython-311.pyc"
+    helpers.write(pyc, b"\xa7\r\r\n" + bytes(4) + b"\1\2\3\4" + b"\6\0\0\0" + b"code")
+    old = packs(env, "old")
+    for path in env.rglob("*"):
+        if not path.is_dir():
+            os.utime(path, (1_750_000_000, 1_750_000_000), follow_symlinks=False)
+    helpers.write(pyc, b"\xa7\r\r\n" + bytes(4) + b"\5\6\7\x08" + b"\6\0\0\0" + b"code")
+    helpers.write(env / "conda-meta/history", f"==> 2026-02-02 <==\n# cmd: conda create -p {env}\n")
+    difference = diff(old, packs(env, "new"))
+    assert not difference.identical
+    assert difference.same_content
+    assert difference.sending == (0, 0, 0)
+    assert difference.recompiled == 1
+    text = told(difference)
+    assert "the same content, other times" in text
+    assert "1 file compiled anew from the same source" in text
+    assert "0 of" in text
+
+
+def test_what_changed_is_named_by_package_and_what_is_sent_is_counted(env, packs, helpers):
+    old = packs(env, "old")
+    helpers.add_package(env, "added", {f"{helpers.SITE}/added/__init__.py": "A = 1\n", "bin/added": "#!/bin/sh\n"})
+    shutil.rmtree(env / helpers.SITE / "big")
+    shutil.rmtree(env / helpers.SITE / "big-1.0.dist-info")
+    shutil.rmtree(env / helpers.SITE / "other-1.0.dist-info")
+    helpers.add_package(env, "other", {f"{helpers.SITE}/other/7.py": "N = 8\n"}, version="2.0")
+    helpers.write(env / helpers.SITE / "hello/plain.py", "X = 2\n")
+    helpers.write(env / "share/mine.txt", "mine")
+    (env / "bin/hello-sh").chmod(0o700)
+    difference = diff(old, packs(env, "new"))
+    assert difference.packages == (
+        Version("added", "", "1.0"),
+        Version("big", "1.0", ""),
+        Version("other", "1.0", "2.0"),
+    )
+    assert difference.touched == ("hello",)
+    changes = {change.path: (change.sign, change.owner) for change in difference.changes}
+    assert changes["share/mine.txt"] == ("+", "share/")
+    assert changes["bin/hello-sh"] == ("~", "hello")  # it holds the prefix; a RECORD tells whose it is
+    assert changes[f"{helpers.SITE}/big/big.bin"] == ("-", "big")
+    assert changes[f"{helpers.SITE}/hello/plain.py"] == ("~", "hello")
+    assert f"{helpers.SITE}/added" not in changes  # a folder comes with what lies in it
+    old_keys = {chunk.key for chunk in difference.old.chunks}
+    missing = [chunk for chunk in difference.new.chunks if chunk.key not in old_keys]
+    assert difference.sending == (len(missing), sum(c.compressed for c in missing), sum(c.size for c in missing))
+    assert {chunk.package for chunk in missing} >= {"added", "hello", "other"}
+    assert "big" not in {chunk.package for chunk in missing}
+    text = told(difference)
+    for words in ("added added 1.0", "removed big 1.0", "changed other 1.0 -> 2.0", "hello files: 2 changed"):
+        assert words in text
+    assert "share/mine.txt" not in text
+    listed = difference_text(difference, files=True)
+    assert "\n+ share/mine.txt\n" in listed + "\n"
+    assert f"\n- {helpers.SITE}/big/big.bin\n" in listed
+
+
+def test_data_that_travel_along_have_a_line_of_their_own(env, tmp_path, helpers):
+    helpers.write(tmp_path / "set/x.txt", "x" * 5000)
+    pack(env, tmp_path / "old.ccb", name="old", emit=ignore, data=[tmp_path / "set"])
+    helpers.write(tmp_path / "set/x.txt", "y" * 5000)
+    pack(env, tmp_path / "new.ccb", name="new", emit=ignore, data=[tmp_path / "set"])
+    difference = diff(tmp_path / "old.ccb", tmp_path / "new.ccb")
+    assert difference.data == ("data/set/",)
+    assert difference.unowned == ()
+    assert "data data/set/ files: 1 changed" in told(difference)
+
+
+def test_the_same_environment_at_another_prefix_has_the_same_content(tmp_path, helpers, packs):
+    one = packs(helpers.make_env(tmp_path / "one"), "one")
+    two = packs(helpers.make_env(tmp_path / "somewhere/two"), "two")
+    difference = diff(one, two)
+    differing = {change.path for change in difference.changes}
+    # Random bytes; what only looks like the prefix, in a file, in what it was compiled to and in what lists its hash;
+    # and a binary that is longer where the prefix was.
+    assert differing <= {
+        f"{helpers.SITE}/big/big.bin",
+        f"{helpers.SITE}/big-1.0.dist-info/RECORD",
+        f"{helpers.SITE}/hello/__init__.py",
+        f"{helpers.SITE}/hello/__pycache__/__init__.cpython-311.pyc",
+        f"{helpers.SITE}/hello-1.0.dist-info/RECORD",
+        "lib/libown.so",
+    }
+
+
+def test_names_and_versions_of_two_kinds_are_told_apart(packed):
+    old = open_bundle(packed).manifest
+    new = replace(old, packages=(Package("a", "1", "pypi"), Package("b", "2", "conda"), Package("b", "3", "pypi")))
+    old = replace(old, packages=(Package("a", "1", "conda"), Package("b", "2", "conda")))
+    assert list(_packages(old, new)) == [
+        Version("a", "1 (conda)", "1 (pypi)"),
+        Version("b", "2 (conda)", "2 (conda) and 3 (pypi)"),
+    ]
+
+
+def test_facts_that_differ_are_named(packed):
+    old = open_bundle(packed).manifest
+    old = replace(old, glibc="2.28", gpu_architectures=("sm_90", "sm_80"), versions={"cuda": "12.8", "torch": "2.9"})
+    new = replace(old, glibc="2.34", gpu_architectures=("sm_100", "sm_90"), versions={"cuda": "13.0", "torch": "2.9"})
+    assert list(_facts(old, new)) == [
+        Version("glibc", "2.28", "2.34"),
+        Version("cuda", "12.8", "13.0"),
+        Version("GPU architectures", "sm_80 sm_90", "sm_90 sm_100"),
+    ]
+    assert list(_facts(old, old)) == []
+
+
+def test_owners_are_read_from_records_and_conda_meta():
+    site = "lib/python3.11/site-packages"
+    files = {
+        f"{site}/My.Pack-1.0.dist-info/RECORD": b"../../../bin/tool,sha256=x,1\nmy/a.py,,\n/p/share/abs,,\n",
+        "conda-meta/c-1-0.json": json.dumps({"name": "c", "files": ["bin/tool", "lib/c.so"]}).encode(),
+        "conda-meta/history": b"==> 2026 <==\n",
+        f"{site}/bad-1.0.dist-info/RECORD": b'"\n',
+    }
+    known = owners(files, "/p")
+    assert known["bin/tool"] == "c"  # conda's word comes before pip's, as when chunks are made
+    assert known[f"{site}/my/a.py"] == "my-pack"
+    assert known["share/abs"] == "my-pack"
+    assert owner(f"{site}/Other_One-2.dist-info/direct_url.json", known) == "other-one"
+    assert owner("conda-meta/history", known) == "conda-meta/"
+
+
+def test_a_bundle_that_cannot_be_read_is_named(packed, tmp_path):
+    with pytest.raises(UsageError, match=r"missing\.ccb"):
+        diff(packed, tmp_path / "missing.ccb")
+    (tmp_path / "bad.ccb").write_bytes(b"no bundle at all")
+    with pytest.raises(BundleError, match=r"bad\.ccb"):
+        diff(tmp_path / "bad.ccb", packed)
+
+
+def test_compare_reads_bundles_that_are_open_already(packed):
+    bundle = open_bundle(packed)
+    assert compare(bundle, bundle).identical

@@ -1,0 +1,91 @@
+"""How a file depends on the prefix."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from provision.env.bundle.manifest import Mark
+from provision.env.packing import reading
+from provision.env.packing.large import LargeFile
+from provision.env.packing.marks import Seeking
+from provision.env.relocation.prefixes import Search
+from provision.env.source.scan import Found
+
+SEEKING = Seeking(Search((("/opt/env", ""),)), {"lib/a.so": 255}, frozenset({b"python3", b"perl"}))
+
+
+def of_file(path, data):
+    return SEEKING.marks(Found(path, "", "file", 0o644, 0, len(data)), data)
+
+
+def of_link(target):
+    return SEEKING.marks(Found("a", "", "link", 0o777, 0, target=target), b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "marks"),
+    [
+        ("a", b"x /opt/env/lib\n", (Mark("text"),)),
+        ("a", b"x /opt/env2/lib\n", ()),
+        ("a", b"\0/opt/env/lib\0", (Mark("binary"),)),
+        ("lib/a.so", b"\0/opt/env/lib\0", (Mark("binary", "", 255),)),
+        ("a.pyc", b"\0/opt/env/lib\0", ()),
+        ("bin/a", b"#!/opt/env/bin/python\n", (Mark("shebang"),)),
+        ("bin/a", b"#!/opt/env/bin/python\n/opt/env\n", (Mark("shebang"), Mark("text"))),
+        ("bin/a", b"#!/usr/bin/env perl\n/opt/env\n", (Mark("shebang"), Mark("text"))),
+        ("bin/a", b"#!/usr/bin/env -S python3 -I\n", (Mark("shebang"),)),
+        ("bin/a", b"#!/usr/bin/env ruby\n", ()),
+        ("share/a", b"#!/usr/bin/env python3\n", ()),
+        ("x.dist-info/RECORD", b"", (Mark("record"),)),
+    ],
+)
+def test_files(path, data, marks):
+    assert of_file(path, data) == marks
+
+
+@pytest.mark.parametrize(
+    ("target", "is_ours"),
+    [
+        ("/opt/env/lib/x", True),
+        ("/opt/env", True),
+        ("/opt/env/a/../b", True),
+        ("/opt/env/../other", False),
+        ("/opt/env2/lib", False),
+        ("/data/opt/env/lib", False),
+        ("lib/opt/env", False),
+        ("../x", False),
+    ],
+)
+def test_links(target, is_ours):
+    assert of_link(target) == ((Mark("link"),) if is_ours else ())
+
+
+def of_large_file(path):
+    found = Found("lib/a.so", str(path), "file", 0o644, path.stat().st_mtime_ns, path.stat().st_size)
+    with reading.opened(found) as descriptor:
+        file = LargeFile(found, descriptor, SEEKING, bound=0)
+        file.read(0, found.size)
+        return file.marks()
+
+
+@pytest.mark.parametrize("data", [b'{"path": "/opt/env/lib"}\n', b"\0/opt/env/lib\0", b"PK\3\4/opt/env", b"/opt/env2"])
+def test_a_large_file_of_data_needs_no_rewriting(tmp_path, data):
+    (tmp_path / "a").write_bytes(data)
+    assert of_large_file(tmp_path / "a") == ()
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")
+@pytest.mark.parametrize(
+    ("text", "flags", "marks"),
+    [
+        ('const char *p = "/opt/env/share";', [], (Mark("binary", "", 255),)),
+        ('const char *p = "/opt/env/src/a.c";', [], ()),  # for messages
+        ('#line 1 "/opt/env/src/a.c"\nint a;', ["-g"], ()),  # for debuggers
+        ("int a;", ["-Wl,-rpath,/opt/env/lib"], (Mark("binary", "", 255),)),
+    ],
+)
+def test_a_large_library_needs_it_where_a_program_may_use_the_path(tmp_path, text, flags, marks):
+    (tmp_path / "a.c").write_text(text)
+    subprocess.run(["gcc", "-shared", *flags, "-o", tmp_path / "a.so", tmp_path / "a.c"], check=True)
+    assert of_large_file(tmp_path / "a.so") == marks

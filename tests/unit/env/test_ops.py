@@ -1,0 +1,219 @@
+"""DeepSpeed's ops are built while packing: the plan, and, on a real environment, that a node needs no compiler."""
+
+import csv
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import types
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import pytest
+
+from provision.env.ops import baseline, installed
+from provision.env.ops.prebuild import Ops, prebuild, unbuilt
+from provision.env.packing.pack import pack
+from provision.env.source.scan import walk
+from provision.errors import UsageError
+from provision.model import ignore
+
+BEFORE = (
+    "version='0.19.8'\ngit_hash='unknown'\ninstalled_ops={'cpu_adam': False, 'async_io': False}\n"
+    "accelerator_name='cpu'\ntorch_info={'version': '2.11', 'cuda_version': '0.0'}\n"
+)
+
+
+def test_the_baseline_is_named_or_the_platforms_own():
+    assert baseline.choose(None, "linux-64").name == "x86-64-v3"
+    assert baseline.choose("x86-64-v4", "linux-64").simd == "__AVX512__"
+    assert baseline.choose(None, "linux-aarch64").name == "armv8-a"
+    assert baseline.choose(None, "linux-s390x") is None
+    with pytest.raises(UsageError, match="'armv8-a' is no CPU baseline for linux-64"):
+        baseline.choose("armv8-a", "linux-64")
+
+
+def executed(text):
+    module = types.ModuleType("git_version_info_installed")
+    exec(text, vars(module))
+    return module
+
+
+def test_deepspeed_is_told_what_was_built_whatever_accelerator_a_node_has():
+    module = executed(installed.listing(BEFORE, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0+cpu"))
+    assert module.version == "0.19.8"
+    assert module.installed_ops == {"cpu_adam": True, "async_io": False}
+    assert module.torch_info == {"version": "2.13", "cuda_version": "0.0"}
+    assert module.accelerator_name == "cpu" == module.accelerator_name
+    assert module.accelerator_name == "cuda"
+    assert module.accelerator_name != "npu"
+
+
+def test_where_ops_were_built_before_the_accelerator_stays_theirs():
+    before = BEFORE.replace("'async_io': False", "'async_io': True").replace("='cpu'", "='cuda'")
+    module = executed(installed.listing(before, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0"))
+    assert module.installed_ops == {"cpu_adam": True, "async_io": True}
+    assert (module.accelerator_name == "cuda", module.accelerator_name == "cpu") == (True, False)
+
+
+def test_a_checkout_of_deepspeed_has_no_list_yet():
+    module = executed(installed.listing(None, names=["cpu_lion"], baseline="x", deepspeed="0.20", torch="2.13.0"))
+    assert (module.version, module.installed_ops, module.torch_info["version"]) == ("0.20", {"cpu_lion": True}, "2.13")
+
+
+def test_the_record_knows_new_and_changed_files():
+    def row(name, data):
+        return f"{name},sha256={urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
+
+    before = "a.py,sha256=x,1\nb.py,sha256=y,2\nx.dist-info/RECORD,,\n"
+    after = installed.record(before, {"b.py": b"new", "c.so": b"elf"})
+    assert after == "a.py,sha256=x,1\n" + row("b.py", b"new") + "x.dist-info/RECORD,,\n" + row("c.so", b"elf")
+
+
+def test_without_building_what_a_node_would_compile_is_named(tmp_path):
+    site = "lib/python3.11/site-packages"
+    assert unbuilt(tmp_path, [site]) == ()
+    (tmp_path / site / "deepspeed").mkdir(parents=True)
+    listed = tmp_path / site / "deepspeed" / installed.FILE
+    listed.write_text(BEFORE)
+    (notice,) = unbuilt(tmp_path, [site])
+    assert notice.startswith("DeepSpeed compiles async_io, cpu_adam on the nodes")
+    listed.write_text(installed.listing(BEFORE, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0"))
+    (notice,) = unbuilt(tmp_path, [site])
+    assert notice.startswith("DeepSpeed compiles async_io on the nodes")
+    listed.write_text("installed_ops = {")
+    assert unbuilt(tmp_path, [site]) == ()
+
+
+def test_what_could_not_be_built_is_named_with_its_reason():
+    ops = Ops("x86-64-v3", ("cpu_adam",), (("a", "no compiler"), ("b", "no compiler"), ("c", "no CUDA")))
+    assert ops.notices == (
+        "DeepSpeed's cpu_adam were built for x86-64-v3 and added",
+        "DeepSpeed's a, b could not be built, and need a compiler on the nodes: no compiler",
+        "DeepSpeed's c could not be built, and need a compiler on the nodes: no CUDA",
+    )
+
+
+def test_what_was_built_is_packed_in_place_of_what_lay_there(prefix, tmp_path, helpers):
+    folder = tmp_path / "built"
+    helpers.write(folder / helpers.SITE / "hello/plain.py", "X = 2\n")
+    helpers.write(folder / helpers.SITE / "hello/ops/new.so", b"\x7fELF", 0o755)
+    found = walk(folder, "", leave_out=lambda _path, _name: False).found
+    additions = [one for one in found if one.type == "file" or not (prefix / one.path).exists()]
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, additions=additions, notices=("built",))
+    helpers.place(tmp_path / "b.ccb", tmp_path / "new")
+    assert (tmp_path / "new" / helpers.SITE / "hello/plain.py").read_text() == "X = 2\n"
+    assert (tmp_path / "new" / helpers.SITE / "hello/ops/new.so").read_bytes() == b"\x7fELF"
+    assert manifest.notices[0] == "built"
+    assert (prefix / helpers.SITE / "hello/plain.py").read_text() == "X = 1\n"
+
+
+def test_an_environment_without_deepspeed_has_nothing_to_build(tmp_path):
+    assert prebuild(tmp_path, ["lib/python3.11/site-packages"], baseline.BASELINES[0], tmp_path / "cache") == Ops()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_python_that_fails_is_a_reason(tmp_path):
+    site = "lib/python3.11/site-packages"
+    (tmp_path / site / "deepspeed/ops/op_builder").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    ops = prebuild(tmp_path, [site], baseline.BASELINES[0], tmp_path / "cache")
+    assert ops.built == ops.additions == ()
+    ((_, why),) = ops.missing
+    assert "No module named" in why
+    assert list((tmp_path / "cache/ops").iterdir()) == []
+
+
+# --- on the real environment --------------------------------------------------------------------------------------
+
+SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+STEP = """
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+weight = torch.nn.Parameter(torch.ones(1000))
+optimizer = DeepSpeedCPUAdam([weight], lr=0.1)
+weight.grad = torch.ones(1000)
+optimizer.step()
+print(optimizer.ds_opt_adam.__file__, round(weight.sum().item()))
+"""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to lay a bare /usr/bin over this one")
+
+
+@pytest.fixture(scope="module")
+def ops(lab_env):
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler is installed here")
+    return build(lab_env)
+
+
+def build(prefix):
+    from lab_recipe import default_cache
+
+    return prebuild(prefix, [SITE], baseline.choose(None, "linux-64"), default_cache(), names=["cpu_adam"])
+
+
+@pytest.fixture(scope="module")
+def with_ops(lab_env, ops, tmp_path_factory):
+    """What a node has: links to the environment's files, and the additions in their places."""
+    prefix = tmp_path_factory.mktemp("node") / "env"
+    package = prefix / SITE / "deepspeed"
+    shutil.copytree(lab_env / SITE / "deepspeed", package, symlinks=True)
+    for one in ops.additions:
+        if one.type == "file":
+            (prefix / one.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(one.source, prefix / one.path)
+    return prefix
+
+
+def without_compiler(argv, tmp_path):
+    """Runs a command where /usr/bin and /usr/lib/gcc are as on a node: no compiler, no ninja."""
+    bare = tmp_path / "bin"
+    bare.mkdir(exist_ok=True)
+    for name in ("sh", "env", "uname", "true", "cat", "ls"):
+        shutil.copy2(shutil.which(name), bare / name)
+    script = f'mount --bind {bare} /usr/bin && exec "$@"'
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    words = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", *map(str, argv)]
+    return subprocess.run(words, capture_output=True, text=True, env=environ, check=False)
+
+
+def test_the_op_is_built_once_and_named(lab_env, ops):
+    assert ops.built == ("cpu_adam",)
+    assert ops.baseline == "x86-64-v3"
+    paths = {one.path.removeprefix(f"{SITE}/") for one in ops.additions if one.type == "file"}
+    assert {"deepspeed/ops/adam/cpu_adam_op.so", "deepspeed/git_version_info_installed.py"} <= paths
+    began = time.monotonic()
+    assert build(lab_env) == ops
+    assert time.monotonic() - began < 5
+    record = next(one for one in ops.additions if one.path.endswith("RECORD"))
+    rows = {row[0]: row for row in csv.reader(Path(record.source).read_text().splitlines())}
+    for one in ops.additions:
+        if one.type == "file" and not one.path.endswith(("RECORD", ".pyc")):
+            digest = urlsafe_b64encode(hashlib.sha256(Path(one.source).read_bytes()).digest()).rstrip(b"=").decode()
+            assert rows[one.path.removeprefix(f"{SITE}/")][1] == f"sha256={digest}"
+
+
+def test_the_op_holds_no_path_of_the_packing_machine(lab_env, ops):
+    (library,) = [one for one in ops.additions if one.path.endswith(".so")]
+    assert str(lab_env).encode() not in Path(library.source).read_bytes()
+
+
+@needs_root
+def test_an_optimizer_steps_where_there_is_no_compiler(lab_env, with_ops, tmp_path):
+    program = f"import sys; sys.path.insert(0, {str(with_ops / SITE)!r})\n{STEP}"
+    done = without_compiler([lab_env / "bin/python", "-I", "-B", "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    file, total = done.stdout.splitlines()[-1].split()
+    assert file == str(with_ops / SITE / "deepspeed/ops/adam/cpu_adam_op.so")
+    assert int(total) == 900
+
+
+@needs_root
+def test_without_it_the_optimizer_cannot_be_had_there(lab_env, tmp_path):
+    done = without_compiler([lab_env / "bin/python", "-I", "-B", "-c", STEP], tmp_path)
+    assert done.returncode != 0
+    assert "DeepSpeedCPUAdam requires the cpu_adam op" in done.stderr

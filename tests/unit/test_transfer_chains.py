@@ -1,0 +1,161 @@
+"""Who passes bytes on to whom, and what is concluded from a lane that ended early."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provision.model import Leg, Node
+from provision.ssh.wire import NodeUnreachable
+from provision.transfer import Target
+from provision.transfer.chains import Place, form, ways
+from provision.transfer.lane import Failure, Outcome
+from provision.transfer.members import STRIKES, Member, judge
+
+
+def places(text):
+    """``a b- -c``: b cannot pass on, nobody can log in to c."""
+    return [Place(word.strip("-"), not word.endswith("-"), not word.startswith("-")) for word in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "refused", "lanes"),
+    [
+        ("a", "", "a"),
+        ("a b", "", "a,b"),
+        ("a b c", "", "abc"),
+        ("a b- c", "", "acb"),
+        ("a b- c- d", "", "adb,c"),
+        ("a -b c", "", "bac"),
+        ("-a b c", "", "abc"),
+        ("a- b- c-", "", "a,b,c"),
+        ("a b c", "ab", "acb"),
+        ("a b c", "ab cb", "bac"),
+        ("a b c", "ab cb ba", "ac,b"),
+        ("a b c d", "bc", "abdc"),
+        ("a b c d", "bc dc", "cabd"),
+        ("-a -b c", "", "ac,b"),
+    ],
+)
+def test_lanes(nodes, refused, lanes):
+    pairs = {tuple(pair) for pair in refused.split()}
+    found = form(places(nodes), pairs, relay=True)
+    assert sorted("".join(lane) for lane in found) == sorted(lanes.split(","))
+
+
+def test_without_a_relay_every_node_has_a_lane_of_its_own():
+    assert form(places("a b c d"), set(), relay=False) == [["a"], ["b"], ["c"], ["d"]]
+
+
+names = st.integers(1, 8).map(lambda count: "abcdefgh"[:count])
+
+
+@given(st.data(), names)
+@settings(max_examples=200, deadline=None)
+def test_every_node_is_in_one_lane_and_every_way_is_allowed(data, nodes):
+    flags = st.tuples(st.booleans(), st.booleans())
+    found = [Place(name, *data.draw(flags)) for name in nodes]
+    pairs = [(a, b) for a in nodes for b in nodes if a != b]
+    refused = data.draw(st.sets(st.sampled_from(pairs))) if pairs else set()
+    lanes = form(found, refused, relay=True)
+    assert sorted(name for lane in lanes for name in lane) == list(nodes)
+    by_name = {place.name: place for place in found}
+    for before, behind in ways(lanes):
+        assert by_name[before].passes
+        assert by_name[behind].receives
+        assert (before, behind) not in refused
+
+
+# --- who is to blame -----------------------------------------------------------------------------------
+
+
+def crew(count=3):
+    members = []
+    for number in range(count):
+        member = Member(Target(Node(f"n{number}", ""), "/f", "/i", "plain", has_ssh=True), number)
+        member.passes = member.receives = True
+        member.look([Leg("a", "tar", 10, lambda: iter(()))])
+        members.append(member)
+    return members
+
+
+def test_a_lost_connection_shuts_the_way_and_blames_nobody():
+    members, refused = crew(), set()
+    (said,) = judge(members, Outcome(lost={"n0": "Connection reset"}), refused, 60)
+    assert refused == {("n0", "n1")}
+    assert said == "n1: the connection from n0 was lost: Connection reset; going on another way"
+    assert [member.error for member in members] == [None, None, None]
+
+
+def test_a_node_is_used_for_no_other_after_two_failed_ways():
+    members, refused = crew(), set()
+    judge(members, Outcome(lost={"n0": "x"}), refused, 60)
+    assert members[0].passes
+    assert members[1].receives
+    judge([members[0], members[2]], Outcome(lost={"n0": "x"}), refused, 60)
+    assert not members[0].passes
+    assert not members[0].may_pass
+    assert members[2].receives
+
+
+def test_a_node_that_fails_itself_explains_why_it_was_lost():
+    members, refused = crew(), set()
+    outcome = Outcome(lost={"n0": "exit code 3"}, failed={"n1": Failure("/i", (0, 5), "tar: No space left on device")})
+    (said,) = judge(members, outcome, refused, 60)
+    assert said == "n1: no space left on the device (/i)"
+    assert members[1].error.reason == "no space left on the device (/i)"
+    assert refused == set()
+
+
+def test_other_failures_are_tried_again_and_then_given_up():
+    members = crew(1)
+    for attempt in range(STRIKES):
+        assert members[0].error is None, attempt
+        judge(members, Outcome(failed={"n0": Failure("/i", (1, 1), "zstd: boom")}), set(), 60)
+    assert members[0].error.reason == "zstd: boom"
+
+
+def test_attempts_that_came_further_do_not_count():
+    (member,) = crew(1)
+    legs = [Leg(str(number), "tar", 1, lambda: iter(())) for number in range(10)]
+    for lacking in range(10, 0, -1):
+        member.look(legs[:lacking])
+        member.strike("x")
+    assert member.error is None
+    for _ in range(STRIKES - 1):
+        member.strike("x")
+    assert member.error
+
+
+def test_damaged_units_shut_the_way_they_came():
+    members, refused = crew(), set()
+    (said,) = judge(members, Outcome(bad={"n2"}), refused, 60)
+    assert refused == {("n1", "n2")}
+    assert said == "n2: a unit arrived damaged; going on another way"
+
+
+def test_a_stalled_node_is_named():
+    members, refused = crew(), set()
+    (said,) = judge(members, Outcome(stalled="n1"), refused, 60)
+    assert said == "n1: it gave no sign of life for 60 s; going on another way"
+    assert refused == {("n0", "n1")}
+
+
+def test_where_nothing_else_is_known_the_first_node_is_tried_again():
+    members = crew()
+    error = NodeUnreachable(members[0].target.node, "the connection was lost")
+    assert judge(members, Outcome(error=error), set(), 60) == ["n0: the connection was lost; trying again"]
+    (said,) = judge(members, Outcome(code=137), set(), 60)
+    assert said == "n0: its part of the transfer was killed (exit code 137); trying again"
+    judge(members, Outcome(code=137), set(), 60)
+    assert members[0].error
+
+
+def test_what_a_node_lacks():
+    (member,) = crew(1)
+    legs = [Leg(key, "tar", 10, lambda: iter(()), group=group) for key, group in (("a", "g"), ("b", "g"), ("c", ""))]
+    for have, lacking in (({"a"}, {"b", "c"}), ({"g"}, {"c"}), ({"c", "x"}, {"a", "b"})):
+        member.facts = type(member.facts)(have=frozenset(have))
+        member.look(legs)
+        assert member.lacking == lacking
