@@ -168,7 +168,7 @@ def _listing(has: Releases) -> str:
         f"  {name}  {datetime.fromtimestamp(when, timezone.utc):%Y-%m-%d %H:%M}  {words.get(name, '')}".rstrip()
         for name, when in reversed(list(has.complete.items()))
     ]
-    rows += [f"  {name}  not finished; clusterctl prune removes it" for name in has.broken]
+    rows += [f"  {name}  not finished; clusterctl prune removes it" for name in (*has.broken, *has.left)]
     return "\n".join(rows) or "  none"
 
 

@@ -71,7 +71,9 @@ def find_bundle(folder: Path) -> Path:
     Raises:
         UsageError: there is none, or more than one.
     """
-    found = sorted({slices.name_of(path) for path in folder.glob(f"*{SUFFIX}*") if path.is_file()})
+    paths = [path for path in folder.glob(f"*{SUFFIX}*") if path.is_file()]
+    # A hidden one is what a pack at work, or a killed one, has not given its name yet.
+    found = sorted({slices.name_of(path) for path in paths if not path.name.startswith(".")})
     if not found:
         raise UsageError(f"no bundle (*{SUFFIX}) in {folder}", hint="clusterctl pack-env")
     if len(found) > 1:
@@ -125,10 +127,8 @@ def deploy(
         if not work and scripts_to is None:
             return DeployResult(places.release_id, todo, dry_run=dry_run)
         relocated = _relocate(bundle, places, accept_unrewritable=accept_unrewritable, emit=emit)
-        activating = (
-            *steps.activate(places, bundle.manifest, relocated, repair=repair),
-            *activation.steps(inventory, bundle.manifest),
-        )
+        naming = activation.steps(inventory, bundle.manifest)
+        activating = steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming)
         if scripts_to is not None:
             _write_scripts(scripts_to, nodes, steps.gather(places, repair=repair), activating)
         if dry_run:
@@ -267,8 +267,11 @@ def _activate(
 
 def _write_scripts(folder: Path, nodes: Sequence[Node], gather: str, activating: Sequence[Step]) -> None:
     """The scripts as they would run, one file for each node and stage."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for node in nodes:
-        (folder / f"{node.name}-1-gather.sh").write_text(gather, encoding="utf-8")
-        text = compile_steps(activating, token=REVIEW)
-        (folder / f"{node.name}-2-activate.sh").write_text(text, encoding="utf-8")
+    text = compile_steps(activating, token=REVIEW)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for node in nodes:
+            (folder / f"{node.name}-1-gather.sh").write_text(gather, encoding="utf-8")
+            (folder / f"{node.name}-2-activate.sh").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the scripts to {folder}: {error.strerror}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,7 @@ def prune(
     prompts: Prompts | None = None,
     emit: Emit,
 ) -> Pruned:
-    """Remove old releases; never the current one, nor one that a process runs from.
+    """Remove old releases and what broken deploys left; never the current one, nor one that a process runs from.
 
     Args:
         inventory: the cluster.
@@ -120,15 +120,20 @@ def prune(
         everywhere = _list(inventory, nodes, connections, command="prune", used=True)
         used = _used_by_sharers(everywhere, shared)
         removable = {node.name: _unused(everywhere[node.name].removable(keep), used) for node in own}
+        left = {node.name: everywhere[node.name].left for node in own}
         in_use = {name: tuple(r for r in has.used if r != has.current) for name, has in everywhere.items()}
         if not dry_run:
-            work = [node for node in own if removable[node.name]]
+            work = [node for node in own if removable[node.name] or left[node.name]]
             plan = {
-                node.name: [steps.remove(Places.of(inventory, release)) for release in removable[node.name]]
+                node.name: [
+                    *(steps.remove(Places.of(inventory, release)) for release in removable[node.name]),
+                    steps.discard("leftovers", [f"{inventory.root}/releases/{name}" for name in left[node.name]]),
+                ]
                 for node in work
             }
             _apply(inventory, work, connections, plan, "Removing old releases", emit)
-    return Pruned(removable, {name: names for name, names in in_use.items() if names}, dry_run=dry_run)
+    removed = {name: (*names, *left[name]) for name, names in removable.items()}
+    return Pruned(removed, {name: names for name, names in in_use.items() if names}, dry_run=dry_run)
 
 
 def verify(
@@ -148,7 +153,7 @@ def verify(
     with Connections(inventory, prompts) as connections:
         found = _list(inventory, nodes, connections, command="verify")
         goals = {
-            name: release if release in {*has.complete, *has.broken} else None if release else has.current
+            name: _named(release, (*has.complete, *has.broken)) if release else has.current
             for name, has in found.items()
         }
         _refuse_missing(goals, found, release)
@@ -172,9 +177,15 @@ def verify(
 
 
 def _goal(has: Releases, to: str | None) -> str | None:
-    if to is None:
-        return has.previous
-    return next((release for release in has.complete if release.startswith(to)), None)
+    return has.previous if to is None else _named(to, has.complete)
+
+
+def _named(beginning: str, releases: Iterable[str]) -> str | None:
+    """The release whose name begins so; None if there is none."""
+    found = [release for release in releases if release.startswith(beginning)]
+    if len(found) > 1:
+        raise UsageError(f"{beginning} may be {' or '.join(found)}", hint="name more of it")
+    return found[0] if found else None
 
 
 def _refuse_missing(goals: Mapping[str, str | None], found: Mapping[str, Releases], wanted: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from provision.env.release import steps
@@ -41,10 +41,11 @@ class Sent:
 
 @dataclass(frozen=True)
 class _There:
-    """What a node has of a release that it is to get: keys of legs, and paths of rewritten files."""
+    """What a node has of a release that it is to get: keys of legs, paths of rewritten files, and bytes for the rest."""
 
     keys: frozenset[str]
     made: frozenset[str]
+    free: int | None
 
     def lacks(self, leg: Leg) -> bool:
         return not self.keys & {leg.key, leg.group}
@@ -75,7 +76,7 @@ def send(
     wanted: set[str] = set()
     for name, has in tuple(there.items()):
         lacking = [leg.key for leg in payload.legs(wires[name], has.made) if has.lacks(leg)]
-        if problem := lacks_space(facts[name], payload.unpacked(lacking), 0):
+        if problem := lacks_space(replace(facts[name], free_bytes=has.free), payload.unpacked(lacking), 0):
             sent.failed[name] = problem
             del there[name]
         wanted.update(lacking)
@@ -156,6 +157,7 @@ def _gather(
         there[node.name] = _There(
             keys=frozenset(row[1] for row in rows if row[0] == "have"),
             made=frozenset(entries[int(row[1])].path for row in rows if row[0] == "made"),
+            free=next((int(row[1]) for row in rows if row[0] == "free"), None),
         )
         states[node.name] = f"{len(there[node.name].keys)} of {len(payload.keys)} chunks"
         for release in dict.fromkeys(row[1] for row in rows if row[0] == "damaged"):

@@ -140,7 +140,7 @@ def test_a_deploy_that_is_stopped_while_it_sends_leaves_the_old_state_and_can_be
         text=True,
     )
     releases = Path(box.node_root("node01"), "opt/llm/releases")
-    while not any(releases.glob(".incoming-*/bin")):  # the stream has begun to arrive
+    while not any(releases.glob(".transfer-*/units/*")):  # the stream has begun to arrive
         assert child.poll() is None, child.communicate()[0]
         select.select([], [], [], 0.02)
     child.send_signal(how)

@@ -133,10 +133,12 @@ def test_the_script_on_the_node_is_killed_at_every_step(cluster, monkeypatch):
 
             def cut(planned, *, token, dry_run=False, index=index, place=place):
                 text = compile_steps(planned, token=token, dry_run=dry_run)
-                marker = f"cc_mark {index} changed 0" if place == "after" else f"@clusterctl:{token}:start:{index}:"
+                after = (f"cc_mark {index} changed 0", f"cc_mark {index} ok 0")
+                markers = after if place == "after" else (f"@clusterctl:{token}:start:{index}:",)
                 lines = text.split("\n")
-                at = next(number for number, line in enumerate(lines) if marker in line)
-                lines.insert(at, "kill -9 -$$")
+                found = [number for number, line in enumerate(lines) if any(each in line for each in markers)]
+                for number in reversed(found):
+                    lines.insert(number, "kill -9 -$$")
                 return "\n".join(lines)
 
             with monkeypatch.context() as patch:

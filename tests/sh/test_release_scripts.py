@@ -68,8 +68,9 @@ def gather(shell, places, folder, *keys, repair=False, base="", recipe=None):
     done = run(shell, script, folder, steps.wanted(keys, recipe or Recipe()))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()
+    assert lines[-2].startswith("free ")
     assert lines[-1] == "end"
-    return lines[:-1]
+    return lines[:-2]
 
 
 def arrive(places):
@@ -141,7 +142,8 @@ def test_what_did_not_arrive_whole_is_no_release(shell, case, tmp_path):
 def test_a_dry_run_writes_nothing(shell, case, tmp_path):
     _, places, _ = case
     done = activate(shell, case, tmp_path, dry_run=True)
-    assert set(results(done).values()) == {"would change"}
+    assert set(results(done).values()) == {"would change", "ok"}
+    assert results(done)["tidy"] == "ok"
     assert not Path(places.root).exists()
 
 
@@ -246,6 +248,90 @@ def test_what_broken_deploys_left_is_removed_and_what_this_one_left_is_used(shel
     assert not (Path(places.incoming) / "kept").exists()
 
 
+def test_a_deploy_that_was_killed_before_it_had_tidied_up_is_not_complete(shell, case, tmp_path):
+    _, places, _ = case
+    gather(shell, places, tmp_path)
+    arrive(places)
+    activate(shell, case, tmp_path)
+    for left in (places.transfer, places.removing, places.incoming):
+        Path(left).mkdir()
+    found = facts(shell, case, tmp_path)
+    assert (found.release, found.begun) == ("unpacked", True)
+    done = results(activate(shell, case, tmp_path))
+    assert done.pop("tidy") == "changed"
+    assert set(done.values()) == {"ok"}
+    assert facts(shell, case, tmp_path).release == "complete"
+
+
+def test_a_user_who_is_not_root_may_have_folders_that_are_not_writable(shell, case, tmp_path):
+    _, places, _ = case
+    arrive(places)
+    locked = Path(places.incoming) / "locked"
+    locked.mkdir()
+    (locked / "old.pyc").write_text("stale")
+    (Path(places.incoming) / ".clusterctl/stale").write_text("locked/old.pyc\n")
+    locked.chmod(0o555)
+    for path in (places.root, *Path(places.root).rglob("*")):
+        os.chown(path, 65534, 65534)
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(0o755)
+    planned = steps.activate(places, case[2], Relocated(PurePosixPath(places.release), ()))
+    script = compile_steps(planned, token="t")
+    done = subprocess.run(
+        [*shell, "-c", script], check=False, stdin=subprocess.DEVNULL, capture_output=True, user=65534, group=65534
+    )
+    assert set(results(done).values()) <= {"changed", "ok"}, done
+    assert [path.name for path in (Path(places.release) / "locked").iterdir()] == []
+    assert (Path(places.release) / "locked").stat().st_mode & 0o777 == 0o555
+
+
+def test_what_is_removed_leaves_a_release_that_shares_its_files_as_it_was(shell, case, tmp_path):
+    inventory, places, _ = case
+    folder = older(places, names=["plain"])
+    gather(shell, places, tmp_path, "k1")
+    arrive(places)
+    activate(shell, case, tmp_path)
+    shared = Path(places.release) / "share/in plain/plain"
+    assert shared.stat().st_mode & 0o222 == 0
+    done = run(shell, compile_steps([steps.remove(Places.of(inventory, folder.name))], token="t"), tmp_path)
+    assert results(done) == {"remove": "changed"}, done
+    assert not folder.exists()
+    assert shared.stat().st_mode & 0o222 == 0
+
+
+def test_nothing_that_is_not_ours_is_a_release(shell, case, tmp_path):
+    inventory, places, _ = case
+    releases = Path(places.releases)
+    for name in ("20240101", "my backup", "0123456789ag", ".incoming-0123456789ab", ".removing-x"):
+        (releases / name).mkdir(parents=True)
+    (releases / "aaaaaaaaaaaa").symlink_to("20240101")
+    found = upkeep.read_listing(run(shell, upkeep.listing(inventory), tmp_path).stdout.decode())
+    assert (found.complete, found.broken) == ({}, ())
+    assert found.left == (".incoming-0123456789ab", ".removing-x")
+    script = render("release/hold.sh.j2", lock=f"{releases}/.lock", releases=str(releases), id="t", who="me")
+    done = run(shell, script, tmp_path)
+    assert done.returncode != 0
+    assert "is not clusterctl's" in done.stderr.decode()
+    assert not (releases / ".clusterctl").exists()
+
+
+def test_verify_understands_a_system_that_speaks_another_language(shell, case, tmp_path, monkeypatch):
+    _, places, _ = case
+    folder = older(places, names=["plain"])
+    (folder / "share/in plain/plain").chmod(0o644)
+    (folder / "share/in plain/plain").write_text("plaim")
+    (folder / ".clusterctl/links").write_text("")
+    real = shutil.which("sha256sum")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sha256sum").write_text(
+        f'#!/bin/sh\n[ "$LC_ALL" = C ] && exec {real} "$@"\n{real} "$@" | sed s/FAILED/FEHLSCHLAG/\n'
+    )
+    (tmp_path / "bin/sha256sum").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert upkeep.findings("n", "x", run(shell, upkeep.verify(str(folder)), tmp_path).stdout.decode()).verdict == "FAIL"
+
+
 def test_a_repair_uses_what_is_good_of_the_release_itself(shell, case, tmp_path):
     _, places, _ = case
     gather(shell, places, tmp_path)
@@ -255,7 +341,7 @@ def test_a_repair_uses_what_is_good_of_the_release_itself(shell, case, tmp_path)
     arrive(places)
     (Path(places.incoming) / "new").write_text("")
     done = activate(shell, case, tmp_path, repair=True)
-    assert results(done)["complete"] == results(done)["clean"] == "changed", done
+    assert results(done)["complete"] == results(done)["tidy"] == "changed", done
     assert (Path(places.release) / "new").exists()
     assert set(results(activate(shell, case, tmp_path, repair=True)).values()) == {"ok"}
 

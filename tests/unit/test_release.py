@@ -130,7 +130,7 @@ def test_an_answer_that_was_cut_off_is_noticed():
 
 def test_only_what_was_packed_is_tried(places, manifest):
     planned = steps.activate(places, manifest, Relocated(PurePosixPath(places.release), ()))
-    assert [step.name for step in planned] == ["complete", "seal", "smoke test", "mark", "switch"]
+    assert [step.name for step in planned] == ["complete", "seal", "smoke test", "mark", "switch", "tidy"]
     smoke = planned[2].do
     assert "import sys, torch'" in smoke
     assert "deepspeed" not in smoke
@@ -151,6 +151,7 @@ def test_the_previous_release_is_the_one_that_was_current_before():
     assert listing("b", "ab", "acb").previous == "a"  # c is gone
     assert listing("b", "ab", "").previous == "a"  # the history was lost
     assert listing("b", "b", "b").previous is None
+    assert listing("b", "abc", "abc").previous == "a"  # the switch to c was killed before its rename
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class NodeFacts:
     releases_foreign: bool = False
     release: State = "absent"
     others: int = 0  # releases of other bundles
+    begun: bool = False  # a deploy has broken off, whose bytes are used or make room
     base: str = "/"
     writable: bool = False
     noexec: bool = False
@@ -80,6 +81,7 @@ def read_facts(out: str) -> NodeFacts:
         releases_foreign="releases.foreign" in facts,
         release=state,
         others=int(facts["others"]),
+        begun="begun" in facts,
         base=facts["base"],
         writable=facts["writable"] == "yes",
         noexec="noexec" in facts,
@@ -171,7 +173,8 @@ def _not_executable(facts: NodeFacts) -> str | None:
 
 
 def _too_small(facts: NodeFacts, manifest: Manifest) -> str | None:
-    if facts.release != "absent" or facts.others:  # a release shares most of its files with the one before it
+    # A release shares most of its files with the one before it, and a broken deploy has brought some of them.
+    if facts.release != "absent" or facts.others or facts.begun:
         return None
     return lacks_space(
         facts, space({entry.path: entry.size for entry in manifest.files if entry.type != "link"}), len(manifest.files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from provision.env.bundle.manifest import Manifest
 from provision.env.release import lists
@@ -42,8 +42,18 @@ def wanted(keys: Iterable[str], recipe: Recipe) -> bytes:
     return b"".join((*(key.encode() + b"\n" for key in keys), b".\n", listed, b".\n", recipe.script))
 
 
-def activate(places: Places, manifest: Manifest, relocated: Relocated, *, repair: bool = False) -> tuple[Step, ...]:
-    """From everything that has arrived to the current release. Killed between any two steps, a rerun goes on there."""
+def activate(
+    places: Places, manifest: Manifest, relocated: Relocated, *, repair: bool = False, naming: Sequence[Step] = ()
+) -> tuple[Step, ...]:
+    """From everything that has arrived to the current release. Killed between any two steps, a rerun goes on there.
+
+    Args:
+        places: of the release.
+        manifest: of the bundle.
+        relocated: its files as they must be there.
+        repair: a release that is there already is replaced.
+        naming: steps that make the prefix known, before it leads to this release.
+    """
     release = places.release
     marked = render("release/exists.sh.j2", path=places.mark)
     there = render("release/exists.sh.j2", path=places.incoming if repair else release)
@@ -64,11 +74,6 @@ def activate(places: Places, manifest: Manifest, relocated: Relocated, *, repair
             unless=render("release/exists.sh.j2", path=f"{release}/{COMPILED}"),
         ),
     )
-    clean = Step(
-        "clean",
-        render("release/clean.sh.j2", path=places.removing),
-        unless=f"! {render('release/exists.sh.j2', path=places.removing)}",
-    )
     return (
         Step(
             "complete",
@@ -77,7 +82,6 @@ def activate(places: Places, manifest: Manifest, relocated: Relocated, *, repair
                 incoming=places.incoming,
                 release=release,
                 removing=places.removing,
-                transfer=places.transfer,
             ),
             unless=f"! {there}" if repair else there,
         ),
@@ -89,8 +93,9 @@ def activate(places: Places, manifest: Manifest, relocated: Relocated, *, repair
             unless=marked,
         ),
         Step("mark", render("release/mark.sh.j2", release=release), unless=marked),
+        *naming,
         switch(places),
-        *((clean,) if repair else ()),
+        discard("tidy", [places.transfer, places.removing, places.incoming]),
     )
 
 
@@ -106,6 +111,15 @@ def switch(places: Places) -> Step:
             id=places.release_id,
         ),
         unless=render("release/is_link.sh.j2", link=str(places.link), target=places.target),
+    )
+
+
+def discard(name: str, paths: Sequence[str]) -> Step:
+    """Remove folders of ours that are no release."""
+    return Step(
+        name,
+        render("release/tidy.sh.j2", paths=paths),
+        unless=render("release/none.sh.j2", paths=paths),
     )
 
 

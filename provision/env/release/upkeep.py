@@ -21,8 +21,9 @@ class Releases:
         current: the release behind the inventory's prefix; None if there is none.
         complete: releases that have passed their smoke test, with the time of it (seconds since 1970), oldest first.
         broken: folders of releases that never did.
-        history: releases in the order in which they became the current one, the latest last.
+        history: releases in the order in which they were to become the current one, the latest last.
         used: releases from which processes run, with their ids.
+        left: folders, beside the releases, that commands which broke off have left.
     """
 
     current: str | None = None
@@ -30,11 +31,14 @@ class Releases:
     broken: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
 
     @property
     def previous(self) -> str | None:
         """The release that was the current one before; None if no other is left."""
-        for release in reversed(self.history):
+        # What was written behind the current one was never switched to.
+        before = len(self.history) - self.history[::-1].index(self.current) if self.current in self.history else None
+        for release in reversed(self.history[:before]):
             if release != self.current and release in self.complete:
                 return release
         others = [release for release in self.complete if release != self.current]
@@ -76,6 +80,7 @@ def read_listing(out: str) -> Releases:
         broken=tuple(name for name, good, _ in releases if not good),
         history=tuple(row[2] for row in rows if row[0] == "history" and len(row) == 3),
         used={name: tuple(processes) for name, processes in used.items()},
+        left=tuple(row[1] for row in rows if row[0] == "left"),
     )
 
 

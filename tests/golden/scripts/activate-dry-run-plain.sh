@@ -81,4 +81,15 @@ cc_mark 5 ok 0
 else
 cc_mark 5 "would change" 0
 fi
+echo @clusterctl:TOKEN:start:6:tidy
+(
+set -e
+for path in /opt/llm/releases/.transfer-0123456789ab /opt/llm/releases/.removing-0123456789ab /opt/llm/releases/.incoming-0123456789ab; do [ ! -e "$path" ] || exit 1; done
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 6 ok 0
+else
+cc_mark 6 "would change" 0
+fi
 exit 0

@@ -32,6 +32,7 @@ cc_out=$({ (
 set -e
 [ -f '/opt/it'\''s $(id) "x"/releases/.incoming-0123456789ab'/.clusterctl/complete ] || { echo 'not everything has arrived; run the same command again'; exit 1; }
 cd -- '/opt/it'\''s $(id) "x"/releases/.incoming-0123456789ab'
+find . -type d ! -perm -200 -exec chmod u+w {} + # until it is sealed: the tool's user may be nobody special
 while IFS= read -r name; do rm -f -- "$(printf %b "$name")"; done <.clusterctl/stale
 sync -f . 2>/dev/null || sync # a release that has its name is whole on the disk too
 if [ -e '/opt/it'\''s $(id) "x"/releases/0123456789ab' ]; then
@@ -39,8 +40,6 @@ if [ -e '/opt/it'\''s $(id) "x"/releases/0123456789ab' ]; then
     mv -T -- '/opt/it'\''s $(id) "x"/releases/0123456789ab' '/opt/it'\''s $(id) "x"/releases/.removing-0123456789ab'
 fi
 mv -T -- '/opt/it'\''s $(id) "x"/releases/.incoming-0123456789ab' '/opt/it'\''s $(id) "x"/releases/0123456789ab'
-chmod -R u+rwX -- '/opt/it'\''s $(id) "x"/releases/.transfer-0123456789ab'
-rm -rf -- '/opt/it'\''s $(id) "x"/releases/.transfer-0123456789ab'
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
 cc_rc=${cc_rc%%:*}
@@ -166,8 +165,8 @@ set -e
 cd -- '/opt/it'\''s $(id) "x"'
 rm -f -- current.new
 ln -s -- releases/0123456789ab current.new
+echo "$(date +%s) "0123456789ab >>releases/.history # before the rename: what stands behind the current one was never reached
 mv -T -- current.new current
-echo "$(date +%s) "0123456789ab >>releases/.history
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
 cc_rc=${cc_rc%%:*}
@@ -177,5 +176,34 @@ printf %s "${cc_out%@rc:TOKEN:*}"
 exit "$cc_rc"
 fi
 cc_mark 5 changed 0
+fi
+echo @clusterctl:TOKEN:start:6:tidy
+(
+set -e
+for path in '/opt/it'\''s $(id) "x"/releases/.transfer-0123456789ab' '/opt/it'\''s $(id) "x"/releases/.removing-0123456789ab' '/opt/it'\''s $(id) "x"/releases/.incoming-0123456789ab'; do [ ! -e "$path" ] || exit 1; done
+) </dev/null >/dev/null 2>&1
+cc_rc=$?
+if [ "$cc_rc" -eq 0 ]; then
+cc_mark 6 ok 0
+else
+cc_out=$({ (
+set -e
+discard() { # discard PATH...: also folders that may not be written to; files may be linked from releases that stay
+    for cc_path; do
+        [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
+        find "$cc_path" -type d '(' -perm -500 -o -exec chmod u+rx {} ';' ')' -exec chmod u+w {} +
+        rm -rf -- "$cc_path"
+    done
+}
+discard '/opt/it'\''s $(id) "x"/releases/.transfer-0123456789ab' '/opt/it'\''s $(id) "x"/releases/.removing-0123456789ab' '/opt/it'\''s $(id) "x"/releases/.incoming-0123456789ab'
+) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
+cc_rc=${cc_out##*@rc:TOKEN:}
+cc_rc=${cc_rc%%:*}
+if [ "$cc_rc" != 0 ]; then
+cc_mark 6 failed "${cc_rc:=1}"
+printf %s "${cc_out%@rc:TOKEN:*}"
+exit "$cc_rc"
+fi
+cc_mark 6 changed 0
 fi
 exit 0

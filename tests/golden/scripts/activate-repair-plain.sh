@@ -32,6 +32,7 @@ cc_out=$({ (
 set -e
 [ -f /opt/llm/releases/.incoming-0123456789ab/.clusterctl/complete ] || { echo 'not everything has arrived; run the same command again'; exit 1; }
 cd -- /opt/llm/releases/.incoming-0123456789ab
+find . -type d ! -perm -200 -exec chmod u+w {} + # until it is sealed: the tool's user may be nobody special
 while IFS= read -r name; do rm -f -- "$(printf %b "$name")"; done <.clusterctl/stale
 sync -f . 2>/dev/null || sync # a release that has its name is whole on the disk too
 if [ -e /opt/llm/releases/0123456789ab ]; then
@@ -39,8 +40,6 @@ if [ -e /opt/llm/releases/0123456789ab ]; then
     mv -T -- /opt/llm/releases/0123456789ab /opt/llm/releases/.removing-0123456789ab
 fi
 mv -T -- /opt/llm/releases/.incoming-0123456789ab /opt/llm/releases/0123456789ab
-chmod -R u+rwX -- /opt/llm/releases/.transfer-0123456789ab
-rm -rf -- /opt/llm/releases/.transfer-0123456789ab
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
 cc_rc=${cc_rc%%:*}
@@ -166,8 +165,8 @@ set -e
 cd -- /opt/llm
 rm -f -- current.new
 ln -s -- releases/0123456789ab current.new
+echo "$(date +%s) "0123456789ab >>releases/.history # before the rename: what stands behind the current one was never reached
 mv -T -- current.new current
-echo "$(date +%s) "0123456789ab >>releases/.history
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
 cc_rc=${cc_rc%%:*}
@@ -178,10 +177,10 @@ exit "$cc_rc"
 fi
 cc_mark 5 changed 0
 fi
-echo @clusterctl:TOKEN:start:6:clean
+echo @clusterctl:TOKEN:start:6:tidy
 (
 set -e
-! [ -e /opt/llm/releases/.removing-0123456789ab ]
+for path in /opt/llm/releases/.transfer-0123456789ab /opt/llm/releases/.removing-0123456789ab /opt/llm/releases/.incoming-0123456789ab; do [ ! -e "$path" ] || exit 1; done
 ) </dev/null >/dev/null 2>&1
 cc_rc=$?
 if [ "$cc_rc" -eq 0 ]; then
@@ -189,8 +188,14 @@ cc_mark 6 ok 0
 else
 cc_out=$({ (
 set -e
-chmod -R u+rwX -- /opt/llm/releases/.removing-0123456789ab
-rm -rf -- /opt/llm/releases/.removing-0123456789ab
+discard() { # discard PATH...: also folders that may not be written to; files may be linked from releases that stay
+    for cc_path; do
+        [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
+        find "$cc_path" -type d '(' -perm -500 -o -exec chmod u+rx {} ';' ')' -exec chmod u+w {} +
+        rm -rf -- "$cc_path"
+    done
+}
+discard /opt/llm/releases/.transfer-0123456789ab /opt/llm/releases/.removing-0123456789ab /opt/llm/releases/.incoming-0123456789ab
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
 cc_rc=${cc_rc%%:*}

@@ -19,7 +19,12 @@ fi
 if [ -e "$root/releases" ] && [ ! -e "$root/releases/.clusterctl" ] && [ -n "$(ls -A "$root/releases" 2>&1)" ]; then
     fact releases.foreign yes
 fi
-if [ -e "$root/releases/$release.ok" ] && [ -d "$root/releases/$release" ]; then
+# With something of a broken deploy beside it, it is not complete: the last step of a deploy removes that.
+left=
+for path in "$root/releases/.transfer-$release" "$root/releases/.removing-$release"; do
+    [ ! -e "$path" ] || left=yes
+done
+if [ -z "$left" ] && [ -e "$root/releases/$release.ok" ] && [ -d "$root/releases/$release" ]; then
     fact release complete
 elif [ -d "$root/releases/$release" ]; then
     fact release unpacked
@@ -31,6 +36,9 @@ for mark in "$root"/releases/*.ok; do
     case $mark in */"$release.ok" | */'*.ok') ;; *) others=$((others + 1)) ;; esac
 done
 fact others "$others"
+for path in "$root"/releases/.incoming-*; do
+    [ ! -d "$path" ] || fact begun yes
+done
 # What the relay of a run that was killed has left.
 # The home that sshd knows, which HOME need not be.
 user=$(id -un 2>/dev/null) || user=

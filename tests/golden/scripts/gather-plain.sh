@@ -5,7 +5,7 @@ trap 'rm -f -- "$cc_worker"' 0
 # Begins a release, and takes from other releases what it shares with them. On the input come keys of lists, then the list
 # of files that can be made from those of another release, and the words to replace for that; a line "." ends each part.
 # Prints a line for each: have KEY (it is here already), damaged RELEASE KEY (somebody changed it: never linked), and
-# made NUMBER (the file of that line of the list was made).
+# made NUMBER (the file of that line of the list was made), free BYTES (that are left for what is sent).
 set -e
 umask 022
 releases=/opt/llm/releases
@@ -15,10 +15,10 @@ base=ba9876543210
 incoming=$releases/.incoming-$id
 transfer=$releases/.transfer-$id
 
-discard() { # discard PATH...: also folders without write permission
+discard() { # discard PATH...: also folders that may not be written to; files may be linked from releases that stay
     for cc_path; do
         [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
-        chmod -R u+rwX -- "$cc_path"
+        find "$cc_path" -type d '(' -perm -500 -o -exec chmod u+rx {} ';' ')' -exec chmod u+w {} +
         rm -rf -- "$cc_path"
     done
 }
@@ -122,4 +122,7 @@ if [ -s "$transfer/makes" ] && [ -d "$releases/$base" ] && command -v sed >/dev/
     cd /
 fi
 while read -r had; do echo "have $had"; done <"$transfer/have"
+# shellcheck disable=SC2046 # two numbers; what was left has made room
+set -- $(stat -f -c '%a %S' -- "$releases" 2>/dev/null)
+[ $# -ne 2 ] || echo "free $(($1 * $2))"
 echo end

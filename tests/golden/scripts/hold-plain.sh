@@ -48,7 +48,13 @@ end_workers() { # what runs under the lock on this machine and was left behind b
 release() { if owner && [ "$cc_id" = "$id" ] && [ "$cc_host" = "$host" ]; then end_workers; rm -rf -- "$lock"; fi; }
 
 mkdir -p -- "${lock%/*}" || exit 1
-if [ -n "$releases" ]; then true >"$releases/.clusterctl" || exit 1; fi
+if [ -n "$releases" ] && [ ! -e "$releases/.clusterctl" ]; then
+    if [ -n "$(ls -A -- "$releases")" ]; then
+        echo "$releases is not clusterctl's; choose a prefix in a folder of its own" >&2
+        exit 1
+    fi
+    true >"$releases/.clusterctl" || exit 1
+fi
 nobody=0
 until take; do
     if ! [ -d "$lock" ]; then

@@ -4,10 +4,14 @@ link=$(readlink -- '/opt/it'\''s $(id) "x"/current') && echo "current ${link##*/
 for release in "$root"/releases/*/; do
     release=${release%/}
     name=${release##*/}
-    [ -d "$release" ] || continue
+    case $name in *[!0-9a-f]*) continue ;; ????????????) ;; *) continue ;; esac # what we never made is not ours
+    [ -d "$release" ] && [ ! -L "$release" ] || continue
     state=broken
     [ -e "$release.ok" ] && state=ok
     echo "release $name $state $(stat -c %Y -- "$release.ok" 2>/dev/null || echo 0)"
+done
+for left in "$root"/releases/.incoming-* "$root"/releases/.transfer-* "$root"/releases/.removing-*; do
+    [ ! -d "$left" ] || echo "left ${left##*/}"
 done
 if [ -e "$root/releases/.history" ]; then
     while read -r when name; do echo "history $when $name"; done <"$root/releases/.history"

@@ -26,15 +26,18 @@ cc_mark 0 ok 0
 else
 cc_out=$({ (
 set -e
+discard() { # discard PATH...: also folders that may not be written to; files may be linked from releases that stay
+    for cc_path; do
+        [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
+        find "$cc_path" -type d '(' -perm -500 -o -exec chmod u+rx {} ';' ')' -exec chmod u+w {} +
+        rm -rf -- "$cc_path"
+    done
+}
 # The mark goes first, then the name, then the files: what is left of a removal that was killed is never taken for a release.
 rm -f -- /opt/llm/releases/0123456789ab.ok
-if [ -e /opt/llm/releases/.removing-0123456789ab ]; then
-    chmod -R u+rwX -- /opt/llm/releases/.removing-0123456789ab
-    rm -rf -- /opt/llm/releases/.removing-0123456789ab
-fi
+discard /opt/llm/releases/.removing-0123456789ab
 mv -T -- /opt/llm/releases/0123456789ab /opt/llm/releases/.removing-0123456789ab
-chmod -R u+rwX -- /opt/llm/releases/.removing-0123456789ab
-rm -rf -- /opt/llm/releases/.removing-0123456789ab
+discard /opt/llm/releases/.removing-0123456789ab
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
 cc_rc=${cc_rc%%:*}

@@ -1,4 +1,6 @@
 # Compares a release with its lists. Reads only. Prints a line for every difference, the name escaped like sha256sum's.
+LC_ALL=C # sha256sum translates what it says
+export LC_ALL
 umask 077
 release=/opt/llm/releases/0123456789ab
 cd -- "$release" || exit 1
