@@ -103,6 +103,7 @@ def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = N
         "PYTHONNOUSERSITE": "1",
         "PYTHONSAFEPATH": "1",  # a file named datasets.py beside the config must not be imported
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a crash in C++ says where every thread was
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

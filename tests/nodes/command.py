@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 CLUSTERCTL = Path(sys.executable).with_name("clusterctl")
@@ -21,4 +22,18 @@ def run(*argv, cwd, env=None, timeout=120):
         stdin=subprocess.DEVNULL,
     )
     assert "Traceback" not in result.stderr, result.stderr
+    return result
+
+
+def train(*argv, **options):
+    """``clusterctl train``, once more where torch crashed behind the end of a training.
+
+    Its C++ threads race with the end of the interpreter: github.com/pytorch/pytorch/issues/190489, seen once in about a
+    hundred trainings.
+    """
+    result = run("train", *argv, **options)
+    said = result.stdout + result.stderr
+    if result.returncode == 6 and "Training completed" in said and "terminate called without an active" in said:
+        warnings.warn(said, stacklevel=2)
+        result = run("train", *argv, **options)
     return result

@@ -132,7 +132,7 @@ def test_nothing_is_compiled_anew_when_llamafactory_starts(box, release):
 
 
 def test_llamafactory_trains(deployed, release):
-    result = run("train", "--nodes", "1", cwd=deployed)
+    result = command.train("--nodes", "1", cwd=deployed, timeout=600)
     assert result.returncode == 0, result.stderr + result.stdout
     record = max((deployed / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     said = json.loads((record / "run.json").read_text())

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 PREFIX = "/home/trainer/llm/current"  # the whole job runs as an ordinary user
 
 run = functools.partial(command.run, timeout=600)  # a real environment takes its time
+train = functools.partial(command.train, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_a_second_deploy_changes_nothing_and_says_so(deployed):
 
 @pytest.fixture(scope="module")
 def trained(deployed):
-    result = run("train", "--nodes", "2", cwd=deployed)
+    result = train("--nodes", "2", cwd=deployed)
     assert result.returncode == 0, result.stderr + result.stdout
     return result
 
