@@ -39,9 +39,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # The reader of our output went away (clusterctl ... | head): nothing to tell, and nobody to tell it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:
+        reporter.show_error(_unusable(error))
+        code = UsageError.exit_code
     finally:
         reporter.close()
     sys.exit(code)
+
+
+def _unusable(error: OSError) -> UsageError:
+    """What nobody nearer has found better words for: a file or folder of this machine that does not do what it must."""
+    why = error.strerror or str(error)
+    return UsageError(f"cannot use {error.filename}: {why}" if error.filename else why)
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

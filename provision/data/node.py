@@ -1,45 +1,57 @@
-"""What a push does on a node: the scripts, and what their answers mean. Pure."""
+"""What a push does on a node: the places it uses, the scripts, and what they are given to read. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from provision.data.tree import Pushed, Tree
-from provision.env.source.scan import Found
-from provision.errors import ClusterctlError, UsageError
+from provision.data.there import opened
+from provision.data.tree import STAGING, Pushed, Tree
+from provision.env.release.lists import escaped
+from provision.errors import UsageError
 from provision.model import Inventory
 from provision.render import render
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a push leads on a node, and where it keeps what is not there yet."""
+    """Where a push leads on a node, and where it keeps what has not come to its place yet."""
 
     root: PurePosixPath
     destination: PurePosixPath
+    folder: bool  # whether a folder is pushed, and not one file
 
     @classmethod
-    def of(cls, inventory: Inventory, destination: str) -> Spot:
+    def of(cls, inventory: Inventory, destination: str, *, folder: bool) -> Spot:
         """The places of a push.
 
         Raises:
             UsageError: the destination is not absolute, or lies where releases do.
         """
-        path = PurePosixPath(os.path.normpath(destination))
+        path = PurePosixPath(os.path.normpath(destination).replace("//", "/"))
         if not destination.startswith("/") or len(path.parts) < 2:
             raise UsageError(f"{destination!r} is no absolute path on the nodes", hint="clusterctl push SRC /data/NAME")
-        taken = inventory.root / "releases"
-        if path in (inventory.prefix, taken) or taken in path.parents or path in taken.parents:
-            raise UsageError(f"{path} is where clusterctl keeps releases", hint="choose another destination")
-        return cls(inventory.root, path)
+        taken = (inventory.prefix, inventory.root / "releases")
+        if any(each == path or each in path.parents or path in each.parents for each in taken):
+            raise UsageError(
+                f"{path} is where clusterctl keeps releases",
+                hint="choose another destination, such as /data/NAME; environments come with `clusterctl deploy`",
+            )
+        return cls(inventory.root, path, folder)
 
     @property
     def staging(self) -> str:
-        """Beside the destination, so that what has arrived only needs to be renamed."""
-        return f"{self.destination.parent}/.clusterctl-push-{self._id}"
+        """Where what has arrived waits: on the file system of its place, so that it only needs to be renamed.
+
+        For a folder that is in the folder, which may be a mount point, and the only one that the user may write in.
+        """
+        if self.folder:
+            return f"{self.destination}/{STAGING}folder"
+        name = hashlib.sha256(os.fsencode(self.destination.name)).hexdigest()[:12]
+        return f"{self.destination.parent}/{STAGING}{name}"
 
     @property
     def transfer(self) -> str:
@@ -51,82 +63,52 @@ class Spot:
         """Where legs are unpacked."""
         return f"{self.staging}/tree"
 
-    @property
-    def _id(self) -> str:
-        return hashlib.sha256(os.fsencode(str(self.destination))).hexdigest()[:12]
 
-
-@dataclass(frozen=True)
-class There:
-    """What a node has of the wanted paths: of files mode, size and mtime, of links the target, of folders the mode."""
-
-    files: dict[str, tuple[int, int, int]]
-    links: dict[str, str]
-    folders: dict[str, int]
-    tools: frozenset[str]
-    free_bytes: int | None
-
-
-def compare(spot: Spot) -> str:
-    """The read-only script that tells what of the wanted paths a node has; they come on its input, each with a NUL."""
-    return render("push/compare.sh.j2", destination=str(spot.destination), parent=str(spot.destination.parent))
+def compare(spot: Spot, token: str) -> str:
+    """The read-only script that tells what of the wanted paths a node has; ``paths`` come on its input."""
+    return render(
+        "push/compare.sh.j2",
+        token=token,
+        destination=str(spot.destination),
+        staging=spot.staging,
+        releases=f"{spot.root}/releases",
+        folder=spot.folder,
+    )
 
 
 def paths(tree: Tree) -> bytes:
-    """The input of ``compare``."""
-    return b"".join(os.fsencode(one.path or ".") + b"\0" for one in tree.found)
+    """The input of ``compare``: every path with a NUL."""
+    wanted = (one.path for one in tree.found if one.path)
+    return b"".join(os.fsencode(path) + b"\0" for path in (".", *wanted))
 
 
-def read_there(out: str) -> There:
-    """What ``compare`` found.
-
-    Raises:
-        ClusterctlError: the node refuses, or the output is not whole.
-    """
-    rows = out.splitlines()
-    for row in rows:
-        if row.startswith("refuse "):
-            raise ClusterctlError(row.removeprefix("refuse "))
-    if not rows or rows[-1] != "end":
-        raise ClusterctlError("its answer is incomplete")
-    files, links, folders = {}, {}, {}
-    for row in rows:
-        kind, _, rest = row.partition(" ")
-        if kind == "at":
-            mode, size, mtime, path = rest.split(" ", 3)
-            number = int(mode, 16)
-            if number & 0o170000 == 0o100000:
-                files[path] = (number & 0o777, int(size), int(mtime))
-            elif number & 0o170000 == 0o040000:
-                folders[path] = number & 0o777
-        elif kind == "link":
-            path, _, target = rest.partition("\t")
-            links[path] = target
-    facts = dict(row.split(" ", 1) for row in rows if row.startswith(("tools ", "free ")))
-    free = facts.get("free", "")
-    return There(files, links, folders, frozenset(facts["tools"].split()), int(free) if free else None)
+def open_folder(spot: Spot, mode: int) -> str:
+    """The script that makes the destination with this mode, or opens it, for a folder; before the lock is taken."""
+    return render(
+        "push/open.sh.j2",
+        destination=str(spot.destination),
+        staging=spot.staging,
+        mode=f"{mode:o}",
+        opened=f"{opened(mode):o}",
+    )
 
 
-def differing(tree: Tree, there: There) -> frozenset[str]:
-    """The paths of files and links that the node lacks, or has with another size, time or target."""
-    return frozenset(one.path for one in tree.found if one.type != "dir" and not _same(one, there))
-
-
-def missing_folders(tree: Tree, there: There) -> bool:
-    """Whether a folder is missing, or has another mode."""
-    return any(one.type == "dir" and there.folders.get(one.path) != one.mode for one in tree.found)
-
-
-def _same(one: Found, there: There) -> bool:
-    path = one.path or "."
-    if one.type == "link":
-        return there.links.get(path) == one.target
-    return there.files.get(path) == (one.mode, one.size, one.mtime)
+def close_folder(spot: Spot) -> str:
+    """The script that gives the destination the mode that it shall have; after the lock has gone."""
+    return render("push/close.sh.j2", destination=str(spot.destination), staging=spot.staging)
 
 
 def begin(spot: Spot) -> str:
-    """The script that makes room for a transfer, or goes on with one that broke off."""
-    return render("push/begin.sh.j2", transfer=spot.transfer, into=spot.into)
+    """The script that makes room for a transfer, or goes on with one that broke off; ``expected`` come on its input."""
+    return render("push/begin.sh.j2", staging=spot.staging, transfer=spot.transfer, into=spot.into)
+
+
+def expected(pushed: Pushed, keys: Iterable[str]) -> bytes:
+    """The input of ``begin``: what this node is to have in its staging folder, and keys of legs that others need."""
+    own = {leg.key for leg in pushed.legs}
+    lines = [f"want {name}\n" for name in (*pushed.small, *pushed.large)]
+    lines += [f"skip {key}\n" for key in keys if key not in own]
+    return "".join(lines).encode("ascii")
 
 
 def place(spot: Spot) -> str:
@@ -134,18 +116,23 @@ def place(spot: Spot) -> str:
     return render("push/place.sh.j2", staging=spot.staging, into=spot.into, destination=str(spot.destination))
 
 
-def moves(pushed: Pushed) -> bytes:
-    """The input of ``place``: folders, files with the place they are moved to, folders' modes; three lines each."""
-    fields: list[str] = []
-    for path, _ in pushed.folders:
-        fields += ["folder", path, ""]
-    for path in pushed.small:
-        if path:
-            fields += ["small", f"small/{path}", path.rpartition("/")[0]]
+def moves(pushed: Pushed, folders: Iterable[tuple[str, int]]) -> bytes:
+    """The input of ``place``, in the order in which it is done; ``folders`` are those that are made or changed."""
+    folders = tuple(folders)
+    return b"".join(escaped(line) + b"\n" for line in _moves(pushed, folders))
+
+
+def _moves(pushed: Pushed, folders: tuple[tuple[str, int], ...]) -> Iterator[str]:
+    for path, mode in folders:
+        yield f"folder {opened(mode):o} {path}"
+    for key, files in pushed.small.items():
+        if files == ("",):
+            yield f"one small/{key} "
         else:
-            fields += ["one", "small", ""]
+            yield f"group {key}"
+            yield from (f"small {path}" for path in files)
     for name, path in pushed.large.items():
-        fields += ["one", f"large/{name}", path]
-    for path, mode in reversed(pushed.folders):
-        fields += ["mode", path, f"{mode:o}"]
-    return b"".join(os.fsencode(field).replace(b"\\", b"\\\\").replace(b"\n", b"\\n") + b"\n" for field in fields)
+        yield f"one large/{name} {path}"
+    for path, mode in reversed(folders):
+        if mode != opened(mode):
+            yield f"mode {mode:o} {path}"

@@ -19,6 +19,7 @@ from provision.model import Leg
 
 LARGE = 64 << 20  # bytes; a larger file travels in ranges of this length, smaller ones in tars of about it
 MANY = 4096  # files in one tar at most
+STAGING = ".clusterctl-push-"  # what begins so in a folder is a push on its way there, or what is left of a broken one
 
 _BLOCK = 1 << 20
 
@@ -29,13 +30,15 @@ class Tree:
 
     Attributes:
         source: where it lies here.
-        found: every file, symlink and folder; one file alone has the empty path.
+        found: every file, symlink and folder below a pushed folder; one file alone has the empty path.
         skipped: sockets and the like, which stay behind.
+        mode: of the pushed folder itself.
     """
 
     source: Path
     found: tuple[Found, ...]
     skipped: tuple[str, ...] = ()
+    mode: int = 0o755
 
     @property
     def single(self) -> bool:
@@ -53,21 +56,24 @@ class Pushed:
     """What one node is sent: the legs, and where their files go when all of them are there.
 
     Attributes:
-        legs: small files unpack as ``small/PATH``, a large one as ``large/NAME``.
+        legs: small files unpack as ``small/KEY/PATH``, so that different tars never mix; a large one as ``large/NAME``.
+        small: by the KEY of their leg, the paths of small files and symlinks.
         large: by NAME, the path of a large file.
-        small: the paths of small files and symlinks.
-        folders: all folders, parents first, with their modes.
     """
 
     legs: tuple[Leg, ...]
+    small: Mapping[str, tuple[str, ...]]
     large: Mapping[str, str]
-    small: tuple[str, ...]
-    folders: tuple[tuple[str, int], ...]
 
     @property
     def size(self) -> int:
         """Bytes on the wire."""
         return sum(leg.size for leg in self.legs)
+
+    @property
+    def room(self) -> int:
+        """Bytes that it takes on a node: a leg is there twice while it is unpacked."""
+        return self.size + max((leg.size for leg in self.legs), default=0)
 
 
 def look(source: Path) -> Tree:
@@ -83,8 +89,8 @@ def look(source: Path) -> Tree:
             f"{source}: {(error.strerror or str(error)).lower()}", hint="clusterctl push SRC DEST"
         ) from error
     if source.is_dir():
-        tree = scan.walk(source, "", leave_out=lambda _path, _name: False)
-        return Tree(source, tree.found, tree.skipped)
+        tree = scan.walk(source, "", leave_out=lambda _path, name: name.startswith(STAGING))
+        return Tree(source, tree.found, tree.skipped, status.st_mode & 0o777)
     if not source.is_file():
         raise UsageError(f"{source} is neither a file nor a folder", hint="clusterctl push SRC DEST")
     one = Found("", str(source.resolve()), "file", status.st_mode & 0o777, status.st_mtime_ns, status.st_size)
@@ -92,26 +98,36 @@ def look(source: Path) -> Tree:
 
 
 def plan(tree: Tree, wanted: frozenset[str], *, limit: int = LARGE) -> Pushed:
-    """The legs for those files and symlinks whose paths are ``wanted``, in an order that is the same every time."""
-    files = [one for one in tree.found if one.type != "dir" and one.path in wanted]
-    large = [one for one in files if one.size > limit]
-    small = [one for one in files if one.size <= limit]
-    names = {one.path: _name(one) for one in large}
+    """The legs for those files and symlinks whose paths are ``wanted``, in an order that is the same every time.
+
+    Which small files go together does not depend on what is wanted of them: where some have their place already, the
+    others' legs are still the same.
+    """
+    files = [one for one in tree.found if one.type != "dir"]
+    groups = (
+        tuple(one for one in group if one.path in wanted)
+        for group in _groups((one for one in files if one.size <= limit), limit)
+    )
+    small = {_key(*map(_name, group)): group for group in groups if group}
+    large = {_name(one): one for one in files if one.size > limit and one.path in wanted}
     return Pushed(
         legs=(
-            *(_tar_leg(group) for group in _groups(small, limit)),
-            *(leg for one in large for leg in _ranges(one, names[one.path], limit)),
+            *(_tar_leg(key, group) for key, group in small.items()),
+            *(leg for name, one in large.items() for leg in _ranges(one, name, limit)),
         ),
-        large={name: path for path, name in names.items()},
-        small=tuple(one.path for one in small),
-        folders=tuple((one.path, one.mode) for one in tree.found if one.type == "dir"),
+        small={key: tuple(one.path for one in group) for key, group in small.items()},
+        large={name: one.path for name, one in large.items()},
     )
 
 
 def _name(one: Found) -> str:
     """What names this content of a file: where it goes, how long it is, and when it was written."""
-    told = f"{one.path}\0{one.mode}\0{one.size}\0{one.mtime_ns}\0{one.target}"
-    return hashlib.sha256(os.fsencode(told)).hexdigest()
+    return _key(one.path, str(one.mode), str(one.size), str(one.mtime_ns), one.target)
+
+
+def _key(*words: str) -> str:
+    """Short, since it stands in the name of every file in a tar."""
+    return hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()[:24]
 
 
 def _groups(files: Iterable[Found], limit: int) -> Iterator[tuple[Found, ...]]:
@@ -127,19 +143,18 @@ def _groups(files: Iterable[Found], limit: int) -> Iterator[tuple[Found, ...]]:
         yield tuple(group)
 
 
-def _entry(one: Found) -> Entry:
-    return Entry(f"small/{one.path}".rstrip("/"), one.type, one.mode, one.mtime, one.size, target=one.target)
+def _entry(key: str, one: Found) -> Entry:
+    return Entry(f"small/{key}/{one.path}".rstrip("/"), one.type, one.mode, one.mtime, one.size, target=one.target)
 
 
-def _tar_leg(group: tuple[Found, ...]) -> Leg:
-    key = hashlib.sha256("".join(map(_name, group)).encode()).hexdigest()
-    return Leg(key, "tar", sum(tar.span(_entry(one)) for one in group), partial(_tar, group))
+def _tar_leg(key: str, group: tuple[Found, ...]) -> Leg:
+    return Leg(key, "tar", sum(tar.span(_entry(key, one)) for one in group), partial(_tar, key, group))
 
 
-def _tar(group: tuple[Found, ...]) -> Iterator[bytes]:
+def _tar(key: str, group: tuple[Found, ...]) -> Iterator[bytes]:
     """A tar stream of whole files; each is compared with what the walk saw when it has been read."""
     for one in group:
-        yield tar.entry_header(_entry(one))
+        yield tar.entry_header(_entry(key, one))
         if one.type == "file":
             yield from _read(one, 0, one.size)
             yield bytes(tar.padding(one.size))

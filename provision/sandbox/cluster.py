@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, final
@@ -13,14 +13,14 @@ from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Node, ignore
 from provision.sandbox import files, network, node
 from provision.sandbox.process import SYSTEM_PATH, Process, kill
-from provision.sandbox.state import NodeState, State, load_all
+from provision.sandbox.state import NodeState, State, load_all, save
 from provision.sandbox.take_down import down
 
 Status = Literal["starting", "up", "broken"]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Sandbox:
     """A rehearsal cluster of this machine. As a context manager it goes down at the end of the block."""
 
@@ -145,8 +145,35 @@ class Sandbox:
         return node.log(self.state, self._node(name)).read_text(encoding="utf-8", errors="replace")
 
     def power_off(self, name: str) -> None:
-        """Ends every process of a node at once, as a power cut does. Its disk stays; it does not come back."""
+        """Ends every process of a node at once, as a power cut does. Its disk stays; see ``power_on``."""
         kill([self._running(name)])
+
+    def power_on(self, name: str) -> None:
+        """Starts a node again that is off, and waits for its sshd.
+
+        The disk is as it was, what lay in memory (``/dev/shm``, ``/run``) and what was mounted is gone. All nodes have
+        the machine's kernel, whose boot id stays: a file with a new one is mounted over it in ``/proc``, so that
+        programs of the node which look there see a new start. Uptime and start times of processes go on.
+
+        Raises:
+            ClusterctlError: the node is on.
+            NodesFailedError: it does not come up.
+        """
+        off = self._node(name)
+        if off.init and off.init.alive:
+            raise ClusterctlError(f"{name} of sandbox {self.name} is on")
+
+        def keep(started: State) -> None:
+            nodes = tuple(started.nodes[0] if each.name == name else each for each in self.state.nodes)
+            self.state = replace(self.state, nodes=nodes)
+            save(self.state)
+
+        started = node.start(replace(self.state, nodes=(off,)), keep, anew=True)
+        script = "cat /proc/sys/kernel/random/uuid >/run/boot_id && mount --bind /run/boot_id {0}"
+        done = self.enter(name, ["sh", "-c", script.format("/proc/sys/kernel/random/boot_id")])
+        if done.returncode:
+            raise ClusterctlError(f"{name} cannot be given a boot id: {done.stderr.strip()}")
+        node.wait_ready(started, lambda _number: None)
 
     def unplug(self, name: str) -> None:
         """Pulls the network cable of a node, which runs on."""

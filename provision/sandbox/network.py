@@ -89,14 +89,16 @@ def plug(state: State) -> None:
         f"address add {subnet.network_address + 1}/{subnet.prefixlen} dev {controller}",
         f"link set {controller} up",
     ]
-    for node in state.nodes:
-        assert node.init is not None, f"{node.name} has no process yet"
-        lines.append(f"link add {node.link} master {state.bridge} up type veth peer name eth0 netns {node.init.pid}")
-    run("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
-    if state.rate:
-        shape = f"root tbf rate {state.rate} burst {burst(state.rate)} latency 50ms"
-        ends = [*state.uplink, *(node.link for node in state.nodes)]
-        run("tc", "-batch", "-", stdin="".join(f"qdisc add dev {end} {shape}\n" for end in ends))
+    run("ip", "-batch", "-", stdin="\n".join([*lines, *_cables(state)]) + "\n")
+    _shape(state, [*state.uplink, *(node.link for node in state.nodes)])
+
+
+def plug_anew(state: State) -> None:
+    """Makes the cables of nodes that were off; the switch is there, and what the old cables have left goes first."""
+    with suppress(ClusterctlError):  # a cable goes with its node, but not at once
+        run("ip", "-force", "-batch", "-", stdin="".join(f"link delete {node.link}\n" for node in state.nodes))
+    run("ip", "-batch", "-", stdin="\n".join(_cables(state)) + "\n")
+    _shape(state, [node.link for node in state.nodes])
 
 
 def unplug(state: State) -> None:
@@ -125,6 +127,24 @@ def set_cable(state: State, link: str, *, connected: bool) -> None:
     """Pulls the cable of a node or plugs it in again."""
     assert link in state.links, link
     run("ip", "link", "set", link, "up" if connected else "down")
+
+
+def _cables(state: State) -> list[str]:
+    """The words for ip that make every node's cable."""
+    lines = []
+    for node in state.nodes:
+        assert node.init is not None, f"{node.name} has no process yet"
+        # A machine keeps its hardware address when it starts again: others would look for it at the old one.
+        hardware = ipaddress.ip_address(node.address).packed.hex(":")
+        peer = f"peer name eth0 address 02:cc:{hardware} netns {node.init.pid}"
+        lines.append(f"link add {node.link} master {state.bridge} up type veth {peer}")
+    return lines
+
+
+def _shape(state: State, ends: Iterable[str]) -> None:
+    if state.rate:
+        shape = f"root tbf rate {state.rate} burst {burst(state.rate)} latency 50ms"
+        run("tc", "-batch", "-", stdin="".join(f"qdisc add dev {end} {shape}\n" for end in ends))
 
 
 def _candidates() -> Iterator[IPv4Network]:

@@ -52,12 +52,13 @@ def log(state: State, node: NodeState) -> Path:
     return state.folder(node) / "log"
 
 
-def start(state: State, save: Callable[[State], None]) -> State:
+def start(state: State, save: Callable[[State], None], *, anew: bool = False) -> State:
     """Starts every node and connects it to the network.
 
     Args:
         state: whose nodes have their disks and scripts.
         save: called with the process ids of the nodes before any of them goes on without us.
+        anew: the nodes were off; the network is there.
 
     Returns:
         The state with the nodes' first processes.
@@ -71,7 +72,10 @@ def start(state: State, save: Callable[[State], None]) -> State:
         ]
         state = replace(state, nodes=tuple(each.identified() for each in starting))
         save(state)
-        network.plug(state)
+        if anew:
+            network.plug_anew(state)
+        else:
+            network.plug(state)
         for each in starting:
             each.plug()
         for each in starting:

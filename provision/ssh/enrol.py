@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "/opt/llm/current"
 _KEY_NAME = "clusterctl_key"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-_PATIENCE = 20  # seconds for another node that writes to a shared home
+_PATIENCE = 100  # tenths of a second after which whoever writes to a shared home counts as dead
+_DEADLINE = 60.0  # seconds; several may have to be waited for
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _install(inventory: Inventory, remote: SshRemote) -> None:
         do=render("enrol/install_key.sh.j2", line=line, blob=blob, patience=_PATIENCE),
     )
     token = secrets.token_hex(8)
-    answer = remote.run(compile_steps([step], token=token), deadline=_PATIENCE + 40)
+    answer = remote.run(compile_steps([step], token=token), deadline=_DEADLINE)
     results = parse(token, answer.out)
     if answer.rc == 0 and results:
         return

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import paramiko
 
+from provision.render import quote
 from provision.ssh.prompts import PasswordRefused, Passwords
 from provision.ssh.wire import NodeUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from provision.model import Node
 
@@ -52,7 +54,7 @@ def log_in(
         NodeUnreachable: no way in.
         Again: the node hung up while the user typed.
     """
-    notes: list[str] = []
+    notes: dict[str, str] = {}
     allowed = _offer_nothing(transport, user)
     if not allowed:
         return True
@@ -72,14 +74,16 @@ def log_in(
                 return True
             break  # accepted, and the node wants a password too
     why = "; ".join(notes) or "no key was accepted"
+    mend = "; ".join(filter(None, notes.values()))
     if not {"password", "keyboard-interactive"} & set(allowed):
         raise NodeUnreachable(
             node,
             f"login as {user} at {where} refused: {why}",
-            hint="is this the right user, and is the key in its authorized_keys?",
+            hint=mend or "is this the right user, and is the key in its authorized_keys?",
         )
-    if passwords is None:
-        raise NodeUnreachable(node, f"login as {user} at {where} needs a password: {why}", hint="clusterctl init")
+    if passwords is None or (only and mend):  # none is asked for in place of a key that is to be mended
+        why = f"login as {user} at {where} needs a password: {why}"
+        raise NodeUnreachable(node, why, hint=mend or "clusterctl init")
     try:
         passwords.try_at(user, where, lambda password: _try_password(transport, user, password))
     except PasswordRefused as refused:
@@ -96,8 +100,8 @@ def _offer_nothing(transport: paramiko.Transport, user: str) -> list[str]:
     return []
 
 
-def _keys(only: Path | None, configured: list[str], notes: list[str]) -> Iterator[paramiko.PKey]:
-    """The keys to try, in order. ``notes`` takes what was wrong with one."""
+def _keys(only: Path | None, configured: list[str], notes: dict[str, str]) -> Iterator[paramiko.PKey]:
+    """The keys to try, in order. ``notes`` takes what was wrong with one, and what mends it where that is plain."""
     agent = paramiko.Agent()
     try:
         held = {key.asbytes(): key for key in agent.get_keys()}
@@ -109,22 +113,31 @@ def _keys(only: Path | None, configured: list[str], notes: list[str]) -> Iterato
             files += [Path.home() / ".ssh" / f"id_{kind}" for kind in ("ed25519", "ecdsa", "rsa")]
             yield from held.values()
         for file in dict.fromkeys(files):
-            if not file.exists() and file != only:
-                continue
-            try:
-                yield paramiko.PKey.from_path(file)
-            except (paramiko.PasswordRequiredException, TypeError):
-                if (public := _public_blob(file)) in held:
-                    if only:
-                        yield held[public]
-                else:
-                    notes.append(f"{file} has a passphrase and is not in the agent (ssh-add {file})")
-            except FileNotFoundError:
-                notes.append(f"{file} does not exist")
-            except (paramiko.SSHException, OSError, ValueError) as error:
-                notes.append(f"{file} cannot be read: {text_of(error)}")
+            if (file.exists() or file == only) and (key := _key(file, held, notes, only=bool(only))):
+                yield key
     finally:
         agent.close()
+
+
+def _key(file: Path, held: Mapping[bytes, paramiko.PKey], notes: dict[str, str], *, only: bool) -> paramiko.PKey | None:
+    """The key in a file, or what the agent holds of it; None with a note where it is of no use."""
+    try:
+        key = paramiko.PKey.from_path(file)
+        stat = file.stat()
+    except (paramiko.PasswordRequiredException, TypeError):
+        if (public := _public_blob(file)) and public in held:
+            return held[public] if only else None  # else it was tried with the agent's other keys
+        notes[f"{file} has a passphrase and is not in the agent (ssh-add {file})"] = ""
+    except FileNotFoundError:
+        notes[f"{file} does not exist"] = ""
+    except (paramiko.SSHException, OSError, ValueError) as error:
+        notes[f"{file} cannot be read: {text_of(error)}"] = ""
+    else:
+        # Said here rather than when the bytes are to be sent: the system's ssh does not take such a key.
+        if stat.st_uid != os.getuid() or not stat.st_mode & 0o077 or key.asbytes() in held:
+            return key
+        notes[f"others may read {file}, and ssh refuses such a key"] = f"chmod 600 {quote(file)}"
+    return None
 
 
 def _try_password(transport: paramiko.Transport, user: str, password: str) -> bool:

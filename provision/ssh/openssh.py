@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
 
-# ssh's own words (OpenSSH 7.4 to 10) and ours.
+# ssh's own words and ours.
 _REASONS = (
     ("Connection refused", "the node refuses connections", "is sshd running there, and on this port?"),
     ("timed out", "no answer from the node", "is the node up, and is ssh let through?"),
@@ -117,6 +117,9 @@ def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]
         "ForwardAgent": "no",
         "ForwardX11": "no",
         "PermitLocalCommand": "no",
+        # RemoteCommand came with 7.6. All unknown options, not this one alone: the first IgnoreUnknown counts, and the
+        # user's own ssh_config may need one.
+        "IgnoreUnknown": "*",
         "RemoteCommand": "none",
         "RequestTTY": "no",
         "LogLevel": "ERROR",

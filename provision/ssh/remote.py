@@ -85,6 +85,7 @@ class Connections:
         self._session = Session(inventory, prompts)
         self._lock = threading.Lock()
         self._slots: dict[str, _Slot] = {}
+        self._further: list[SshRemote] = []
         self._closed = False
 
     def __getitem__(self, node: Node) -> SshRemote:
@@ -101,11 +102,20 @@ class Connections:
                 raise NodeUnreachable(node, "the program is ending")
             return slot.remote
 
+    def further(self, node: Node) -> SshRemote:
+        """Another connection to a node, for the caller alone: to close it ends nothing that others run there."""
+        remote = _connect(self._session, node)
+        with self._lock:
+            self._further.append(remote)
+        if self._closed:
+            remote.close()
+        return remote
+
     def close(self) -> None:
         """Close every connection; scripts that still run are told to end."""
         self._closed = True
         with self._lock:
-            remotes = [slot.remote for slot in self._slots.values() if slot.remote]
+            remotes = [*(slot.remote for slot in self._slots.values() if slot.remote), *self._further]
         closers = [threading.Thread(target=remote.close, daemon=True) for remote in remotes]
         for closer in closers:
             closer.start()

@@ -123,7 +123,7 @@ def deploy(
         todo = examine.describe(facts, places, repair=repair)
         work = [node for node in nodes if todo[node.name] != "unchanged"]
         if not dry_run:
-            _forget(inventory, [node for node in nodes if facts[node.name].relay_left], connections)
+            _forget(inventory, [node for node in nodes if facts[node.name].relay_left], connections, places)
         if not work and scripts_to is None:
             return DeployResult(places.release_id, todo, dry_run=dry_run)
         relocated = _relocate(bundle, places, accept_unrewritable=accept_unrewritable, emit=emit)
@@ -161,11 +161,11 @@ def deploy(
     return DeployResult(places.release_id, states, sent.bytes, seconds, times)
 
 
-def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections) -> None:
-    """Remove the keys that the relay of a killed run has left, unless another run is at work there."""
+def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections, places: Places) -> None:
+    """Remove the keys that the relay of a killed deploy has left, unless another one is at work there."""
     if nodes:
         with suppress(PreflightError), held(inventory, nodes, connections):
-            clean(inventory, nodes, connections)
+            clean(inventory, nodes, connections, places.releases)
 
 
 def _past(word: str) -> str:

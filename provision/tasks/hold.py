@@ -117,7 +117,7 @@ def _refuse_busy(holders: Sequence[_Holder]) -> None:
     busy = {}
     for holder in holders:
         if match := re.fullmatch(r"busy (-?\d+) (.*)", holder.state):
-            busy[holder.node.name] = f"another command of {match[2]} has been at work here for {_ago(int(match[1]))}"
+            busy[holder.node.name] = f"another command of {match[2]} {_since(int(match[1]))}"
     if busy:
         raise PreflightError(
             f"{len(busy)} of {len(holders)} nodes are taken by another command; nothing was changed",
@@ -126,5 +126,7 @@ def _refuse_busy(holders: Sequence[_Holder]) -> None:
         )
 
 
-def _ago(seconds: int) -> str:
-    return f"{seconds} s" if abs(seconds) < 120 else f"{seconds // 60} min"
+def _since(seconds: int) -> str:
+    if seconds < 0:  # the clock was set back, or another node's is ahead
+        return "is at work here"
+    return "has been at work here for " + (f"{seconds} s" if seconds < 120 else f"{seconds // 60} min")

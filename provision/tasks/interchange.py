@@ -15,17 +15,17 @@ from typing import Any
 
 from provision.env.bundle.manifest import Manifest
 from provision.env.bundle.reader import Bundle, open_bundle
-from provision.env.interchange import files
 from provision.env.interchange.export import Exported, compression, export
 from provision.env.interchange.importing import import_archive, origin
 from provision.env.interchange.unpack import format_of
-from provision.env.packing import writer
+from provision.env.packing import temporary, writer
+from provision.env.packing.output import lies_in
 from provision.env.packing.pack import pack
 from provision.env.report.words import number, size
 from provision.env.source.find import find_env
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice
-from provision.tasks.pack import SUFFIX
+from provision.tasks.pack import SUFFIX, refuse_folder
 
 DEFAULT_SUFFIX = ".tar.gz"  # conda-pack's
 
@@ -56,15 +56,15 @@ def pack_archive(
         BundleError: the environment could not be packed, or the bundle is damaged.
     """
     began = time.monotonic()
-    if env is not None and env.endswith(SUFFIX) and Path(env).is_file():
+    if env is not None and env.endswith(SUFFIX) and os.path.isfile(env):  # noqa: PTH113 - False where unreadable
         bundle = open_bundle(Path(env))
         out = _checked(output or Path(bundle.manifest.name + DEFAULT_SUFFIX))
         return _export(bundle, out, began, emit)
     prefix = find_env(env, environ)
     out = _checked(output or Path(prefix.name + DEFAULT_SUFFIX))
-    if out.resolve().is_relative_to(prefix.resolve()):
+    if lies_in(out, prefix):
         raise UsageError(f"{out} would lie inside the environment", hint="write it elsewhere with --output")
-    with files.folder_beside(out) as folder:
+    with temporary.folder_beside(out) as folder:
         path = folder / (prefix.name + SUFFIX)
         pack(prefix, path, name=prefix.name, emit=emit, **options)
         return _export(open_bundle(path), out, began, emit)
@@ -80,8 +80,8 @@ def bundle_of(path: Path, *, emit: Emit) -> Path:
         BundleError: an archive that cannot be used.
         UsageError: the bundle cannot be written.
     """
-    if not path.is_file() or SUFFIX in path.suffixes or _is_bundle(path) or format_of(path) is None:
-        return path  # whatever it is, ``open_bundle`` knows what to say
+    if SUFFIX in path.suffixes or not os.path.isfile(path) or format_of(path) is None or _is_bundle(path):  # noqa: PTH113
+        return path  # whatever it is, or why it cannot be read, ``open_bundle`` knows what to say
     out = path.with_name(path.name + SUFFIX)
     if not os.access(out.parent, os.W_OK):
         out = Path(out.name)
@@ -114,8 +114,7 @@ def archived(result: ExportResult) -> tuple[Mapping[str, Any], str]:
 
 
 def _checked(out: Path) -> Path:
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder", hint=f"--output {out / ('NAME' + DEFAULT_SUFFIX)}")
+    refuse_folder(out, f"--output {out / ('NAME' + DEFAULT_SUFFIX)}")
     compression(out)
     return out
 

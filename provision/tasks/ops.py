@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,4 +51,5 @@ def additions(
 def _cache(environ: Mapping[str, str]) -> Path:
     if given := environ.get("CLUSTERCTL_CACHE"):
         return Path(given)
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl"
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
+    return Path(environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "clusterctl"

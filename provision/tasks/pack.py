@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -75,8 +76,7 @@ def pack_env(
     """
     prefix = find_env(env, environ)
     out = output or Path(prefix.name + SUFFIX)
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder", hint=f"clusterctl pack-env -o {out / (prefix.name + SUFFIX)}")
+    refuse_folder(out, f"clusterctl pack-env -o {out / (prefix.name + SUFFIX)}")
     whole = slices.name_of(out)
     if whole != out:
         raise UsageError(f"{out} is the name of a part of {whole.name}", hint=f"clusterctl pack-env -o {whole}")
@@ -97,6 +97,16 @@ def pack_env(
     )
     files = slices.find(out)
     return PackResult(out, manifest, files.size, time.monotonic() - began, files.files)
+
+
+def refuse_folder(out: Path, hint: str) -> None:
+    """Notice before anything is done that a file cannot have this name.
+
+    Raises:
+        UsageError: there is a folder of that name.
+    """
+    if os.path.isdir(out):  # noqa: PTH112 - False where this user may not look; that it cannot be written is said later
+        raise UsageError(f"{out} is a folder", hint=hint)
 
 
 def parse_size(text: str) -> int:

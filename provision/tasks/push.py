@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.data import node as place
-from provision.data.node import Spot, There
+from provision.data import node as scripts
+from provision.data.node import Spot
+from provision.data.there import Lack, lack, read
 from provision.data.tree import Pushed, Tree, look, plan
 from provision.env.report.words import size
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
 from provision.inventory import fold
-from provision.model import Emit, Inventory, Leg, Node, Notice, StageFinished, StageStarted, Wire
+from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason, split
 from provision.tasks.hold import guarded, held, lock_of
@@ -54,7 +56,27 @@ class _Push:
     tree: Tree
     spot: Spot
     emit: Emit
+    lacks: Mapping[str, Lack] = field(default_factory=dict)
+    plans: Mapping[str, Pushed] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+
+    def well(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those that have not failed."""
+        return [node for node in nodes if node.name not in self.failed]
+
+    def each(self, nodes: Sequence[Node], do: Callable[[Node], object]) -> None:
+        """Do the same on every node; one that fails stops no other."""
+        answers = fan_out(nodes, do)
+        for node in nodes:
+            if isinstance(answer := answers[node.name], ClusterctlError):
+                self.failed[node.name] = reason(answer, self.inventory, node)
+
+    def run(self, node: Node, script: str, stdin: bytes = b"") -> str:
+        """What a script says that must end well."""
+        result = self.connections[node].run(script, stdin=[stdin], deadline=_DEADLINE)
+        if result.rc != 0:
+            raise ClusterctlError(" ".join(result.err.split()) or f"a script ended with status {result.rc}")
+        return result.out
 
 
 def push(
@@ -85,29 +107,35 @@ def push(
     Raises:
         UsageError: the source cannot be read, or the destination is no place for it.
         BundleError: a file changed while it was read.
-        PreflightError: nodes that cannot take it; nothing was changed anywhere.
+        PreflightError: nodes that cannot take it, or are taken by another push; nothing was changed anywhere.
         NodesFailedError: some nodes failed, the others are done.
     """
     began = time.monotonic()
-    spot = Spot.of(inventory, destination)
+    spot = Spot.of(inventory, destination, folder=source.is_dir())
     tree = look(source)
     for path in tree.skipped:
         emit(Notice(f"{path} is a socket, pipe or device and stays behind", "warning"))
     with Connections(inventory, prompts) as connections:
         work = _Push(inventory, connections, tree, spot, emit)
-        there = _compare(work, nodes)
-        plans = {name: plan(tree, place.differing(tree, has)) for name, has in there.items()}
-        todo = [node for node in nodes if _differs(tree, plans[node.name], there[node.name])]
-        _refuse_small(todo, plans, there)
+        work.lacks = _compare(work, nodes)
+        wanted = {name: each.wanted for name, each in work.lacks.items()}
+        plans = {each: plan(tree, each) for each in set(wanted.values())}  # nodes that lack the same have the same
+        work.plans = {name: plans[each] for name, each in wanted.items()}
+        todo = [node for node in nodes if work.plans[node.name].legs or work.lacks[node.name].incomplete]
+        _refuse_small(work, todo)
         states = {node.name: "unchanged" for node in nodes}
         sent = 0
         if dry_run or not todo:
-            states |= {node.name: f"send {len(plans[node.name].legs)} pieces" for node in todo}
+            states |= {node.name: _would(work.plans[node.name]) for node in todo}
         else:
+            _open(work, todo)
+            todo = work.well(todo)
             with held(inventory, todo, connections, spot.staging) as shared:
                 own = [node for node in todo if not shared[node.name]]
-                sent = _send(work, own, plans, there, relay=relay)
-                _place(work, [node for node in own if node.name not in work.failed], plans)
+                _begin(work, own)
+                sent = _send(work, work.well(own), relay=relay)
+                opened = _place(work, work.well(own))
+            _close(work, opened)
             states |= {
                 node.name: f"shared with {shared[node.name]}" if shared[node.name] else "pushed" for node in todo
             }
@@ -122,101 +150,104 @@ def push(
     return PushResult(source, str(spot.destination), files, tree.size, states, sent, seconds, dry_run)
 
 
-def _differs(tree: Tree, pushed: Pushed, there: There) -> bool:
-    return bool(pushed.legs) or place.missing_folders(tree, there)
+def _would(pushed: Pushed) -> str:
+    return f"send {len(pushed.legs)} pieces" if pushed.legs else "put folders in order"
 
 
-def _compare(work: _Push, nodes: Sequence[Node]) -> dict[str, There]:
-    """What every node has; one error names all that cannot take the rest."""
+def _compare(work: _Push, nodes: Sequence[Node]) -> dict[str, Lack]:
+    """What every node lacks; one error names all that cannot take it."""
     began = time.monotonic()
     work.emit(StageStarted("compare", "Comparing with the nodes", len(nodes), "nodes"))
-    script = place.compare(work.spot)
-    wanted = place.paths(work.tree)
+    token = secrets.token_hex(8)
+    script = scripts.compare(work.spot, token)
+    wanted = scripts.paths(work.tree)
+    known: dict[frozenset[str], frozenset[str]] = {}  # most nodes lack the same, which may be a million names
 
-    def ask(node: Node) -> There | str:
-        result = work.connections[node].run(script, stdin=[wanted], deadline=_DEADLINE)
-        if result.out.startswith("refuse "):
-            return result.out.strip().removeprefix("refuse ")
-        return place.read_there(result.out)
+    def ask(node: Node) -> Lack:
+        out = work.connections[node].run(script, stdin=[wanted], deadline=_DEADLINE).out
+        found = lack(work.tree, read(out, token), str(work.spot.destination))
+        return replace(found, wanted=known.setdefault(found.wanted, found.wanted))
 
     answers = fan_out(nodes, ask)
-    refused = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
-    split(work.inventory, nodes, answers, command="push", also=refused)
+    refused = {name: each.refused for name, each in answers.items() if isinstance(each, Lack) and each.refused}
+    lacks = split(work.inventory, nodes, answers, command="push", also=refused)
     if refused:
         raise PreflightError(
             f"{len(refused)} of {len(nodes)} nodes cannot take {work.spot.destination}; nothing was changed",
             reasons=refused,
         )
-    there = {name: answer for name, answer in answers.items() if isinstance(answer, There)}
-    states = {
-        name: f"{len(place.differing(work.tree, has))} of {len(work.tree.found)} differ" for name, has in there.items()
-    }
+    states = {name: f"{len(each.wanted)} of {len(work.tree.found)} differ" for name, each in lacks.items()}
     work.emit(StageFinished("compare", time.monotonic() - began, states))
-    return there
+    return lacks
 
 
-def _refuse_small(nodes: Sequence[Node], plans: Mapping[str, Pushed], there: Mapping[str, There]) -> None:
-    small = {
-        node.name: f"{size(free)} free, {size(plans[node.name].size)} are needed; free some space"
-        for node in nodes
-        if (free := there[node.name].free_bytes) is not None and free < plans[node.name].size
-    }
+def _refuse_small(work: _Push, nodes: Sequence[Node]) -> None:
+    small = {}
+    for node in nodes:
+        has, needed = work.lacks[node.name], work.plans[node.name].room
+        if has.free_bytes is not None and has.free_bytes + has.staged < needed:
+            here = f" beside {size(has.staged)} of a broken push in {work.spot.staging}" if has.staged else ""
+            small[node.name] = f"{size(has.free_bytes)} free{here}, {size(needed)} are needed; free some space"
     if small:
         raise PreflightError(f"{len(small)} of {len(nodes)} nodes are too full; nothing was changed", reasons=small)
 
 
-def _send(
-    work: _Push, nodes: Sequence[Node], plans: Mapping[str, Pushed], there: Mapping[str, There], *, relay: bool
-) -> int:
-    """Bring what each node lacks beside its place; nodes that lack the same get it in one transfer."""
-    spot = work.spot
-    answers = fan_out(nodes, lambda node: work.connections[node].run(place.begin(spot), deadline=_DEADLINE))
-    for node in nodes:
-        answer = answers[node.name]
-        if isinstance(answer, ClusterctlError):
-            work.failed[node.name] = reason(answer, work.inventory, node)
-        elif answer.rc != 0:
-            work.failed[node.name] = " ".join(answer.err.split()) or "could not begin"
-    alike: dict[tuple[str, ...], list[Node]] = {}
-    for node in nodes:
-        if node.name not in work.failed:
-            alike.setdefault(tuple(leg.key for leg in plans[node.name].legs), []).append(node)
-    sent = 0
-    for group in alike.values():
-        targets = [
-            Target(
-                node=node, folder=spot.transfer, into=spot.into, wire="plain", has_ssh="ssh" in there[node.name].tools
-            )
-            for node in group
-        ]
-        legs: dict[Wire, tuple[Leg, ...]] = {"plain": plans[group[0].name].legs}
-        began = time.monotonic()
-        names = [node.name for node in group]
-        work.emit(StageStarted("send", f"Sending {spot.destination.name} to {fold(names)}", None, "bytes"))
-        result = transfer(work.inventory, targets, work.connections, legs, relay=relay, emit=work.emit)
-        sent += result.sent
-        received = {name: "failed" if result.errors.get(name) else "received" for name in names}
-        work.emit(StageFinished("send", time.monotonic() - began, received))
-        for node in group:
-            if error := result.errors.get(node.name):
-                work.failed[node.name] = reason(error, work.inventory, node)
-    return sent
+def _open(work: _Push, nodes: Sequence[Node]) -> None:
+    """Make the destination, or open it for its owner: what is on its way lies in it, and the lock."""
+    if work.spot.folder:
+        script = scripts.open_folder(work.spot, work.tree.mode)
+        work.each(nodes, lambda node: work.run(node, script))
 
 
-def _place(work: _Push, nodes: Sequence[Node], plans: Mapping[str, Pushed]) -> None:
-    """Move what has arrived to its place."""
+def _begin(work: _Push, nodes: Sequence[Node]) -> None:
+    """Make room for what each node lacks; legs that only others lack count there as if they were there."""
+    script = guarded(lock_of(work.inventory, work.spot.staging), scripts.begin(work.spot))
+    keys = tuple(dict.fromkeys(leg.key for node in nodes for leg in work.plans[node.name].legs))
+    work.each(nodes, lambda node: work.run(node, script, scripts.expected(work.plans[node.name], keys)))
+
+
+def _send(work: _Push, nodes: Sequence[Node], *, relay: bool) -> int:
+    """Bring what each node lacks beside its place, whatever each of them lacks in one transfer."""
+    nodes = [node for node in nodes if work.plans[node.name].legs]
+    if not nodes:
+        return 0
+    began = time.monotonic()
+    spot, names = work.spot, [node.name for node in nodes]
+    work.emit(StageStarted("send", f"Sending {spot.destination.name} to {fold(names)}", None, "bytes"))
+    targets = [Target(node, spot.transfer, spot.into, "plain", work.lacks[node.name].has_ssh) for node in nodes]
+    legs = {leg.key: leg for node in nodes for leg in work.plans[node.name].legs}
+    result = transfer(
+        work.inventory, targets, work.connections, {"plain": tuple(legs.values())}, relay=relay, emit=work.emit
+    )
+    received = {name: "failed" if result.errors.get(name) else "received" for name in names}
+    work.emit(StageFinished("send", time.monotonic() - began, received))
+    for node in nodes:
+        if error := result.errors.get(node.name):
+            work.failed[node.name] = reason(error, work.inventory, node)
+    return result.sent
+
+
+def _place(work: _Push, nodes: Sequence[Node]) -> list[Node]:
+    """Move what has arrived to its place; the nodes on which the destination is to be closed after that."""
     began = time.monotonic()
     work.emit(StageStarted("place", "Moving to its place", len(nodes), "nodes"))
-    script = guarded(lock_of(work.inventory, work.spot.staging), place.place(work.spot))
+    script = guarded(lock_of(work.inventory, work.spot.staging), scripts.place(work.spot))
+    opened = []
 
     def move(node: Node) -> None:
-        result = work.connections[node].run(script, stdin=[place.moves(plans[node.name])], deadline=_DEADLINE)
-        if result.rc != 0 or not result.out.endswith("end\n"):
-            raise ClusterctlError(" ".join(result.err.split()) or "could not move what has arrived to its place")
+        told = scripts.moves(work.plans[node.name], work.lacks[node.name].folders)
+        words = work.run(node, script, told).split()
+        if words[-1:] != ["end"]:
+            raise ClusterctlError("could not move what has arrived to its place")
+        if "open" in words:
+            opened.append(node)
 
-    answers = fan_out(nodes, move)
-    for node in nodes:
-        if isinstance(answer := answers[node.name], ClusterctlError):
-            work.failed[node.name] = reason(answer, work.inventory, node)
+    work.each(nodes, move)
     states = {node.name: "failed" if node.name in work.failed else "in place" for node in nodes}
     work.emit(StageFinished("place", time.monotonic() - began, states))
+    return opened
+
+
+def _close(work: _Push, nodes: Sequence[Node]) -> None:
+    script = scripts.close_folder(work.spot)
+    work.each(nodes, lambda node: work.run(node, script))

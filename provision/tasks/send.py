@@ -41,7 +41,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class _There:
-    """What a node has of a release that it is to get: keys of legs, paths of rewritten files, and bytes for the rest."""
+    """What a node has of a release that it is to get: keys of legs, paths of rewritten files, bytes for the rest."""
 
     keys: frozenset[str]
     made: frozenset[str]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.errors import UsageError
+from provision.tasks.pack import refuse_folder
 from provision.tool.pack import pack
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def pack_tool(*, output: Path | None = None, emit: Emit) -> ToolResult:
         UsageError: the running Python cannot be carried, lacks a package, or the output cannot be written.
     """
     out = output or Path(FILE)
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder", hint=f"clusterctl pack-tool -o {out / FILE}")
+    refuse_folder(out, f"clusterctl pack-tool -o {out / FILE}")
     began = time.monotonic()
     tool = pack(out, emit=emit)
     return ToolResult(out, tool, time.monotonic() - began)

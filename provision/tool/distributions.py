@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from provision.env.source.owners import normalized
 from provision.errors import UsageError
 
 _HINT = "python3 -m venv FOLDER && FOLDER/bin/pip install clusterctl; then FOLDER/bin/clusterctl pack-tool"
@@ -38,7 +39,8 @@ def required(name: str) -> tuple[Distribution, ...]:
                 continue
             match = _NAME.match(requirement)
             assert match is not None, text
-            item = (_normal(match[1]), frozenset(each.strip() for each in (match[2] or "").split(",") if each.strip()))
+            extra_names = (each.strip() for each in (match[2] or "").split(","))
+            item = (normalized(match[1]), frozenset(filter(None, extra_names)))
             if item in seen or (marker and not is_installed(item[0])):
                 continue
             seen.add(item)
@@ -101,7 +103,7 @@ def files(package: Distribution) -> Iterator[tuple[str, Path]]:
 
 def _by_top_level(package: Distribution, folder: Path) -> list[str]:
     names = (package.read_text("top_level.txt") or "").split()
-    label = re.escape(_normal(package.metadata["Name"])).replace(r"\-", "[-_.]+")
+    label = re.escape(normalized(package.metadata["Name"])).replace(r"\-", "[-_.]+")
     infos = [path for path in folder.iterdir() if re.fullmatch(rf"(?i){label}-.*\.(egg|dist)-info", path.name)]
     tops = [folder / name for name in names]
     tops += [path for name in names for path in folder.glob(f"{name}.*") if path.suffix in {".py", ".so"}]
@@ -112,8 +114,3 @@ def _by_top_level(package: Distribution, folder: Path) -> list[str]:
 def _is_editable(package: Distribution) -> bool:
     text = package.read_text("direct_url.json")
     return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
-
-
-def _normal(name: str) -> str:
-    """PEP 503."""
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -7,14 +7,11 @@ Source of the offsets: the System V ABI, chapters 4 and 5. Only 64-bit files are
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from provision.env.source.elf import MAGIC
-
-Read = Callable[[int, int], bytes]
-"""Bytes of a file: ``read(offset, size)``; fewer at its end."""
+from provision.env.source import elf
+from provision.env.source.elf import Read
 
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3  # p_type
 _NULL, _NEEDED, _STRINGS, _STRINGS_SIZE, _RPATH, _RUNPATH = 0, 1, 5, 10, 15, 29  # d_tag
@@ -41,14 +38,10 @@ def dynamic(read: Read) -> Dynamic | None:
 
 def _dynamic(read: Read) -> Dynamic | None:
     head = read(0, 64)
-    if head[:4] != MAGIC or head[4] != _WIDE:
+    if head[:4] != elf.MAGIC or head[4] != _WIDE:
         return None
     order = "<" if head[5] == 1 else ">"
-    (place,) = struct.unpack_from(order + "Q", head, 32)
-    size, count = struct.unpack_from(order + "HH", head, 54)
-    segment = struct.Struct(order + "I4xQQ8xQ16x")  # p_type, p_offset, p_vaddr, p_filesz
-    rows = read(place, size * count)
-    segments = [segment.unpack_from(rows, index * size) for index in range(count)]
+    segments = elf.segments(read, order, wide=True)
     loader = "".join(_text(read(at, length), 0) for kind, at, _, length in segments if kind == _INTERPRETER)
     table = b"".join(read(at, length // 16 * 16) for kind, at, _, length in segments if kind == _DYNAMIC)
     entries = list(takewhile(lambda entry: entry[0] != _NULL, struct.iter_unpack(order + "QQ", table)))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from provision.env.source import elf
 from provision.errors import UsageError
-from provision.tool.dynamic import Dynamic, Read, dynamic
+from provision.tool.dynamic import Dynamic, dynamic
 
 # glibc's own: they go with the kernel and the machine's configuration (nsswitch, locales), and are never carried.
 GLIBC = re.compile(
@@ -102,7 +102,7 @@ def needed(program: Path, modules: Iterable[Path], machine: Machine, *, stay: Co
     return Needed(dict(sorted(libraries.items())), missing)
 
 
-def reader(path: Path) -> Read:
+def reader(path: Path) -> elf.Read:
     """The bytes of a file, for the functions that look into ELF files; they raise UsageError if it cannot be read."""
 
     def read(offset: int, size: int) -> bytes:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
-import secrets
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import provision
+from provision.env.packing import temporary
 from provision.errors import UsageError
 from provision.model import Emit, Notice, StageFinished, StageStarted
 from provision.render import render
@@ -82,7 +78,7 @@ def write(out: Path, items: Mapping[str, Item], *, emit: Emit) -> tuple[str, int
     Raises:
         UsageError: a file cannot be read, ``out`` cannot be written, or the command does not start.
     """
-    with _create(out) as file:
+    with temporary.created(out, mode=0o777) as file:
         place = len(_header(_MANY, _UNKNOWN, _MANY))
         file.seek(place)
         digest, unpacked = archive.write(items, file, emit)
@@ -130,27 +126,3 @@ def _header(begin: int, digest: str, unpacked: int) -> bytes:
 def _covered(header: bytes) -> int:
     """How many bytes come before what the checksum is of: the lines down to its own."""
     return header.index(b"\n", header.index(b"\nsum=") + 1) + 1
-
-
-@contextmanager
-def _create(out: Path) -> Iterator[BinaryIO]:
-    """A program in the making; it appears under its name only when it is whole, and nothing stays behind otherwise."""
-    temporary = out.parent / f".{secrets.token_hex(4)}-{out.name}"
-    try:
-        temporary.touch(0o777, exist_ok=False)
-        with temporary.open("r+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(out)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UsageError(
-                f"no space left for {out}", hint="free some space, or write elsewhere with --output"
-            ) from error
-        if error.filename == str(temporary):
-            raise UsageError(f"cannot write {out}: {error.strerror}") from error
-        raise
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,9 +26,9 @@ from provision.transfer.target import Target, Transferred
 from provision.transfer.units import UNIT, Digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from provision.model import Node
+    from provision.model import Node, Remote
     from provision.ssh.remote import Connections
 
 STALL = 60.0  # seconds without a sign of life until a node is treated as failed
@@ -58,7 +59,7 @@ def transfer(
     and what no range covers stays as it is.
 
     Args:
-        inventory: the cluster; its root names the relay's keys.
+        inventory: the cluster; its root and the targets' folders name the relay's keys.
         targets: the nodes, in the order in which they pass on.
         connections: the way to them.
         legs: by wire form all legs, in the order in which they are unpacked.
@@ -84,15 +85,24 @@ def transfer(
     return Transferred({member.name: member.error for member in run.members}, run.sent)
 
 
-def clean(inventory: Inventory, nodes: Sequence[Node], connections: Connections) -> dict[str, ClusterctlError | None]:
-    """Remove what the relays of this cluster have left on nodes, by this run or by one that was killed.
+def clean(
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, place: str
+) -> dict[str, ClusterctlError | None]:
+    """Remove what the relays of transfers that were killed have left on nodes.
+
+    Args:
+        inventory: the cluster.
+        nodes: those of its nodes that are meant.
+        connections: the way to them.
+        place: the folder around those transfers' own (``Target.folder``); nobody else may be at work there. Keys of
+            other places are removed only when they were made days ago.
 
     Returns:
         By node name None, or why it could not be removed there.
     """
 
     def forget(node: Node) -> None:
-        ask(connections, node, keys.forget(inventory), deadline=_FORGET)
+        ask(connections, node, keys.forget(inventory, place), deadline=_FORGET)
 
     return fan_out(nodes, forget)
 
@@ -180,7 +190,8 @@ class _Run:
         }
 
         def forget(node: Node) -> None:
-            script = keys.forget(self._inventory, here[node.name].target.folder)
+            folder = here[node.name].target.folder
+            script = keys.forget(self._inventory, keys.place_of(folder), folder)
             ask(self._connections, node, script, deadline=_FORGET)
 
         fan_out([member.target.node for member in here.values()], forget)
@@ -222,7 +233,8 @@ class _Run:
             with self._changed:
                 self._lanes.append(lane)
             try:
-                outcome = lane.run(bulk(self._inventory, head, self._connections[head]))
+                with self._way(head) as way:
+                    outcome = lane.run(way)
             except NodeUnreachable as error:
                 outcome = Outcome(error=error)
             finally:
@@ -246,6 +258,18 @@ class _Run:
             if not member.error:
                 member.look(legs)
         self._serve(rest)
+
+    @contextmanager
+    def _way(self, head: Node) -> Iterator[Remote]:
+        """A lane's own way to its first node: when it is cut nothing else may end, the command's lock least of all."""
+        shared = self._connections[head]
+        way = bulk(self._inventory, head, shared)
+        if way is shared:
+            way = self._connections.further(head)
+        try:
+            yield way
+        finally:
+            way.close()
 
     # --- what is told ----------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 The private half lies on the nodes that pass bytes on, in memory, for the second in which they log in. The public half
 is a line in the ``authorized_keys`` of the nodes that are passed to, which is removed at the end, and by the next run
-after a kill. Its comment says whose it is: ``clusterctl-relay:TAG:EPOCH:ID``.
+after a kill. Its comment says whose it is: ``clusterctl-relay:CLUSTER:PLACE:MADE:ID``. A *place* is the folder around a
+transfer's own, which a command's lock guards: so nobody removes the keys of a transfer that is under way elsewhere, but
+anybody those that were made long ago.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives import serialization
@@ -33,35 +36,51 @@ _OPTIONS = {  # sshd(8), AUTHORIZED_KEYS FILE FORMAT
 _RESTRICT_BEFORE = "no-port-forwarding,no-X11-forwarding,no-agent-forwarding,no-pty,no-user-rc"
 # What no quoting carries through every login shell: csh has its own '!', fish its own backslash.
 _UNSPEAKABLE = re.compile(r"['\"\\!\x00-\x1f]")
-PATIENCE = 100  # tenths of a second for another node that writes to a shared home
+PATIENCE = 100  # tenths of a second after which whoever writes to a shared home counts as dead
+LIFE = 24 * 3600  # seconds until sshd takes a key no more; after twice that anybody may remove it
 CONNECT = 8  # seconds until a way between two nodes counts as shut
 _PERSIST = 120  # seconds that a connection which nothing uses stays open
 _SOCKET = 80  # letters of a folder in which ssh can make a socket: 108, less the name and a random one before it
 ALIVE = 5  # seconds between two questions whether the next node is there; the third without an answer ends it
 
 
-def tag(inventory: Inventory) -> str:
-    """What all relays of a cluster have in common: 12 hex digits for the inventory's root."""
-    return hashlib.sha256(str(inventory.root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+def place_of(folder: str) -> str:
+    """The place of a transfer whose own folder this is."""
+    return str(PurePosixPath(folder).parent)
 
 
-def comment(inventory: Inventory) -> str:
-    """How the comment of each of the cluster's lines in ``authorized_keys`` begins."""
-    return f"clusterctl-relay:{tag(inventory)}:"
+def comment(inventory: Inventory, place: str = "") -> str:
+    """How the comment begins of every line in ``authorized_keys`` that is the cluster's, or of those of one place."""
+    return f"clusterctl-relay:{_hash(str(inventory.root))}:" + (f"{_hash(place)}:" if place else "")
 
 
-def secret_names(inventory: Inventory) -> str:
+def secret_names(inventory: Inventory, place: str) -> str:
     """How the names of the folders begin that hold private keys."""
-    return f"clusterctl-relay-{tag(inventory)}-"
+    return f"clusterctl-relay-{_hash(f'{inventory.root}:{place}')}-"
 
 
-def forget(inventory: Inventory, folder: str = "") -> str:
-    """The script that takes back what the cluster's relays have left on a node, in this run or another.
+def left(inventory: Inventory, place: str) -> Mapping[str, object]:
+    """What the scripts must know that look for what relays have left."""
+    return {
+        "tag": comment(inventory, place),
+        "secrets": secret_names(inventory, place),
+        "place": place,
+        "now": int(time.time()),
+        "life": LIFE,
+    }
+
+
+def forget(inventory: Inventory, place: str, folder: str = "") -> str:
+    """The script that takes back what the relays of a place have left on a node, in this run or another.
 
     With a transfer's folder also the processes that still run in it.
     """
-    values = {"tag": comment(inventory), "secrets": secret_names(inventory), "line": "", "options": ""}
-    return render("transfer/forget.sh.j2", folder=folder, patience=PATIENCE, **values)
+    values = {"line": "", "options": "", "patience": PATIENCE}
+    return render("transfer/forget.sh.j2", folder=folder, **values, **left(inventory, place))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def speakable(folder: str) -> bool:
@@ -74,19 +93,27 @@ class RelayKey:
     """One transfer's key pair."""
 
     private: str
-    line: str  # of authorized_keys, without its options
-    name: str  # of the folder that holds the private key
+    public: str
+    made: int
+    number: str
 
     @classmethod
-    def new(cls, inventory: Inventory) -> RelayKey:
+    def new(cls) -> RelayKey:
         """A new key for one transfer."""
-        key, number = Ed25519PrivateKey.generate(), secrets.token_hex(6)
+        key = Ed25519PrivateKey.generate()
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        line = f"{public.decode('ascii')} {comment(inventory)}{int(time.time())}:{number}"
-        return cls(private.decode("ascii"), line, secret_names(inventory) + number)
+        return cls(private.decode("ascii"), public.decode("ascii"), int(time.time()), secrets.token_hex(6))
+
+    def line(self, inventory: Inventory, place: str) -> str:
+        """The line for ``authorized_keys``, without its options."""
+        return f"{self.public} {comment(inventory, place)}{self.made}:{self.number}"
+
+    def secret(self, inventory: Inventory, place: str) -> str:
+        """The name of the folder that holds the private key."""
+        return secret_names(inventory, place) + self.number
 
 
 @dataclass(frozen=True)

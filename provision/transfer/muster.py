@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError
@@ -11,7 +12,7 @@ from provision.ssh.fanout import fan_out
 from provision.ssh.wire import RemoteError
 from provision.transfer import survey
 from provision.transfer.chains import Place, form, ways
-from provision.transfer.keys import PATIENCE, RelayKey, comment, options, speakable
+from provision.transfer.keys import PATIENCE, RelayKey, left, options, place_of, speakable
 from provision.transfer.units import DIGESTS, Digest
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ AHEAD = 64  # units that may wait on a node for its unpacker
 SPARE = 16  # units that may wait on a node for the one behind it, and would have to be sent again if it died
 SETTLE = 1 << 30  # bytes after which what was unpacked is written to disk, so that a reboot does not lose it
 _ROUNDS = 3  # of trying ways between nodes, since a shut one changes who follows whom
-_PING = 5.0  # seconds; a connection that is older than this node's last word may be dead
+_PING = 15.0  # seconds; a command's lock hangs on the connection, which is given up where it would lose the lock anyway
 _DEADLINE = 120.0  # seconds for a survey, which may have to hash what was kept
 
 
@@ -37,7 +38,7 @@ class Muster:
         self._inventory = inventory
         self._connections = connections
         self._tell = tell
-        self._key = RelayKey.new(inventory)
+        self._key = RelayKey.new()
 
     def survey(self, members: Sequence[Member]) -> None:
         """Set what every member has and can do, or its error. Streams that still run there are ended."""
@@ -91,6 +92,7 @@ class Muster:
 
     def _arm(self, member: Member, stream: str, digest: Digest, *, relay: bool) -> None:
         target, facts, inventory = member.target, member.facts, self._inventory
+        place = place_of(target.folder)
         receive = render(
             "transfer/receive.sh.j2",
             folder=target.folder,
@@ -110,11 +112,11 @@ class Muster:
             folder=target.folder,
             stream=stream,
             receive=receive,
-            line=self._key.line if receives else "",
+            line=self._key.line(inventory, place) if receives else "",
             options=before_key,
             expires=expires,
-            tag=comment(inventory),
             patience=PATIENCE,
+            **left(inventory, place),
         )
         result = ask(self._connections, target.node, script)
         said = result.out.split()
@@ -131,10 +133,11 @@ class Muster:
         def attempt(node: Node) -> str:
             member, behind = members[node.name], members[untried[node.name]]
             assert behind.door
-            secret = f"{member.facts.memory or member.target.folder}/{self._key.name}"
+            folder = member.target.folder
+            secret = f"{member.facts.memory or folder}/{self._key.secret(self._inventory, place_of(folder))}"
             script = render(
                 "transfer/probe.sh.j2",
-                folder=member.target.folder,
+                folder=folder,
                 secret=secret,
                 private=self._key.private,
                 known=behind.door.known,
@@ -163,13 +166,14 @@ def ask(
 ) -> Result:
     """Run a script over a connection that may have died since it was last used; ``fresh`` says that it was just now."""
     remote = connections[node]
+    if fresh:
+        with suppress(RemoteError):
+            return remote.run(script, deadline=deadline)
     try:
-        if not fresh:
-            remote.run(":", deadline=_PING)
-        return remote.run(script, deadline=deadline)
+        remote.run(":", deadline=_PING)
     except RemoteError:
         remote.close()
-        return connections[node].run(script, deadline=deadline)
+    return connections[node].run(script, deadline=deadline)
 
 
 def _parts(lane: Sequence[str], led: dict[str, str]) -> list[list[str]]:

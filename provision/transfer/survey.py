@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from provision.errors import ClusterctlError
 from provision.render import render
-from provision.transfer.keys import Door, comment, secret_names, speakable
+from provision.transfer.keys import Door, left, place_of, speakable
 
 if TYPE_CHECKING:
     from provision.model import Inventory
@@ -43,9 +43,7 @@ class Facts:
 
 def script(inventory: Inventory, target: Target) -> str:
     """The script whose output ``read`` understands. It ends what an earlier stream has left running there."""
-    return render(
-        "transfer/survey.sh.j2", folder=target.folder, tag=comment(inventory), secrets=secret_names(inventory)
-    )
+    return render("transfer/survey.sh.j2", folder=target.folder, **left(inventory, place_of(target.folder)))
 
 
 def read(out: str) -> Facts:

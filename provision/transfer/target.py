@@ -20,6 +20,7 @@ class Target:
         node: the node.
         folder: the transfer's own folder there, absolute; exists, mode 0700, belongs to the user. It holds ``have``
             (keys, one a line; the caller may have written some), what has arrived and is not unpacked, and scripts.
+            The folder around it is the transfer's place: whoever holds that alone may remove the keys of its relays.
         into: where legs are unpacked, absolute; exists.
         wire: ``zstd`` where the node has zstd.
         has_ssh: whether the node has an ssh client.

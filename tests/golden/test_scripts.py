@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data.node import Spot, begin, compare, place
+from provision.data import node as push
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import steps, upkeep
 from provision.env.release.examine import examine
@@ -44,7 +44,8 @@ def scripts(prefix):
     activate = steps.activate(places, manifest, relocated)
     repair = steps.activate(places, manifest, relocated, repair=True)
     lock = lock_of(inventory)
-    spot = Spot.of(inventory, str(PurePosixPath(prefix).parent / "data"))
+    folder = push.Spot.of(inventory, str(PurePosixPath(prefix).parent / "data"), folder=True)
+    file = push.Spot.of(inventory, str(PurePosixPath(prefix).parent / "model.bin"), folder=False)
     return {
         "examine": examine(inventory, places.release_id, "clusterctl-relay:0123:"),
         "hold": render("release/hold.sh.j2", lock=lock, releases=places.releases, id="TOKEN", who="root on head"),
@@ -55,9 +56,12 @@ def scripts(prefix):
         "list": upkeep.listing(inventory, used=True),
         "verify": upkeep.verify(places.release),
         "remove": compile_steps([steps.remove(places)], token="TOKEN"),
-        "push-compare": compare(spot),
-        "push-begin": begin(spot),
-        "push-place": place(spot),
+        "push-compare": push.compare(folder, "TOKEN"),
+        "push-compare-file": push.compare(file, "TOKEN"),
+        "push-open": push.open_folder(folder, 0o750),
+        "push-begin": guarded(lock_of(inventory, folder.staging), push.begin(folder)),
+        "push-place": guarded(lock_of(inventory, folder.staging), push.place(folder)),
+        "push-close": push.close_folder(folder),
     }
 
 

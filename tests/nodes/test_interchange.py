@@ -41,14 +41,17 @@ def works(box, prefix):
     assert said.split() == [prefix, f"{prefix}/lib"]
 
 
-def test_an_archive_that_conda_pack_made_is_deployed_and_works(box, small_env, tmp_path):
-    archive = tmp_path / "made-elsewhere.tar.gz"
+@pytest.mark.parametrize("suffix", ["tar.gz", "tar.zst"])
+def test_an_archive_that_conda_pack_made_is_deployed_and_works(box, small_env, tmp_path, suffix):
+    archive = tmp_path / f"made-elsewhere.{suffix}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages that its cache does not hold
         conda_pack.pack(prefix=str(small_env), output=str(archive))
     bundle = bundle_of(archive, emit=ignore)
+    on(box, "sh", "-c", "chmod -R u+w /opt/llm; rm -rf /opt/llm")  # the same environment may be there already
     result = run("deploy", bundle, cwd=box.directory, timeout=280)
     assert result.returncode == 0, result.stderr
+    assert "nothing changed" not in result.stdout
     release = on(box, "readlink", "-f", "/opt/llm/current").strip()
     works(box, release)
     shebang = on(box, "head", "-n", "1", f"{release}/bin/hatchling")

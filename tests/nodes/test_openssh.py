@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from local_sshd import LocalSshd
+from local_sshd import PASSWORD, LocalSshd, make_key
 
 from provision.model import Node
 from provision.ssh.openssh import OpenSshRemote, bulk, ssh_argv
-from provision.ssh.remote import Connections, DeadlineExceeded
+from provision.ssh.remote import Connections, DeadlineExceeded, NodeUnreachable
 
 pytestmark = [
     pytest.mark.root,
@@ -76,3 +78,88 @@ def test_the_arguments_of_ssh(server):
     assert argv[-2:] == ["--", "-oProxyCommand=evil"]
     assert "BatchMode=yes" in argv
     assert "StrictHostKeyChecking=yes" in argv
+
+
+def test_an_ssh_that_lacks_an_option_is_no_obstacle(server, tmp_path):
+    """RemoteCommand came with OpenSSH 7.6. There is no older client here: the option gets a name that none knows."""
+    argv = ssh_argv(server.inventory(server.node("sh", "a")), server.node("sh", "a"))
+    options = [word.partition("=")[0] for before, word in itertools.pairwise(argv) if before == "-o"]
+    assert options.index("IgnoreUnknown") < options.index("RemoteCommand")
+    # The user's own file may hold words that only another ssh knows, behind an IgnoreUnknown of its own.
+    config = tmp_path / "config"
+    config.write_text("IgnoreUnknown UseKeychain\nUseKeychain yes\nRemoteCommand echo never\n")
+    unknown = [word.replace("RemoteCommand=", "NoRemoteCommand=") for word in argv]
+    for each in (argv, unknown):
+        done = subprocess.run([each[0], "-F", config, "-G", *each[1:]], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert ("echo never" in done.stdout) == (each is unknown)
+
+
+def test_a_key_that_others_may_read_is_refused_at_the_first_login(server, tmp_path, monkeypatch):
+    """The system's ssh refuses it when the bytes are to be sent; then it is late, and the reason is hard to find."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    key = tmp_path / "a key"
+    shutil.copy(server.key, key)
+    node = server.node("sh", "a")
+    inventory = server.inventory(node, key=key)
+    for mode in (0o644, 0o640, 0o601):
+        key.chmod(mode)
+        with Connections(inventory, Refusing()) as pool, pytest.raises(NodeUnreachable) as refused:
+            pool[node].run(":")
+        assert f"others may read {key}" in refused.value.reason
+        assert refused.value.hint == f"chmod 600 '{key}'"
+    key.chmod(0o600)
+    with Connections(inventory) as pool:
+        assert bulk(inventory, node, pool[node]).run("echo hi").out == "hi\n"
+
+
+class Refusing:
+    """Nobody who knows a password should be asked for one in place of a key that is to be mended."""
+
+    def confirm_host_key(self, *_about):
+        return True
+
+    def password(self, *_about):
+        raise AssertionError("a password was asked for")
+
+
+def test_another_user_s_key_may_have_any_mode(server, tmp_path):
+    """As on a stick that root has mounted: ssh asks no more of it either."""
+    key = tmp_path / "key"
+    shutil.copy(server.key, key)
+    key.chmod(0o644)
+    os.chown(key, 65534, 65534)
+    node = server.node("sh", "a")
+    inventory = server.inventory(node, key=key)
+    with Connections(inventory) as pool:
+        way = bulk(inventory, node, pool[node])
+        assert isinstance(way, OpenSshRemote)
+        assert way.run("echo hi").out == "hi\n"
+
+
+def test_a_further_connection_can_be_closed_by_itself(server):
+    node = server.node("sh", "a")
+    with Connections(server.inventory(node)) as pool:
+        first, further = pool[node], pool.further(node)
+        assert further.run("echo hi").out == "hi\n"
+        further.close()
+        assert not further.alive
+        assert first.run("echo hi").out == "hi\n"
+        forgotten = pool.further(node)
+    assert not forgotten.alive
+
+
+def test_a_further_connection_asks_for_no_password_again(server, tmp_path):
+    node = server.node("sh", "a")
+    asked = []
+
+    class Answers:
+        def password(self, user, _where):
+            asked.append(user)
+            return PASSWORD
+
+    with Connections(server.inventory(node, key=make_key(tmp_path / "other")), Answers()) as pool:
+        assert bulk(pool.inventory, node, pool[node]) is pool[node]
+        assert pool.further(node).run("echo hi").out == "hi\n"
+    assert asked == ["sh"]

@@ -2,19 +2,23 @@
 
 import json
 import os
-import select
-import signal
 import subprocess
 from itertools import count
 from pathlib import Path
 
 import pytest
-from command import CLUSTERCTL, run
+from command import run
+from relaying import share_folder
 from tiny_env import as_trainer, inventory, on
 
 from provision import sandbox as sandboxes
+from provision import tasks
+from provision.inventory import load
+from provision.model import StageStarted
 
 pytestmark = pytest.mark.root
+
+ODD = ("new\nline", "last\n", "vt\x0b", "nel\x85", "ls\u2028", "cr\r", "tab\t", " a ", "no \udcff utf")
 
 _numbers = count(1)
 LARGE = 150_000_001  # bytes: three ranges, the last one odd
@@ -71,7 +75,7 @@ def without_folder_times(lines):
         if fields[0] == "l":
             fields[3] = ""
         kept.append(" ".join(fields))
-    return kept
+    return sorted(kept)
 
 
 def push(folder, *argv):
@@ -161,6 +165,7 @@ def test_everything_works_without_root_on_the_nodes(box, tmp_path, data):
         (["{data}", "/"], 2, "no absolute path"),
         (["{data}", "/opt/llm/releases/x"], 2, "where clusterctl keeps releases"),
         (["{data}", "/opt/llm/current"], 2, "where clusterctl keeps releases"),
+        (["{data}", "/opt/llm/current/share/x"], 2, "where clusterctl keeps releases"),
         (["{data}", "/etc/hostname/x"], 4, "/etc/hostname is no folder"),
     ],
 )
@@ -170,40 +175,177 @@ def test_a_wrong_source_or_place_is_refused(folder, data, argv, code, message):
     assert message in " ".join(result.stderr.split()).lower()
 
 
-def test_a_push_that_broke_off_goes_on_where_it_stopped(make_sandbox, tmp_path):
-    box = make_sandbox(nodes=1, link="100mbit")
-    data = tmp_path / "big.bin"
-    data.write_bytes(os.urandom(80 << 20))  # seven seconds on this link; two ranges
-    argv = [CLUSTERCTL, "push", data, "/data/big.bin"]
-    child = subprocess.Popen(argv, cwd=box.directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    root = Path(box.node_root("node01"), "data")
-    while not any(root.glob(".clusterctl-push-*/transfer/have")) or not any(
-        path.read_text() for path in root.glob(".clusterctl-push-*/transfer/have")
-    ):
-        assert child.poll() is None, child.communicate()[1]
-        select.select([], [], [], 0.02)
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
-    assert not (root / "big.bin").exists()
-    result = push(box.directory, data, "/data/big.bin")
-    assert result["bytes_sent"] < 20 << 20  # the first range, of 64 MiB, was there
-    assert (root / "big.bin").read_bytes() == data.read_bytes()
-    assert [path.name for path in root.iterdir()] == ["big.bin"]
+def test_the_release_in_use_is_refused_by_whatever_way_it_is_named(box, folder, data):
+    on(box, "node02", "sh", "-c", "mkdir -p /opt/llm/releases/abc && ln -sfn releases/abc /opt/llm/current")
+    on(box, "node02", "ln", "-sfn", "/opt/llm/current", "/data-env")
+    result = run("push", data, "/data-env/share", cwd=folder)
+    assert result.returncode == 4
+    assert "where clusterctl keeps releases" in " ".join(result.stderr.split())
+    assert on(box, "node02", "ls", "-A", "/opt/llm/releases/abc") == ""
 
 
-def test_a_file_that_changes_while_it_is_sent_is_an_error_and_nothing_takes_its_place(make_sandbox, tmp_path):
-    box = make_sandbox(nodes=1, link="100mbit")
-    data = tmp_path / "big.bin"
-    data.write_bytes(os.urandom(40 << 20))
-    argv = [CLUSTERCTL, "push", data, "/data/big.bin"]
-    child = subprocess.Popen(argv, cwd=box.directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    root = Path(box.node_root("node01"), "data")
-    while not any(root.glob(".clusterctl-push-*/transfer/*/*")):
-        assert child.poll() is None, child.communicate()[1]
-        select.select([], [], [], 0.02)
-    with data.open("ab") as file:
-        file.write(b"more")
-    said = child.communicate(timeout=60)[1]
-    assert child.returncode == 3
-    assert "changed while" in " ".join(said.split())
-    assert not (root / "big.bin").exists()
+@pytest.mark.parametrize("content", [None, "x"])
+def test_a_folder_without_folders_arrives(box, folder, tmp_path, content):
+    flat, path = tmp_path / "flat", target()
+    flat.mkdir(mode=0o750)
+    if content:
+        (flat / "file").write_text(content)
+    assert push(folder, flat, path)["changed"] is True
+    assert on(box, "node03", "stat", "-c", "%a %F", path).strip() == "750 directory"
+    assert without_folder_times(there(box, "node03", path)) == without_folder_times(here(flat))
+    assert push(folder, flat, path)["changed"] is False
+
+
+def test_files_of_any_name_cost_nothing_the_second_time(box, folder, tmp_path):
+    top, path = tmp_path / "odd", target()
+    (top / "sub").mkdir(parents=True)
+    for name in ODD:
+        (top / "sub" / name).write_text(name, errors="surrogateescape")
+        (top / f"to {name}").symlink_to(name)
+        (top / f"folder {name}").mkdir()
+    push(folder, top, path)
+    assert (push(folder, top, path)["changed"], push(folder, top, path)["bytes_sent"]) == (False, 0)
+    for name in ODD:
+        placed = Path(f"{box.node_root('node02')}{path}/sub", name).read_bytes()
+        assert placed == name.encode(errors="surrogateescape")
+
+
+def test_a_folder_takes_the_place_of_a_link_and_nothing_goes_where_the_link_led(box, folder, tmp_path):
+    top, path = tmp_path / "set", target()
+    top.mkdir()
+    on(box, "node01", "sh", "-c", "mkdir -p /elsewhere && echo precious >/elsewhere/x")
+    (top / "data").symlink_to("/elsewhere")
+    push(folder, top, path)
+    (top / "data").unlink()
+    (top / "data").mkdir()
+    (top / "data/x").write_text("new")
+    push(folder, top, path)
+    assert on(box, "node01", "cat", "/elsewhere/x") == "precious\n"
+    assert on(box, "node01", "stat", "-c", "%F", f"{path}/data").strip() == "directory"
+    assert on(box, "node02", "cat", f"{path}/data/x") == "new"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ("mkdir -p {path}/model.safetensors", "{path}/model.safetensors is a folder on the node and a file here"),
+        ("mkdir -p {path} && echo x >'{path}/sub dir'", "{path}/sub dir is a file on the node and a folder here"),
+        ("mkdir -p {path} && mkfifo {path}/link", "{path}/link is a device, pipe or socket on the node"),
+        ("echo x >{path}", "{path} is no folder on the node and a folder here"),
+    ],
+)
+def test_another_kind_of_thing_is_found_before_anything_is_sent(box, folder, data, make, message):
+    path = target()
+    on(box, "node02", "sh", "-c", f"mkdir -p /data; {make.format(path=path)}")
+    result = run("push", data, path, cwd=folder)
+    assert result.returncode == 4
+    assert message.format(path=path) in " ".join(result.stderr.split())
+    assert ".clusterctl" not in on(box, "node02", "find", "/data", "-name", ".clusterctl*")
+    assert box.enter("node01", ["ls", path]).returncode != 0
+
+
+def test_a_file_system_of_its_own_that_only_the_user_may_write_in(box, tmp_path):
+    """Whoever may write in a mount point need not be let write beside it, and it is its room that counts."""
+    folder, path = inventory(box, tmp_path / "trainer", prefix="/home/trainer/llm/current", change=as_trainer), target()
+    for name, size in (("node01", "60m"), ("node02", "60m"), ("node03", "120m")):
+        on(box, name, "mkdir", "-p", path)
+        on(box, name, "mount", "-t", "tmpfs", "-o", f"size={size},mode=755,uid=1000,gid=1000", "tmpfs", path)
+    top = tmp_path / "set"
+    (top / "sub").mkdir(parents=True)
+    (top / "sub/first").write_bytes(bytes(20 << 20))
+    push(folder, top, path)
+    wanted = without_folder_times(here(top))
+    for name in ("node01", "node03"):
+        assert without_folder_times(there(box, name, path)) == wanted
+    (top / "second").write_bytes(bytes(25 << 20))
+    result = run("push", top, path, cwd=folder)
+    assert result.returncode == 4
+    assert "node[01-02]: 41.9 MB free, 52.4 MB are needed; free some space" in " ".join(result.stderr.split())
+    for name in ("node01", "node02", "node03"):
+        assert without_folder_times(there(box, name, path)) == wanted
+        on(box, name, "umount", path)
+
+
+def test_folders_that_are_closed_can_be_updated_without_root(box, tmp_path):
+    folder = inventory(box, tmp_path / "trainer", prefix="/home/trainer/llm/current", change=as_trainer)
+    top, path = tmp_path / "set", f"/home/trainer/closed{next(_numbers)}"
+    (top / "closed/deep").mkdir(parents=True)
+    for number in ("one", "two"):
+        (top / "closed/deep/x").write_text(number)
+        (top / f"closed/{number}").write_text(number)
+        for name in ("closed/deep", "closed", "."):
+            (top / name).chmod(0o555)
+        push(folder, top, path)
+        assert on(box, "node01", "cat", f"{path}/closed/deep/x") == number
+        listed = on(box, "node01", "stat", "-c", "%a", path, f"{path}/closed", f"{path}/closed/deep")
+        assert listed.split() == ["555"] * 3
+        assert on(box, "node01", "ls", "-A", path) == "closed\n"
+        assert push(folder, top, path)["changed"] is False
+        (top / "closed").chmod(0o755)
+
+
+def test_a_folder_of_another_user_is_found_before_anything_is_sent(box, tmp_path, data):
+    folder = inventory(box, tmp_path / "trainer", prefix="/home/trainer/llm/current", change=as_trainer)
+    path = f"/home/trainer/theirs{next(_numbers)}"
+    on(box, "node03", "sh", "-c", f"mkdir -p '{path}/sub dir' && chown trainer {path}")
+    result = run("push", data, path, cwd=folder)
+    assert result.returncode == 4
+    assert f"{path}/sub dir belongs to another user" in " ".join(result.stderr.split())
+    assert on(box, "node03", "ls", "-A", path) == "sub dir\n"
+
+
+def test_nodes_that_lack_different_things_get_them_in_one_transfer(box, folder, data):
+    path = target()
+    push(folder, data, path)
+    for node, name in (("node01", "sub dir/it's"), ("node02", "sub dir/a b"), ("node03", "link")):
+        on(box, node, "rm", f"{path}/{name}")
+    on(box, "node01", "rm", f"{path}/model.safetensors")
+    on(box, "node03", "rm", f"{path}/model.safetensors")
+    cluster, stages = load(folder / "inventory.yaml"), []
+    result = tasks.push(
+        cluster,
+        cluster.nodes,
+        data,
+        path,
+        emit=lambda event: stages.append(event.stage) if isinstance(event, StageStarted) else None,
+    )
+    assert stages == ["compare", "send", "place"]
+    assert LARGE < result.bytes_sent < 1.3 * LARGE  # once through this machine's cable, though two nodes need it
+    wanted = without_folder_times(here(data))
+    for node in ("node01", "node02", "node03"):
+        assert without_folder_times(there(box, node, path)) == wanted
+    assert push(folder, data, path)["changed"] is False
+
+
+def test_nodes_that_share_the_destination_have_it_from_one_of_them(box, folder, data, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in ("node01", "node03"):
+        on(box, name, "mkdir", "-p", "/nfs")
+    share_folder(box, shared, ("node01", "node03"), "/nfs")
+    result = push(folder, "--limit", "node01,node03", data, "/nfs/set")
+    assert sorted(result["nodes"].values()) in (["pushed", "shared with node01"], ["pushed", "shared with node03"])
+    assert result["bytes_sent"] < 1.3 * LARGE
+    assert without_folder_times(there(box, "node03", "/nfs/set")) == without_folder_times(here(data))
+    assert push(folder, "--limit", "node01,node03", data, "/nfs/set")["changed"] is False
+    for name in ("node01", "node03"):
+        on(box, name, "umount", "/nfs")
+
+
+def test_many_large_files(box, folder, tmp_path):
+    """More than 2 GiB in one file, and more than one of a kind; the disk here holds none of it."""
+    top, path = tmp_path / "sparse", target()
+    top.mkdir()
+    for number in range(3):
+        with (top / f"{number}").open("wb") as file:
+            file.truncate((65 << 20) + number)
+    with (top / "large").open("wb") as file:
+        file.truncate((2 << 30) + 5)
+        file.seek((2 << 30) + 1)
+        file.write(b"end")
+    result = run("push", "--json", "--limit", "node02", top, path, cwd=folder, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert on(box, "node02", "tail", "-c", "5", f"{path}/large").encode() == b"\0end\0"
+    assert without_folder_times(there(box, "node02", path)) == without_folder_times(here(top))
+    assert json.loads(run("push", "--json", "--limit", "node02", top, path, cwd=folder).stdout)["bytes_sent"] == 0
+    on(box, "node02", "rm", "-r", path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from provision import sandbox as sandboxes
 from provision.errors import BundleError, InterruptedByUser
 from provision.model import Progress
 from provision.ssh.remote import Connections
-from provision.transfer import clean
+from provision.transfer import clean, keys
 
 PAYLOAD = Payload(24)
 UNIT = 1 << 19
@@ -178,7 +179,7 @@ def test_a_home_that_nodes_share_is_left_as_it_was(cluster, tmp_path):
 
 
 def test_what_a_killed_run_has_left_goes_with_the_next_one(nodes):
-    tag = _leave_traces(nodes)
+    _leave_traces(nodes)
     assert set(nodes.traces()) == {"node02"}
     nodes.send(PAYLOAD, nodes.targets("node01", "node02"))  # directly
     assert nodes.traces() == {}
@@ -186,21 +187,46 @@ def test_what_a_killed_run_has_left_goes_with_the_next_one(nodes):
     nodes.send(PAYLOAD, nodes.targets("node02", "node03", "node04"))
     assert nodes.traces() == {}
     _leave_traces(nodes)
-    answers = clean(nodes.inventory, nodes.inventory.nodes, nodes.connections)
-    assert answers == dict.fromkeys(nodes.names)
+    assert _clean(nodes, "/opt/elsewhere") == dict.fromkeys(nodes.names)
+    assert set(nodes.traces()) == {"node02"}
+    assert _clean(nodes, nodes.root) == dict.fromkeys(nodes.names)
     assert nodes.traces() == {}
-    assert tag
+
+
+def _clean(nodes, place):
+    return clean(nodes.inventory, nodes.inventory.nodes, nodes.connections, place)
 
 
 def _leave_traces(nodes):
-    from provision.transfer import keys
-
-    tag = keys.tag(nodes.inventory)
+    comment = keys.comment(nodes.inventory, nodes.root) + str(int(time.time()))
     root = nodes.box.node_root("node02")
     with (root / "root/.ssh/authorized_keys").open("a") as file:
-        file.write(f'restrict,command="x" ssh-ed25519 AAAA clusterctl-relay:{tag}:1:old\n')
-    (root / f"dev/shm/clusterctl-relay-{tag}-old").mkdir()
-    return tag
+        file.write(f'restrict,command="x" ssh-ed25519 AAAA {comment}:old\n')
+    (root / "dev/shm" / f"{keys.secret_names(nodes.inventory, nodes.root)}old").mkdir()
+
+
+def test_without_a_place_in_memory_a_killed_run_s_private_key_is_found_in_its_folder(nodes):
+    names = ("node01", "node02", "node03")
+    for name in names:
+        nodes.box.enter(name, ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/dev/shm"])
+    try:
+        secret = (
+            nodes.box.node_root("node02") / nodes.folder[1:] / f"{keys.secret_names(nodes.inventory, nodes.root)}old"
+        )
+        secret.mkdir()
+        (secret / "key").write_text("private")
+        done = nodes.send(PAYLOAD, nodes.targets(*names))
+        assert nodes.identical(PAYLOAD, *names)
+        assert done.sent <= 1.1 * PAYLOAD.size()
+        for name in names:
+            folder = nodes.box.node_root(name) / nodes.folder[1:]
+            assert [path.name for path in folder.iterdir() if "clusterctl-relay" in path.name] == []
+        secret.mkdir()
+        assert _clean(nodes, nodes.root) == dict.fromkeys(nodes.names)
+        assert not secret.exists()
+    finally:
+        for name in names:
+            nodes.box.enter(name, ["umount", "/dev/shm"])
 
 
 # --- what goes wrong at the source ---------------------------------------------------------------------

@@ -15,8 +15,10 @@ from relaying import Nodes, Payload, kill, processes
 
 from provision import inventory as inventory_file
 from provision.model import Notice, Progress
+from provision.ssh import openssh
 from provision.ssh.remote import Connections
-from provision.transfer import keys, muster
+from provision.tasks.hold import held
+from provision.transfer import clean, keys, lane, muster
 
 PAYLOAD = Payload(24)
 UNIT = 1 << 18
@@ -129,12 +131,61 @@ def test_a_node_that_stands_still(make):
     assert nodes.traces() == {}
 
 
+def test_a_transfer_to_another_place_takes_nothing_from_one_that_is_under_way(make):
+    """A deploy and a push, which hold a lock each: the keys and the open ways of one are nothing to the other."""
+    nodes = make(3, link="30mbit")
+    other = Nodes(nodes.box, nodes.inventory, nodes.connections, root="/opt/b")
+    small, beside = Payload(2, seed=2), []
+
+    def meanwhile():
+        beside.append(other.send(small, unit=UNIT))
+        beside.append(clean(nodes.inventory, nodes.inventory.nodes, nodes.connections, "/opt/c"))
+
+    started = threading.Thread(target=meanwhile)
+    when = When(0.1, started.start)
+    done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
+    assert beside, "it was to end before the other one"
+    started.join()
+    assert set(done.errors.values()) == set(beside[0].errors.values()) == set(beside[1].values()) == {None}
+    assert when.notices == []
+    assert nodes.identical(PAYLOAD)
+    assert other.identical(small)
+    assert done.sent <= 1.1 * PAYLOAD.size()
+    assert beside[0].sent <= 1.1 * small.size()
+    assert nodes.traces() == {}
+
+
+def test_a_lane_that_is_cut_takes_no_lock_with_it_where_there_is_no_system_ssh(make, monkeypatch):
+    """Then bytes and the lock both travel over paramiko, and to cut the one must not end the other."""
+    nodes = make(3)
+    monkeypatch.setattr(openssh.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(lane, "QUIET", 1.0)
+    owner = [nodes.box.node_root(name) / nodes.root[1:] / "x.lock/owner" for name in nodes.names]
+
+    def stop():
+        for pid in processes(nodes.box, "node01", "transfer/receive"):
+            os.kill(pid, signal.SIGSTOP)
+
+    when = When(0.3, stop)
+    with held(nodes.inventory, nodes.inventory.nodes, nodes.connections, f"{nodes.root}/x"):
+        before = [path.read_text() for path in owner]
+        done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=3)
+        assert [path.read_text() for path in owner] == before
+    assert when.act is None
+    assert set(done.errors.values()) == {None}, when.notices
+    assert nodes.identical(PAYLOAD)
+    assert any("gave no sign of life" in text for text in when.notices), when.notices
+    assert not any(path.exists() for path in owner)
+    assert nodes.traces() == {}
+
+
 CONTROLLER = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from relaying import Nodes, Payload
 from provision import inventory
+from provision.ssh import openssh
 from provision.ssh.remote import Connections
 loaded = inventory.load(Path({inventory!r}))
 with Connections(loaded) as connections:

@@ -197,6 +197,29 @@ def test_a_node_can_be_unplugged_and_powered_off(make_sandbox, ssh):
     assert out(ssh(box, "head", "hostname")) == "head"
 
 
+def test_a_node_that_was_powered_off_starts_again_with_its_disk(make_sandbox, ssh):
+    box = make_sandbox(nodes=["head", "worker"], link="100mbit")
+    with pytest.raises(ClusterctlError, match=r"worker .* is on"):
+        box.power_on("worker")
+    out(ssh(box, "worker", "echo kept >/root/file; echo gone >/dev/shm/file; echo gone >/run/file"))
+    boots = [out(ssh(box, name, "cat /proc/sys/kernel/random/boot_id")) for name in ("head", "worker")]
+    for number in range(2):
+        box.power_off("worker")
+        box.power_on("worker")
+        assert (box.status, box.problems) == ("up", ())
+        assert out(ssh(box, "worker", "hostname; cat /root/file; ls /dev/shm")) == "worker\nkept"
+        assert "gone" not in out(ssh(box, "worker", "cat /run/* 2>/dev/null; true"))
+        assert ssh(box, "head", f"timeout 5 bash -c 'exec 3<>/dev/tcp/{box.nodes[1].address}/22'").returncode == 0
+        boots.append(out(ssh(box, "worker", "cat /proc/sys/kernel/random/boot_id")))
+        assert len(set(boots)) == 2 + number  # at first all have the machine's
+        assert len(boots[-1]) == len(boots[0])
+        shown = ["tc", "qdisc", "show", "dev", box.state.nodes[1].link]
+        assert b"rate 100Mbit" in subprocess.run(shown, check=True, capture_output=True).stdout
+    box.unplug("worker")
+    box.plug("worker")
+    assert out(ssh(box, "worker", "hostname")) == "worker"
+
+
 def test_two_sandboxes_side_by_side_made_at_once(make_sandbox, ssh):
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: make_sandbox(nodes=2), range(2))

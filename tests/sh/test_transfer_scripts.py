@@ -19,12 +19,13 @@ import zstandard
 from provision.model import Inventory, Leg, Node
 from provision.render import quote, render, words
 from provision.transfer import Target, survey
-from provision.transfer.keys import Door, RelayKey, comment, forget, options, secret_names
+from provision.transfer.keys import LIFE, Door, RelayKey, comment, forget, left, options, place_of
 from provision.transfer.units import DIGESTS, batches, units
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 UNIT = 1 << 16
+INVENTORY = Inventory(Path("i.yaml"), PurePosixPath("/opt/test of the relay/current"), ())
 BIG = os.urandom(5 * UNIT // 2)
 ODD = "it's \udcff\n$(touch owned) \\x"  # of a file: no UTF-8, a newline
 
@@ -119,9 +120,8 @@ class Place:
         return (self.folder / "have").read_text().split()
 
     def survey(self):
-        inventory = Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), ())
         target = Target(Node("n", ""), str(self.folder), str(self.into), "plain", has_ssh=True)
-        script = survey.script(inventory, target)
+        script = survey.script(INVENTORY, target)
         done = subprocess.run([*self.shell, "-c", script], capture_output=True, text=True, check=True, timeout=60)
         return survey.read(done.stdout)
 
@@ -403,7 +403,6 @@ def test_what_is_on_the_disk_is_settled(shell, tmp_path):
 
 # --- authorized_keys -----------------------------------------------------------------------------------
 
-INVENTORY = Inventory(Path("i.yaml"), PurePosixPath("/opt/test of the relay/current"), ())
 OWN = "ssh-ed25519 AAAAown me@home"
 
 
@@ -421,27 +420,28 @@ def home(tmp_path, monkeypatch):
     return place
 
 
-def arm(shell, place, key, patience=100):
+PLACE = "/opt/test of the relay/releases"
+
+
+def arming(place, key, patience=100, at=PLACE, **changes):
+    """The script that makes a node ready; ``at`` is where its transfer is said to be at work."""
     before_key, expires = options("/opt/x y", (9, 2))
-    script = render(
-        "transfer/arm.sh.j2",
-        folder=str(place.folder),
-        stream="s2",
-        receive="echo it's\n",
-        line=key.line,
-        options=before_key,
-        expires=expires,
-        tag=comment(INVENTORY),
-        patience=patience,
-    )
+    values = {"receive": "echo it's\n", "options": before_key, "expires": expires, "patience": patience}
+    values |= {"folder": str(place.folder), "stream": "s2", "line": key.line(INVENTORY, at)}
+    return render("transfer/arm.sh.j2", **values | dict(left(INVENTORY, at)) | changes)
+
+
+def arm(shell, place, key, *, before="", **changes):
+    """Whether the line was written; ``before`` are words of sh that come first: a function in place of a program."""
+    script = before + arming(place, key, **changes)
     done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.split()[-1:] == ["armed"], done
     assert (place.folder / "receive").read_text() == "echo it's\n"
     return "authorized" in done.stdout
 
 
-def disarm(shell):
-    subprocess.run([*shell, "-c", forget(INVENTORY)], check=True, timeout=60)
+def disarm(shell, at=PLACE):
+    subprocess.run([*shell, "-c", forget(INVENTORY, at)], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("before", [None, "", f"{OWN}\n", f"# \\x é\n\n{OWN}"])
@@ -451,17 +451,18 @@ def test_a_key_comes_and_goes(shell, home, tmp_path, before):
         file.parent.mkdir(mode=0o700)
         file.write_text(before)
         file.chmod(0o640)
-    place, first, second = Place(shell, tmp_path), RelayKey.new(INVENTORY), RelayKey.new(INVENTORY)
+    place, first, second = Place(shell, tmp_path), RelayKey.new(), RelayKey.new()
+    lines = [key.line(INVENTORY, PLACE) for key in (first, second)]
     assert arm(shell, place, first)
     added = file.read_text().splitlines()[-1]
     assert added.startswith('restrict,command="exec sh \'/opt/x y/receive\'",expiry-time="20')
-    assert added.endswith(f" {first.line}")
+    assert added.endswith(f" {lines[0]}")
     inode = file.stat().st_ino
     assert arm(shell, place, first)
     assert file.stat().st_ino == inode  # nothing to do
     assert arm(shell, place, second)
-    assert file.read_text().splitlines()[-1].endswith(f" {second.line}")
-    assert first.line not in file.read_text()
+    assert file.read_text().splitlines()[-1].endswith(f" {lines[1]}")
+    assert lines[0] not in file.read_text()
     disarm(shell)
     disarm(shell)
     kept = before or ""
@@ -471,14 +472,69 @@ def test_a_key_comes_and_goes(shell, home, tmp_path, before):
     assert [path.name for path in file.parent.iterdir()] == ["authorized_keys"]
 
 
-def test_another_cluster_s_lines_stay(shell, home, tmp_path):
-    other = RelayKey.new(Inventory(Path("i.yaml"), PurePosixPath("/opt/other/current"), ()))
+@pytest.mark.parametrize("other", [("/opt/other/current", PLACE), ("/opt/test of the relay/current", "/data/.push")])
+def test_the_lines_of_a_transfer_elsewhere_stay(shell, home, tmp_path, other):
+    line = RelayKey.new().line(Inventory(Path("i.yaml"), PurePosixPath(other[0]), ()), other[1])
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
-    file.write_text(f"{other.line}\n")
-    assert arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY))
+    file.write_text(f"{line}\n")
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new())
     disarm(shell)
-    assert file.read_text() == f"{other.line}\n"
+    assert file.read_text() == f"{line}\n"
+
+
+def test_old_lines_go_wherever_they_come_from(shell, home, tmp_path):
+    now = int(time.time())
+    ours, other = comment(INVENTORY, PLACE), comment(Inventory(Path("i.yaml"), PurePosixPath("/o/current"), ()), "/x")
+    times = {"ended": now - 3 * LIFE, "1700000000": 1700000000, "late": now - LIFE, "running": now, "ahead": now + 9**9}
+    stay = [f"ssh-ed25519 AAAA {other}{made}:{name}" for name, made in times.items() if name in {"late", "running"}]
+    stay += [f"ssh-ed25519 AAAA {other}{times['ahead']}:ahead", f"ssh-ed25519 AAAA {other}", OWN]
+    stay += [f"ssh-ed25519 AAAA {other}1x:a", f"ssh-ed25519 AAAA {other}{'9' * 30}:a", f"ssh-ed25519 AAAA {other}::"]
+    go = [f"ssh-ed25519 AAAA {other}{times[name]}:{name}" for name in ("ended", "1700000000")]
+    go += [f"ssh-ed25519 AAAA {ours}{made}:{name}" for name, made in times.items()]
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    file.write_text("".join(f"{line}\n" for pair in zip(go, [*stay, *[OWN] * 9], strict=False) for line in pair))
+    stay = [line for line in file.read_text().splitlines() if line not in go]
+    place = Place(shell, tmp_path)
+    assert place.survey().left
+    disarm(shell)
+    assert file.read_text().splitlines() == stay
+    assert not place.survey().left
+
+
+HOUR = 3600
+SHIFTS = [0, 30 * 24 * HOUR, -30 * 24 * HOUR, -50 * 365 * 24 * HOUR]
+
+
+@pytest.mark.parametrize("shift", SHIFTS, ids=["right", "ahead", "behind", "at its beginning"])
+def test_a_node_whose_clock_is_wrong(shell, home, tmp_path, shift):
+    """The clock of a namespace cannot be set: the program that tells the time is another one."""
+    now = int(time.time())
+    date = f'date() {{ if [ "$*" = +%s ]; then echo {max(now + shift, 5)}; else command date "$@"; fi; }}\n'
+    running = f"ssh-ed25519 AAAA {comment(INVENTORY, '/data/.push')}{now - LIFE}:x"
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    file.write_text(f"{running}\n")
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new(), before=date)
+    assert file.read_text().splitlines()[0] == running
+    expires = file.read_text().partition('expiry-time="')[2].partition('"')[0]
+    at = time.mktime(time.strptime(expires, "%Y%m%d%H%M"))
+    # Neither for itself nor for the others that share its home it has expired already.
+    assert abs(at - (now + max(shift, 0) + LIFE)) < 120
+
+
+@pytest.mark.parametrize("shift", [30 * 24 * HOUR, -30 * 24 * HOUR])
+def test_a_controller_whose_clock_is_wrong(shell, home, tmp_path, shift):
+    now = int(time.time())
+    running = f"ssh-ed25519 AAAA {comment(INVENTORY, '/data/.push')}{now - HOUR}:x"
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    file.write_text(f"{running}\n")
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new(), now=now + shift)
+    assert file.read_text().splitlines()[0] == running
+    expires = file.read_text().partition('expiry-time="')[2].partition('"')[0]
+    assert time.mktime(time.strptime(expires, "%Y%m%d%H%M")) > now + LIFE - 120
 
 
 def test_a_linked_file_stays_linked(shell, home, tmp_path):
@@ -486,7 +542,7 @@ def test_a_linked_file_stays_linked(shell, home, tmp_path):
     (home / "keys").mkdir()
     (home / "keys/mine").write_text(f"{OWN}\n")
     (home / ".ssh/authorized_keys").symlink_to("../keys/mine")
-    assert arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY))
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new())
     assert len((home / "keys/mine").read_text().splitlines()) == 2
     disarm(shell)
     assert (home / "keys/mine").read_text() == f"{OWN}\n"
@@ -495,17 +551,17 @@ def test_a_linked_file_stays_linked(shell, home, tmp_path):
 
 def test_a_lock_that_was_left_is_taken(shell, home, tmp_path):
     (home / ".ssh/.clusterctl-lock").mkdir(parents=True)
-    assert arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY), patience=3)
+    assert arm(shell, Place(shell, tmp_path), RelayKey.new(), patience=3)
     assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"]
 
 
 def test_a_home_that_cannot_be_written_to_is_said(shell, home, tmp_path):
     (home / ".ssh").write_text("a file")
-    assert not arm(shell, Place(shell, tmp_path), RelayKey.new(INVENTORY))
+    assert not arm(shell, Place(shell, tmp_path), RelayKey.new())
 
 
 def test_many_at_once_write_one_line(shell, home, tmp_path):
-    key, places = RelayKey.new(INVENTORY), [Place(shell, tmp_path, number) for number in range(6)]
+    key, places = RelayKey.new(), [Place(shell, tmp_path, number) for number in range(6)]
     (home / ".ssh").mkdir()
     (home / ".ssh/authorized_keys").write_text(f"{OWN}\n")
     done = []
@@ -518,6 +574,177 @@ def test_many_at_once_write_one_line(shell, home, tmp_path):
     lines = (home / ".ssh/authorized_keys").read_text().splitlines()
     assert lines[0] == OWN
     assert len(lines) == 2
+
+
+def test_a_lock_that_many_find_is_broken_by_one_of_them(shell, home, tmp_path):
+    """A killed writer's lock and copy, and sixteen nodes of two transfers: each round had a chance to lose the file."""
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    theirs = [OWN, *(f"ssh-rsa AAAA{number} other{number}" for number in range(40))]
+    keys = {at: RelayKey.new() for at in (PLACE, "/data/.push")}
+    places = [Place(shell, tmp_path, number) for number in range(16)]
+    scripts = [arming(place, keys[at], at=at, patience=15) for place, at in zip(places, [*keys] * 8, strict=True)]
+    for number in range(8):
+        file.write_text("".join(f"{line}\n" for line in theirs))
+        left_behind = home / ".ssh/.clusterctl-lock" / ("node09.4711.x" if number % 2 else "")
+        left_behind.mkdir(parents=True)
+        (home / ".ssh/authorized_keys.clusterctl.node09.4711.x").write_text("")
+        running = [subprocess.Popen([*shell, "-c", script], stdout=subprocess.PIPE) for script in scripts]
+        said = [process.communicate(timeout=60)[0] for process in running]
+        assert said == [b"authorized\narmed\n"] * 16
+        lines = file.read_text().splitlines()
+        assert lines[:41] == theirs, f"round {number}"
+        assert sorted(line.split(" ", 1)[1].rpartition('" ')[2] for line in lines[41:]) == sorted(
+            key.line(INVENTORY, at) for at, key in keys.items()
+        )
+        assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"], f"round {number}"
+
+
+def test_who_installs_a_key_and_who_arms_a_relay_take_turns(shell, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(home))  # of enrol
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    file.write_text(f"{OWN}\n")
+    file.with_name(".clusterctl-lock").mkdir()
+    line = "ssh-ed25519 AAAAinstalled me@laptop"
+    install = "set -e\n" + render("enrol/install_key.sh.j2", line=line, blob="AAAAinstalled", patience=15)
+    key = RelayKey.new()
+    scripts = [install, *(arming(Place(shell, tmp_path, number), key, patience=15) for number in range(8)), install]
+    running = [subprocess.Popen([*shell, "-c", script], stdout=subprocess.DEVNULL) for script in scripts]
+    assert [process.wait(60) for process in running] == [0] * 10
+    lines = file.read_text().splitlines()
+    assert sorted(lines)[1:] == sorted([OWN, line])
+    assert lines[-1].endswith(key.line(INVENTORY, PLACE)) or lines[-2].endswith(key.line(INVENTORY, PLACE))
+    assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"]
+
+
+@pytest.mark.parametrize(
+    "dd",
+    [
+        "return 1",  # a quota, or a file server that says late that it is full
+        ': >"$fresh"',  # one that does not even say so
+        'read -r first <"$fresh" && printf "%s\n" "$first" >"$fresh"',
+        'rmdir "$lock/$me"',  # we stood still for so long that another one has taken over
+    ],
+)
+def test_a_copy_that_is_not_whole_never_takes_the_place_of_the_file(shell, home, tmp_path, dd):
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    file.write_text(f"# first\n{OWN}\n# last")
+    inode = file.stat().st_ino
+    place = Place(shell, tmp_path)
+    assert not arm(shell, place, RelayKey.new(), before=f"dd() {{ {dd}; }}\n")
+    assert file.read_text() == f"# first\n{OWN}\n# last"
+    assert file.stat().st_ino == inode
+    assert [path.name for path in file.parent.iterdir() if "lock" not in path.name] == ["authorized_keys"]
+
+
+def test_a_line_that_is_written_by_hand_in_the_same_moment_is_not_lost(shell, home, tmp_path):
+    file = home / ".ssh/authorized_keys"
+    file.parent.mkdir()
+    file.write_text(f"{OWN}\n")
+    by_hand = 'dd() { echo by-hand >>"$real"; command dd "$@"; }\n'
+    assert not arm(shell, Place(shell, tmp_path), RelayKey.new(), before=by_hand)
+    assert file.read_text() == f"{OWN}\nby-hand\n"
+    assert arm(shell, Place(shell, tmp_path, 1), RelayKey.new())
+
+
+@pytest.mark.parametrize("folder", ["transfer", ".transfer-0123456789ab"])
+def test_what_a_killed_run_has_left_is_found_and_goes(shell, home, tmp_path, folder):
+    """On a node without /dev/shm the private key lies in the transfer's own folder."""
+    place = Place(shell, tmp_path)
+    own = place.folder.rename(place.folder.with_name(folder))
+    place.folder = own
+    at = place_of(str(own))
+    assert not place.survey().left
+    key = RelayKey.new()
+    secret = own / key.secret(INVENTORY, at)
+    others = own / key.secret(INVENTORY, "/elsewhere")
+    copy = home / ".ssh/authorized_keys.clusterctl.node09.4711.x"
+    for trace in (secret, others):
+        trace.mkdir()
+        (trace / "key").write_text(key.private)
+    assert place.survey().left
+    disarm(shell, at)
+    assert not secret.exists()
+    assert others.exists()
+    assert not place.survey().left
+    (home / ".ssh").mkdir()
+    copy.write_text("")
+    assert place.survey().left
+    disarm(shell, at)
+    assert not copy.exists()
+    assert not place.survey().left
+
+
+def test_a_folder_from_before_the_machine_was_started_anew_is_not_gone_on_with(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    place.write("boot", Path("/proc/sys/kernel/random/boot_id").read_text())
+    assert not place.survey().refused
+    place.write("boot", "11111111-2222\n")
+    assert "run the same command again" in place.survey().refused
+
+
+# --- the lock of a command -----------------------------------------------------------------------------
+
+
+def hold(shell, lock, before="", timeout=60):
+    """What the script that takes a lock says when its input ends at once; its waits take no time."""
+    script = render("release/hold.sh.j2", lock=str(lock), releases="", id="mine", who="me")
+    done = subprocess.run(
+        [*shell, "-c", (before or "sleep() { :; }\n") + script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=timeout,
+    )
+    return done.stdout.split()[:1]
+
+
+def other_s_lock(folder, host="another-host 1234"):
+    lock = folder / "x.lock"
+    lock.mkdir()
+    (lock / "beat").write_text("")
+    (lock / "owner").write_text(f"theirs\n{host}\n1\n1\n1\nsomebody\n")
+    return lock
+
+
+YEAR = 365 * 24 * HOUR
+
+
+@pytest.mark.parametrize("shift", [-20 * YEAR, -1, YEAR, 10 * YEAR])
+def test_a_silent_lock_is_taken_over_whatever_its_time_says(shell, tmp_path, shift):
+    lock = other_s_lock(tmp_path)
+    os.utime(lock / "beat", (time.time() + shift,) * 2)
+    assert hold(shell, lock) == ["held"]
+    assert not lock.exists()
+
+
+@pytest.mark.parametrize("shift", [-20 * YEAR, -1, YEAR, 10 * YEAR])
+def test_a_lock_that_gives_signs_of_life_stays_whatever_its_time_says(shell, tmp_path, shift):
+    lock = other_s_lock(tmp_path)
+    os.utime(lock / "beat", (time.time() - 5 * YEAR,) * 2)
+    beat = f'sleep() {{ touch -d "@{int(time.time()) + shift}" "$lock/beat"; }}\n'
+    assert hold(shell, lock, beat) == ["busy"]
+    assert (lock / "owner").read_text().startswith("theirs\n")
+
+
+def test_a_worker_that_does_not_go_does_not_hold_the_lock(shell, tmp_path):
+    """Where the first process of a container asks after nobody, whatever was killed stays in the list."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    lock = other_s_lock(tmp_path, f"{os.uname().nodename} {boot}")
+    with subprocess.Popen(["true"], start_new_session=True) as zombie:  # nobody asks after it until the end
+        while Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        (lock / f"worker.{zombie.pid}.{os.uname().nodename}").write_text("")
+        waited = tmp_path / "waited"
+        assert hold(shell, lock, f"sleep() {{ echo >>{quote(waited)}; }}\n", timeout=10) == ["held"]
+        assert 10 <= len(waited.read_text().splitlines()) <= 20
+    assert not lock.exists()
+
+
+# --- the way to the next node --------------------------------------------------------------------------
 
 
 def test_a_way_is_kept_only_when_it_is_open(shell, tmp_path):
@@ -550,12 +777,11 @@ def test_a_way_is_kept_only_when_it_is_open(shell, tmp_path):
 def test_shellcheck_finds_nothing(name, nasty, tmp_path):
     folder = '/opt/it\'s $(id) "x"/t' if nasty else "/opt/x/t"
     door = Door("clusterctl-1", "root", 22, ("10.0.0.1", "10.1.0.1"), ("ssh-ed25519", b"x"))
-    key = RelayKey.new(INVENTORY)
+    key = RelayKey.new()
     values = {"folder": folder, "into": folder, "me": 1, "wire": "zstd" if nasty else "plain", "ahead": 64, "spare": 16}
     values |= {"digest": DIGESTS["b2sum"], "settle": 1, "stream": "s", "receive": "x", "private": key.private}
-    values |= {"line": key.line if nasty else "", "options": options(folder, (9, 9))[0], "expires": nasty}
-    values |= {"tag": comment(INVENTORY), "secrets": secret_names(INVENTORY), "secret": "/s", "known": door.known}
-    values |= {"patience": 9}
+    values |= {"options": options(folder, (9, 9))[0], "expires": nasty, "secret": "/s", "known": door.known}
+    values |= {"patience": 9, "line": key.line(INVENTORY, folder) if nasty else "", **left(INVENTORY, folder)}
     (tmp_path / "a.sh").write_text(render(f"transfer/{name}.sh.j2", **values, ways=door.ways("/s")))
     # SC2016: a dollar in single quotes is what the nasty case is about.
     argv = [SHELLCHECK, "-s", "sh", "-e", "SC2016", tmp_path / "a.sh"]

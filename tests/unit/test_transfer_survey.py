@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from provision.errors import ClusterctlError
 from provision.model import Inventory, Node, Ssh
 from provision.transfer import Target, survey
-from provision.transfer.keys import RelayKey, options, speakable, tag
+from provision.transfer.keys import RelayKey, comment, options, place_of, secret_names, speakable
 
 ANSWER = """\
 digest b2sum
@@ -85,16 +85,26 @@ def test_a_way_trusts_one_host_key_and_one_key_only():
 
 
 def test_a_key_is_new_each_time_and_says_whose_it_is():
-    first, second = RelayKey.new(INVENTORY), RelayKey.new(INVENTORY)
-    assert first.line != second.line
-    assert first.private not in first.line
-    kind, _, comment = first.line.split()
+    first, second = RelayKey.new(), RelayKey.new()
+    place = place_of("/opt/llm/releases/.transfer-0123456789ab")
+    line = first.line(INVENTORY, place)
+    assert line != second.line(INVENTORY, place)
+    assert first.private not in line
+    kind, _, words = line.split()
     assert kind == "ssh-ed25519"
-    assert comment.startswith(f"clusterctl-relay:{tag(INVENTORY)}:")
+    assert words.startswith(comment(INVENTORY, place))
+    assert words.split(":")[3:] == [str(first.made), first.number]
     public = load_ssh_private_key(first.private.encode(), None).public_key().public_bytes_raw()
     assert len(public) == 32
+
+
+def test_the_keys_of_each_cluster_and_place_can_be_told():
     other = Inventory(Path("i.yaml"), PurePosixPath("/opt/other/current"), ())
-    assert tag(other) != tag(INVENTORY)
+    releases = [place_of(f"/opt/llm/releases/.transfer-{release}") for release in ("one", "two")]
+    assert releases == ["/opt/llm/releases"] * 2  # one lock guards both
+    assert comment(INVENTORY, releases[0]).startswith(comment(INVENTORY))
+    places = [(INVENTORY, "/opt/llm/releases"), (INVENTORY, "/data/.push"), (other, "/opt/llm/releases")]
+    assert len({comment(*place) for place in places}) == len({secret_names(*place) for place in places}) == 3
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,14 @@ def _check_chunks(manifest: Manifest) -> None:
 
 
 def _check_path(path: str) -> None:
+    if not path or path[0] in "./" or path[-1] == "/" or "/." in path or "//" in path or "\0" in path:
+        _check_unusual(path)  # many take long to match, and nearly all are plain
+    if not path.isascii():
+        os.fsencode(path)
+
+
+def _check_unusual(path: str) -> None:
     if _ODD.search(path):
         raise Inconsistent(f"{path!r} is not a path inside the environment")
     if path.startswith(OURS) and path[len(OURS) :][:1] in ("", "/"):
         raise Inconsistent(f"{path!r} is where clusterctl keeps its own files")
-    if not path.isascii():
-        os.fsencode(path)

@@ -62,7 +62,7 @@ def span(entry: Entry) -> int:
 
 def file_span(path: str, size: int) -> int:
     """The ``span`` of a file."""
-    return BLOCK + _long_size(path) + size + padding(size)
+    return BLOCK + _long_size(path) + size + -size % BLOCK
 
 
 def link_span(name: str, target: str) -> int:
@@ -77,7 +77,9 @@ def _name(entry: Entry) -> bytes:
 def _long_size(name: str) -> int:
     """The bytes of the long-name member that a name or target needs."""
     length = len(name) if name.isascii() else len(os.fsencode(name))
-    return BLOCK + length + 1 + padding(length + 1) if length > _NAME else 0
+    if length <= _NAME:
+        return 0
+    return BLOCK + length + 1 + padding(length + 1)
 
 
 def _long(kind: bytes, value: bytes) -> bytes:

@@ -23,8 +23,9 @@ from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS, Entry, Manifest
 from provision.env.bundle.members import Stream
 from provision.env.bundle.reader import Bundle
-from provision.env.interchange import compress, files
+from provision.env.interchange import compress
 from provision.env.interchange.prepare import MARK, Prepared, prepare
+from provision.env.packing import temporary
 from provision.errors import UsageError
 from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
 
@@ -92,7 +93,7 @@ def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
         emit(Progress(STAGE, done, total))
 
     threads = len(os.sched_getaffinity(0))
-    with files.created(out) as file:
+    with temporary.created(out) as file:
         if kind == "zst":
             file.writelines(archive.frames(advance, threads))
         elif kind == "gz":

@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 from provision.env.bundle.manifest import Manifest
-from provision.env.interchange import files, restore
+from provision.env.interchange import restore
 from provision.env.interchange.unpack import format_of, unpack
+from provision.env.packing import temporary
 from provision.env.packing.pack import pack
 from provision.errors import BundleError
 from provision.model import Emit, Notice, StageFinished, StageStarted
@@ -47,7 +48,7 @@ def import_archive(archive: Path, out: Path, *, emit: Emit) -> Manifest:
         )
     source_of = origin(archive)
     started = time.monotonic()
-    with files.folder_beside(out.absolute()) as folder:
+    with temporary.folder_beside(out.absolute()) as folder:
         emit(StageStarted(STAGE, f"Unpacking {archive}", archive.stat().st_size, "bytes"))
         unpacked = unpack(archive, folder, stage=STAGE, emit=emit)
         name = name_of(archive)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provision.env.bundle.manifest import Entry
-from provision.env.interchange import conda_unpack, files, programs
+from provision.env.interchange import conda_unpack, programs
 from provision.env.interchange.programs import Record, Unpacker
 from provision.env.interchange.unpack import Kind, Unpacked
+from provision.env.packing import temporary
 from provision.env.packing.chunks import is_record
 from provision.env.relocation import records, shebangs
 from provision.errors import BundleError
@@ -156,9 +157,9 @@ def _replace(environment: Environment, path: str, data: bytes) -> Entry:
     """New content under the same name, time and permissions; other names of the file keep theirs."""
     file = environment.root / path
     status = file.stat()
-    temporary = files.beside(file)
-    temporary.write_bytes(data)
-    temporary.chmod(status.st_mode)
-    os.utime(temporary, ns=(status.st_mtime_ns, status.st_mtime_ns))
-    temporary.replace(file)
+    new = temporary.beside(file)
+    new.write_bytes(data)
+    new.chmod(status.st_mode)
+    os.utime(new, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    new.replace(file)
     return Entry(path, "file", 0, 0, len(data), hashlib.sha256(data).hexdigest())

@@ -7,7 +7,6 @@ no hard link to what is not in the archive, no devices. Symlinks themselves may 
 from __future__ import annotations
 
 import bz2
-import errno
 import gzip
 import lzma
 import os
@@ -22,6 +21,7 @@ from typing import IO, Literal, NoReturn, cast
 
 import zstandard
 
+from provision.env.packing import temporary
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Progress
 
@@ -30,7 +30,6 @@ Format = Literal["tar", "gz", "zst", "bz2", "xz", "zip", "squashfs"]
 
 _BLOCK = 1 << 20
 _LATEST = float(1 << 33)  # seconds; in the year 2242
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAGIC: tuple[tuple[bytes, Format], ...] = (
     (b"\x1f\x8b", "gz"),
     (b"\x28\xb5\x2f\xfd", "zst"),
@@ -108,7 +107,7 @@ def unpack(archive: Path, folder: Path, *, stage: str, emit: Emit) -> Unpacked:
         except _DAMAGE as error:
             raise BundleError(f"{archive} is damaged: {error}", hint="copy it again") from error
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in temporary.FULL:
                 raise
             if error.errno is None:  # bz2's word for damage
                 raise BundleError(f"{archive} is damaged: {error}", hint="copy it again") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
-import io
-from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
+
+from provision.env.relocation.records import record_row
 
 FILE = "git_version_info_installed.py"  # beside ``git_version_info.py``, which imports everything from it
 
@@ -62,18 +62,21 @@ def listing(before: str | None, *, names: Iterable[str], baseline: str, deepspee
 
 def unbuilt(text: str) -> tuple[str, ...]:
     """The ops that are not built yet, from the file's text."""
-    waiting: set[str] = set()
     try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:
-        return ()
-    for node in nodes:
+        return tuple(sorted(_waiting(ast.parse(text)) - {_NO_OP}))
+    except (SyntaxError, ValueError, TypeError, IndexError):
+        return ()  # not as DeepSpeed writes it
+
+
+def _waiting(program: ast.Module) -> set[str]:
+    waiting: set[str] = set()
+    for node in ast.walk(program):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and _names(node, "installed_ops"):
             table = ast.literal_eval(node.value)
             waiting |= {str(name) for name, is_built in table.items() if not is_built}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fromkeys":
             waiting -= set(ast.literal_eval(node.args[0]))  # what we have added ourselves
-    return tuple(sorted(waiting - {_NO_OP}))
+    return waiting
 
 
 def _names(node: ast.Assign, name: str) -> bool:
@@ -90,13 +93,10 @@ def record(before: str, site_files: Mapping[str, bytes]) -> str:
     lines = []
     left = dict(site_files)
     for line in before.splitlines(keepends=True):
-        name = next(csv.reader([line]), [""])[0]
+        name = "".join(next(csv.reader([line]), [])[:1])  # an empty line has none
         lines.append(_row(name, left.pop(name)) if name in left else line)
     return "".join((*lines, *(_row(name, data) for name, data in sorted(left.items()))))
 
 
 def _row(name: str, data: bytes) -> str:
-    digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    row = io.StringIO()
-    csv.writer(row, lineterminator="\n").writerow([name, f"sha256={digest}", len(data)])
-    return row.getvalue()
+    return record_row(name, hashlib.sha256(data).digest(), len(data), end="\n")

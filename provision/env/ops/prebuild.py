@@ -82,10 +82,18 @@ def prebuild(
     if baseline is None:
         return Ops(missing=(("ops", "no CPU baseline is known for this platform"),))
     wanted = None if names is None else sorted(names)
-    home = cache / "ops" / _key(prefix, site, baseline, wanted)
-    failure = "" if (home / RESULT).exists() else _build(prefix, site, baseline, wanted, home)
-    if failure:
-        return Ops(baseline.name, missing=(("ops", failure),))
+    try:
+        home = cache / "ops" / _key(prefix, site, baseline, wanted)
+        failure = "" if (home / RESULT).exists() else _build(prefix, site, baseline, wanted, home)
+        if not failure:
+            return _kept(prefix, baseline, home)
+    except Exception as error:  # noqa: BLE001 - a cache on a full disk, a package that is not as DeepSpeed makes it
+        failure = str(error) or type(error).__name__
+    return Ops(baseline.name, missing=(("ops", failure),))
+
+
+def _kept(prefix: Path, baseline: Baseline, home: Path) -> Ops:
+    """What lies in the cache."""
     result = json.loads((home / RESULT).read_bytes())
     files = walk(home / "tree", "", leave_out=lambda _path, _name: False).found
     return Ops(
@@ -100,7 +108,11 @@ def unbuilt(prefix: Path, sites: Iterable[str]) -> tuple[str, ...]:
     """What is to be said of an environment whose ops are not built while packing."""
     for site in sites:
         listed = prefix / site / "deepspeed" / installed.FILE
-        if listed.is_file() and (names := installed.unbuilt(listed.read_text(encoding="utf-8", errors="replace"))):
+        try:
+            names = installed.unbuilt(listed.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue  # none; or one that cannot be read, which the pack will say
+        if names:
             text = f"DeepSpeed compiles {', '.join(names)} on the nodes if they are used, and fails without a compiler"
             return (f"{text}; clusterctl pack-env --with-ops builds here what it can",)
     return ()
@@ -175,7 +187,7 @@ def _lay_out(prefix: Path, site: str, result: Mapping[str, Any], baseline: Basel
             torch=result["torch"],
         )
         added[f"deepspeed/{installed.FILE}"] = text.encode()
-        for record in (prefix / site).glob("deepspeed-*.dist-info/RECORD"):
+        for record in _records(prefix, site):
             name = str(record.relative_to(prefix / site))
             added[name] = installed.record(record.read_text(encoding="utf-8"), added).encode()
     top.mkdir(parents=True)
@@ -193,8 +205,9 @@ def _lay_out(prefix: Path, site: str, result: Mapping[str, Any], baseline: Basel
 
 
 def _key(prefix: Path, site: str, baseline: Baseline, names: list[str] | None) -> str:
-    """Equal where the same would be built again."""
+    """Equal where the same would be built, and laid out, again."""
     told = {
+        "prefix": str(prefix),
         "names": names,
         "baseline": baseline.name,
         "packages": sorted(
@@ -203,10 +216,15 @@ def _key(prefix: Path, site: str, baseline: Baseline, names: list[str] | None) -
         "python": os.path.realpath(prefix / "bin" / "python").rpartition("/")[2],
         "compiler": _version(os.environ.get("CXX", "c++")),
         "listed": _digest(prefix / site / "deepspeed" / installed.FILE),
+        "records": [_digest(path) for path in _records(prefix, site)],
         "program": hashlib.sha256(render(_PROGRAM).encode()).hexdigest(),
         "site": site,
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _records(prefix: Path, site: str) -> list[Path]:
+    return sorted((prefix / site).glob("deepspeed-*.dist-info/RECORD"))
 
 
 def _version(program: str) -> str:

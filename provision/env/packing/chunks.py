@@ -9,9 +9,13 @@ from dataclasses import dataclass
 
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS
+from provision.env.source.owners import source_of
 from provision.env.source.scan import Found
 
 LIMIT = 16 << 20  # bytes of a tar chunk, and of a range of a large file: what a worker holds in memory
+
+
+_Member = tuple[str, Found, int]  # the path of what it was compiled from, or its own; what was found; its span
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,17 @@ def plan(
     Args:
         found: everything that is packed.
         owner: the package of a path.
-        limit: bytes of a chunk.
+        limit: bytes of a chunk; only a source and its compiled files take more together.
         verbatim: packages that are data.
     """
     large: list[Found] = []
-    packages: defaultdict[str, list[tuple[Found, int]]] = defaultdict(list)
+    packages: defaultdict[str, list[_Member]] = defaultdict(list)
     hard: list[Found] = []
     folders: list[Found] = []
-    for one in sorted(found):
+    ordered = sorted(found)
+    paths = {one.path for one in ordered}
+    others = {one.path: one.target for one in ordered if one.type == "hard"}
+    for one in ordered:
         if one.type == "dir":
             folders.append(one)
         elif one.type == "hard":
@@ -79,7 +86,10 @@ def plan(
         elif (span := _span(one)) > limit and one.type == "file":
             large.append(one)
         else:
-            packages[owner(one.path)].append((one, span))
+            path = one.path
+            if path.endswith(".pyc") and (source := source_of(path)) in paths:
+                path = others.get(source, source)  # they belong together, and to the same package
+            packages[owner(path)].append((path, one, span))
     parts = [
         Part(package, found, span, package in verbatim)
         for package in packages
@@ -108,18 +118,26 @@ def is_record(path: str) -> bool:
     return (name == "RECORD" and folder.endswith(".dist-info")) or (folder == "conda-meta" and name.endswith(".json"))
 
 
-def _cut(found: list[tuple[Found, int]], limit: int) -> Iterator[tuple[tuple[Found, ...], int]]:
-    """Parts of a package, and their spans."""
-    part: list[Found] = []
-    total = 0
-    for one, span in found:
-        if part and total + span > limit:
-            yield tuple(part), total
-            part, total = [], 0
-        part.append(one)
-        total += span
-    if part:
-        yield tuple(part), total
+def _cut(members: list[_Member], limit: int) -> Iterator[tuple[tuple[Found, ...], int]]:
+    """Parts of a package, and their spans, each part sorted by path.
+
+    A compiled file lies in the part of its source, whose time it holds: a node may have one chunk of a package from
+    another release, where all times are others, and be sent the next.
+    """
+    spans: defaultdict[str, int] = defaultdict(int)
+    for source, _, span in members:
+        spans[source] += span
+    totals = [0]
+    number = {}  # of the part, by source
+    for source in sorted(spans):
+        if totals[-1] and totals[-1] + spans[source] > limit:
+            totals.append(0)
+        totals[-1] += spans[source]
+        number[source] = len(totals) - 1
+    parts: list[list[Found]] = [[] for _ in totals]
+    for source, one, _ in members:
+        parts[number[source]].append(one)
+    yield from zip(map(tuple, parts), totals, strict=True)
 
 
 def _span(one: Found) -> int:

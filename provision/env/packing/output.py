@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import queue
-import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from provision.env.bundle import slices
-from provision.errors import UsageError
+from provision.env.packing import temporary
 
 _BLOCK = 1 << 20
 _FLUSH = 64 << 20  # bytes that may lie in memory only
@@ -38,10 +35,11 @@ class Output:
         self.size = 0
         self._out = out
         self._split = split
-        self._token = f".{secrets.token_hex(4)}-"
-        self._paths: list[Path] = []
+        first, self._file = temporary.begin(out, ".0" if split else "")
+        self._lock = os.dup(self._file.fileno())  # so long as this is open, the first one is locked
+        self._stem = first.name.removesuffix(".0") if split else first.name
+        self._paths = [first]  # of many slices only the last one is open
         self._flusher = Flusher()
-        self._file = self._next()  # the last one; of many slices no more than one is open
 
     @property
     def names(self) -> list[str]:
@@ -101,9 +99,9 @@ class Output:
             self._temporary(slices.LIST).write_bytes(self._list())
             _sync(self._temporary(slices.LIST))
             _remove(*listed, *older, self._out)
-            for path, name in zip(self._paths, self.names, strict=True):
-                path.rename(self._out.with_name(name))
             self._temporary(slices.LIST).rename(*listed)
+            for path, name in reversed([*zip(self._paths, self.names, strict=True)]):  # the locked one comes last
+                path.rename(self._out.with_name(name))
         else:
             self._paths[0].replace(self._out)
             _remove(*listed, *older)
@@ -117,6 +115,7 @@ class Output:
         for path in (*self._paths, self._temporary(slices.LIST)):
             with suppress(OSError):
                 path.unlink()
+        os.close(self._lock)
 
     def _room(self, size: int) -> int:
         """The bytes that the last file may still take, of ``size`` that are wanted."""
@@ -124,17 +123,12 @@ class Output:
             return size
         if self.size == self._split * len(self._paths):
             self._file.close()
-            self._file = self._next()
+            self._paths.append(self._temporary(f".{len(self._paths)}"))
+            self._file = self._paths[-1].open("xb", buffering=_BLOCK)
         return min(size, self._split * len(self._paths) - self.size)
 
-    def _next(self) -> BinaryIO:
-        path = self._temporary(f".{len(self._paths)}" if self._split else "")
-        file = path.open("xb", buffering=_BLOCK)
-        self._paths.append(path)
-        return file
-
     def _temporary(self, suffix: str) -> Path:
-        return self._out.with_name(f"{self._token}{self._out.name}{suffix}")
+        return self._out.with_name(self._stem + suffix)
 
     def _list(self) -> bytes:
         """What ``sha256sum`` would print of the slices; only now are they what they stay."""
@@ -199,28 +193,19 @@ def created(out: Path, *, split: int = 0) -> Iterator[Output]:
     Raises:
         UsageError: the folder cannot be written to, or its disk is full.
     """
-    output = None
-    try:
+    with temporary.explained(out):
         output = Output(out, split=split)
-        yield output
-        output.commit()
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UsageError(
-                f"no space left for {out}: {_free(out.parent)} free in {out.parent}",
-                hint="free some space, or write elsewhere with --output",
-            ) from error
-        if error.errno == errno.EFBIG:
-            raise UsageError(
-                f"cannot write {out}: its file system has no files that are so large",
-                hint="write it in parts: --split 4000M",
-            ) from error
-        if error.filename is None or out.name in Path(error.filename).name:
-            raise UsageError(f"cannot write {out}: {error.strerror}") from error
-        raise
+    try:
+        with temporary.explained(out):
+            yield output
+            output.commit()
     finally:
-        if output:
-            output.close()
+        output.close()
+
+
+def lies_in(out: Path, folder: Path) -> bool:
+    """Whether what is written as ``out`` would lie in a folder."""
+    return Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder))
 
 
 def _remove(*paths: Path) -> None:
@@ -234,11 +219,6 @@ def _digest(path: Path) -> str:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _free(folder: Path) -> str:
-    status = os.statvfs(folder)
-    return f"{status.f_bavail * status.f_frsize / 1e9:.2f} GB"
 
 
 def _sync(path: Path) -> None:

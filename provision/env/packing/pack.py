@@ -11,13 +11,14 @@ from typing import Literal
 
 import provision
 from provision.env import collector
-from provision.env.bundle import tar
+from provision.env.bundle import consistency, tar
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles
 from provision.env.packing import chunks, large, reading, writer
 from provision.env.packing.chunks import Large, Part
 from provision.env.packing.frames import FrameMaker
 from provision.env.packing.large import LargeFile
 from provision.env.packing.marks import Seeking
+from provision.env.packing.output import lies_in
 from provision.env.packing.pipeline import Pipeline
 from provision.env.packing.seal import Sealed, Traits
 from provision.env.packing.workers import Place, Workers, processors, ranges_of
@@ -25,7 +26,7 @@ from provision.env.relocation.prefixes import Search
 from provision.env.source import facts
 from provision.env.source.scan import Found
 from provision.env.source.survey import Survey, survey
-from provision.errors import UsageError
+from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
 
 STAGE = "pack"
@@ -73,7 +74,7 @@ def pack(
     """
     started = time.monotonic()
     for folder, what in ((prefix, "the environment"), *((path, f"the data {path}") for path in data)):
-        if out.resolve().is_relative_to(folder.resolve()):
+        if lies_in(out, folder):
             raise UsageError(f"{out} would lie inside {what}", hint="write the bundle elsewhere with --output")
 
     def run() -> Manifest:
@@ -98,6 +99,7 @@ def pack(
             packing.run(pipeline, limit)
             found.check_folders()
             manifest = packing.manifest(name, notices)
+            _check(manifest)
             bundle.finish(manifest)
             return manifest
 
@@ -105,6 +107,20 @@ def pack(
         manifest = run()
     emit(StageFinished(STAGE, time.monotonic() - started))
     return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """See to it that the bundle can be opened again: what it holds may be arranged as nobody has thought of.
+
+    Raises:
+        BundleError: it could not.
+    """
+    try:
+        consistency.check(manifest)
+    except ValueError as error:
+        raise BundleError(
+            f"the environment cannot be packed: {error}", hint="leave out what is in the way: --exclude PATTERN"
+        ) from error
 
 
 def _begin(workers: Workers, pipeline: Pipeline, limit: int, found: Found) -> None:

@@ -104,7 +104,7 @@ class Sealer:
             with reading.opened(found) as descriptor:
                 reading.fill(view, descriptor, offset, found)
             digest = hashlib.sha256(view).hexdigest()
-            data = frames.compress(view, large=True)
+            data = frames.compress(view)
         key = keys.of_range(found.path, found.mode, offset, digest)
         return Sealed(digest, key, size, len(data), hashlib.sha256(data).hexdigest()), data
 

@@ -79,15 +79,6 @@ class Search:
     def _by_text(self) -> dict[bytes, Spelling]:
         return {spelling.text: spelling for spelling in self.spellings}
 
-    @cached_property
-    def overlap(self) -> int:
-        """Bytes that two windows on a large file must share so that no occurrence is missed."""
-        return max(len(spelling.text) for spelling in self.spellings) + _LOOK_BEHIND
-
-    def maybe(self, data: bytes) -> bool:
-        """Whether a source occurs at all: the fast way past nearly every file."""
-        return any(spelling.text in data for spelling in self.spellings)
-
     def occurrences(self, data: bytes | mmap) -> Iterator[tuple[re.Match[bytes], Spelling]]:
         """Where sources occur whole."""
         for match in self._pattern.finditer(data):

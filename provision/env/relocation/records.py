@@ -31,14 +31,16 @@ def _record(path: str, data: bytes, rewritten: Mapping[str, Entry], prefix: str)
     for line in data.decode("utf-8", "surrogateescape").splitlines(keepends=True):
         row = next(csv.reader([line]), [])
         entry = rewritten.get(record_path(row[0], site, prefix)) if len(row) == 3 and row[1] else None
-        lines.append(_row(row[0], entry, line) if entry else line)
+        end = line[len(line.rstrip("\r\n")) :]
+        lines.append(record_row(row[0], bytes.fromhex(entry.sha256), entry.size, end=end) if entry else line)
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
-def _row(name: str, entry: Entry, line: str) -> str:
-    digest = urlsafe_b64encode(bytes.fromhex(entry.sha256)).rstrip(b"=").decode()
+def record_row(name: str, sha256: bytes, size: int, *, end: str) -> str:
+    """A row of a RECORD for a file; ``end`` ends the line."""
+    digest = urlsafe_b64encode(sha256).rstrip(b"=").decode()
     row = io.StringIO()
-    csv.writer(row, lineterminator=line[len(line.rstrip("\r\n")) :]).writerow([name, f"sha256={digest}", entry.size])
+    csv.writer(row, lineterminator=end).writerow([name, f"sha256={digest}", size])
     return row.getvalue()
 
 

@@ -12,6 +12,8 @@ from provision.errors import UsageError
 
 FOLDER = "data"  # in the prefix
 
+_TOP = f"{FOLDER}/"
+
 
 @dataclass(frozen=True)
 class Data:
@@ -27,9 +29,10 @@ class Data:
 
     def package(self, path: str) -> str:
         """What a path's chunk belongs to; empty if the path is no data."""
-        folder, _, rest = path.partition("/")
-        name = rest.partition("/")[0]
-        return f"{FOLDER}/{name}/" if folder == FOLDER and name in self.names else ""
+        if not path.startswith(_TOP):
+            return ""
+        name = path[len(_TOP) :].partition("/")[0]
+        return f"{_TOP}{name}/" if name in self.names else ""
 
     @property
     def packages(self) -> frozenset[str]:

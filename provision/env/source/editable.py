@@ -115,7 +115,7 @@ def find_moved(prefix: Path, sites: Iterable[str], source_prefix: str) -> Editab
 
 def project_root(folder: str) -> str:
     """The project that ``folder`` is part of: the nearest folder with project metadata, else git's, else itself."""
-    home = Path(os.path.realpath(Path.home()))
+    home = Path(_home())
     for candidate in (Path(folder), *Path(folder).parents):
         if candidate in (home, Path("/")):
             break
@@ -133,7 +133,7 @@ def _sort_in(found: _Found, folder: str, inside: str, *, is_root: bool) -> None:
         found.notices.append(
             f"{folder} does not exist, but a .pth file or an editable install names it: it stays behind"
         )
-    elif _beneath(os.path.realpath(Path.home()), real):
+    elif _beneath(_home(), real):
         found.notices.append(f"{folder} is named by a .pth file and is no project: it stays behind")
     else:
         around = [root for root in found.roots if _beneath(real, root)]
@@ -165,6 +165,10 @@ def _alias(folder: str, top: str, target: str) -> tuple[str, str]:
     alias = min(beginnings, key=len)
     inner = os.path.realpath(alias)[len(top) :].strip("/")
     return alias, "/".join(part for part in (target, inner) if part)
+
+
+def _home() -> str:
+    return os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
 
 
 def _beneath(path: str, top: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from mmap import mmap
 
 MAGIC = b"\x7fELF"
@@ -55,11 +56,30 @@ def loaded(data: bytes | mmap) -> tuple[range, ...]:
     """
     order = "<" if data[5:6] == b"\1" else ">"
     try:
-        segments = _segments(data, order, wide=data[4:5] == b"\2")
+        rows = segments(partial(_slice, data), order, wide=data[4:5] == b"\2")
     except (struct.error, OverflowError):
-        segments = []
-    found = tuple(range(offset, offset + length) for kind, offset, _, length in segments if kind == _LOAD)
+        rows = []
+    found = tuple(range(offset, offset + length) for kind, offset, _, length in rows if kind == _LOAD)
     return found or (range(len(data)),)
+
+
+def segments(read: Read, order: str, *, wide: bool) -> list[tuple[int, int, int, int]]:
+    """Kind, offset, address and length in the file of every segment.
+
+    Args:
+        read: reads the file.
+        order: its byte order, as struct has it.
+        wide: it is one of 64 bits.
+
+    Raises:
+        struct.error, OverflowError: it is damaged.
+    """
+    head = read(0, 64)
+    table = struct.unpack_from(order + ("Q" if wide else "I"), head, 32 if wide else 28)[0]
+    size, count = struct.unpack_from(order + "HH", head, 54 if wide else 42)
+    segment = struct.Struct(order + ("I4xQQ8xQ" if wide else "III4xI"))
+    rows = read(table, size * count)
+    return [segment.unpack_from(rows, index * size) for index in range(count)]
 
 
 def run_paths(data: bytes) -> tuple[range, ...]:
@@ -79,8 +99,8 @@ def _run_paths(data: bytes) -> list[range]:
         return []
     order = "<" if data[5] == 1 else ">"
     wide = data[4] == 2
-    segments = _segments(data, order, wide=wide)
-    dynamic = next((one for one in segments if one[0] == _DYNAMIC), None)
+    rows = segments(partial(_slice, data), order, wide=wide)
+    dynamic = next((one for one in rows if one[0] == _DYNAMIC), None)
     if dynamic is None:
         return []
     item = struct.Struct(order + ("QQ" if wide else "II"))
@@ -89,19 +109,11 @@ def _run_paths(data: bytes) -> list[range]:
     table = next(value for tag, value in items if tag == _STRTAB)
     strings = next(
         table - address + offset
-        for kind, offset, address, size in segments
+        for kind, offset, address, size in rows
         if kind == _LOAD and address <= table < address + size
     )
     begins = {strings + value for tag, value in items if tag in _RUN_PATHS}
     return [range(begin, data.index(b"\0", begin)) for begin in begins]
-
-
-def _segments(data: bytes | mmap, order: str, *, wide: bool) -> list[tuple[int, int, int, int]]:
-    """Kind, offset, address and length in the file of every segment."""
-    table = struct.unpack_from(order + ("Q" if wide else "I"), data, 32 if wide else 28)[0]
-    size, count = struct.unpack_from(order + "HH", data, 54 if wide else 42)
-    segment = struct.Struct(order + ("I4xQQ8xQ" if wide else "III4xI"))
-    return [segment.unpack_from(data, table + index * size) for index in range(count)]
 
 
 def _needed(read: Read) -> Iterator[tuple[int, int]]:
@@ -138,3 +150,7 @@ def _versions(data: bytes, strings: bytes, order: str) -> Iterator[tuple[int, in
         if not following:
             return
         at += following
+
+
+def _slice(data: bytes | mmap, offset: int, size: int) -> bytes:
+    return data[offset : offset + size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from provision.errors import UsageError
@@ -31,15 +32,15 @@ def find_env(spec: str | None, environ: Mapping[str, str]) -> Path:
                 hint="activate one (conda activate NAME) or name it: clusterctl pack-env NAME_OR_PATH",
             )
         return checked(Path(active))
-    if "/" in spec or Path(spec).is_dir():
-        return checked(Path(os.path.abspath(Path(spec).expanduser())))  # noqa: PTH100 - resolve() would follow links
+    if "/" in spec or _is_folder(spec):
+        return checked(Path(os.path.abspath(_expanded(spec))))  # noqa: PTH100 - resolve() would follow links
     known = list(known_envs(environ))
     for prefix in known:
         if prefix.name == spec:
             return checked(prefix)
     if spec == "base":
         for root in _roots(environ):
-            if (root / "conda-meta").is_dir():
+            if _is_folder(root / "conda-meta"):
                 return checked(root)
     names = ", ".join(sorted({prefix.name for prefix in known})) or "none"
     raise UsageError(
@@ -52,7 +53,7 @@ def known_envs(environ: Mapping[str, str]) -> Iterator[Path]:
     """Every environment that conda or mamba would know here, in their order of search."""
     seen: set[Path] = set()
     for prefix in _candidates(environ):
-        if prefix not in seen and (prefix / "conda-meta").is_dir():
+        if prefix not in seen and _is_folder(prefix / "conda-meta"):
             seen.add(prefix)
             yield prefix
 
@@ -61,8 +62,18 @@ def checked(prefix: Path) -> Path:
     """``prefix``, once it is known to be an environment with a Python that starts.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not, or cannot be looked at.
     """
+    try:
+        return _checked(prefix)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {prefix}: {(error.strerror or str(error)).lower()}",
+            hint="ask its owner for permission, or pack as a user who has it",
+        ) from error
+
+
+def _checked(prefix: Path) -> Path:
     if not prefix.is_dir():
         raise UsageError(f"{prefix} is not a folder", hint="conda env list names the environments")
     if not (prefix / "conda-meta").is_dir():
@@ -80,7 +91,7 @@ def checked(prefix: Path) -> Path:
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     folders = [
-        Path(folder).expanduser()
+        Path(_expanded(folder))
         for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
         for folder in environ.get(variable, "").split(os.pathsep)
         if folder
@@ -90,8 +101,8 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     if home:
         folders.append(Path(home) / ".conda" / "envs")
     for folder in folders:
-        if folder.is_dir():
-            yield from sorted(path for path in folder.iterdir() if path.is_dir())
+        with suppress(OSError):  # none, or none of this user's
+            yield from sorted(path for path in folder.iterdir() if _is_folder(path))
     if home:
         yield from _listed(Path(home) / ".conda" / "environments.txt")
 
@@ -113,3 +124,11 @@ def _roots(environ: Mapping[str, str]) -> Iterator[Path]:
     if active := environ.get("CONDA_PREFIX"):
         prefix = Path(active)
         yield prefix.parent.parent if prefix.parent.name == "envs" else prefix
+
+
+def _is_folder(path: str | Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - False where this user may not look
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user

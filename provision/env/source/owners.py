@@ -32,7 +32,10 @@ class Owners:
 
     def owner(self, path: str) -> str:
         """The package that ``path`` belongs to, or the folder (ending in a slash) of a file that none owns."""
-        return self.by_path.get(path) or self.by_path.get(source_of(path)) or _folder(path)
+        if known := self.by_path.get(path):
+            return known
+        source = source_of(path)
+        return self.by_path.get(source) or _folder(source)
 
 
 def find_owners(prefix: Path, paths: Iterable[str], *, editable: Iterable[str] = ()) -> Owners:
@@ -121,9 +124,10 @@ def record_path(name: str, site: str, prefix: str) -> str:
 
 def source_of(path: str) -> str:
     """The .py file that a .pyc file was compiled from; the path itself for any other file."""
-    if match := _COMPILED.match(path):
-        return f"{match['folder']}{match['name']}.py"
-    return path.removesuffix("c") if path.endswith(".pyc") else path
+    if not path.endswith(".pyc"):
+        return path
+    match = _COMPILED.match(path)
+    return f"{match[1]}{match[2]}.py" if match else path[:-1]
 
 
 def _folder(path: str) -> str:

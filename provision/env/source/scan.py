@@ -107,15 +107,24 @@ def walk(top: Path, to: str, *, leave_out: LeaveOut, on_file: Callable[[Found], 
 
 
 def pick(top: Path, to: str, paths: Iterable[str]) -> Tree:
-    """Take only ``paths`` (relative to ``top``) and the folders above them; those that do not exist are passed over."""
+    """Take only ``paths`` (relative to ``top``) and the folders above them; those that do not exist are passed over.
+
+    What lies beneath a symlink does not exist: git goes on naming it when a folder was replaced by one.
+    """
     wanted = {to: str(top)}
     for path in paths:
         if not os.path.lexists(top / path):
             continue
         for part in (path, *_above(path)):
             wanted[f"{to}/{part}"] = str(top / part)
-    found = tuple(_look(goes_to, source, os.lstat(source)) for goes_to, source in sorted(wanted.items()))
-    return Tree(found)
+    found: list[Found] = []
+    folders = {to.rpartition("/")[0]}
+    for goes_to, source in sorted(wanted.items()):  # a folder comes before what lies in it
+        if goes_to.rpartition("/")[0] in folders:
+            found.append(_look(goes_to, source, os.lstat(source)))
+            if found[-1].type == "dir":
+                folders.add(goes_to)
+    return Tree(tuple(found))
 
 
 def _above(path: str) -> Iterator[str]:

@@ -118,9 +118,11 @@ def survey(
     for checkout in editables.checkouts:
         for one in exclude_from(checkout.tree.found, exclude)[0]:
             found.setdefault(one.path, one)
-    for folder in (editable.FOLDER if editables.checkouts else "", FOLDER if carried else ""):
-        if folder:
+    for folder, needed in ((editable.FOLDER, editables.checkouts), (FOLDER, carried)):
+        if needed:
             found.setdefault(folder, scan.Found(folder, "", "dir", 0o755, scan.FOLDER_MTIME * 1_000_000_000))
+            if found[folder].type != "dir":
+                raise _in_the_way(prefix / folder)
     relocations = (
         *editables.relocations,
         *((alias, "") for alias in aliases(prefix) if source_prefix is None),
@@ -143,6 +145,13 @@ def survey(
     )
 
 
+def _in_the_way(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is no folder: {'checkouts' if path.name == editable.FOLDER else 'data'} that travel would lie in it",
+        hint=f"rename it: mv {path} {path}.old",
+    )
+
+
 def _watched(prefix: Path, tree: scan.Tree, paths: Collection[str]) -> dict[str, int]:
     """The folders of the environment that are packed: in one that is left out, names may come and go."""
     top = f"{prefix}/"
@@ -160,11 +169,14 @@ def hard_links(found: Iterable[scan.Found]) -> tuple[scan.Found, ...]:
 
 
 def aliases(prefix: Path) -> tuple[str, ...]:
-    """Other paths that lead to the environment: without symlinks, and as its own scripts spell it."""
+    """Other paths that lead to the environment: without symlinks, and as its own scripts spell it.
+
+    A relative spelling means another folder wherever the script is started: it is none.
+    """
     found = {os.path.realpath(prefix)}
     for path in sorted((prefix / "bin").iterdir()):
         spelled = _interpreter_prefix(path) if os.path.isfile(path) else None  # noqa: PTH113 - False where unreadable
-        if spelled and os.path.realpath(spelled) == os.path.realpath(prefix):
+        if spelled and spelled.startswith("/") and os.path.realpath(spelled) == os.path.realpath(prefix):
             found.add(spelled)
     return tuple(sorted(found - {str(prefix)}))
 

@@ -35,12 +35,18 @@ take() {
     mv -- "$lock/owner.new" "$lock/owner"
 }
 end_workers() { # what runs under the lock on this machine and was left behind by its connection
+    cc_try=0
     for cc_worker in "$lock"/worker.*."$(uname -n)"; do
         [ -e "$cc_worker" ] || continue
         cc_group=${cc_worker##*/worker.}
         cc_group=${cc_group%%.*}
         kill -KILL "-$cc_group" 2>/dev/null
-        while kill -0 "-$cc_group" 2>/dev/null; do sleep 1; done
+        # What is still there after 15 s does nothing any more: a process that the kernel holds ends with the call that it
+        # waits in, and one that has ended stays in the list where the machine's first process does not ask after it.
+        while kill -0 "-$cc_group" 2>/dev/null && [ "$cc_try" -lt 15 ]; do
+            sleep 1
+            cc_try=$((cc_try + 1))
+        done
         rm -f -- "$cc_worker"
     done
 }
@@ -49,7 +55,8 @@ release() { if owner && [ "$cc_id" = "$id" ] && [ "$cc_host" = "$host" ]; then e
 
 mkdir -p -- "${lock%/*}" || exit 1
 if [ -n "$releases" ] && [ ! -e "$releases/.clusterctl" ]; then
-    if [ -n "$(ls -A -- "$releases")" ]; then
+    # Asked again: a node that shares the folder may just have made it.
+    if [ -n "$(ls -A -- "$releases")" ] && [ ! -e "$releases/.clusterctl" ]; then
         echo "$releases is not clusterctl's; choose a prefix in a folder of its own" >&2
         exit 1
     fi

@@ -1,32 +1,67 @@
-# What of the wanted paths this node has. Reads only. The paths come on the input, each ended by a NUL.
+# What of the wanted paths this node has. Reads only. The paths come on the input, each ended by a NUL; every answer
+# begins with a token that is in no name, since a name may hold anything else.
+LC_ALL=C
+export LC_ALL
 destination='/opt/it'\''s $(id) "x"/data'
-base='/opt/it'\''s $(id) "x"'
-while [ ! -e "$base" ]; do base=$(dirname -- "$base"); done
-if ! [ -d "$base" ]; then echo "refuse $base is no folder"; exit 0; fi
+staging='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder'
+token=TOKEN
+say() { printf '%s %s\n' "$token" "$*"; }
+refuse() {
+    cat >/dev/null
+    say refuse "$*"
+    say end
+    exit 0
+}
+user=$(id -u)
+me=$(id -un 2>/dev/null || echo "$user")
+
+base=$destination
+if [ -e "$base" ] && ! [ -d "$base" ]; then refuse "$base is no folder on the node and a folder here; move it away"; fi
+while [ -n "$base" ] && ! [ -e "$base" ] && ! [ -L "$base" ]; do base=${base%/*}; done
+base=${base:-/}
+[ -d "$base" ] || refuse "$base is no folder"
 if ! [ -w "$base" ] || ! [ -x "$base" ]; then
-    echo "refuse $(id -un 2>/dev/null || id -u) may not write in $base; choose another destination, or let an administrator make it"
-    exit 0
+    # Its owner may change that, and the push does.
+    [ "$base" = "$destination" ] && [ "$(stat -c %u -- "$base")" = "$user" ] ||
+        refuse "$me may not write in $base; choose another destination, or let an administrator make it"
 fi
-if [ -d "$destination" ] && ! [ -w "$destination" ]; then
-    echo "refuse $(id -un 2>/dev/null || id -u) may not write in $destination"
-    exit 0
+taken=$(cd -P -- '/opt/it'\''s $(id) "x"/releases' 2>/dev/null && pwd -P)
+real=$(cd -P -- "$base" 2>/dev/null && pwd -P)
+if [ -n "$taken" ]; then
+    case $real/ in "$taken"/*) refuse "$base leads to $taken, where clusterctl keeps releases; choose another destination" ;; esac
 fi
-echo "tools $(for tool in zstd ssh; do command -v "$tool" >/dev/null 2>&1 && printf '%s ' "$tool"; done)"
+
+say user "$user"
+say tools "$(for tool in zstd ssh; do command -v "$tool" >/dev/null 2>&1 && printf '%s ' "$tool"; done)"
 space=$(stat -f -c '%a %S' -- "$base" 2>/dev/null) && {
     # shellcheck disable=SC2086 # two numbers
     set -- $space
-    echo "free $(($1 * $2))"
+    say free "$(($1 * $2))"
 }
+if [ -d "$staging" ]; then
+    if ! [ -r "$staging" ] || ! [ -w "$staging" ] || ! [ -x "$staging" ]; then
+        refuse "$staging is what another user's push has left; let that user push again or remove it"
+    fi
+    blocks=$(du -sk -- "$staging" 2>/dev/null)
+    blocks=${blocks%%[!0-9]*}
+    say staged "$((${blocks:-0} * 1024))"
+fi
+
 if [ -d "$destination" ] && command -v xargs >/dev/null 2>&1; then
     cd -- "$destination" || exit 1
-    xargs -0 stat -c 'at %f %s %Y %n' -- 2>/dev/null
-    find . -type l 2>/dev/null | while IFS= read -r link; do
-        printf 'link %s\t%s\n' "${link#./}" "$(readlink -- "$link")"
-    done
-elif [ -f "$destination" ]; then
-    stat -c 'at %f %s %Y .' -- "$destination"
-    cat >/dev/null
-else
-    cat >/dev/null
+    # shellcheck disable=SC2016 # the inner sh expands it
+    xargs -0 sh -c '
+        token=$1
+        shift
+        stat -c "$token at %f %s %Y %u %n" -- "$@" 2>/dev/null
+        for path; do
+            if [ -L "$path" ]; then
+                printf "%s link %s\n%s to " "$token" "$path" "$token"
+                readlink -- "$path" || echo
+            elif [ -d "$path" ] && ! { [ -w "$path" ] && [ -x "$path" ]; }; then
+                printf "%s closed %s\n" "$token" "$path"
+            fi
+        done' sh "$token"
 fi
-echo end
+cat >/dev/null
+say end

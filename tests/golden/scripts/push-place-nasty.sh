@@ -1,57 +1,77 @@
-# Moves what has arrived to its place; a file there is replaced in one rename. Fields come on the input, one a line,
-# with the escapes that printf %b undoes. Killed and run again, it goes on.
+# Whoever holds the lock ends this script when the lock goes: a connection that died must not leave it at work.
+cc_worker='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder.lock'/worker.$$.$(uname -n)
+true >"$cc_worker" || { echo 'the lock is gone: another command has taken over' >&2; exit 1; }
+trap 'rm -f -- "$cc_worker"' 0
+# Moves what has arrived to its place; a file there is replaced in one rename. What is to be done comes on the input, a
+# line for each, with the escapes that printf %b undoes:
+#   folder MODE PATH    is made, or opened
+#   group KEY           the small files that came together and follow
+#   small PATH
+#   one NAME PATH       a large file, or the only one
+#   mode MODE PATH      of a folder, in the end
+# Whatever is missing is an error: what a killed push has placed already is not asked for again.
 set -e
-umask 022
-into='/opt/it'\''s $(id) "x"/.clusterctl-push-fa65d32886d9/tree'
+umask 077 # a private folder is private from the first moment
+into='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder/tree'
+staging='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder'
 destination='/opt/it'\''s $(id) "x"/data'
-field() { # field: the next one, exactly
-    IFS= read -r cc_field || return 1
-    case $cc_field in
-        *\\*)
-            cc_field=$(printf '%bx' "$cc_field")
-            cc_field=${cc_field%x}
-            ;;
-    esac
-}
+# A file's name must not reach the disk before its bytes.
+sync -f -- "$into" 2>/dev/null || sync
 folder= # of the small files that wait to be moved together
 move() { # move FILE...: into that folder
     [ "$#" -eq 0 ] || mv -f -- "$@" "$folder/"
 }
 set --
-while field; do
-    kind=$cc_field
-    field
-    from=$cc_field
-    field
-    to=$cc_field
-    case $kind in
-        folder) [ -d "$destination/$from" ] || mkdir -p -- "$destination/$from" ;;
+while IFS= read -r line; do
+    case $line in
+        *\\*)
+            line=$(printf '%bx' "$line")
+            line=${line%x}
+            ;;
+    esac
+    word=${line%% *}
+    rest=${line#* }
+    case $word in
+        folder)
+            path=$destination/${rest#* }
+            [ ! -L "$path" ] || rm -f -- "$path" # what it leads to is not the push's
+            if [ -d "$path" ]; then chmod -- "${rest%% *}" "$path"; else mkdir -m "${rest%% *}" -- "$path"; fi
+            ;;
+        group)
+            move "$@"
+            set --
+            # Under its own name it would pass for whole.
+            rm -rf -- "$into/placing"
+            mv -- "$into/small/$rest" "$into/placing"
+            ;;
         small)
-            [ -e "$into/$from" ] || [ -L "$into/$from" ] || continue
-            if [ "$destination/$to" != "$folder" ] || [ "$#" -ge 200 ]; then
+            case $rest in
+                */*) path=$destination/${rest%/*} ;;
+                *) path=$destination ;;
+            esac
+            if [ "$path" != "$folder" ] || [ "$#" -ge 200 ]; then
                 move "$@"
                 set --
-                folder=$destination/$to
+                folder=$path
             fi
-            set -- "$@" "$into/$from"
+            set -- "$@" "$into/placing/$rest"
             ;;
         one)
-            [ -e "$into/$from" ] || continue
-            target=$destination${to:+/$to}
-            if [ -d "$target" ] && ! [ -L "$target" ]; then
-                echo "$target is a folder on the node and a file here; move it away" >&2
-                exit 1
-            fi
-            [ -d "${target%/*}/" ] || mkdir -p -- "${target%/*}"
-            mv -fT -- "$into/$from" "$target"
+            path=${rest#* }
+            mv -fT -- "$into/${rest%% *}" "$destination${path:+/$path}"
             ;;
         mode)
             move "$@"
             set --
-            chmod -- "$to" "$destination/$from"
+            chmod -- "${rest%% *}" "$destination/${rest#* }"
             ;;
     esac
 done
 move "$@"
-rm -rf -- '/opt/it'\''s $(id) "x"/.clusterctl-push-fa65d32886d9'
+if [ -e "$staging/mode" ]; then
+    rm -rf -- "$into" "$staging/transfer"
+    echo open
+else
+    rm -rf -- "$staging"
+fi
 echo end

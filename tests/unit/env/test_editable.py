@@ -4,9 +4,11 @@ import subprocess
 
 import pytest
 
+from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
 from provision.env.source import checkout, editable, scan
-from provision.env.source.survey import survey
+from provision.env.source.survey import aliases, survey
+from provision.errors import UsageError
 from provision.model import ignore
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed here")
@@ -166,6 +168,28 @@ def test_a_checkout_in_another_one_stays_there(tmp_path, helpers):
     assert "src/outer/plugins/inner/src/inner/__init__.py" in {entry.path for entry in manifest.files}
 
 
+def test_a_checkout_does_not_travel_where_the_environment_has_no_folder_for_it(prefix, tmp_path):
+    (prefix / "src").symlink_to("/mnt")
+    with pytest.raises(UsageError, match=r"opt/env/src is no folder: checkouts that travel would lie in it"):
+        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
+
+
+@needs_git
+def test_a_folder_that_git_knows_and_that_was_replaced_by_a_link_travels_as_the_link(prefix, checkout, tmp_path):
+    (checkout / "conf" / "inner").mkdir(parents=True)
+    (checkout / "conf" / "inner" / "a.yaml").write_text("x")
+    (checkout / "conf-too").write_text("x")  # sorts between the folder and what lies in it
+    git(checkout, "init")
+    git(checkout, "add", "-A")
+    (checkout / "conf").rename(tmp_path / "elsewhere")
+    (checkout / "conf").symlink_to(tmp_path / "elsewhere")
+    assert travelling(checkout, prefix) >= {"src/p/conf", "src/p/conf-too"}
+    assert not [path for path in travelling(checkout, prefix) if path.startswith("src/p/conf/")]
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
+    open_bundle(tmp_path / "b.ccb").verify(ignore)
+    assert any("src/proj/conf is a link to" in text for text in manifest.notices)
+
+
 def test_a_checkout_by_several_names_is_one_checkout(tmp_path, helpers):
     real = tmp_path / "data" / "proj"
     prefix = helpers.make_env(tmp_path / "env", real)
@@ -277,3 +301,21 @@ def test_home_and_dead_paths_stay_behind(tmp_path, helpers, monkeypatch):
     found = found_in(prefix)
     assert not found.checkouts
     assert [notice.split()[0] for notice in found.notices] == [str(tmp_path), "/does/not/exist"]
+
+
+def test_an_interpreter_that_is_spelled_relative_to_somewhere_is_no_alias(prefix, tmp_path, helpers, monkeypatch):
+    link = tmp_path / "link"
+    link.symlink_to(prefix)
+    for name, spelled in (("one", "."), ("two", "opt/env"), ("three", str(link))):
+        helpers.write(prefix / "bin" / name, f"#!{spelled}/bin/python\n", 0o755)
+    for folder in (prefix, tmp_path):  # each of which makes one of them lead to the environment
+        monkeypatch.chdir(folder)
+        assert aliases(prefix) == (str(link),)
+
+
+def test_where_nobody_has_a_home_checkouts_are_found(prefix, checkout, monkeypatch):
+    def none(*_args):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.home", none)
+    assert [one.root for one in found_in(prefix).checkouts] == [str(checkout)]

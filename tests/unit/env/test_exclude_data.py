@@ -184,6 +184,30 @@ def test_data_that_cannot_travel(dataset, tmp_path, helpers, monkeypatch, paths,
             riders.find([scan.Path(path) for path in paths], ["data/taken"])
 
 
+def test_a_compiled_file_may_be_data(prefix, tmp_path, helpers):
+    alone = helpers.write(tmp_path / "alone.pyc", "x")
+    both = helpers.write(tmp_path / "both" / "__pycache__" / "a.cpython-311.pyc", "x").parents[1]
+    helpers.write(both / "a.py", "x")
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, data=[alone, both])
+    packages = {entry.path: manifest.chunks[entry.chunks[0]].package for entry in manifest.files if entry.chunks}
+    assert packages["data/alone.pyc"] == "data/alone.pyc/"
+    assert packages["data/both/__pycache__/a.cpython-311.pyc"] == packages["data/both/a.py"] == "data/both/"
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_data_do_not_travel_where_the_environment_has_no_folder_for_them(prefix, dataset, tmp_path, helpers, kind):
+    if kind == "link":
+        (prefix / "data").symlink_to("/mnt")
+    else:
+        helpers.write(prefix / "data", "x")
+    with pytest.raises(UsageError, match=r"opt/env/data is no folder: data that travel would lie in it") as error:
+        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, data=[dataset])
+    assert "mv " in error.value.hint
+    assert not (tmp_path / "b.ccb").exists()
+    pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, data=[dataset], exclude=["/data"])
+    open_bundle(tmp_path / "b.ccb").verify(ignore)
+
+
 def test_a_bundle_among_its_own_data_is_refused(prefix, dataset, helpers):
     with pytest.raises(UsageError, match=r"would lie inside the data .*corpus"):
         pack(prefix, dataset / "b.ccb", name="b", emit=ignore, data=[dataset])

@@ -84,6 +84,20 @@ def test_a_packages_chunks_do_not_depend_on_others(sizes, others):
     assert [part.span for part in alone.parts] == sorted((part.span for part in alone.parts), reverse=True)
 
 
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), max_size=20))
+def test_a_source_and_what_was_compiled_from_it_are_never_cut_apart(sizes):
+    files = [found(f"a/{n}.py", size) for n, (size, _) in enumerate(sizes)]
+    files += [found(f"a/__pycache__/{n}.cpython-311.pyc", size) for n, (_, size) in enumerate(sizes)]
+    parts = chunks.plan(files, lambda _path: "a", limit=5000).parts
+    assert sorted(one for part in parts for one in part.found) == sorted(files)
+    for part in parts:
+        assert list(part.found) == sorted(part.found)
+        assert part.span == sum(tar.file_span(one.path, one.size) for one in part.found)
+        sources = {owners.source_of(one.path) for one in part.found}
+        assert len(part.found) == 2 * len(sources)
+        assert part.span <= 5000 or len(sources) == 1
+
+
 def test_owners(prefix, helpers):
     paths = [one.path for one in scan.environment(prefix).found]
     owner = owners.find_owners(prefix, paths).owner
@@ -95,6 +109,7 @@ def test_owners(prefix, helpers):
     assert owner("lib/libconda.so") == "python"
     assert owner("conda-meta/python-3.11.7-0.json") == "python"
     assert owner(f"{site}/stray/a/b.py") == f"{site}/stray/"
+    assert owner(f"{site}/__pycache__/six.cpython-311.pyc") == owner(f"{site}/six.py") == f"{site}/"
     assert owner("share/doc/a") == "share/"
     assert owner("top") == "/"
     assert owner("src/proj/a/b.py") == "src/proj/"

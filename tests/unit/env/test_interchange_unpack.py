@@ -1,7 +1,6 @@
 """Archives that nobody vouches for: members that would leave the folder, damage, truncation."""
 
 import bz2
-import errno
 import gzip
 import io
 import lzma
@@ -15,9 +14,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from provision.env.interchange import compress, files
+from provision.env.interchange import compress
 from provision.env.interchange.unpack import format_of, unpack
-from provision.errors import BundleError, UsageError
+from provision.env.packing import temporary
+from provision.errors import BundleError
 from provision.model import Progress, ignore
 
 
@@ -137,7 +137,7 @@ def test_what_is_unpacked_is_what_was_packed(tmp_path, folder):
     assert (folder / "early").stat().st_mtime == 0
     assert stat.S_IMODE((folder / "empty/folder").stat().st_mode) == 0o700
     assert (folder / ("l" * 150) / ("n" * 150)).is_file()
-    files.remove(folder)
+    temporary.remove(folder)
     assert not folder.exists()
 
 
@@ -228,14 +228,3 @@ def test_pieces_know_the_end_of_the_one_before():
     noise = random.Random(3).randbytes(16 << 10)  # less than deflate's window
     one, many = (len(b"".join(compress.gzipped([noise * times], threads=2))) for times in (64, 64 * 8))
     assert many < one + 8 * len(noise) / 2  # eight pieces, of which each but the first refers to what is before it
-
-
-def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said(tmp_path):
-    out = tmp_path / "out.tar"
-    with pytest.raises(UsageError, match=r"no space left for .*out\.tar"), files.created(out):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(UsageError, match=r"no space left for .*out\.tar"), files.folder_beside(out):
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-    with pytest.raises(UsageError, match="cannot write"), files.created(tmp_path / "nowhere/out.tar"):
-        pass
-    assert list(tmp_path.iterdir()) == []

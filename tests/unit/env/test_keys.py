@@ -11,6 +11,7 @@ import pytest
 from provision.env.bundle import keys
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
+from provision.env.source.owners import source_of
 from provision.errors import BundleError
 from provision.model import ignore
 
@@ -72,6 +73,27 @@ def test_any_other_change_is_a_new_key_of_that_chunk_alone(packed, prefix, tmp_p
     new = {chunk.key for chunk in again.chunks} - {chunk.key for chunk in first.chunks}
     packages = {chunk.package for chunk in again.chunks if chunk.key in new}
     assert packages - {f"{helpers.SITE}/other/"} == {"other"}  # a new name is in no RECORD, and goes by folder
+
+
+def test_a_release_that_lends_one_chunk_and_not_another_never_parts_a_source_from_its_compiled_file(
+    prefix, tmp_path, helpers
+):
+    """Else the time in the compiled file is not the source's, and a read-only release compiles at every start."""
+    files = {f"{helpers.SITE}/wide/{n:02}.py": f"N{n} = {os.urandom(3000).hex()!r}\n" for n in range(40)}
+    helpers.add_package(prefix, "wide", files)
+    helpers.write(prefix / helpers.SITE / "single.py", "X = 1\n")  # which no package owns
+    reinstall(prefix, 1_700_000_000)
+    old = {chunk.key for chunk in packed_again(prefix, tmp_path, helpers).chunks}
+    (prefix / helpers.SITE / "wide" / "39.py").write_text("N39 = 1\n")
+    reinstall(prefix, 1_750_000_000)
+    manifest = packed_again(prefix, tmp_path, helpers)
+    wide = [chunk for chunk in manifest.chunks if chunk.package == "wide"]
+    assert {chunk.key in old for chunk in wide} == {True, False}
+    place = {entry.path: entry.chunks for entry in manifest.files if not entry.marks}
+    place |= {entry.path: place.get(entry.target, ()) for entry in manifest.files if entry.type == "hard"}
+    compiled = [path for path in place if path.endswith(".pyc") and source_of(path) in place]
+    assert f"{helpers.SITE}/__pycache__/single.{sys.implementation.cache_tag}.pyc" in compiled
+    assert [path for path in compiled if place[path] != place[source_of(path)]] == []
 
 
 def test_the_keys_of_a_large_files_ranges_tell_mode_offset_and_content(packed, prefix, tmp_path, helpers):

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -125,6 +126,66 @@ def test_a_python_that_fails_is_a_reason(tmp_path):
     ((_, why),) = ops.missing
     assert "No module named" in why
     assert list((tmp_path / "cache/ops").iterdir()) == []
+
+
+def test_a_record_may_hold_empty_lines():
+    assert installed.record("a,,\n\nb,,\n", {}) == "a,,\n\nb,,\n"
+
+
+@pytest.mark.parametrize("text", ["installed_ops = {'a': x}", "x = dict.fromkeys()", "x = dict.fromkeys(y)", "\0"])
+def test_a_list_that_is_not_as_deepspeed_writes_it_tells_nothing(text):
+    assert installed.unbuilt(text) == ()
+
+
+@pytest.fixture
+def with_deepspeed(prefix, helpers, monkeypatch):
+    """An environment with a DeepSpeed, and a compiler that makes an op at once."""
+    helpers.add_package(prefix, "deepspeed", {f"{helpers.SITE}/deepspeed/ops/op_builder/__init__.py": ""})
+
+    def build(_prefix, scratch):
+        (scratch / "op.so").write_bytes(b"\x7fELF")
+        ops = [["cpu_adam", "deepspeed.ops.adam.cpu_adam_op", str(scratch / "op.so")]]
+        result = {"deepspeed": "1", "torch": "2.4.0", "mtime": 1_600_000_000, "ops": ops, "missing": []}
+        (scratch / "result.json").write_text(json.dumps(result))
+        return ""
+
+    monkeypatch.setattr("provision.env.ops.prebuild._compile", build)
+    return prefix
+
+
+@pytest.mark.parametrize("cache", ["file", "/proc/nowhere"])
+def test_a_cache_that_cannot_be_used_is_a_reason(with_deepspeed, tmp_path, helpers, cache):
+    helpers.write(tmp_path / "file", "x")
+    ops = prebuild(with_deepspeed, [helpers.SITE], baseline.BASELINES[0], tmp_path / cache)
+    assert ops.built == ops.additions == ()
+    ((name, why),) = ops.missing
+    assert name == "ops"
+    assert cache in why
+
+
+def test_a_record_that_cannot_be_understood_is_a_reason(with_deepspeed, tmp_path, helpers):
+    (with_deepspeed / helpers.SITE / "deepspeed-1.0.dist-info" / "RECORD").write_bytes(b"\xff\xfe")
+    ops = prebuild(with_deepspeed, [helpers.SITE], baseline.BASELINES[0], tmp_path / "cache")
+    assert "can't decode" in ops.missing[0][1]
+
+
+def test_each_environment_keeps_its_own_record(with_deepspeed, tmp_path, helpers):
+    def record_of(prefix):
+        ops = prebuild(prefix, [helpers.SITE], baseline.BASELINES[0], tmp_path / "cache")
+        assert ops.built == ("cpu_adam",)
+        (record,) = [one for one in ops.additions if one.path.endswith("RECORD")]
+        return Path(record.source).read_text()
+
+    first = record_of(with_deepspeed)
+    own = with_deepspeed / helpers.SITE / "deepspeed-1.0.dist-info" / "RECORD"
+    own.write_text(own.read_text() + "deepspeed/mine.py,,\n")
+    assert record_of(with_deepspeed) == first.replace(
+        "dist-info/RECORD,,\n", "dist-info/RECORD,,\ndeepspeed/mine.py,,\n"
+    )
+    other = tmp_path / "other"
+    with_deepspeed.rename(other)
+    assert record_of(other)
+    assert len(list((tmp_path / "cache" / "ops").iterdir())) == 3
 
 
 # --- on the real environment --------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 import hashlib
+import io
+import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +21,7 @@ from provision.env.packing.pack import pack
 from provision.env.source import scan
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, Progress, StageFinished, StageStarted, ignore
+from provision.output import Reporter
 
 TOOLS = [tool for tool in ("tar", "zstd") if shutil.which(tool) is None]
 needs_tools = pytest.mark.skipif(bool(TOOLS), reason=f"not installed here: {' '.join(TOOLS)}")
@@ -144,6 +148,14 @@ def test_progress_counts_every_byte(prefix, tmp_path, helpers):
     assert done == sorted(done)
     assert done[-1] == started.total
     assert isinstance(events[-1], StageFinished)
+
+
+def test_people_are_told_how_long_packing_will_still_take(prefix, tmp_path, helpers):
+    shown, clock = io.StringIO(), itertools.count(step=7)  # every event takes seven seconds
+    reporter = Reporter(out=io.StringIO(), err=shown, environ={}, now=lambda: float(next(clock)))
+    pack(prefix, tmp_path / "b.ccb", name="b", emit=reporter, limit=helpers.LIMIT)
+    lines = [line for line in shown.getvalue().splitlines() if line.startswith("Packing b: ")]
+    assert any(re.fullmatch(r"Packing b: \d+ %, .*/s, \d+:\d\d left", line) for line in lines), lines
 
 
 def test_sockets_and_links_that_lead_outside_are_named(prefix, tmp_path):

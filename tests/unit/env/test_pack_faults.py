@@ -92,6 +92,16 @@ def test_editing_a_checkout_is_no_change_of_the_environment(prefix, checkout, tm
     assert pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
 
 
+def test_what_could_not_be_opened_again_is_no_bundle(prefix, tmp_path, helpers):
+    (prefix / helpers.SITE / "linked").symlink_to(tmp_path)
+    added = scan.walk(helpers.write(tmp_path / "x", "x"), f"{helpers.SITE}/linked/x", leave_out=lambda *_: False).found
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BundleError, match=r"linked/x' lies beneath '.*/linked', which is no folder") as error:
+        pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, additions=added)
+    assert "--exclude" in error.value.hint
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_setuid_setgid_and_sticky_bits_stay_behind(prefix, tmp_path, helpers):
     (prefix / "bin" / "hello").chmod(0o6755)
     (prefix / "share" / "empty").chmod(0o3777)
@@ -171,3 +181,9 @@ def test_a_disk_without_large_files_gets_a_hint_to_split(prefix, tmp_path, monke
     with pytest.raises(UsageError, match="no files that are so large") as error:
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
     assert "--split" in error.value.hint
+
+
+def test_an_output_in_a_folder_that_is_a_loop(prefix, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=r"cannot write .*Too many levels of symbolic links"):
+        pack(prefix, tmp_path / "loop" / "b.ccb", name="b", emit=ignore)

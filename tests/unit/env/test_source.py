@@ -80,3 +80,28 @@ def test_what_is_no_environment(tmp_path, root):
     python.write_text("")
     with pytest.raises(UsageError, match="not executable"):
         find_env(str(root), {})
+
+
+LONG = "x" * 300  # no file can have this name: root may read everything, and yet this is an OSError
+
+
+def test_listed_environments_that_cannot_be_looked_at_are_passed_over(root, tmp_path):
+    (tmp_path / ".conda").mkdir()
+    (tmp_path / ".conda" / "environments.txt").write_text(f"/{LONG}\n{root}/envs/llm\n")
+    assert find_env("llm", {"HOME": str(tmp_path), "CONDA_ENVS_PATH": f"/{LONG}"}) == root / "envs" / "llm"
+
+
+@pytest.mark.parametrize("spec", [f"/{LONG}", LONG, f"~{LONG}/env", "~nobody-of-this-name/env"])
+def test_a_path_that_cannot_be_looked_at_is_named(spec):
+    with pytest.raises(UsageError, match=r"cannot read .*name too long|no conda environment|is not a folder"):
+        find_env(spec, {})
+
+
+def test_an_environment_of_somebody_else_is_named(root, monkeypatch):
+    def refuse(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)  # root may read everything
+    with pytest.raises(UsageError, match=r"cannot read .*llm: permission denied") as error:
+        find_env(str(root / "envs" / "llm"), {})
+    assert "permission" in error.value.hint

@@ -1,0 +1,55 @@
+# What of the wanted paths this node has. Reads only. The paths come on the input, each ended by a NUL; every answer
+# begins with a token that is in no name, since a name may hold anything else.
+LC_ALL=C
+export LC_ALL
+destination='/opt/it'\''s $(id) "x"/model.bin'
+staging='/opt/it'\''s $(id) "x"/.clusterctl-push-15d442008fc3'
+token=TOKEN
+say() { printf '%s %s\n' "$token" "$*"; }
+refuse() {
+    cat >/dev/null
+    say refuse "$*"
+    say end
+    exit 0
+}
+user=$(id -u)
+me=$(id -un 2>/dev/null || echo "$user")
+
+base=${destination%/*}
+if [ -d "$destination" ]; then
+    refuse "$destination is a folder on the node and a file here; name the file too, or move the folder away"
+fi
+if [ -e "$destination" ] && ! [ -f "$destination" ]; then refuse "$destination is no file on the node"; fi
+while [ -n "$base" ] && ! [ -e "$base" ] && ! [ -L "$base" ]; do base=${base%/*}; done
+base=${base:-/}
+[ -d "$base" ] || refuse "$base is no folder"
+if ! [ -w "$base" ] || ! [ -x "$base" ]; then
+    # Its owner may change that, and the push does.
+    [ "$base" = "$destination" ] && [ "$(stat -c %u -- "$base")" = "$user" ] ||
+        refuse "$me may not write in $base; choose another destination, or let an administrator make it"
+fi
+taken=$(cd -P -- '/opt/it'\''s $(id) "x"/releases' 2>/dev/null && pwd -P)
+real=$(cd -P -- "$base" 2>/dev/null && pwd -P)
+if [ -n "$taken" ]; then
+    case $real/ in "$taken"/*) refuse "$base leads to $taken, where clusterctl keeps releases; choose another destination" ;; esac
+fi
+
+say user "$user"
+say tools "$(for tool in zstd ssh; do command -v "$tool" >/dev/null 2>&1 && printf '%s ' "$tool"; done)"
+space=$(stat -f -c '%a %S' -- "$base" 2>/dev/null) && {
+    # shellcheck disable=SC2086 # two numbers
+    set -- $space
+    say free "$(($1 * $2))"
+}
+if [ -d "$staging" ]; then
+    if ! [ -r "$staging" ] || ! [ -w "$staging" ] || ! [ -x "$staging" ]; then
+        refuse "$staging is what another user's push has left; let that user push again or remove it"
+    fi
+    blocks=$(du -sk -- "$staging" 2>/dev/null)
+    blocks=${blocks%%[!0-9]*}
+    say staged "$((${blocks:-0} * 1024))"
+fi
+
+[ ! -f "$destination" ] || stat -c "$token at %f %s %Y %u ." -- "$destination"
+cat >/dev/null
+say end

@@ -1,0 +1,18 @@
+# Makes the destination, or opens it for its owner: what is on its way lies in it. The mode that it shall have in the end
+# is kept in the staging folder, so that it is known after a kill as well.
+set -e
+umask 022
+destination=/opt/llm/data
+staging=/opt/llm/data/.clusterctl-push-folder
+mode=
+if ! [ -d "$destination" ]; then
+    mkdir -p -- "${destination%/*}/"
+    mkdir -m 750 -- "$destination" || [ -d "$destination" ] # another node that shares it may be quicker
+    mode=750
+    [ "$mode" != 750 ] || mode=
+elif ! [ -w "$destination" ] || ! [ -x "$destination" ]; then
+    mode=$(stat -c %a -- "$destination")
+    chmod u+rwx -- "$destination"
+fi
+[ -d "$staging" ] || mkdir -m 700 -- "$staging" || [ -d "$staging" ]
+[ -z "$mode" ] || [ -s "$staging/mode" ] || echo "$mode" >"$staging/mode"

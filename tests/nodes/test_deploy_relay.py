@@ -1,0 +1,227 @@
+"""Whole deploys whose bytes nodes pass on to each other, and what happens to nodes and to the controller meanwhile."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from itertools import count
+
+import pytest
+from command import CLUSTERCTL, run
+from relaying import new_name
+from tiny_env import inventory, make_env, on, pack
+
+from provision import sandbox as sandboxes
+from provision.inventory import load
+from provision.transfer import keys
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+SIZE = 20 << 20  # for four nodes more than the engine's RELAY_FROM; 1.7 seconds on this link
+NAMES = ("node01", "node02", "node03", "node04")
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory, require_sandbox):
+    folder = tmp_path_factory.mktemp("deploy-relay")
+    with sandboxes.up(nodes=4, name=new_name(), link="100mbit", directory=folder) as box:
+        yield box
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    """Two that share nothing large."""
+    folder = tmp_path_factory.mktemp("bundles")
+    made = []
+    for text in ("one", "two"):
+        env = make_env(folder / text / "tiny", text)
+        for number in range(4):
+            (env / f"share/noise{number}").write_bytes(os.urandom(SIZE // 4))
+        made.append(pack(env, folder / f"{text}.ccb"))
+    return made
+
+
+@pytest.fixture
+def place(box, tmp_path):
+    """A folder with an inventory whose prefix no other test uses, and that prefix's root."""
+    root = f"/opt/d{next(_numbers)}"
+    quick = inventory(box, tmp_path / "i", prefix=f"{root}/current", change=_impatient)
+    yield quick, root
+    assert relay_keys(box) == {}, "a key of the relay was left"
+    assert box.problems == ()
+
+
+def _impatient(text):
+    return text.replace("ssh: {", "ssh: {timeout: 2, ")
+
+
+def deploy(folder, bundle, *more):
+    result = run("deploy", "--json", *more, bundle, cwd=folder, timeout=250)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def relay_keys(box, names=NAMES):
+    """By node what a relay may leave there: lines, and folders with private keys."""
+    script = (
+        "cat /root/.ssh/authorized_keys; ls -d /dev/shm/* /opt/*/releases/.transfer-*/clusterctl-relay* 2>/dev/null"
+    )
+    found = {name: on(box, name, "sh", "-c", f"{script}; true").count("clusterctl-relay") for name in names}
+    return {name: number for name, number in found.items() if number}
+
+
+def inodes(box, names=NAMES):
+    """Whoever adds or removes a line replaces the file."""
+    return [on(box, name, "stat", "-c", "%i", "/root/.ssh/authorized_keys") for name in names]
+
+
+def works(box, root, release, names=NAMES):
+    for name in names:
+        said = on(box, name, "env", "-i", f"{root}/current/bin/where")
+        assert said == f"{root}/releases/{release}/share\n", name
+    return True
+
+
+class Deploying:
+    """A deploy under way, in the middle of the bytes' way over the whole chain."""
+
+    def __init__(self, box, folder, root, bundle):
+        self.child = subprocess.Popen(
+            [CLUSTERCTL, "deploy", bundle],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        until = time.monotonic() + 60
+        last = box.node_root(NAMES[-1]) / root[1:] / "releases"
+        while not any((path / "have").exists() and list(path.glob("units/*")) for path in last.glob(".transfer-*")):
+            assert self.child.poll() is None, self.child.communicate()[0]
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert set(relay_keys(box)) == set(NAMES)
+
+    def end(self):
+        """Exit code, and all that was said, as one line."""
+        out, _ = self.child.communicate(timeout=250)
+        assert "Traceback" not in out
+        return self.child.returncode, re.sub(r"\s+", " ", out)
+
+
+def test_the_bytes_leave_this_machine_once(box, bundles, place):
+    folder, root = place
+    before = inodes(box)
+    done = deploy(folder, bundles[0])
+    assert SIZE <= done["bytes_sent"] <= 1.1 * SIZE
+    assert set(done["nodes"].values()) == {"deployed"}
+    assert works(box, root, done["release"])
+    assert all(one != other for one, other in zip(inodes(box), before, strict=True))
+
+
+def test_without_the_relay_every_node_is_served_from_here_and_no_key_appears(box, bundles, place):
+    folder, root = place
+    before = inodes(box)
+    done = deploy(folder, bundles[0], "--relay", "off")
+    assert 4 * SIZE <= done["bytes_sent"] <= 4.1 * SIZE
+    assert works(box, root, done["release"])
+    assert inodes(box) == before
+
+
+def test_a_node_that_is_switched_off_in_the_middle_stops_no_other(box, bundles, place):
+    folder, root = place
+    under_way = Deploying(box, folder, root, bundles[0])
+    box.power_off("node02")
+    others = ("node01", "node03", "node04")
+    try:
+        code, said = under_way.end()
+        assert code == 5
+        assert "deploy failed on 1 of 4 nodes" in said
+        assert "node02: " in said
+        assert relay_keys(box, others) == {}
+    finally:
+        box.power_on("node02")
+    assert set(relay_keys(box)) == {"node02"}, "of its authorized_keys; what lay in memory is gone"
+    again = deploy(folder, bundles[0])
+    assert again["nodes"] == dict.fromkeys(others, "unchanged") | {"node02": "deployed"}
+    assert works(box, root, again["release"])
+    assert run("verify", "-q", cwd=folder).returncode == 0
+
+
+def test_a_node_that_starts_anew_in_the_middle_is_done_by_the_next_run(box, bundles, place):
+    """It answers again at once, but what it had written before may be lost: this run must not call it done."""
+    folder, root = place
+    under_way = Deploying(box, folder, root, bundles[0])
+    box.power_off("node02")
+    box.power_on("node02")
+    code, said = under_way.end()
+    assert code == 5
+    assert "deploy failed on 1 of 4 nodes" in said
+    assert "node02: it was switched off or started anew in the middle" in said
+    again = deploy(folder, bundles[0])
+    assert again["nodes"] == dict.fromkeys(("node01", "node03", "node04"), "unchanged") | {"node02": "deployed"}
+    assert works(box, root, again["release"])
+    assert run("verify", "-q", cwd=folder).returncode == 0
+
+
+def test_a_controller_that_is_killed_in_the_middle(box, bundles, place):
+    folder, root = place
+    under_way = Deploying(box, folder, root, bundles[0])
+    under_way.child.kill()
+    under_way.child.communicate()
+    assert relay_keys(box) != {}
+    again = deploy(folder, bundles[0])
+    assert set(again["nodes"].values()) == {"deployed"}
+    assert again["bytes_sent"] <= 1.1 * SIZE
+    assert works(box, root, again["release"])
+    assert run("verify", "-q", cwd=folder).returncode == 0
+
+
+def test_the_next_release_s_deploy_removes_the_keys_of_a_killed_one(box, bundles, place):
+    folder, root = place
+    under_way = Deploying(box, folder, root, bundles[0])
+    under_way.child.kill()
+    under_way.child.communicate()
+    assert relay_keys(box) != {}
+    second = deploy(folder, bundles[1])
+    assert works(box, root, second["release"])
+
+
+def test_the_keys_of_a_push_that_is_under_way_stay(box, bundles, place):
+    folder, root = place
+    loaded = load(folder / "inventory.yaml")
+    pushing = keys.RelayKey.new().line(loaded, "/data/.clusterctl-push-0123456789ab")
+    killed = keys.RelayKey.new().line(loaded, f"{root}/releases")
+    file = "/root/.ssh/authorized_keys"
+    on(box, "node01", "sh", "-c", f"cp {file} {file}.before && printf '%s\\n' '{pushing}' '{killed}' >>{file}")
+    try:
+        deploy(folder, bundles[0])
+        assert pushing in on(box, "node01", "cat", file)
+        assert killed not in on(box, "node01", "cat", file)
+        on(box, "node01", "sh", "-c", f"echo '{killed}' >>{file}")
+        assert deploy(folder, bundles[0])["changed"] is False
+        assert pushing in on(box, "node01", "cat", file)
+        assert killed not in on(box, "node01", "cat", file)
+    finally:
+        on(box, "node01", "mv", f"{file}.before", file)
+
+
+def test_a_new_node_joins_by_limit_and_a_replaced_one_is_filled_again(box, bundles, place):
+    folder, root = place
+    first = deploy(folder, bundles[0], "--limit", "node[01-03]")
+    assert first["nodes"] == dict.fromkeys(NAMES[:3], "deployed")
+    assert box.enter("node04", ["ls", root]).returncode != 0
+    joined = deploy(folder, bundles[0], "--limit", "node04")
+    assert joined["nodes"] == {"node04": "deployed"}
+    assert joined["release"] == first["release"]
+    assert works(box, root, first["release"])
+    second = deploy(folder, bundles[1])
+    on(box, "node02", "sh", "-c", f"chmod -R u+w {root}; rm -rf {root}")  # another machine under the same name
+    filled = deploy(folder, bundles[1])
+    assert filled["nodes"] == dict.fromkeys(("node01", "node03", "node04"), "unchanged") | {"node02": "deployed"}
+    assert works(box, root, second["release"])
+    assert run("verify", "-q", cwd=folder).returncode == 0
+    assert on(box, "node02", "ls", f"{root}/releases").split() == sorted([second["release"], f"{second['release']}.ok"])

@@ -1,0 +1,302 @@
+"""``clusterctl push`` that is broken off, one way or another: the next one goes on, and nothing else is touched."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+from command import CLUSTERCTL, run
+from relaying import kill, processes
+from tiny_env import on
+
+from provision import sandbox as sandboxes
+
+pytestmark = pytest.mark.root
+
+_numbers = count(1)
+MB = 1 << 20
+# Ends itself when the stage that is named begins.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from provision import tasks
+from provision.inventory import load
+from provision.model import StageStarted
+cluster = load(Path("inventory.yaml"))
+def emit(event):
+    if isinstance(event, StageStarted) and event.stage == sys.argv[3]:
+        os.kill(os.getpid(), signal.SIGKILL)
+tasks.push(cluster, cluster.nodes, Path(sys.argv[1]), sys.argv[2], emit=emit)
+"""
+
+
+@pytest.fixture(scope="module")
+def slow(require_sandbox, tmp_path_factory):
+    """One node behind a cable that takes 12 MB a second."""
+    directory = tmp_path_factory.mktemp("slow")
+    with sandboxes.up(nodes=1, link="100mbit", name=f"pushslow-{os.getpid()}", directory=directory) as box:
+        yield box
+
+
+@pytest.fixture(scope="module")
+def chain(require_sandbox, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("chain")
+    with sandboxes.up(nodes=3, link="300mbit", name=f"pushchain-{os.getpid()}", directory=directory) as box:
+        yield box
+
+
+@pytest.fixture
+def big(tmp_path):
+    """A file of two ranges: seven seconds on the slow cable."""
+    path = tmp_path / "big.bin"
+    path.write_bytes(os.urandom(80 * MB))
+    return path
+
+
+def target():
+    return f"/data/b{next(_numbers)}/set"
+
+
+def push(box, *argv):
+    result = run("push", "--json", *argv, cwd=box.directory)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def start(box, *argv):
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([CLUSTERCTL, "push", *argv], cwd=box.directory, **options)
+
+
+def staging(box, node, path):
+    """The staging folder of a push, beside its destination or in it; None when there is none."""
+    at = Path(f"{box.node_root(node)}{path}")
+    found = [*at.parent.glob(".clusterctl-push-*/"), *at.glob(".clusterctl-push-*/")]
+    return next((each for each in found if each.suffix != ".lock" and (each / "transfer").exists()), None)
+
+
+def legs(box, node, path):
+    """How many legs a node has unpacked."""
+    try:
+        return len(Path(staging(box, node, path), "transfer/have").read_text().split())
+    except (TypeError, FileNotFoundError):
+        return 0
+
+
+def units(box, node, path):
+    """Whether anything has come to a node."""
+    where = staging(box, node, path)
+    return where and any(file.stat().st_size for file in where.glob("transfer/units/*"))
+
+
+def finish(child):
+    said = child.communicate(timeout=100)[1]
+    assert child.returncode == 0, said
+
+
+def wait(child, condition):
+    while not condition():
+        assert child.poll() is None, child.communicate()[1]
+        select.select([], [], [], 0.02)
+
+
+def kill_when(child, condition):
+    wait(child, condition)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+
+
+def same(box, node, path, source):
+    return Path(f"{box.node_root(node)}{path}").read_bytes() == source.read_bytes()
+
+
+def names(box, node, path):
+    return sorted(path.name for path in Path(f"{box.node_root(node)}{path}").iterdir())
+
+
+def test_a_push_that_broke_off_goes_on_where_it_stopped(slow, big):
+    path = target()
+    kill_when(start(slow, big, path), lambda: legs(slow, "node01", path))
+    assert not Path(f"{slow.node_root('node01')}{path}").exists()
+    result = push(slow, big, path)
+    assert result["bytes_sent"] < 20 * MB  # the first range, of 64 MiB, was there
+    assert same(slow, "node01", path, big)
+    assert names(slow, "node01", Path(path).parent) == ["set"]
+
+
+def test_what_is_private_is_private_on_its_way(slow, tmp_path, big):
+    path, top = target(), tmp_path / "set"
+    (top / "private").mkdir(parents=True, mode=0o700)
+    (top / "private/key").write_text("secret")
+    (top / "private").chmod(0o700)
+    big.rename(top / "big.bin")
+    child = start(slow, top, path)
+    wait(child, lambda: legs(slow, "node01", path))
+    where = staging(slow, "node01", path)
+    assert list(where.rglob("key"))
+    assert where.stat().st_mode & 0o777 == 0o700
+    finish(child)
+    assert on(slow, "node01", "stat", "-c", "%a", f"{path}/private").strip() == "700"
+
+
+def test_links_of_a_broken_push_lead_the_next_one_nowhere(slow, tmp_path, big):
+    path, top = target(), tmp_path / "set"
+    top.mkdir()
+    on(slow, "node01", "sh", "-c", "mkdir -p /elsewhere && echo precious >/elsewhere/x")
+    (top / "data").symlink_to("/elsewhere")
+    big.rename(top / "big.bin")
+    kill_when(start(slow, top, path), lambda: legs(slow, "node01", path))
+    (top / "big.bin").unlink()
+    (top / "data").unlink()
+    (top / "data").mkdir()
+    (top / "data/x").write_text("new")
+    push(slow, top, path)
+    assert on(slow, "node01", "cat", "/elsewhere/x") == "precious\n"
+    assert on(slow, "node01", "cat", f"{path}/data/x") == "new"
+    assert names(slow, "node01", path) == ["data"]
+
+
+def test_a_push_that_was_killed_when_all_had_come_sends_nothing_again(slow, tmp_path):
+    path, top = target(), tmp_path / "set"
+    (top / "sub").mkdir(parents=True)
+    for number in range(3):
+        (top / f"sub/{number}").write_bytes(os.urandom(MB))
+    argv = [sys.executable, "-c", KILLED, top, path, "place"]
+    assert subprocess.run(argv, check=False, cwd=slow.directory).returncode == -signal.SIGKILL
+    result = push(slow, top, path)
+    assert (result["bytes_sent"], result["changed"]) == (0, True)
+    assert same(slow, "node01", f"{path}/sub/2", top / "sub/2")
+    assert push(slow, top, path)["changed"] is False
+
+
+def test_what_a_broken_push_has_left_goes_even_if_nothing_is_to_be_sent(slow, tmp_path):
+    path, top = target(), tmp_path / "set"
+    top.mkdir()
+    (top / "file").write_bytes(bytes(MB))
+    argv = [sys.executable, "-c", KILLED, top, path, "place"]
+    assert subprocess.run(argv, check=False, cwd=slow.directory).returncode == -signal.SIGKILL
+    (top / "file").unlink()
+    assert push(slow, top, path)["bytes_sent"] == 0
+    assert names(slow, "node01", path) == []
+
+
+def test_after_a_reboot_what_had_reached_the_disk_is_not_sent_again(slow, big):
+    path = target()
+    kill_when(start(slow, big, path), lambda: legs(slow, "node01", path))
+    for fresh in (staging(slow, "node01", path) / "transfer").glob("fresh.*"):
+        fresh.unlink()  # as when it has been written to the disk
+    slow.power_off("node01")
+    slow.power_on("node01")
+    assert push(slow, big, path)["bytes_sent"] < 20 * MB
+    assert same(slow, "node01", path, big)
+
+
+def test_one_push_at_a_time_to_a_place(slow, big, tmp_path):
+    path, other = target(), tmp_path / "set"
+    other.mkdir()
+    big.rename(other / "big.bin")
+    child = start(slow, other, path)
+    wait(child, lambda: staging(slow, "node01", path))
+    refused = run("push", other, path, cwd=slow.directory)
+    assert refused.returncode == 4
+    said = " ".join(refused.stderr.split())
+    assert f"another command of root on {os.uname().nodename}, process {child.pid} has been at work here for" in said
+    assert "nothing was changed" in said
+    finish(child)
+    assert same(slow, "node01", f"{path}/big.bin", other / "big.bin")
+    assert push(slow, other, path)["changed"] is False
+
+
+def test_room_that_a_broken_push_takes_is_not_missing(slow, tmp_path, big):
+    path, top = target(), tmp_path / "set"
+    top.mkdir()
+    big.rename(top / "big.bin")
+    on(slow, "node01", "mkdir", "-p", path)
+    on(slow, "node01", "mount", "-t", "tmpfs", "-o", "size=180m", "tmpfs", path)
+    kill_when(start(slow, top, path), lambda: legs(slow, "node01", path))
+    assert push(slow, top, path)["bytes_sent"] < 20 * MB
+    assert same(slow, "node01", f"{path}/big.bin", top / "big.bin")
+    more, there = tmp_path / "more", f"{path}/more"
+    more.write_bytes(bytes(40 * MB))
+    kill_when(start(slow, more, there), lambda: units(slow, "node01", there))
+    more.write_bytes(bytes(90 * MB))
+    refused = run("push", more, there, cwd=slow.directory)
+    assert refused.returncode == 4
+    assert f"of a broken push in {path}/.clusterctl-push-" in " ".join(refused.stderr.split())
+    on(slow, "node01", "umount", path)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_an_error_and_nothing_takes_its_place(slow, big):
+    path = target()
+    child = start(slow, big, path)
+    wait(child, lambda: units(slow, "node01", path))
+    with big.open("ab") as file:
+        file.write(b"more")
+    said = child.communicate(timeout=60)[1]
+    assert child.returncode == 3
+    assert "changed while" in " ".join(said.split())
+    assert not Path(f"{slow.node_root('node01')}{path}").exists()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """200 MiB: small files, and a file of three ranges."""
+    top = tmp_path / "tree"
+    for number in range(40):
+        path = top / f"folder {number % 4}/{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(MB // 2))
+    (top / "model").write_bytes(os.urandom(180 * MB))
+    return top
+
+
+def all_the_same(box, node, path, tree):
+    return all(
+        same(box, node, f"{path}/{each.relative_to(tree)}", each) for each in tree.rglob("*") if each.is_file()
+    ) and names(box, node, path) == sorted(each.name for each in tree.iterdir())
+
+
+def test_a_relay_whose_controller_was_killed_goes_on(chain, tree):
+    path = target()
+    kill_when(start(chain, tree, path), lambda: min(legs(chain, f"node0{n}", path) for n in (1, 2, 3)) >= 2)
+    result = push(chain, tree, path)
+    assert (
+        result["bytes_sent"] < 140 * MB
+    )  # of 200, through this machine's cable; the small ones and a range were there
+    for node in ("node01", "node02", "node03"):
+        assert all_the_same(chain, node, path, tree)
+    assert push(chain, tree, path)["bytes_sent"] == 0
+
+
+def test_a_relay_goes_on_around_what_was_killed_on_a_node(chain, tree):
+    path = target()
+    child = start(chain, tree, path)
+    wait(child, lambda: legs(chain, "node02", path) >= 1 and processes(chain, "node02", "receive"))
+    kill(chain, "node02", "receive")
+    finish(child)
+    for node in ("node01", "node02", "node03"):
+        assert all_the_same(chain, node, path, tree)
+
+
+def test_a_node_that_goes_off_stops_no_other_and_gets_the_rest_later(chain, tree):
+    path = target()
+    child = start(chain, tree, path)
+    wait(child, lambda: legs(chain, "node02", path) >= 1)
+    chain.power_off("node02")
+    said = " ".join(child.communicate(timeout=100)[1].split())
+    assert child.returncode == 5
+    assert "push failed on 1 of 3 nodes" in said
+    for node in ("node01", "node03"):
+        assert all_the_same(chain, node, path, tree)
+    chain.power_on("node02")
+    began = time.monotonic()
+    result = push(chain, tree, path)
+    assert result["nodes"] == {"node01": "unchanged", "node02": "pushed", "node03": "unchanged"}
+    assert all_the_same(chain, "node02", path, tree)
+    assert time.monotonic() - began < 60

@@ -1,0 +1,398 @@
+"""The scripts of a push, run for real under three shells: names of every kind, kills between any two lines, links."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.data import node as scripts
+from provision.data import there as data
+from provision.data.node import Spot
+from provision.data.tree import look, plan
+from provision.env.bundle import tar
+from provision.model import Inventory
+
+SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
+TOKEN = "0123456789abcdef"
+ODD = (
+    "new\nline",
+    "\nfirst",
+    "last\n",
+    "vt\x0b",
+    "nel\x85",
+    "ls\u2028",
+    "cr\r",
+    "it's",
+    "$(touch owned)",
+    "-n",
+    "*",
+    "b\\s",
+    " a ",
+)
+LIMIT = 4000
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request, tmp_path_factory, monkeypatch):
+    """A shell, and for that of busybox its own tools as well."""
+    if shutil.which(SHELLS[request.param][0]) is None:
+        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox-static")
+    if request.param == "busybox":
+        tools = tmp_path_factory.mktemp("busybox")
+        subprocess.run(["busybox", "--install", "-s", tools], check=True)
+        monkeypatch.setenv("PATH", str(tools))
+    return SHELLS[request.param]
+
+
+class Place:
+    """A destination on "a node", which is a folder of this machine with a name that tempts every shell."""
+
+    def __init__(self, shell, root, folder=True):
+        self.shell, self.root, self.path = shell, root, root / 'it\'s $(touch owned) "x"'
+        self.inventory = Inventory(Path("i.yaml"), PurePosixPath(root / "llm/current"), ())
+        self.spot = Spot.of(self.inventory, str(self.path), folder=folder)
+        self.into = Path(self.spot.into)
+        self.have = Path(self.spot.transfer) / "have"
+
+    def run(self, script, stdin=b"", env=None):
+        argv = [*self.shell, "-c", script]
+        done = subprocess.run(
+            argv,
+            check=False,
+            input=stdin,
+            capture_output=True,
+            cwd=self.root,
+            timeout=60,
+            env={**os.environ, **(env or {})},
+        )
+        assert not list(self.root.rglob("owned"))
+        return done
+
+    def ok(self, script, stdin=b""):
+        done = self.run(script, stdin)
+        assert done.returncode == 0, done
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+    def ask(self, tree):
+        return data.read(self.ok(scripts.compare(self.spot, TOKEN), scripts.paths(tree)), TOKEN)
+
+    def begin(self, tree, *others):
+        """The plan for what is lacking, and room for it."""
+        there = self.ask(tree)
+        assert data.lack(tree, there, str(self.path)).refused == ""
+        pushed = plan(tree, data.differing(tree, there), limit=LIMIT)
+        if self.spot.folder:
+            self.ok(scripts.open_folder(self.spot, tree.mode))
+        keys = [*(leg.key for leg in pushed.legs), *others]
+        self.ok(scripts.begin(self.spot), scripts.expected(pushed, keys))
+        return there, pushed
+
+    def receive(self, pushed, count=None):
+        """What a transfer would leave; only the first ``count`` legs of it. How many of them had to be sent."""
+        have, sent = self.have.read_text().split(), 0
+        for leg in pushed.legs[:count]:
+            if leg.key in have:
+                continue
+            stream = b"".join(leg.blocks())
+            if leg.kind == "tar":
+                subprocess.run(["tar", "-xpf", "-", "-C", self.into], input=stream + tar.END, check=True)
+            else:
+                path = self.into / leg.path
+                path.touch()
+                with path.open("r+b") as file:
+                    file.seek(leg.offset)
+                    file.write(stream)
+                path.chmod(leg.mode)
+                os.utime(path, (leg.mtime, leg.mtime))
+            with self.have.open("a") as file:
+                file.write(leg.key + "\n")
+            sent += 1
+        return sent
+
+    def moves(self, tree, there, pushed):
+        return scripts.moves(pushed, data.lack(tree, there, str(self.path)).folders)
+
+    def push(self, source):
+        """All of a push. How many legs were sent."""
+        tree = look(source)
+        there, pushed = self.begin(tree)
+        sent = self.receive(pushed)
+        said = self.ok(scripts.place(self.spot), self.moves(tree, there, pushed))
+        assert said.split()[-1] == "end"
+        if "open" in said.split():
+            self.ok(scripts.close_folder(self.spot))
+        return sent
+
+    def is_done(self, source):
+        tree = look(source)
+        there = self.ask(tree)
+        return data.differing(tree, there) == frozenset() and not data.incomplete(tree, there)
+
+
+@pytest.fixture
+def place(shell, tmp_path):
+    (tmp_path / "node").mkdir()
+    return Place(shell, tmp_path / "node")
+
+
+@pytest.fixture
+def source(tmp_path):
+    top = tmp_path / "set"
+    (top / "sub/deep").mkdir(parents=True)
+    for name in ("a", "b", "sub/c", "sub/deep/d"):
+        (top / name).write_text(name)
+        os.utime(top / name, (1000, 1000))
+    (top / "large").write_bytes(b"0123456789" * 1000)
+    return top
+
+
+def mode(path):
+    return path.stat().st_mode & 0o7777
+
+
+def test_files_of_any_name_arrive_and_cost_nothing_the_second_time(place, source):
+    for name in ODD:
+        (source / "sub" / name).write_text(name)
+        (source / f"to {name}").symlink_to(name)
+        (source / f"of {name}").mkdir()
+        (source / f"of {name}" / name).write_bytes(name.encode() * 1000)
+    assert place.push(source) > 1
+    for name in ODD:
+        assert (place.path / "sub" / name).read_bytes() == name.encode()
+        assert (place.path / f"to {name}").readlink() == Path(name)
+        assert (place.path / f"of {name}" / name).read_bytes() == name.encode() * 1000
+    assert place.is_done(source)
+    assert sorted(path.name for path in place.path.iterdir()) == sorted(path.name for path in source.iterdir())
+
+
+@pytest.mark.parametrize("make", [lambda _: None, lambda top: (top / "file").write_text("x")])
+def test_a_folder_without_folders(place, tmp_path, make):
+    (tmp_path / "flat").mkdir(mode=0o750)
+    make(tmp_path / "flat")
+    place.push(tmp_path / "flat")
+    assert [path.name for path in place.path.iterdir()] == [path.name for path in (tmp_path / "flat").iterdir()]
+    assert mode(place.path) == 0o750
+    assert place.is_done(tmp_path / "flat")
+
+
+def test_one_file(shell, tmp_path):
+    (tmp_path / "node").mkdir()
+    place = Place(shell, tmp_path / "node", folder=False)
+    for content in (b"small", b"large" * 1000):
+        (tmp_path / "file").write_bytes(content)
+        assert place.push(tmp_path / "file") == -(-len(content) // LIMIT)
+        assert place.path.read_bytes() == content
+        assert place.is_done(tmp_path / "file")
+    assert [path.name for path in place.root.iterdir()] == [place.path.name]
+
+
+def test_a_destination_that_is_there_keeps_its_mode(place, source):
+    source.chmod(0o700)
+    place.path.mkdir()
+    place.path.chmod(0o2775)
+    place.push(source)
+    assert mode(place.path) == 0o2775
+
+
+def test_the_mode_of_a_closed_destination_comes_last(place, source):
+    source.chmod(0o555)
+    tree = look(source)
+    there, pushed = place.begin(tree)
+    assert mode(place.path) == 0o755
+    place.receive(pushed)
+    place.ok(scripts.open_folder(place.spot, 0o555))  # of the push that goes on when the first was killed
+    assert place.ok(scripts.place(place.spot), place.moves(tree, there, pushed)) == "open\nend\n"
+    assert mode(place.path) == 0o755
+    lock = Path(place.spot.staging + ".lock")
+    lock.mkdir()
+    place.ok(scripts.close_folder(place.spot))
+    assert mode(place.path) == 0o755  # whoever holds the lock must be able to let it go
+    lock.rmdir()
+    place.ok(scripts.close_folder(place.spot))
+    assert mode(place.path) == 0o555
+    assert place.is_done(source)
+
+
+def test_nothing_leads_out_of_the_destination_over_links_that_were_there(place, source):
+    """A folder takes the place of a link, and what the link leads to stays as it is."""
+    elsewhere = place.root / "elsewhere"
+    shutil.copytree(source / "sub", elsewhere)  # the very same files
+    (elsewhere / "c").write_text("precious")
+    place.path.mkdir()
+    (place.path / "sub").symlink_to(elsewhere)
+    (place.path / "a").symlink_to(elsewhere / "c")
+    place.push(source)
+    assert (elsewhere / "c").read_text() == "precious"
+    assert (elsewhere / "deep/d").read_text() == "sub/deep/d"
+    assert not (place.path / "sub").is_symlink()
+    assert (place.path / "sub/deep/d").read_text() == "sub/deep/d"
+    assert (place.path / "a").read_text() == "a"
+    assert place.is_done(source)
+
+
+def test_nothing_leads_out_of_the_staging_folder_over_links_of_a_broken_push(place, source, tmp_path):
+    elsewhere = place.root / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "c").write_text("precious")
+    before = tmp_path / "before"
+    shutil.copytree(source, before)
+    shutil.rmtree(before / "sub")
+    (before / "sub").symlink_to(elsewhere)
+    _, pushed = place.begin(look(before))
+    assert place.receive(pushed, 1) == 1
+    assert next(iter(place.into.glob("small/*/sub"))).is_symlink()
+    place.push(source)
+    assert (elsewhere / "c").read_text() == "precious"
+    assert (place.path / "sub/c").read_text() == "sub/c"
+
+
+def test_what_was_left_and_is_not_wanted_any_more_goes(place, source):
+    tree = look(source)
+    _, pushed = place.begin(tree)
+    place.receive(pushed)
+    kept = sorted(place.into.rglob("*"))
+    (source / "large").write_bytes(b"changed" * 1000)
+    _, changed = place.begin(look(source))
+    assert set(changed.small) == set(pushed.small)
+    assert sorted(place.into.rglob("*")) == [path for path in kept if path.parent.name != "large"]
+    assert place.receive(changed) == 2  # the two ranges
+    assert place.ask(look(source)).staged > 0
+    shutil.rmtree(source)
+    source.mkdir()
+    place.push(source)
+    assert list(place.path.iterdir()) == []
+
+
+def test_what_only_other_nodes_need_counts_as_there(place, source):
+    place.begin(look(source), "others", "others.0")
+    assert place.have.read_text().split() == ["others", "others.0"]
+    place.begin(look(source))
+    assert place.have.read_text() == ""
+
+
+def test_a_push_that_was_killed_goes_on_whatever_boot_it_is(place, source):
+    _, pushed = place.begin(look(source))
+    place.receive(pushed, 2)
+    transfer = Path(place.spot.transfer)
+    (transfer / "boot").write_text("another\n")  # what earlier versions went by
+    with place.have.open("a") as file:
+        file.write(pushed.legs[-1].key)  # killed while it wrote: no newline
+    place.begin(look(source))
+    assert place.have.read_text().split() == [leg.key for leg in pushed.legs[:2]]
+
+
+@pytest.mark.parametrize("lines", range(1, 16, 2))
+def test_killed_anywhere_in_placing_only_the_rest_of_one_group_is_sent_again(place, source, lines):
+    for number in range(6):
+        (source / f"many{number}").write_bytes(bytes(1500))
+    tree = look(source)
+    there, pushed = place.begin(tree)
+    assert len(pushed.small) > 2
+    everything = place.receive(pushed)
+    told = place.moves(tree, there, pushed).splitlines(keepends=True)
+    cut = scripts.place(place.spot).replace(
+        "while IFS= read -r line; do", f"for n in $(seq {lines}); do IFS= read -r line;"
+    )
+    cut = cut[: cut.index('\nmove "$@"\nif ')]
+    assert len(told) > 15 - 2
+    place.run(cut, b"".join(told))
+    again = place.push(source)
+    assert again <= 1 < everything
+    assert place.is_done(source)
+
+
+@pytest.mark.parametrize("gone", ["large", "small"])
+def test_what_is_not_there_is_no_success(place, source, gone):
+    tree = look(source)
+    there, pushed = place.begin(tree)
+    place.receive(pushed)
+    shutil.rmtree(place.into / gone)
+    done = place.run(scripts.place(place.spot), place.moves(tree, there, pushed))
+    assert done.returncode != 0
+    assert b"end" not in done.stdout
+    place.push(source)
+    assert place.is_done(source)
+
+
+def test_bytes_reach_the_disk_before_names_do(place, source, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "sync").write_text(f'#!/bin/sh\nls -A "$DESTINATION" >>{tmp_path}/seen\nexec /bin/sync "$@"\n')
+    (tools / "sync").chmod(0o755)
+    tree = look(source)
+    there, pushed = place.begin(tree)
+    place.receive(pushed)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "DESTINATION": str(place.path)}
+    # busybox would take its own sync
+    script = scripts.place(place.spot).replace("\nsync -f", f"\n{tools}/sync -f")
+    assert place.run(script, place.moves(tree, there, pushed), env).returncode == 0
+    assert (tmp_path / "seen").read_text() == ".clusterctl-push-folder\n"
+
+
+def test_private_is_private_all_the_time(place, source):
+    (source / "sub").chmod(0o700)
+    (source / "sub/deep").chmod(0o755)
+    source.chmod(0o700)
+    tree = look(source)
+    there, pushed = place.begin(tree)
+    assert mode(place.path) == mode(Path(place.spot.staging)) == 0o700
+    place.receive(pushed)
+    told = place.moves(tree, there, pushed)
+    place.run(scripts.place(place.spot), told[: told.index(b"group")])
+    assert mode(place.path / "sub") == 0o700
+
+
+def test_a_folder_that_becomes_private_is_that_before_anything_is_put_in_it(place, source):
+    place.push(source)
+    (source / "sub").chmod(0o700)
+    (source / "sub/key").write_text("secret")
+    tree = look(source)
+    there, pushed = place.begin(tree)
+    place.receive(pushed)
+    told = place.moves(tree, there, pushed)
+    Path(place.spot.staging, "mode").write_text("755\n")  # so that it does not tidy up
+    place.run(scripts.place(place.spot), told[: told.index(b"group")])
+    assert mode(place.path / "sub") == 0o700
+
+
+@pytest.mark.parametrize(
+    ("make", "folder", "words"),
+    [
+        (lambda path: path.write_text(""), True, "is no folder on the node and a folder here"),
+        (lambda path: path.symlink_to("nowhere"), True, "is no folder"),
+        (lambda path: path.mkdir(), False, "is a folder on the node and a file here"),
+        (os.mkfifo, False, "is no file on the node"),
+        (lambda path: path.symlink_to("llm/releases"), True, "where clusterctl keeps releases"),
+        (lambda path: path.symlink_to("llm/current"), True, "where clusterctl keeps releases"),
+    ],
+)
+def test_a_destination_that_cannot_be_is_refused(shell, tmp_path, source, make, folder, words):
+    place = Place(shell, tmp_path, folder)
+    (tmp_path / "llm/releases/one").mkdir(parents=True)
+    (tmp_path / "llm/current").symlink_to("releases/one")
+    make(place.path)
+    tree = look(source if folder else source / "a")
+    there = place.ask(tree)
+    assert words in data.lack(tree, there, str(place.path)).refused
+
+
+def test_a_destination_behind_a_link_is_where_the_link_leads(place, source):
+    (place.root / "disk").mkdir()
+    place.path.symlink_to("disk")
+    place.push(source)
+    assert (place.root / "disk/sub/c").read_text() == "sub/c"
+    assert place.path.is_symlink()
+
+
+def test_what_another_user_has_left_is_not_gone_on_with(place, source):
+    place.path.mkdir()
+    staging = Path(place.spot.staging)
+    staging.mkdir()
+    (staging / "tree").symlink_to(place.root)
+    os.chown(staging, 12345, 12345)
+    place.begin(look(source))
+    assert staging.stat().st_uid == os.getuid()
+    assert not (staging / "tree").is_symlink()
+    assert mode(staging) == 0o700

@@ -1,0 +1,231 @@
+"""What a push decides, without a node: legs, what a node lacks, what it refuses, and what its scripts are told."""
+
+import os
+import random
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.data import there as data
+from provision.data.node import Spot, expected, moves, paths
+from provision.data.there import There, Thing
+from provision.data.tree import look, plan
+from provision.errors import ClusterctlError, PreflightError, UsageError
+from provision.model import Inventory, Node, ignore
+from provision.tasks.push import _Push, _refuse_small
+
+INVENTORY = Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), (Node("node01", ""),))
+ODD = ("new\nline", "\nfirst", "vt\x0b", "nel\x85", "ls\u2028", "cr\r", "tab\t", "a b", "no \udcff utf", "-n")
+
+
+@pytest.fixture
+def source(tmp_path):
+    top = tmp_path / "set"
+    (top / "sub").mkdir(parents=True)
+    for name in ("a", "b", "sub/c"):
+        (top / name).write_text(name)
+        os.utime(top / name, (1000, 1000))
+    (top / "link").symlink_to("sub")
+    (top / "sub").chmod(0o700)
+    return top
+
+
+def seen(tree, **changes):
+    """What a node answers that has all of a tree."""
+    things = {one.path: Thing(one.type, one.mode, one.size, one.mtime, 0, one.target) for one in tree.found} | {
+        "": Thing("dir", tree.mode, 0, 0, 0)
+    }
+    things |= {path.replace("__", "/"): thing for path, thing in changes.items()}
+    return There({path: thing for path, thing in things.items() if thing})
+
+
+def refusal(tree, there, destination):
+    return data.lack(tree, there, destination).refused
+
+
+FOLDER, FILE, LINK = Thing("dir", 0o755, 0, 0, 0), Thing("file", 0o644, 1, 1, 0), Thing("link", 0o777, 1, 1, 0, "x")
+DEVICE = Thing("other", 0o644, 0, 0, 0)
+
+
+def test_a_push_left_in_the_source_stays_behind(source):
+    (source / "sub/.clusterctl-push-folder").mkdir()
+    (source / "sub/.clusterctl-push-folder/x").write_text("")
+    assert [one.path for one in look(source).found] == ["a", "b", "link", "sub", "sub/c"]
+
+
+def test_where_some_files_have_their_place_the_legs_of_the_others_are_the_same(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number:02}").write_bytes(bytes(100))
+    tree = look(tmp_path)
+    everything = frozenset(one.path for one in tree.found)
+    before = plan(tree, everything, limit=1000)
+    assert [len(files) for files in before.small.values()] == [10, 10, 10, 10]
+    after = plan(tree, everything - {f"{number:02}" for number in range(13)}, limit=1000)
+    assert list(after.small)[1:] == list(before.small)[2:]
+    assert [leg.key for leg in after.legs[1:]] == [leg.key for leg in before.legs[2:]]
+    assert next(iter(after.small.values())) == tuple(f"{number}" for number in range(13, 20))
+
+
+def test_legs_are_as_long_as_they_say_and_lie_apart(source):
+    (source / ("long " * 20)).write_text("x")
+    (source / "large").write_text("xyz")
+    tree = look(source)
+    pushed = plan(tree, data.differing(tree, There()), limit=1)
+    for leg in pushed.legs:
+        assert sum(map(len, leg.blocks())) == leg.size
+        if leg.kind == "tar":
+            assert f"small/{leg.key}/".encode() in b"".join(leg.blocks())
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_answer_may_hold_any_name(name):
+    answer = f"T user 0\nT tools ssh \nT at 81a4 3 17 0 {name}\nT at a1ff 1 1 0 l{name}\nT link l{name}\nT to {name}\n"
+    there = data.read(f"{answer}T at 41ed 1 1 0 .\nT closed .\nT end\n", "T")
+    assert there.things == {
+        name: Thing("file", 0o644, 3, 17, 0),
+        f"l{name}": Thing("link", 0o777, 1, 1, 0, name),
+        "": Thing("dir", 0o755, 1, 1, 0),
+    }
+    assert there.closed == {""}
+    assert (there.tools, there.free_bytes, there.staged) == ({"ssh"}, None, None)
+
+
+@pytest.mark.parametrize("answer", ["", "T user 0\n", "T user 0\nT tools \nT at 81a4 1 1 0 end\n"])
+def test_an_answer_that_broke_off_is_an_error(answer):
+    with pytest.raises(ClusterctlError, match="incomplete"):
+        data.read(answer, "T")
+
+
+def test_what_a_node_has_is_not_sent(source):
+    tree = look(source)
+    assert data.differing(tree, seen(tree)) == frozenset()
+    assert not data.incomplete(tree, seen(tree))
+    changed = seen(tree, a=FILE, link=None, sub__c=LINK)
+    assert data.differing(tree, changed) == {"a", "link", "sub/c"}
+
+
+def test_what_lies_behind_a_link_in_place_of_a_folder_is_not_there(source):
+    tree = look(source)
+    there = seen(tree, sub=LINK)
+    assert data.differing(tree, there) == {"sub/c"}
+    assert data.folders(tree, there, frozenset({"sub/c"})) == (("sub", 0o700),)
+    assert refusal(tree, there, "/d") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "thing", "words"),
+    [
+        ("a", FOLDER, "/d/a is a folder on the node and a file here"),
+        ("link", FOLDER, "/d/link is a folder on the node and a symlink here"),
+        ("sub", FILE, "/d/sub is a file on the node and a folder here"),
+        ("sub", DEVICE, "/d/sub is a device, pipe or socket on the node and a folder here"),
+        ("a", DEVICE, "/d/a is a device, pipe or socket on the node and a file here"),
+    ],
+)
+def test_another_kind_is_refused(source, path, thing, words):
+    tree = look(source)
+    assert words in refusal(tree, seen(tree, **{path: thing}), "/d")
+
+
+@pytest.mark.parametrize(("path", "thing"), [("a", LINK), ("link", FILE), ("sub", LINK)])
+def test_a_link_is_replaced(source, path, thing):
+    tree = look(source)
+    assert refusal(tree, seen(tree, **{path: thing}), "/d") == ""
+
+
+def test_a_folder_of_another_user(source):
+    """Nothing can be put in it, which is said before anything is sent; and its mode is left alone."""
+    tree = look(source)
+    theirs = seen(tree, sub=Thing("dir", 0o755, 0, 0, 7), sub__c=None)
+    closed = There(theirs.things, frozenset({"sub"}), 1000)
+    assert "/d/sub belongs to another user" in refusal(tree, closed, "/d")
+    writable = There(theirs.things, frozenset(), 1000)
+    assert refusal(tree, writable, "/d") == ""
+    assert data.folders(tree, writable, frozenset({"sub/c"})) == ()
+    assert data.folders(tree, There(theirs.things), frozenset()) == (("sub", 0o700),)
+
+
+def test_only_folders_that_are_written_in_are_opened(source):
+    (source / "sub").chmod(0o500)
+    (source / "sub/deep").mkdir()
+    tree = look(source)
+    there = There(seen(tree).things, frozenset({"sub", "sub/deep"}))
+    assert data.folders(tree, there, frozenset()) == ()
+    assert data.folders(tree, there, frozenset({"sub/c"})) == (("sub", 0o500),)
+
+
+def test_a_folder_is_opened_before_and_closed_behind_everything(source):
+    (source / "sub/back\\slash\n").mkdir(mode=0o555)
+    (source / "sub").chmod(0o500)
+    tree = look(source)
+    pushed = plan(tree, data.differing(tree, There()))
+    lines = moves(pushed, data.folders(tree, There(), frozenset())).decode().splitlines()
+    assert lines[:2] == ["folder 700 sub", "folder 755 sub/back\\\\slash\\n"]
+    assert lines[2].startswith("group ")
+    assert lines[3:-2] == ["small a", "small b", "small link", "small sub/c"]
+    assert lines[-2:] == ["mode 555 sub/back\\\\slash\\n", "mode 500 sub"]
+
+
+def test_a_node_is_told_what_only_others_need(source):
+    tree = look(source)
+    pushed = plan(tree, frozenset({"a"}))
+    key = pushed.legs[0].key
+    assert expected(pushed, (key, "other")).decode() == f"want {key}\nskip other\n"
+    assert paths(tree) == b".\0a\0b\0link\0sub\0sub/c\0"
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        "/opt/llm/current",
+        "/opt/llm/current/share/x",
+        "/opt/llm/releases",
+        "/opt/llm/releases/x/y",
+        "/opt/llm",
+        "/opt",
+        "//opt//llm/current/x",
+        "/opt/llm/data/../current/x",
+    ],
+)
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_release_is_no_destination(destination, folder):
+    with pytest.raises(UsageError, match="where clusterctl keeps releases") as caught:
+        Spot.of(INVENTORY, destination, folder=folder)
+    assert caught.value.hint
+
+
+def test_a_folder_is_staged_in_itself_and_a_file_beside_itself():
+    folder, file = (Spot.of(INVENTORY, "/data/x", folder=kind) for kind in (True, False))
+    assert folder.staging == "/data/x/.clusterctl-push-folder"
+    assert file.staging.startswith("/data/.clusterctl-push-")
+    assert file.staging != Spot.of(INVENTORY, "/data/y", folder=False).staging
+
+
+def test_what_broken_pushes_have_left_counts_as_room(source):
+    tree = look(source)
+    has = There(free_bytes=600, staged=500)
+    pushed = plan(tree, data.differing(tree, has))
+    assert pushed.room == 2 * pushed.size > 1100  # one leg, which lies there twice for a moment
+    for free, staged in ((pushed.room, None), (pushed.room - 500, 500), (0, pushed.room)):
+        _refuse_small(work(tree, pushed, There(free_bytes=free, staged=staged)), INVENTORY.nodes)
+    with pytest.raises(PreflightError) as caught:
+        _refuse_small(work(tree, pushed, has), INVENTORY.nodes)
+    assert caught.value.reasons["node01"].startswith("600 B free beside 500 B of a broken push in /d/.clusterctl")
+
+
+def work(tree, pushed, has):
+    spot = Spot.of(INVENTORY, "/d", folder=True)
+    return _Push(INVENTORY, None, tree, spot, ignore, {"node01": data.lack(tree, has, "/d")}, {"node01": pushed})
+
+
+def test_a_random_tree_loses_nothing(tmp_path):
+    chance = random.Random(7)
+    for number in range(200):
+        path = tmp_path / f"d{chance.randrange(9)}" / f"f{number}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(chance.randrange(3000)))
+    tree = look(tmp_path)
+    wanted = frozenset(one.path for one in tree.found if one.type == "file" and chance.random() < 0.5)
+    pushed = plan(tree, wanted, limit=2000)
+    assert {path for files in pushed.small.values() for path in files} | set(pushed.large.values()) == wanted
+    assert len({leg.key for leg in pushed.legs}) == len(pushed.legs)
