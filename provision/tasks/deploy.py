@@ -26,7 +26,7 @@ from provision.model import Emit, Inventory, Node, Notice, Progress, Result, Sta
 from provision.script import compile_steps, parse
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import failures, split
-from provision.tasks.hold import guarded, held, lock_of
+from provision.tasks.hold import Lock, held
 from provision.tasks.pack import SUFFIX
 from provision.tasks.send import send
 from provision.transfer import clean, keys
@@ -135,22 +135,23 @@ def deploy(
             return DeployResult(places.release_id, todo, dry_run=dry_run)
 
         seconds: dict[str, float] = {}
-        with held(inventory, work, connections) as shared:
+        lock = Lock.of_releases(inventory)
+        with held(inventory, work, connections, lock) as shared:
             own = [node for node in work if not shared[node.name]]
             receivers = [node for node in own if todo[node.name] in ("send", "repair")]
             payload = Payload(bundle, relocated)
             sent = send(
-                inventory, receivers, connections, payload, places, facts, repair=repair, relay=relay, emit=emit
+                inventory, receivers, connections, lock, payload, places, facts, repair=repair, relay=relay, emit=emit
             )
             seconds |= sent.seconds
             failed = sent.failed
 
             began = time.monotonic()
             good = [node for node in own if node.name not in failed]
-            times = _activate(good, connections, activating, failed, emit)
+            times = _activate(good, connections, lock, activating, failed, emit)
             others = [node for node in work if shared[node.name]]
             if others and not failed:  # they see the same files; what is to be done was done
-                _activate(others, connections, activating, failed, emit)
+                _activate(others, connections, lock, activating, failed, emit)
             failed |= {node.name: "its files lie on a node that failed" for node in others if failed}
             seconds["activate"] = time.monotonic() - began
     if failed:
@@ -164,7 +165,7 @@ def deploy(
 def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections, places: Places) -> None:
     """Remove the keys that the relay of a killed deploy has left, unless another one is at work there."""
     if nodes:
-        with suppress(PreflightError), held(inventory, nodes, connections):
+        with suppress(PreflightError), held(inventory, nodes, connections, Lock.of_releases(inventory)):
             clean(inventory, nodes, connections, places.releases)
 
 
@@ -236,7 +237,12 @@ def _examine(
 
 
 def _activate(
-    nodes: Sequence[Node], connections: Connections, activating: Sequence[Step], failed: dict[str, str], emit: Emit
+    nodes: Sequence[Node],
+    connections: Connections,
+    lock: Lock,
+    activating: Sequence[Step],
+    failed: dict[str, str],
+    emit: Emit,
 ) -> dict[str, float]:
     """Make what has arrived a release, test it at its own path, then switch the prefix to it; the steps' seconds."""
     if not nodes:
@@ -245,10 +251,9 @@ def _activate(
     emit(StageStarted("activate", "Testing and switching", len(nodes), "nodes"))
     tokens = {node.name: secrets.token_hex(8) for node in nodes}
     finished = itertools.count(1)
-    lock = lock_of(connections.inventory)
 
     def act(node: Node) -> Result:
-        script = guarded(lock, compile_steps(activating, token=tokens[node.name]))
+        script = lock.guarded(compile_steps(activating, token=tokens[node.name]))
         result = connections[node].run(script, deadline=SMOKE_DEADLINE)
         emit(Progress("activate", next(finished), len(nodes)))
         return result

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, PreflightError
@@ -62,35 +63,47 @@ class _Holder(threading.Thread):
         self.answered.set()
 
 
-def lock_of(inventory: Inventory, folder: str | None = None) -> str:
-    """The lock that guards a folder on a node, by default that of the releases."""
-    return f"{folder}.lock" if folder else f"{inventory.root}/releases/.lock"
+@dataclass(frozen=True)
+class Lock:
+    """The lock that guards a folder on nodes, for one command.
 
+    Attributes:
+        path: of the lock.
+        releases: the folder of releases that it guards; empty for another one.
+        token: tells this command's from every other's.
+    """
 
-def guarded(lock: str, script: str) -> str:
-    """A script that runs only while the lock is held, and is ended with it."""
-    return render("release/guard.sh.j2", lock=lock) + script
+    path: str
+    releases: str = ""
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @classmethod
+    def of_releases(cls, inventory: Inventory) -> Lock:
+        """That of an inventory's releases."""
+        releases = f"{inventory.root}/releases"
+        return cls(f"{releases}/.lock", releases)
+
+    def guarded(self, script: str) -> str:
+        """A script that runs only while the lock is this command's, and is ended with it."""
+        return render("release/guard.sh.j2", lock=self.path, id=self.token) + script
 
 
 @contextmanager
 def held(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, folder: str | None = None
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, lock: Lock
 ) -> Iterator[Mapping[str, str]]:
-    """Hold a folder on every node, by default the one of the releases, while the block runs.
+    """Hold a lock on every node while the block runs.
 
     Yields:
         By node name, ``""`` for a node of its own, or the name of the host with which it shares the root: what is done
         there is done for it too.
 
     Raises:
-        PreflightError: another deploy is at work on some node; the message says whose and since when.
+        PreflightError: another command is at work on some node; the message says whose and since when.
         NodesFailedError: a node does not answer.
     """
-    token = secrets.token_hex(8)
     who = f"{getpass.getuser()} on {socket.gethostname()}, process {os.getpid()}"
-    lock = lock_of(inventory, folder)
-    releases = "" if folder else f"{inventory.root}/releases"
-    script = render("release/hold.sh.j2", lock=lock, releases=releases, id=token, who=who)
+    script = render("release/hold.sh.j2", lock=lock.path, releases=lock.releases, id=lock.token, who=who)
     holders = [_Holder(node, connections, script) for node in nodes]
     try:
         for holder in holders:

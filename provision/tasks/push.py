@@ -19,7 +19,7 @@ from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason, split
-from provision.tasks.hold import guarded, held, lock_of
+from provision.tasks.hold import Lock, held
 from provision.transfer import Target, transfer
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class _Push:
     tree: Tree
     spot: Spot
     emit: Emit
+    lock: Lock
     lacks: Mapping[str, Lack] = field(default_factory=dict)
     plans: Mapping[str, Pushed] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -116,7 +117,7 @@ def push(
     for path in tree.skipped:
         emit(Notice(f"{path} is a socket, pipe or device and stays behind", "warning"))
     with Connections(inventory, prompts) as connections:
-        work = _Push(inventory, connections, tree, spot, emit)
+        work = _Push(inventory, connections, tree, spot, emit, Lock(f"{spot.staging}.lock"))
         work.lacks = _compare(work, nodes)
         wanted = {name: each.wanted for name, each in work.lacks.items()}
         plans = {each: plan(tree, each) for each in set(wanted.values())}  # nodes that lack the same have the same
@@ -130,7 +131,7 @@ def push(
         else:
             _open(work, todo)
             todo = work.well(todo)
-            with held(inventory, todo, connections, spot.staging) as shared:
+            with held(inventory, todo, connections, work.lock) as shared:
                 own = [node for node in todo if not shared[node.name]]
                 _begin(work, own)
                 sent = _send(work, work.well(own), relay=relay)
@@ -201,7 +202,7 @@ def _open(work: _Push, nodes: Sequence[Node]) -> None:
 
 def _begin(work: _Push, nodes: Sequence[Node]) -> None:
     """Make room for what each node lacks; legs that only others lack count there as if they were there."""
-    script = guarded(lock_of(work.inventory, work.spot.staging), scripts.begin(work.spot))
+    script = work.lock.guarded(scripts.begin(work.spot))
     keys = tuple(dict.fromkeys(leg.key for node in nodes for leg in work.plans[node.name].legs))
     work.each(nodes, lambda node: work.run(node, script, scripts.expected(work.plans[node.name], keys)))
 
@@ -231,7 +232,7 @@ def _place(work: _Push, nodes: Sequence[Node]) -> list[Node]:
     """Move what has arrived to its place; the nodes on which the destination is to be closed after that."""
     began = time.monotonic()
     work.emit(StageStarted("place", "Moving to its place", len(nodes), "nodes"))
-    script = guarded(lock_of(work.inventory, work.spot.staging), scripts.place(work.spot))
+    script = work.lock.guarded(scripts.place(work.spot))
     opened = []
 
     def move(node: Node) -> None:

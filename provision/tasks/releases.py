@@ -16,7 +16,7 @@ from provision.model import Emit, Finding, Found, Inventory, Node, Result, Stage
 from provision.script import compile_steps
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import failures, split
-from provision.tasks.hold import guarded, held, lock_of
+from provision.tasks.hold import Lock, held
 
 if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
@@ -72,7 +72,8 @@ def rollback(
         PreflightError: a node has no such release; nothing was changed anywhere.
         NodesFailedError: some nodes failed, the others are done.
     """
-    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections) as shared:
+    lock = Lock.of_releases(inventory)
+    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock) as shared:
         found = _list(inventory, nodes, connections, command="rollback")
         goals = {name: _goal(has, to) for name, has in found.items()}
         _refuse_missing(goals, found, to)
@@ -87,7 +88,7 @@ def rollback(
         own = [node for node in nodes if not shared[node.name]]
         work = [node for node in own if before[node.name] != chosen[node.name]]
         plan = {node.name: [steps.switch(Places.of(inventory, chosen[node.name]))] for node in work}
-        _apply(inventory, work, connections, plan, "Switching back", emit)
+        _apply(inventory, work, connections, lock, plan, "Switching back", emit)
     return Switched({name: (before[name], goal) for name, goal in chosen.items()})
 
 
@@ -115,7 +116,8 @@ def prune(
     """
     if keep < 1:
         raise UsageError("the current release always stays", hint="clusterctl prune --keep 1")
-    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections) as shared:
+    lock = Lock.of_releases(inventory)
+    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock) as shared:
         own = [node for node in nodes if not shared[node.name]]
         everywhere = _list(inventory, nodes, connections, command="prune", used=True)
         used = _used_by_sharers(everywhere, shared)
@@ -131,7 +133,7 @@ def prune(
                 ]
                 for node in work
             }
-            _apply(inventory, work, connections, plan, "Removing old releases", emit)
+            _apply(inventory, work, connections, lock, plan, "Removing old releases", emit)
     removed = {name: (*names, *left[name]) for name, names in removable.items()}
     return Pruned(removed, {name: names for name, names in in_use.items() if names}, dry_run=dry_run)
 
@@ -228,6 +230,7 @@ def _apply(
     inventory: Inventory,
     nodes: Sequence[Node],
     connections: Connections,
+    lock: Lock,
     plan: Mapping[str, Sequence[Step]],
     title: str,
     emit: Emit,
@@ -240,7 +243,7 @@ def _apply(
     tokens = {node.name: secrets.token_hex(8) for node in nodes}
 
     def act(node: Node) -> Result:
-        script = guarded(lock_of(inventory), compile_steps(plan[node.name], token=tokens[node.name]))
+        script = lock.guarded(compile_steps(plan[node.name], token=tokens[node.name]))
         return connections[node].run(script, deadline=_VERIFY_DEADLINE)
 
     answers: dict[str, Result | ClusterctlError] = fan_out(nodes, act)

@@ -18,7 +18,7 @@ from provision.inventory import fold
 from provision.model import Emit, Inventory, Leg, Node, Notice, StageFinished, StageStarted, Wire
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason
-from provision.tasks.hold import guarded, lock_of
+from provision.tasks.hold import Lock
 from provision.transfer import Target, transfer
 
 GATHER_DEADLINE = 3600.0  # reading and linking every file of a release, on a slow disk
@@ -55,6 +55,7 @@ def send(
     inventory: Inventory,
     nodes: Sequence[Node],
     connections: Connections,
+    lock: Lock,
     payload: Payload,
     places: Places,
     facts: Mapping[str, NodeFacts],
@@ -70,7 +71,7 @@ def send(
     """
     sent = Sent()
     began = time.monotonic()
-    there = _gather(inventory, nodes, connections, payload, places, facts, repair=repair, sent=sent, emit=emit)
+    there = _gather(inventory, nodes, connections, lock, payload, places, facts, repair=repair, sent=sent, emit=emit)
     sent.seconds["gather"] = time.monotonic() - began
     wires: dict[str, Wire] = {name: "zstd" if "zstd" in facts[name].tools else "plain" for name in there}
     wanted: set[str] = set()
@@ -120,6 +121,7 @@ def _gather(
     inventory: Inventory,
     nodes: Sequence[Node],
     connections: Connections,
+    lock: Lock,
     payload: Payload,
     places: Places,
     facts: Mapping[str, NodeFacts],
@@ -136,7 +138,7 @@ def _gather(
 
     def ask(node: Node) -> str:
         base = bases[node.name]
-        script = guarded(lock_of(inventory), steps.gather(places, repair=repair, base=base))
+        script = lock.guarded(steps.gather(places, repair=repair, base=base))
         wanted = steps.wanted(payload.keys, recipes[base])
         result = connections[node].run(script, stdin=[wanted], deadline=GATHER_DEADLINE)
         if result.rc != 0 or not result.out.endswith("end\n"):

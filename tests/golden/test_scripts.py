@@ -3,6 +3,7 @@
 ``CLUSTERCTL_UPDATE_GOLDEN=1 scripts/test golden`` writes the files anew.
 """
 
+import dataclasses
 import os
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +19,7 @@ from provision.env.source.owners import source_of
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.script import compile_steps
-from provision.tasks.hold import guarded, lock_of
+from provision.tasks.hold import Lock
 
 HERE = Path(__file__).parent / "scripts"
 STALE = "lib/python3.11/__pycache__/_sysconfigdata.cpython-311.pyc"
@@ -43,24 +44,24 @@ def scripts(prefix):
     relocated = Relocated(PurePosixPath(places.release), (), frozenset({STALE}), {source_of(STALE): STALE})
     activate = steps.activate(places, manifest, relocated)
     repair = steps.activate(places, manifest, relocated, repair=True)
-    lock = lock_of(inventory)
+    lock = dataclasses.replace(Lock.of_releases(inventory), token="TOKEN")
     folder = push.Spot.of(inventory, str(PurePosixPath(prefix).parent / "data"), folder=True)
     file = push.Spot.of(inventory, str(PurePosixPath(prefix).parent / "model.bin"), folder=False)
     return {
         "examine": examine(inventory, places.release_id, "clusterctl-relay:0123:"),
-        "hold": render("release/hold.sh.j2", lock=lock, releases=places.releases, id="TOKEN", who="root on head"),
-        "gather": guarded(lock, steps.gather(places, base="ba9876543210")),
-        "activate": guarded(lock, compile_steps(activate, token="TOKEN")),
+        "hold": render("release/hold.sh.j2", lock=lock.path, releases=places.releases, id="TOKEN", who="root on head"),
+        "gather": lock.guarded(steps.gather(places, base="ba9876543210")),
+        "activate": lock.guarded(compile_steps(activate, token="TOKEN")),
         "activate-dry-run": compile_steps(activate, token="TOKEN", dry_run=True),
-        "activate-repair": guarded(lock, compile_steps(repair, token="TOKEN")),
+        "activate-repair": lock.guarded(compile_steps(repair, token="TOKEN")),
         "list": upkeep.listing(inventory, used=True),
         "verify": upkeep.verify(places.release),
         "remove": compile_steps([steps.remove(places)], token="TOKEN"),
         "push-compare": push.compare(folder, "TOKEN"),
         "push-compare-file": push.compare(file, "TOKEN"),
         "push-open": push.open_folder(folder, 0o750),
-        "push-begin": guarded(lock_of(inventory, folder.staging), push.begin(folder)),
-        "push-place": guarded(lock_of(inventory, folder.staging), push.place(folder)),
+        "push-begin": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.begin(folder)),
+        "push-place": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.place(folder)),
         "push-close": push.close_folder(folder),
     }
 

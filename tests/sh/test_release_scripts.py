@@ -411,7 +411,7 @@ def test_the_lock_of_a_killed_holder_is_taken_over_at_once_and_what_ran_under_it
     lock = tmp_path / ".lock"
     one = hold(lock, "one")
     assert one.stdout.readline() == "held\n"
-    guard = render("release/guard.sh.j2", lock=str(lock))
+    guard = render("release/guard.sh.j2", lock=str(lock), id="one")
     argv = [*shell, "-c", f"{guard}\necho begun\nsleep 300\necho never"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
         assert worker.stdout.readline() == "begun\n"
@@ -423,6 +423,10 @@ def test_the_lock_of_a_killed_holder_is_taken_over_at_once_and_what_ran_under_it
         assert two.stdout.readline() == "held\n"
         reaper.join(10)
         assert worker.returncode == -9
+    # The first one's command was only silent: what it begins now must not run beside the second one's.
+    late = subprocess.run([*shell, "-c", f"{guard}\necho ran"], capture_output=True, text=True, check=False)
+    assert (late.returncode, late.stdout) == (1, "")
+    assert not list(lock.glob("worker.*"))
     two.communicate(timeout=10)
     refused = subprocess.run([*shell, "-c", f"{guard}\necho ran"], capture_output=True, text=True, check=False)
     assert (refused.returncode, refused.stdout) == (1, "")

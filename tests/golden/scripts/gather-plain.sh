@@ -1,6 +1,11 @@
-# Whoever holds the lock ends this script when the lock goes: a connection that died must not leave it at work.
+# Whoever takes the lock ends this script first: a connection that died must not leave it at work, and a command that was
+# silent for so long that its lock went must not go on under another one's.
 cc_worker=/opt/llm/releases/.lock/worker.$$.$(uname -n)
-true >"$cc_worker" || { echo 'the lock is gone: another command has taken over' >&2; exit 1; }
+true >"$cc_worker" && IFS= read -r cc_id </opt/llm/releases/.lock/owner && [ "$cc_id" = TOKEN ] || {
+    rm -f -- "$cc_worker"
+    echo 'the lock is gone: another command has taken over' >&2
+    exit 1
+}
 trap 'rm -f -- "$cc_worker"' 0
 # Begins a release, and takes from other releases what it shares with them. On the input come keys of lists, then the list
 # of files that can be made from those of another release, and the words to replace for that; a line "." ends each part.
