@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from provision.env.release.upkeep import Releases
     from provision.model import Finding, Inventory
     from provision.sandbox import Sandbox
-    from provision.tasks import DeployResult, PackResult, Pruned, PushResult, Switched, ToolResult, TrainResult
+    from provision.tasks.deploy import DeployResult
+    from provision.tasks.pack import PackResult
+    from provision.tasks.push import PushResult
+    from provision.tasks.releases import Pruned, Switched
+    from provision.tasks.tool import ToolResult
+    from provision.tasks.train import TrainResult
 
 Summary = tuple[Mapping[str, Any], str]
 

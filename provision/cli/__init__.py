@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from provision import __version__
-from provision.cli import environment, nodes, setup, training
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
 from provision.output import Reporter
 
@@ -67,12 +67,40 @@ OVERVIEW = """Move a conda environment into an air-gapped GPU cluster and train 
 """
 
 
-@click.group(help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_MODULES = {
+    "pack-env": "environment",
+    "pack-tool": "environment",
+    "inspect": "environment",
+    "diff": "environment",
+    "deploy": "nodes",
+    "releases": "nodes",
+    "rollback": "nodes",
+    "prune": "nodes",
+    "verify": "nodes",
+    "push": "nodes",
+    "train": "training",
+    "init": "setup",
+    "sandbox": "setup",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for: no command needs half of what they need together."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return sorted(_MODULES)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        module = import_module(f"provision.cli.{_MODULES[cmd_name]}")
+        commands: Sequence[click.Command] = module.COMMANDS
+        return next(command for command in commands if command.name == cmd_name)
+
+
+@click.group(
+    cls=_Commands, help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="clusterctl")
 def cli() -> None:
     """All commands; their help is what ``OVERVIEW`` and their docstrings say."""
-
-
-for module in (environment, nodes, training, setup):
-    for command in module.COMMANDS:
-        cli.add_command(command)

@@ -8,10 +8,14 @@ from typing import Any
 
 import click
 
-from provision import summaries, tasks
+from provision import summaries
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.output import Reporter
+from provision.tasks.inspect import diff, differed, inspect, inspected
+from provision.tasks.interchange import archived, pack_archive
+from provision.tasks.pack import pack_env, parse_size
+from provision.tasks.tool import pack_tool
 
 
 @click.command("pack-env")
@@ -72,14 +76,14 @@ def pack_env_command(
             raise UsageError(
                 "--split and --with-ops go with bundles", hint="clusterctl pack-env BUNDLE --format conda-pack"
             )
-        summary = tasks.archived(tasks.pack_archive(env, **options))
+        summary = archived(pack_archive(env, **options))
     else:
         options |= {"with_ops": with_ops, "cpu_baseline": cpu_baseline}
-        options["split"] = tasks.parse_size(split) if split else 0
-        summary = summaries.packed(tasks.pack_env(env, **options))
+        options["split"] = parse_size(split) if split else 0
+        summary = summaries.packed(pack_env(env, **options))
     if with_tool:
         folder = output.parent if output else Path()
-        tool = summaries.tooled(tasks.pack_tool(output=folder / "clusterctl.run", emit=reporter))
+        tool = summaries.tooled(pack_tool(output=folder / "clusterctl.run", emit=reporter))
         summary = ({**summary[0], "tool": tool[0]}, f"{summary[1]}\n{tool[1]}")
     reporter.result(*summary)
 
@@ -89,7 +93,7 @@ def pack_env_command(
 @reporting
 def pack_tool_command(reporter: Reporter, output: Path | None) -> None:
     """Pack clusterctl itself into one file that runs without network, pip and Python."""
-    reporter.result(*summaries.tooled(tasks.pack_tool(output=output, emit=reporter)))
+    reporter.result(*summaries.tooled(pack_tool(output=output, emit=reporter)))
 
 
 @click.command("inspect")
@@ -103,8 +107,8 @@ def inspect_command(
     reporter: Reporter, bundle: Path, *, packages: bool, files: bool, prefix: bool, verify: bool
 ) -> None:
     """Show what is in a bundle: versions, what it needs of a node, packages, sizes, what holds the prefix."""
-    found = tasks.inspect(bundle, verify=verify, emit=reporter)
-    reporter.result(*tasks.inspected(found, packages=packages, files=files, prefix=prefix))
+    found = inspect(bundle, verify=verify, emit=reporter)
+    reporter.result(*inspected(found, packages=packages, files=files, prefix=prefix))
 
 
 @click.command("diff")
@@ -114,7 +118,7 @@ def inspect_command(
 @reporting
 def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> None:
     """Show how two bundles differ, and what a deploy of NEW would send to a node that has OLD."""
-    reporter.result(*tasks.differed(tasks.diff(old, new), files=files))
+    reporter.result(*differed(diff(old, new), files=files))
 
 
 COMMANDS = (pack_env_command, pack_tool_command, inspect_command, diff_command)

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import click
 
-from provision import summaries, tasks
-from provision.cli.options import load_inventory, on_nodes, prompts_of, relaying, reporting
+from provision import summaries
+from provision.cli.cluster import load_inventory, on_nodes, prompts_of, relaying
+from provision.cli.options import reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import select
 from provision.output import Reporter
+from provision.tasks.deploy import deploy, find_bundle
+from provision.tasks.interchange import bundle_of
+from provision.tasks.push import push
+from provision.tasks.releases import prune, releases, rollback, verify
 
 
 @click.command("deploy")
@@ -46,10 +51,10 @@ def deploy_command(
         raise UsageError("--scripts goes with --dry-run", hint=f"clusterctl deploy --dry-run --scripts {scripts}")
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = tasks.deploy(
+    result = deploy(
         inventory,
         nodes,
-        tasks.bundle_of(bundle or tasks.find_bundle(Path()), emit=reporter),
+        bundle_of(bundle or find_bundle(Path()), emit=reporter),
         prompts=prompts_of(reporter),
         dry_run=dry_run,
         scripts_to=scripts,
@@ -68,7 +73,7 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
     """List the releases that lie on the nodes."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    reporter.result(*summaries.listed(tasks.releases(inventory, nodes, prompts=prompts_of(reporter))))
+    reporter.result(*summaries.listed(releases(inventory, nodes, prompts=prompts_of(reporter))))
 
 
 @click.command("rollback")
@@ -81,7 +86,7 @@ def rollback_command(
     """Make the previous release the current one again."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = tasks.rollback(inventory, nodes, to=to, prompts=prompts_of(reporter), emit=reporter)
+    result = rollback(inventory, nodes, to=to, prompts=prompts_of(reporter), emit=reporter)
     reporter.result(*summaries.switched(result))
 
 
@@ -96,7 +101,7 @@ def prune_command(
     """Remove old releases; never the current one, nor one that a process runs from."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = tasks.prune(inventory, nodes, keep=keep, dry_run=dry_run, prompts=prompts_of(reporter), emit=reporter)
+    result = prune(inventory, nodes, keep=keep, dry_run=dry_run, prompts=prompts_of(reporter), emit=reporter)
     reporter.result(*summaries.pruned(result))
 
 
@@ -110,7 +115,7 @@ def verify_command(
     """Compare every file of the release on the nodes with what was deployed."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    findings = tasks.verify(inventory, nodes, release=release, prompts=prompts_of(reporter), emit=reporter)
+    findings = verify(inventory, nodes, release=release, prompts=prompts_of(reporter), emit=reporter)
     reporter.result(*summaries.verified(findings))
     changed = [finding.node for finding in findings if finding.verdict != "OK"]
     if changed:
@@ -146,7 +151,7 @@ def push_command(
     """
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = tasks.push(
+    result = push(
         inventory,
         nodes,
         source,

@@ -1,23 +1,14 @@
-"""What many commands share: their options, the reporter, the inventory, and somebody to ask."""
+"""What all commands share: how they report."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from provision.inventory import load
-from provision.model import Inventory, Node
 from provision.output import Reporter
-
-if TYPE_CHECKING:
-    from provision.ssh.prompts import Prompts
-
-INVENTORY = "inventory.yaml"
 
 
 def reporting(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,67 +23,3 @@ def reporting(command: Callable[..., None]) -> Callable[..., None]:
         command(reporter, *args, **kwargs)
 
     return wrapped
-
-
-def on_nodes(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that choose an inventory and some of its nodes."""
-    for option in (
-        click.option("--exclude", metavar="NODES", help="All but these, such as gpu[03,07]."),
-        click.option("--limit", metavar="NODES", help="Only these, such as gpu[01-04]."),
-        click.option(
-            "--inventory", "-i", "inventory_path", default=INVENTORY, show_default=True, type=click.Path(path_type=Path)
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-relaying = click.option(
-    "--relay",
-    type=click.Choice(["on", "off"]),
-    default="on",
-    show_default=True,
-    help="From three nodes on, nodes pass the bytes on to one another.",
-)
-
-
-class _Terminal:
-    """Asks the person at the terminal, with the progress display out of the way."""
-
-    def __init__(self, reporter: Reporter, *, accept_host_keys: bool) -> None:
-        self._reporter = reporter
-        self._accept = accept_host_keys
-
-    def confirm_host_key(self, node: Node, key_type: str, fingerprint: str) -> bool:
-        """Show the fingerprint and ask, unless every new key is accepted."""
-        if self._accept:
-            self._reporter.warn(f"{node.name} ({node.address}): pinned {key_type} {fingerprint}")
-            return True
-        if not sys.stdin.isatty():
-            return False
-        with self._reporter.paused():
-            click.echo(f"{node.name} ({node.address}) shows the host key {key_type} {fingerprint}", err=True)
-            return click.confirm("Is that its key?", default=False, err=True)
-
-    def password(self, user: str, where: str) -> str | None:
-        """Ask without echo."""
-        if not sys.stdin.isatty():
-            return None
-        with self._reporter.paused():
-            answer: str = click.prompt(f"Password of {user} on {where}", hide_input=True, err=True)
-            return answer
-
-
-def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts | None:
-    """Somebody to ask; None where nobody can answer."""
-    if sys.stdin.isatty() or accept_host_keys:
-        return _Terminal(reporter, accept_host_keys=accept_host_keys)
-    return None
-
-
-def load_inventory(path: Path, reporter: Reporter) -> Inventory:
-    """The inventory, its warnings shown."""
-    inventory = load(path)
-    for warning in inventory.warnings:
-        reporter.warn(warning)
-    return inventory

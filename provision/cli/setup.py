@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from provision import sandbox, summaries, tasks
-from provision.cli.options import INVENTORY, load_inventory, prompts_of, reporting
+from provision import sandbox, summaries
+from provision.cli.cluster import INVENTORY, load_inventory, prompts_of
+from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.output import Reporter
+from provision.tasks.init import init, write_inventory
 
 
 @click.command("init")
@@ -34,12 +36,12 @@ def init_command(
     With HOSTS, the inventory is written first; ranges such as gpu[01-04]=10.0.0.[1-4] are understood.
     """
     if hosts:
-        tasks.write_inventory(path, hosts, user=user, prefix=prefix)
+        write_inventory(path, hosts, user=user, prefix=prefix)
     elif user or prefix:
         raise UsageError("--user and --prefix go with hosts: they are written into a new inventory")
     inventory = load_inventory(path, reporter)
     prompts = prompts_of(reporter, accept_host_keys=accept_host_keys)
-    reporter.result(*summaries.enrolled(tasks.init(inventory, prompts=prompts, emit=reporter)))
+    reporter.result(*summaries.enrolled(init(inventory, prompts=prompts, emit=reporter)))
 
 
 @click.group("sandbox")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
-from provision import summaries, tasks
-from provision.cli.options import load_inventory, on_nodes, prompts_of, reporting
+from provision import summaries
+from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.options import reporting
 from provision.inventory import select
 from provision.output import Reporter
+from provision.tasks.train import find_config, train
 
 
 @click.command("train")
@@ -32,9 +34,7 @@ def train_command(
     """
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude, count=count)
-    result = tasks.train(
-        inventory, nodes, tasks.find_config(config, inventory), prompts=prompts_of(reporter), emit=reporter
-    )
+    result = train(inventory, nodes, find_config(config, inventory), prompts=prompts_of(reporter), emit=reporter)
     reporter.result(*summaries.trained(result))
 
 

@@ -16,7 +16,9 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
     found = []
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             found += commands(command, (*path, name))
         else:
@@ -66,7 +68,8 @@ def test_every_command_line_in_the_docs_parses(page, line):
     while isinstance(command, click.Group):
         if argv[0] in ("--help", "--version"):
             return
-        command = command.commands[argv.pop(0)]
+        command = command.get_command(click.Context(command), argv.pop(0))
+        assert command, argv
     command.make_context(command.name, argv)
 
 

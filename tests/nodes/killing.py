@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from provision import tasks
 from provision.inventory import load
 from provision.model import StageFinished, StageStarted
+from provision.tasks.deploy import deploy
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         if len(events) == wanted:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    tasks.deploy(inventory, inventory.nodes, bundle, emit=emit)
+    deploy(inventory, inventory.nodes, bundle, emit=emit)
     sys.stdout.write(str(len(events)))
 
 

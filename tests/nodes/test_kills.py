@@ -18,11 +18,12 @@ import pytest
 from tiny_env import inventory, make_env, on, pack
 
 from provision import sandbox as sandboxes
-from provision import tasks
 from provision.env.release import steps
 from provision.inventory import load
 from provision.model import ignore
 from provision.script import compile_steps
+from provision.tasks.deploy import deploy
+from provision.tasks.releases import prune, rollback, verify
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1200)]
 
@@ -42,12 +43,12 @@ class Cluster:
         self.forget()
 
     def deploy(self, bundle):
-        return tasks.deploy(self.inventory, self.inventory.nodes, bundle, emit=ignore)
+        return deploy(self.inventory, self.inventory.nodes, bundle, emit=ignore)
 
     def forget(self):
         """Back to the old release alone."""
-        tasks.rollback(self.inventory, self.inventory.nodes, to=self.old_id, emit=ignore)
-        tasks.prune(self.inventory, self.inventory.nodes, keep=1, emit=ignore)
+        rollback(self.inventory, self.inventory.nodes, to=self.old_id, emit=ignore)
+        prune(self.inventory, self.inventory.nodes, keep=1, emit=ignore)
 
     def check(self, note):
         """One of the two releases is current and runs; the rerun completes, and then everything is as it should be."""
@@ -59,7 +60,7 @@ class Cluster:
             on(self.box, node, "env", "-i", f"{ROOT}/releases/{self.old_id}/bin/tool")
         result = self.deploy(self.new)
         assert set(result.states.values()) <= {"deployed", "unchanged"}, note
-        findings = tasks.verify(self.inventory, self.inventory.nodes, emit=ignore)
+        findings = verify(self.inventory, self.inventory.nodes, emit=ignore)
         assert [finding.verdict for finding in findings] == ["OK", "OK"], (note, findings)
         for node in ("node01", "node02"):
             left = set(on(self.box, node, "ls", "-A", f"{ROOT}/releases").split())

@@ -12,9 +12,9 @@ from relaying import share_folder
 from tiny_env import as_trainer, inventory, on
 
 from provision import sandbox as sandboxes
-from provision import tasks
 from provision.inventory import load
 from provision.model import StageStarted
+from provision.tasks.push import push as push_task
 
 pytestmark = pytest.mark.root
 
@@ -302,7 +302,7 @@ def test_nodes_that_lack_different_things_get_them_in_one_transfer(box, folder, 
     on(box, "node01", "rm", f"{path}/model.safetensors")
     on(box, "node03", "rm", f"{path}/model.safetensors")
     cluster, stages = load(folder / "inventory.yaml"), []
-    result = tasks.push(
+    result = push_task(
         cluster,
         cluster.nodes,
         data,

@@ -25,14 +25,14 @@ MB = 1 << 20
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from provision import tasks
+from provision.tasks.push import push
 from provision.inventory import load
 from provision.model import StageStarted
 cluster = load(Path("inventory.yaml"))
 def emit(event):
     if isinstance(event, StageStarted) and event.stage == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
-tasks.push(cluster, cluster.nodes, Path(sys.argv[1]), sys.argv[2], emit=emit)
+push(cluster, cluster.nodes, Path(sys.argv[1]), sys.argv[2], emit=emit)
 """
 
 
