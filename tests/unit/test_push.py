@@ -12,6 +12,7 @@ from provision.data.there import There, Thing
 from provision.data.tree import look, plan
 from provision.errors import ClusterctlError, PreflightError, UsageError
 from provision.model import Inventory, Node, ignore
+from provision.tasks.hold import Lock
 from provision.tasks.push import _Push, _refuse_small
 
 INVENTORY = Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), (Node("node01", ""),))
@@ -215,7 +216,7 @@ def test_what_broken_pushes_have_left_counts_as_room(source):
 
 def work(tree, pushed, has):
     spot = Spot.of(INVENTORY, "/d", folder=True)
-    return _Push(INVENTORY, None, tree, spot, ignore, {"node01": data.lack(tree, has, "/d")}, {"node01": pushed})
+    return _Push(INVENTORY, None, tree, spot, ignore, Lock("/d.lock"), {"node01": data.lack(tree, has, "/d")}, {"node01": pushed})
 
 
 def test_a_random_tree_loses_nothing(tmp_path):
