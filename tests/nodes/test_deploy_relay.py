@@ -175,7 +175,7 @@ def test_a_controller_that_is_killed_in_the_middle(box, bundles, place):
     assert relay_keys(box) != {}
     again = deploy(folder, bundles[0])
     assert set(again["nodes"].values()) == {"deployed"}
-    assert again["bytes_sent"] <= 1.1 * SIZE
+    assert again["bytes_sent"] < 2 * SIZE  # a chain that meets what the kill left is formed again, once
     assert works(box, root, again["release"])
     assert run("verify", "-q", cwd=folder).returncode == 0
 
