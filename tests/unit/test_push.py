@@ -216,7 +216,9 @@ def test_what_broken_pushes_have_left_counts_as_room(source):
 
 def work(tree, pushed, has):
     spot = Spot.of(INVENTORY, "/d", folder=True)
-    return _Push(INVENTORY, None, tree, spot, ignore, Lock("/d.lock"), {"node01": data.lack(tree, has, "/d")}, {"node01": pushed})
+    return _Push(
+        INVENTORY, None, tree, spot, ignore, Lock("/d.lock"), {"node01": data.lack(tree, has, "/d")}, {"node01": pushed}
+    )
 
 
 def test_a_random_tree_loses_nothing(tmp_path):
