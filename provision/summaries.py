@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from provision.env.report.words import number, size
 from provision.inventory import fold
+from provision.output_text import fold_equal
 
 if TYPE_CHECKING:
     from provision.env.release.upkeep import Releases
@@ -90,11 +90,13 @@ def deployed(result: DeployResult, inventory: Inventory) -> Summary:
     if not result.changed:
         text = f"{fold(result.states)}: release {result.release_id} is current, nothing changed"
     elif result.dry_run:
-        would = [f"{names}: would {state}" for state, names in _folded(result.states) if state != "unchanged"]
-        same = [f"{names}: unchanged" for state, names in _folded(result.states) if state == "unchanged"]
+        would = [
+            f"{names}: would {state}" for state, names in fold_equal(result.states).items() if state != "unchanged"
+        ]
+        same = [f"{names}: unchanged" for state, names in fold_equal(result.states).items() if state == "unchanged"]
         text = "\n".join([*would, *same, "dry run: nothing was written on any node"])
     else:
-        states = "; ".join(f"{names}: {state}" for state, names in _folded(result.states))
+        states = "; ".join(f"{names}: {state}" for state, names in fold_equal(result.states).items())
         total = sum(result.seconds.values())
         where = f"{inventory.prefix}, release {result.release_id}"
         text = f"{states} ({where}); {size(result.bytes_sent)} sent, {total:.0f} s"
@@ -143,9 +145,11 @@ def pushed(result: PushResult) -> Summary:
     if not result.changed:
         return data, f"{fold(result.states)}: {what}, nothing changed"
     if result.dry_run:
-        would = [f"{names}: would {state}" for state, names in _folded(result.states) if state != "unchanged"]
+        would = [
+            f"{names}: would {state}" for state, names in fold_equal(result.states).items() if state != "unchanged"
+        ]
         return data, "\n".join([*would, "dry run: nothing was written on any node"])
-    states = "; ".join(f"{names}: {state}" for state, names in _folded(result.states))
+    states = "; ".join(f"{names}: {state}" for state, names in fold_equal(result.states).items())
     return data, f"{states} ({what}); {size(result.bytes_sent)} sent, {result.seconds:.0f} s"
 
 
@@ -161,7 +165,7 @@ def listed(found: Mapping[str, Releases]) -> Summary:
         for name, has in found.items()
     }
     lines = []
-    for text, names in _folded({name: _listing(has) for name, has in found.items()}):
+    for text, names in fold_equal({name: _listing(has) for name, has in found.items()}).items():
         lines += [f"{names}:", text]
     return {"nodes": data}, "\n".join(lines)
 
@@ -184,7 +188,7 @@ def switched(result: Switched) -> Summary:
         name: f"release {after} is current" + ("" if before == after else f", {before} was")
         for name, (before, after) in result.nodes.items()
     }
-    text = "\n".join(f"{names}: {state}" for state, names in _folded(states))
+    text = "\n".join(f"{names}: {state}" for state, names in fold_equal(states).items())
     return {"changed": result.changed, "nodes": data}, text if result.changed else f"{text}; nothing changed"
 
 
@@ -196,7 +200,7 @@ def pruned(result: Pruned) -> Summary:
         + (f"; in use: {', '.join(result.in_use[name])}" if result.in_use.get(name) else "")
         for name, gone in result.removed.items()
     }
-    text = "\n".join(f"{names}: {state}" for state, names in _folded(states))
+    text = "\n".join(f"{names}: {state}" for state, names in fold_equal(states).items())
     nodes = {
         name: {"removed": list(gone), "in_use": list(result.in_use.get(name, ()))}
         for name, gone in result.removed.items()
@@ -208,12 +212,12 @@ def verified(findings: Sequence[Finding]) -> Summary:
     """After ``verify``."""
     data = [vars(finding) for finding in findings]
     good = {finding.node: finding.observed for finding in findings if finding.verdict == "OK"}
-    return {"findings": data}, "\n".join(f"{names}: {state}" for state, names in _folded(good))
+    return {"findings": data}, "\n".join(f"{names}: {state}" for state, names in fold_equal(good).items())
 
 
 def enrolled(states: Mapping[str, str]) -> Summary:
     """After ``init``."""
-    text = "\n".join(f"{names}: {state}" for state, names in _folded(states))
+    text = "\n".join(f"{names}: {state}" for state, names in fold_equal(states).items())
     return {"nodes": dict(states)}, text
 
 
@@ -236,11 +240,3 @@ def _sandbox(box: Sandbox) -> dict[str, Any]:
         "directory": str(box.directory),
         "nodes": {node.name: node.address for node in box.nodes},
     }
-
-
-def _folded(states: Mapping[str, str]) -> list[tuple[str, str]]:
-    """``{node: state}`` as (state, folded names), in the order in which the states first appear."""
-    by_state: dict[str, list[str]] = defaultdict(list)
-    for name, state in states.items():
-        by_state[state].append(name)
-    return [(state, fold(names)) for state, names in by_state.items()]

@@ -1,7 +1,7 @@
 """Connections to nodes: Fabric finds the way (``ssh_config``, jump hosts), paramiko speaks the protocol.
 
-This file and the ``remote_*.py`` beside it are the only ones that import either. Nobody is asked anything unless
-``Prompts`` are given, and whatever paramiko raises leaves here as a ``RemoteError`` with a readable reason.
+The files of this folder are the only ones that import either. Nobody is asked anything unless ``Prompts`` are given,
+and whatever paramiko raises leaves here as a ``RemoteError`` with a readable reason.
 """
 
 from __future__ import annotations
