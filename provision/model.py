@@ -150,7 +150,8 @@ class Leg:
 
     Attributes:
         key: names it among what a node has; letters, digits and dots.
-        kind: ``tar``, or ``range`` of the file ``path``, from ``offset`` (a multiple of 1 MiB).
+        kind: ``tar``, unpacked beside others; ``last``, a tar that is unpacked when all before it have been; or
+            ``range`` of the file ``path``, from ``offset`` (a multiple of 1 MiB).
         size: bytes on the wire.
         blocks: the bytes on the wire; whether they are right is known at their end.
         path: of a range's file, relative to where legs are unpacked.
@@ -161,7 +162,7 @@ class Leg:
     """
 
     key: str
-    kind: Literal["tar", "range"]
+    kind: Literal["tar", "range", "last"]
     size: int
     blocks: Callable[[], Iterator[bytes]]
     path: str = ""

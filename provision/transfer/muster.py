@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 AHEAD = 64  # units that may wait on a node for its unpacker
 SPARE = 16  # units that may wait on a node for the one behind it, and would have to be sent again if it died
-SETTLE = 1 << 30  # bytes after which what was unpacked is written to disk, so that a reboot does not lose it
+ABREAST = 4  # legs that a node unpacks at the same time at most
+SETTLE = 128 << 20  # bytes after which what was unpacked is written to disk, so that a reboot does not lose it
 _ROUNDS = 3  # of trying ways between nodes, since a shut one changes who follows whom
 _PING = 15.0  # seconds; a command's lock hangs on the connection, which is given up where it would lose the lock anyway
 _DEADLINE = 120.0  # seconds for a survey, which may have to hash what was kept
@@ -102,6 +103,7 @@ class Muster:
             digest=DIGESTS[digest],
             ahead=AHEAD,
             spare=SPARE,
+            abreast=ABREAST,
             settle=SETTLE,
         )
         before_key, expires = options(target.folder, facts.sshd)

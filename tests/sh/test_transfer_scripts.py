@@ -11,6 +11,7 @@ import tarfile
 import threading
 import time
 from functools import partial
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -88,6 +89,7 @@ class Place:
             "digest": DIGESTS["b2sum"],
             "ahead": 64,
             "spare": 16,
+            "abreast": 4,
             "settle": 1 << 30,
         } | changes
         self.write(
@@ -307,6 +309,55 @@ def test_a_symlink_in_a_range_s_place_is_not_followed(shell, tmp_path):
     assert place.receive(stream()).returncode == 0
     assert place.is_whole()
     assert (tmp_path / "old").read_bytes() == b"x"
+
+
+def slow_tar(shell, tmp_path):
+    """An environment whose tar notes when it begins and ends, and takes a moment."""
+    if shell[0] == "busybox":
+        pytest.skip("runs its own programs")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    script = f'#!/bin/sh\necho begin >>{quote(tmp_path / "log")}\n{shutil.which("tar")} "$@" || exit\nsleep 0.3\n'
+    (programs / "tar").write_text(f"{script}echo end >>{quote(tmp_path / 'log')}\n")
+    (programs / "tar").chmod(0o755)
+    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+def tar_legs(count, last="tar"):
+    """Legs that do not share a unit."""
+    parts = []
+    for number in range(count):
+        wire = tar(f"dir/{number}", bytes([number]) * UNIT)
+        kind = last if number == count - 1 else "tar"
+        parts.append(Leg(f"t{number}", kind, len(wire), partial(iter, [wire])))
+    return parts
+
+
+def test_tars_are_unpacked_side_by_side_but_not_more_than_may_be(shell, tmp_path):
+    place = Place(shell, tmp_path, abreast=2)
+    assert place.receive(stream(parts=tar_legs(5)), env=slow_tar(shell, tmp_path)).returncode == 0
+    assert sorted(place.have) == ["t0", "t1", "t2", "t3", "t4"]
+    running = list(accumulate(1 if word == "begin" else -1 for word in (tmp_path / "log").read_text().split()))
+    assert max(running) == 2
+
+
+def test_what_is_last_waits_for_everything_before_it(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    assert place.receive(stream(parts=tar_legs(3, "last")), env=slow_tar(shell, tmp_path)).returncode == 0
+    assert (tmp_path / "log").read_text().split() == ["begin", "begin", "end", "end", "begin", "end"]
+    assert place.have[-1] == "t2"
+
+
+def test_one_of_several_that_fails_is_reported_when_the_others_are_done(shell, tmp_path):
+    place = Place(shell, tmp_path)
+    (place.into / "dir").mkdir()
+    (place.into / "dir/1").mkdir()
+    (place.into / "dir/1/full").write_text("")
+    done = place.receive(stream(parts=tar_legs(4)), env=slow_tar(shell, tmp_path))
+    assert done.returncode == 3
+    assert "dir/1" in reports(done, "fail")[0]
+    assert "t0" in place.have
+    assert "t1" not in place.have
 
 
 @pytest.mark.parametrize("missing", ["ln", "mkfifo"])
@@ -778,7 +829,15 @@ def test_shellcheck_finds_nothing(name, nasty, tmp_path):
     folder = '/opt/it\'s $(id) "x"/t' if nasty else "/opt/x/t"
     door = Door("clusterctl-1", "root", 22, ("10.0.0.1", "10.1.0.1"), ("ssh-ed25519", b"x"))
     key = RelayKey.new()
-    values = {"folder": folder, "into": folder, "me": 1, "wire": "zstd" if nasty else "plain", "ahead": 64, "spare": 16}
+    values = {
+        "folder": folder,
+        "into": folder,
+        "me": 1,
+        "wire": "zstd" if nasty else "plain",
+        "ahead": 64,
+        "spare": 16,
+        "abreast": 4,
+    }
     values |= {"digest": DIGESTS["b2sum"], "settle": 1, "stream": "s", "receive": "x", "private": key.private}
     values |= {"options": options(folder, (9, 9))[0], "expires": nasty, "secret": "/s", "known": door.known}
     values |= {"patience": 9, "line": key.line(INVENTORY, folder) if nasty else "", **left(INVENTORY, folder)}

@@ -158,7 +158,7 @@ class Payload:
         members += [(Entry(OURS, "dir", 0o755, FOLDER_MTIME), b""), *_own(COMPLETE, b"")]
         data = _wired(b"".join(map(_member, members)), wire)
         key = lists.contents_key(changed, str(self.relocated.prefix), manifest.digest)
-        return Leg(key, "tar", len(data), partial(_blocks, data))
+        return Leg(key, "last", len(data), partial(_blocks, data))
 
     def _tail(self) -> tuple[Entry, ...]:
         """Hard links, and the folders that would not come into being by themselves, or not with their mode."""

@@ -31,7 +31,7 @@ def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
         assert len(data) == leg.size
         if wire == "zstd":
             data = subprocess.run(["zstd", "-dc"], input=data, capture_output=True, check=True).stdout
-        if leg.kind == "tar":
+        if leg.kind != "range":
             argv = [*tar, "-xpf", "-", "-C", str(into)]
             subprocess.run(argv, input=data + bytes(1024), check=True, umask=0o022)
         else:
