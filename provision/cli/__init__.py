@@ -69,9 +69,9 @@ OVERVIEW = """Move a conda environment into an air-gapped GPU cluster and train 
 
 _MODULES = {
     "pack-env": "environment",
-    "pack-tool": "environment",
-    "inspect": "environment",
-    "diff": "environment",
+    "pack-tool": "tool",
+    "inspect": "bundles",
+    "diff": "bundles",
     "deploy": "nodes",
     "releases": "nodes",
     "rollback": "nodes",

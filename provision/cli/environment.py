@@ -1,4 +1,4 @@
-"""The commands about an environment, its bundle and the tool itself, on this machine."""
+"""The command that packs an environment. What few of its calls need is imported by those: it takes as long again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from provision import summaries
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.output import Reporter
-from provision.tasks.inspect import diff, differed, inspect, inspected
-from provision.tasks.interchange import archived, pack_archive
 from provision.tasks.pack import pack_env, parse_size
-from provision.tasks.tool import pack_tool
 
 
 @click.command("pack-env")
@@ -76,49 +73,20 @@ def pack_env_command(
             raise UsageError(
                 "--split and --with-ops go with bundles", hint="clusterctl pack-env BUNDLE --format conda-pack"
             )
+        from provision.tasks.interchange import archived, pack_archive  # noqa: PLC0415
+
         summary = archived(pack_archive(env, **options))
     else:
         options |= {"with_ops": with_ops, "cpu_baseline": cpu_baseline}
         options["split"] = parse_size(split) if split else 0
         summary = summaries.packed(pack_env(env, **options))
     if with_tool:
+        from provision.tasks.tool import pack_tool  # noqa: PLC0415
+
         folder = output.parent if output else Path()
         tool = summaries.tooled(pack_tool(output=folder / "clusterctl.run", emit=reporter))
         summary = ({**summary[0], "tool": tool[0]}, f"{summary[1]}\n{tool[1]}")
     reporter.result(*summary)
 
 
-@click.command("pack-tool")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="The file's path.  [default: ./clusterctl.run]")
-@reporting
-def pack_tool_command(reporter: Reporter, output: Path | None) -> None:
-    """Pack clusterctl itself into one file that runs without network, pip and Python."""
-    reporter.result(*summaries.tooled(pack_tool(output=output, emit=reporter)))
-
-
-@click.command("inspect")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--packages", is_flag=True, help="List every package.")
-@click.option("--files", is_flag=True, help="List every file.")
-@click.option("--prefix", is_flag=True, help="List every file that holds the prefix, and how.")
-@click.option("--verify", is_flag=True, help="Read everything, and compare it with what the bundle says of it.")
-@reporting
-def inspect_command(
-    reporter: Reporter, bundle: Path, *, packages: bool, files: bool, prefix: bool, verify: bool
-) -> None:
-    """Show what is in a bundle: versions, what it needs of a node, packages, sizes, what holds the prefix."""
-    found = inspect(bundle, verify=verify, emit=reporter)
-    reporter.result(*inspected(found, packages=packages, files=files, prefix=prefix))
-
-
-@click.command("diff")
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path))
-@click.option("--files", is_flag=True, help="List every path that differs.")
-@reporting
-def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> None:
-    """Show how two bundles differ, and what a deploy of NEW would send to a node that has OLD."""
-    reporter.result(*differed(diff(old, new), files=files))
-
-
-COMMANDS = (pack_env_command, pack_tool_command, inspect_command, diff_command)
+COMMANDS = (pack_env_command,)

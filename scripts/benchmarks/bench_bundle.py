@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Chunk:
-    """``digest`` is that of the bytes, times and all. Sizes in bytes."""
+    """``digest`` is that of the compressed bytes. Sizes in bytes."""
 
     package: str
     digest: str

@@ -35,7 +35,7 @@ def scripts(prefix):
         python="3.11.7",
         source_prefix="/envs/llm",
         chunks=(),
-        prefix_files=PrefixFiles(0, 0, 0, "", ""),
+        prefix_files=PrefixFiles("", 0, 0, 0),
         files=tuple(Entry(f"bin/{name}", "file", 0o755, 0, 1, "a" * 64) for name in ("deepspeed", "torchrun")),
         relocations=(("/envs/llm", ""),),
         versions={"torch": "2.13.0", "deepspeed": "0.19.8"},

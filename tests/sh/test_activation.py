@@ -46,7 +46,7 @@ def steps(prefix, name="llm"):
     inventory = Inventory(Path("i.yaml"), PurePosixPath(prefix), (Node("node01", "10.0.0.1"),))
     manifest = Manifest(
         name=name, tool="1", created="", platform="linux-64", python="3.11.7", source_prefix="/p", chunks=(),
-        prefix_files=PrefixFiles("", 0, 0, 0, ""), files=(), relocations=(("/p", ""),),
+        prefix_files=PrefixFiles("", 0, 0, 0), files=(), relocations=(("/p", ""),),
     )  # fmt: skip
     return activation.steps(inventory, manifest)
 

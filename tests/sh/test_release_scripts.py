@@ -47,7 +47,7 @@ def case(tmp_path):
         python="3.11.7",
         source_prefix="/envs/tiny",
         chunks=(),
-        prefix_files=PrefixFiles("", 0, 0, 0, ""),
+        prefix_files=PrefixFiles("", 0, 0, 0),
         files=(Entry("bin/torchrun", "file", 0o755, 0, 1, "a" * 64),),
         relocations=(("/envs/tiny", ""),),
     )

@@ -41,7 +41,7 @@ def manifest():
         python="3.11.7",
         source_prefix="/envs/llm",
         chunks=(),
-        prefix_files=PrefixFiles(0, 0, 0, "", ""),
+        prefix_files=PrefixFiles("", 0, 0, 0),
         files=(
             Entry("bin/torchrun", "file", 0o755, 0, 1_000_000_000, "a" * 64),
             Entry("lib", "dir", 0o755, 0),

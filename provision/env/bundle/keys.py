@@ -1,6 +1,7 @@
 """Keys of chunks: what is the same in two environments that were built at different times from the same packages.
 
-A chunk's digest covers the times of its files, and those of a reinstalled package are new. Its key is the sha256 of one
+A chunk's digest covers the times of its files, and those of a reinstalled package are new; it also depends on who
+compressed them. Its key is the sha256 of one
 record for each member in the order of the stream, each of four fields with a NUL after each:
 
 - its path;
@@ -8,7 +9,7 @@ record for each member in the order of the stream, each of four fields with a NU
 - its mode in octal;
 - a file's sha256 in hexadecimal (see ``content``), a link's target, nothing for a folder.
 
-The key of a raw range is that of one record: path, ``raw``, mode, and ``OFFSET:DIGEST``.
+The key of a raw range is that of one record: path, ``raw``, mode, and ``OFFSET:SHA256`` with the sha256 of the file.
 """
 
 from __future__ import annotations
@@ -58,6 +59,6 @@ def of_members(members: Iterable[tuple[Entry, str]]) -> str:
     )
 
 
-def of_range(path: str, mode: int, offset: int, digest: str) -> str:
-    """The key of a range of a large file that begins at ``offset`` and has the sha256 ``digest``."""
-    return of_records([record(os.fsencode(path), "raw", mode, f"{offset}:{digest}".encode())])
+def of_range(path: str, mode: int, offset: int, sha256: str) -> str:
+    """The key of the range that begins at ``offset`` of a large file that has this sha256."""
+    return of_records([record(os.fsencode(path), "raw", mode, f"{offset}:{sha256}".encode())])

@@ -11,7 +11,7 @@ from functools import cached_property
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Literal, NamedTuple
 
-FORMAT = 2
+FORMAT = 3
 
 _MANY = 4096  # entries that become text at once
 
@@ -90,14 +90,13 @@ class Chunk:
     """One compressed member of the bundle.
 
     Attributes:
-        digest: sha256 of the uncompressed bytes.
+        digest: sha256 of the compressed bytes, so that a relay without zstd can verify them.
         key: equal for equal paths, modes and contents, whatever the times: see ``bundle.keys``.
         kind: ``tar``, a stream of whole members without closing blocks, or ``raw``, a range of one file.
         package: the package it belongs to, or a folder (with a slash at its end) of files that no package owns.
         size: bytes uncompressed.
         compressed: bytes in the bundle.
         offset: where they begin in the bundle.
-        sha256: of the compressed bytes, so that a relay without zstd can verify them.
     """
 
     digest: str
@@ -107,7 +106,6 @@ class Chunk:
     size: int
     compressed: int
     offset: int
-    sha256: str
 
     @property
     def member(self) -> str:
@@ -129,7 +127,6 @@ class PrefixFiles:
     size: int
     compressed: int
     offset: int
-    sha256: str
 
     member = "prefix-files.tar.zst"
 

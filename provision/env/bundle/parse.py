@@ -135,7 +135,6 @@ def _chunk(raw: Any) -> Chunk:
         size=_count(raw, "size"),
         compressed=_count(raw, "compressed"),
         offset=_count(raw, "offset"),
-        sha256=_digest(raw, "sha256"),
     )
 
 
@@ -145,7 +144,6 @@ def _prefix_files(raw: Mapping[str, Any]) -> PrefixFiles:
         size=_count(raw, "size"),
         compressed=_count(raw, "compressed"),
         offset=_count(raw, "offset"),
-        sha256=_digest(raw, "sha256"),
     )
 
 

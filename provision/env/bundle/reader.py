@@ -126,7 +126,7 @@ class Bundle:
         offset = 0
         for index in entry.chunks:
             chunk = self.manifest.chunks[index]
-            if chunk.key != keys.of_range(entry.path, entry.mode, offset, chunk.digest):
+            if chunk.key != keys.of_range(entry.path, entry.mode, offset, entry.sha256):
                 raise BundleError(f"{self.path}: the key of {chunk.member} is not that of a range of {entry.path!r}")
             offset += chunk.size
             for block in self.chunk_blocks(index):

@@ -1,6 +1,6 @@
-"""Compress the bytes of one member of a bundle, and hash them on both sides.
+"""Compress the bytes of one member of a bundle, and hash what comes out.
 
-zstd's own check sums are left out: sha256 covers every byte, compressed and not.
+zstd's own check sums are left out: sha256 covers every compressed byte, and every file that is in them.
 """
 
 from __future__ import annotations
@@ -34,20 +34,14 @@ class FrameMaker:
         self.size = 0
         self.compressed = 0
         self._hash = hashlib.sha256()
-        self._compressed_hash = hashlib.sha256()
         self._compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compressobj()
         self._pieces: list[bytes] = []
         self._waiting = 0
 
     @property
     def digest(self) -> str:
-        """The sha256 of what was added, when all was."""
-        return self._hash.hexdigest()
-
-    @property
-    def sha256(self) -> str:
         """The sha256 of what was given back, when all was."""
-        return self._compressed_hash.hexdigest()
+        return self._hash.hexdigest()
 
     def add(self, *pieces: bytes) -> bytes:
         """Add bytes; small ones are gathered first."""
@@ -63,10 +57,9 @@ class FrameMaker:
         data = b"".join(self._pieces)
         self._pieces, self._waiting = [], 0
         self.size += len(data)
-        self._hash.update(data)
         return self._out(self._compressor.compress(data))
 
     def _out(self, block: bytes) -> bytes:
         self.compressed += len(block)
-        self._compressed_hash.update(block)
+        self._hash.update(block)
         return block

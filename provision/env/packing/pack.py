@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Literal
 
 import provision
 from provision.env import collector
-from provision.env.bundle import consistency, tar
+from provision.env.bundle import consistency, keys, tar
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles
 from provision.env.packing import chunks, large, reading, writer
 from provision.env.packing.chunks import Large, Part
@@ -237,13 +238,22 @@ class _Packing:
                 f"{found.path} holds the prefix and is too large to be rewritten: it may not work elsewhere"
             )
             self._emit(Notice(self._notices[-1], "warning"))
-        pipeline.then(lambda: self._entries.append(_entry(found, digest, chunks=tuple(indexes), raw=True, marks=marks)))
+        pipeline.then(lambda: self._note_large(_entry(found, digest, chunks=tuple(indexes), raw=True, marks=marks)))
+
+    def _note_large(self, entry: Entry) -> None:
+        """Note a large file whose ranges are written, and their keys, which its digest is part of."""
+        self._entries.append(entry)
+        offset = 0
+        for index in entry.chunks:
+            key = keys.of_range(entry.path, entry.mode, offset, entry.sha256)
+            self._chunks[index] = replace(self._chunks[index], key=key)
+            offset += self._chunks[index].size
 
     def _write(self, sealed: Sealed, place: Place, kind: Literal["tar", "raw"], package: str) -> int:
         """Give a chunk its place in the bundle; its index."""
         offset = self._bundle.next_data
-        digest, key, size, compressed, sha256 = sealed[:5]
-        chunk = Chunk(digest, key, kind, package, size, compressed, offset, sha256)
+        digest, key, size, compressed = sealed[:4]
+        chunk = Chunk(digest, key, kind, package, size, compressed, offset)
         place(self._bundle.add_chunk(chunk))
         self._chunks.append(chunk)
         return len(self._chunks) - 1
@@ -252,7 +262,7 @@ class _Packing:
         maker = FrameMaker()
         offset = self._bundle.next_data
         self._bundle.add_prefix_files(self._prefix_frames(maker))
-        return PrefixFiles(maker.digest, maker.size, maker.compressed, offset, maker.sha256)
+        return PrefixFiles(maker.digest, maker.size, maker.compressed, offset)
 
     def _prefix_frames(self, maker: FrameMaker) -> Iterator[bytes]:
         for entry, found, data in sorted(self._marked, key=lambda one: one[0].path):

@@ -9,7 +9,7 @@ from provision.env.packing.seal import Sealed
 from provision.env.packing.workers import Place, Task, Workers
 
 _EACH = 1 << 16  # bytes that a task counts beside its files'
-_EARLY = 4  # tasks for each worker that may begin before their turn
+_EARLY = 12  # tasks that may begin before their turn: what comes of them stays in memory until then
 
 
 class Pipeline:
@@ -28,9 +28,9 @@ class Pipeline:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def begin(self, tasks: Iterable[Task]) -> None:
-        """Begin some tasks, a few for each worker, that will be added later, or not at all."""
+        """Begin some tasks that will be added later, or not at all."""
         for task in tasks:
-            if len(self._early) >= _EARLY * self._workers.number:
+            if len(self._early) >= _EARLY:
                 return
             self._early[task] = self._workers.submit(task)
 

@@ -35,7 +35,8 @@ class Sealed(NamedTuple):
     """What is known of a compressed chunk and of its files.
 
     Attributes:
-        digest: as in ``manifest.Chunk``, as are the next four; without a size nothing was left for a chunk.
+        digest: as in ``manifest.Chunk``, as are the next three; without a size nothing was left for a chunk.
+        key: of a range it is not known before the whole file is.
         digests: the sha256 of each of the part's files, one after the other, 64 digits each.
         marked: what depends on the prefix and is in no chunk: its place in the part, its marks, and its bytes.
         traits: what the files told.
@@ -45,7 +46,6 @@ class Sealed(NamedTuple):
     key: str
     size: int
     compressed: int
-    sha256: str
     digests: str = ""
     marked: tuple[tuple[int, tuple[Mark, ...], bytes], ...] = ()
     traits: Traits = Traits()
@@ -80,11 +80,10 @@ class Sealer:
                     stream.add_name(number, found)
             data = frames.compress(view[: stream.end]) if stream.end else b""
             sealed = Sealed(
-                hashlib.sha256(view[: stream.end]).hexdigest(),
+                hashlib.sha256(data).hexdigest(),
                 keys.of_records(stream.records),
                 stream.end,
                 len(data),
-                hashlib.sha256(data).hexdigest(),
                 "".join(stream.digests),
                 tuple(stream.marked),
                 stream.traits,
@@ -103,10 +102,8 @@ class Sealer:
         with memoryview(self._buffer)[:size] as view:
             with reading.opened(found) as descriptor:
                 reading.fill(view, descriptor, offset, found)
-            digest = hashlib.sha256(view).hexdigest()
             data = frames.compress(view)
-        key = keys.of_range(found.path, found.mode, offset, digest)
-        return Sealed(digest, key, size, len(data), hashlib.sha256(data).hexdigest()), data
+        return Sealed(hashlib.sha256(data).hexdigest(), "", size, len(data)), data
 
 
 class _Stream:

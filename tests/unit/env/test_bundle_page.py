@@ -67,6 +67,6 @@ def test_the_page_tells_how_keys_are_made(packed):
         offset = 0
         for index in entry.chunks if entry.raw else ():
             chunk = bundle.manifest.chunks[index]
-            record = f"{entry.path}\0raw\0{entry.mode:o}\0{offset}:{chunk.digest}\0"
+            record = f"{entry.path}\0raw\0{entry.mode:o}\0{offset}:{entry.sha256}\0"
             assert chunk.key == hashlib.sha256(record.encode()).hexdigest()
             offset += chunk.size

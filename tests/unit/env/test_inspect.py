@@ -20,7 +20,7 @@ HEX = "0" * 64
 
 
 def chunk(package, size=1000, key="1"):
-    return Chunk(HEX, key * 64, "tar", package, size, size // 2, 0, HEX)
+    return Chunk(HEX, key * 64, "tar", package, size, size // 2, 0)
 
 
 def file(path, size, *, chunk=0, marks=()):
@@ -37,7 +37,7 @@ def manifest(**changes):
         "python": "3.11.7",
         "source_prefix": "/opt/conda/envs/llm",
         "chunks": (chunk("torch"), chunk("numpy", key="2"), chunk("lib/", key="3"), chunk("./", key="4")),
-        "prefix_files": PrefixFiles(HEX, 3000, 900, 0, HEX),
+        "prefix_files": PrefixFiles(HEX, 3000, 900, 0),
         "files": (
             file("bin/torchrun", 200, marks=(Mark("shebang"),)),
             file("lib/a.so", 5000, chunk=0),
@@ -66,7 +66,7 @@ def test_people_read_what_they_ask_before_carrying_a_bundle_over():
     text = overview_text(Overview(manifest(), 4_000))
     for told in (
         "llm: release ",
-        "2026-01-02T03:04:05Z by clusterctl 0.1.0, format 2",
+        "2026-01-02T03:04:05Z by clusterctl 0.1.0, format 3",
         "linux-64, glibc 2.28 or later; Python 3.11.7",
         "torch 2.11.0, llamafactory 0.9.5, transformers 5.6.0, cuda 13.0, nccl 2.28.9",
         "sm_80   A100, A800, A30",

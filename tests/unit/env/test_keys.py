@@ -96,7 +96,7 @@ def test_a_release_that_lends_one_chunk_and_not_another_never_parts_a_source_fro
     assert [path for path in compiled if place[path] != place[source_of(path)]] == []
 
 
-def test_the_keys_of_a_large_files_ranges_tell_mode_offset_and_content(packed, prefix, tmp_path, helpers):
+def test_the_keys_of_a_large_files_ranges_tell_mode_offset_and_the_files_content(packed, prefix, tmp_path, helpers):
     def key_of_ranges(manifest):
         entry = next(entry for entry in manifest.files if entry.path.endswith("big.bin"))
         return [manifest.chunks[index].key for index in entry.chunks]
@@ -113,7 +113,7 @@ def test_the_keys_of_a_large_files_ranges_tell_mode_offset_and_content(packed, p
         file.seek(helpers.LIMIT)
         file.write(b"x")
     changed = key_of_ranges(packed_again(prefix, tmp_path, helpers))
-    assert [one == two for one, two in zip(first, changed, strict=True)] == [True, False, True]
+    assert not set(changed) & set(first), "a file that changed is sent whole"
 
 
 def test_a_pyc_that_goes_by_the_hash_of_its_source_holds_no_time(tmp_path):

@@ -28,7 +28,7 @@ def of_length(length, tail="/env"):
 def manifest_of(*entries, relocations=((OLD, ""),)):
     return Manifest(
         name="a", tool="1", created="", platform="linux-64", python="3.11.7", source_prefix=OLD, chunks=(),
-        prefix_files=PrefixFiles("", 0, 0, 0, ""), files=entries, relocations=relocations,
+        prefix_files=PrefixFiles("", 0, 0, 0), files=entries, relocations=relocations,
     )  # fmt: skip
 
 

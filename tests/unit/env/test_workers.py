@@ -87,8 +87,8 @@ def test_only_so_much_is_begun_early_as_memory_may_hold(parts):
     with Workers() as workers:
         workers.start(1)
         pipeline = Pipeline(workers, 10)
-        pipeline.begin(ranges_of(parts[199].found[0], 10))
-        assert len(pipeline._early) == 4  # of ten: it holds what it has compressed
+        pipeline.begin(ranges_of(parts[199].found[0], 5))
+        assert len(pipeline._early) == 12  # of twenty: it holds what it has compressed
         pipeline.add(parts[0], lambda _sealed, _place: None)
         pipeline.finish()
 

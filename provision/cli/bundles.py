@@ -1,0 +1,39 @@
+"""The commands that look into bundles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from provision.cli.options import reporting
+from provision.output import Reporter
+from provision.tasks.inspect import diff, differed, inspect, inspected
+
+
+@click.command("inspect")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--packages", is_flag=True, help="List every package.")
+@click.option("--files", is_flag=True, help="List every file.")
+@click.option("--prefix", is_flag=True, help="List every file that holds the prefix, and how.")
+@click.option("--verify", is_flag=True, help="Read everything, and compare it with what the bundle says of it.")
+@reporting
+def inspect_command(
+    reporter: Reporter, bundle: Path, *, packages: bool, files: bool, prefix: bool, verify: bool
+) -> None:
+    """Show what is in a bundle: versions, what it needs of a node, packages, sizes, what holds the prefix."""
+    found = inspect(bundle, verify=verify, emit=reporter)
+    reporter.result(*inspected(found, packages=packages, files=files, prefix=prefix))
+
+
+@click.command("diff")
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@click.option("--files", is_flag=True, help="List every path that differs.")
+@reporting
+def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> None:
+    """Show how two bundles differ, and what a deploy of NEW would send to a node that has OLD."""
+    reporter.result(*differed(diff(old, new), files=files))
+
+
+COMMANDS = (inspect_command, diff_command)
