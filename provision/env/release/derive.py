@@ -9,12 +9,15 @@ decided by its digest; one that did not is sent.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from provision.env.bundle.manifest import Entry, Manifest
 from provision.env.relocation.relocate import Relocated, relocate
+
+_DIGEST = re.compile(rb"(?<![\w-])(?:[\w-]{43}|[0-9a-f]{64})(?![\w-])")
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,13 @@ def recipe(manifest: Manifest, prefix_files: Mapping[str, bytes], relocated: Rel
     if len(new) != len(was) or relocated.prefix.parent != old.parent:
         return Recipe()
     words = {was.encode(): new.encode()}
+    records = [entry.path for entry in manifest.marked if any(mark.kind == "record" for mark in entry.marks)]
+    listed = _listed(before[path][1] for path in records if path in before)
     candidates = [(entry, data, before[entry.path]) for entry, data in relocated.files if entry.type == "file"]
     for entry, _, (old_entry, _) in candidates:
         if entry.sha256 != old_entry.sha256:
-            words |= _hashes(old_entry.sha256, entry.sha256)
+            hashes = _hashes(old_entry.sha256, entry.sha256)
+            words |= {past: now for past, now in hashes if past in listed}
     pairs = tuple(words.items())
     entries = tuple(
         entry
@@ -53,6 +59,11 @@ def recipe(manifest: Manifest, prefix_files: Mapping[str, bytes], relocated: Rel
         if entry.sha256 != old_entry.sha256 and _replaced(old_data, pairs) == data
     )
     return Recipe(pairs, entries)
+
+
+def _listed(records: Iterable[bytes]) -> set[bytes]:
+    """Every word in RECORD and conda-meta files that may be a digest."""
+    return {word for data in records for word in _DIGEST.findall(data)}
 
 
 def _hashes(old: str, new: str) -> Iterator[tuple[bytes, bytes]]:

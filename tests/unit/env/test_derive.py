@@ -32,6 +32,8 @@ def test_nearly_every_rewritten_file_can_be_made_by_replacing_words(bundle):
             assert len(one) == len(other)
             data = data.replace(one, other)
         assert data == new[path]
+    everything = b"".join(old.values())
+    assert [one for one, _ in found.words if one not in everything] == [], "words that replace nothing are not sent"
 
 
 def test_words_mean_nothing_to_sed(bundle):
