@@ -18,7 +18,7 @@ from provision.transfer import keys
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
-SIZE = 20 << 20  # for four nodes more than the engine's RELAY_FROM; 1.7 seconds on this link
+SIZE = 40 << 20  # for four nodes more than twice the engine's RELAY_FROM, less than which goes to each directly
 NAMES = ("node01", "node02", "node03", "node04")
 
 _numbers = count(1)
@@ -175,7 +175,7 @@ def test_a_controller_that_is_killed_in_the_middle(box, bundles, place):
     assert relay_keys(box) != {}
     again = deploy(folder, bundles[0])
     assert set(again["nodes"].values()) == {"deployed"}
-    assert again["bytes_sent"] < 2 * SIZE  # a chain that meets what the kill left is formed again, once
+    assert again["bytes_sent"] <= 1.1 * SIZE
     assert works(box, root, again["release"])
     assert run("verify", "-q", cwd=folder).returncode == 0
 
