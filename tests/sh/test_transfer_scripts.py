@@ -311,16 +311,21 @@ def test_a_symlink_in_a_range_s_place_is_not_followed(shell, tmp_path):
     assert (tmp_path / "old").read_bytes() == b"x"
 
 
-def slow_tar(shell, tmp_path):
-    """An environment whose tar notes when it begins and ends, and takes a moment."""
+def with_program(shell, tmp_path, name, script):
+    """An environment in which a program is another one."""
     if shell[0] == "busybox":
         pytest.skip("runs its own programs")
     programs = tmp_path / "bin"
     programs.mkdir()
-    script = f'#!/bin/sh\necho begin >>{quote(tmp_path / "log")}\n{shutil.which("tar")} "$@" || exit\nsleep 0.3\n'
-    (programs / "tar").write_text(f"{script}echo end >>{quote(tmp_path / 'log')}\n")
-    (programs / "tar").chmod(0o755)
+    (programs / name).write_text(script)
+    (programs / name).chmod(0o755)
     return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+def slow_tar(shell, tmp_path):
+    """An environment whose tar notes when it begins and ends, and takes a moment."""
+    script = f'#!/bin/sh\necho begin >>{quote(tmp_path / "log")}\n{shutil.which("tar")} "$@" || exit\nsleep 0.3\n'
+    return with_program(shell, tmp_path, "tar", f"{script}echo end >>{quote(tmp_path / 'log')}\n")
 
 
 def tar_legs(count, last="tar"):
@@ -362,15 +367,10 @@ def test_one_of_several_that_fails_is_reported_when_the_others_are_done(shell, t
 
 @pytest.mark.parametrize("missing", ["ln", "mkfifo"])
 def test_a_file_system_that_cannot(shell, tmp_path, missing):
-    if shell[0] == "busybox":
-        pytest.skip("runs its own programs")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / missing).write_text("#!/bin/sh\nexit 1\n")
-    (programs / missing).chmod(0o755)
+    env = with_program(shell, tmp_path, missing, "#!/bin/sh\nexit 1\n")
     last = Place(shell, tmp_path, 1)
     first = Place(shell, tmp_path, 0, hop=last.command)
-    done = first.receive(stream(2), env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"})
+    done = first.receive(stream(2), env=env)
     assert done.returncode == 0
     assert first.is_whole()
     assert last.is_whole()

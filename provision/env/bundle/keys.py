@@ -1,8 +1,8 @@
 """Keys of chunks: what is the same in two environments that were built at different times from the same packages.
 
 A chunk's digest covers the times of its files, and those of a reinstalled package are new; it also depends on who
-compressed them. Its key is the sha256 of one
-record for each member in the order of the stream, each of four fields with a NUL after each:
+compressed them. Its key is the sha256 of one record for each member in the order of the stream, each of four fields
+with a NUL after each:
 
 - its path;
 - ``file``, ``link``, ``hard`` or ``dir``;

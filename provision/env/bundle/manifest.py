@@ -206,6 +206,11 @@ class Manifest:
         return tuple(entry for entry in self.files if entry.marks)
 
     @property
+    def records(self) -> tuple[str, ...]:
+        """The paths of the files that list hashes of others: RECORD and conda-meta."""
+        return tuple(entry.path for entry in self.marked if any(mark.kind == "record" for mark in entry.marks))
+
+    @property
     def rewritable(self) -> tuple[Entry, ...]:
         """The files that lie in the member ``prefix-files.tar.zst``."""
         return tuple(entry for entry in self.marked if entry.type == "file" and not entry.raw)

@@ -164,13 +164,12 @@ def _binary(entry: Entry, data: bytes, search: Search, found: _Found) -> bytes:
 
 def _mend_lists(manifest: Manifest, found: _Found, names: set[str]) -> tuple[str, ...]:
     """Make the lists of hashes true for what the archive holds; those that conda-unpack has to mend, RECORD first."""
-    marked = [entry.path for entry in manifest.marked if any(mark.kind == "record" for mark in entry.marks)]
     packed = {entry.path: entry.sha256 for entry in manifest.marked}
     prepared = (entry for entry, _ in found.files.values() if entry.type == "file")
     changed = {entry.path: entry for entry in prepared if entry.path in names or entry.sha256 != packed[entry.path]}
     later = {path: replace(changed[path], sha256="0" * 64) for path in names}  # other than now, whatever it will be
     lists = []
-    for path in sorted(marked, key=lambda path: (path.startswith("conda-meta/"), path)):
+    for path in sorted(manifest.records, key=lambda path: (path.startswith("conda-meta/"), path)):
         entry, data = found.files[path]
         if path not in names and records.update(path, data, later, PLACEHOLDER) == data:
             continue

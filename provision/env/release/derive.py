@@ -45,8 +45,7 @@ def recipe(manifest: Manifest, prefix_files: Mapping[str, bytes], relocated: Rel
     if len(new) != len(was) or relocated.prefix.parent != old.parent:
         return Recipe()
     words = {was.encode(): new.encode()}
-    records = [entry.path for entry in manifest.marked if any(mark.kind == "record" for mark in entry.marks)]
-    listed = _listed(before[path][1] for path in records if path in before)
+    listed = _listed(before[path][1] for path in manifest.records if path in before)
     candidates = [(entry, data, before[entry.path]) for entry, data in relocated.files if entry.type == "file"]
     for entry, _, (old_entry, _) in candidates:
         if entry.sha256 != old_entry.sha256:

@@ -85,7 +85,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
     rewritten = {path: entry for path, (entry, data) in files.items() if data != prefix_files[path]}
     others = {entry.path: entry.target for entry in manifest.files if entry.type == "hard"}
     rewritten |= {path: rewritten[target] for path, target in others.items() if target in rewritten}
-    for path in sorted(_records(manifest), key=lambda path: path.startswith("conda-meta/")):
+    for path in sorted(manifest.records, key=lambda path: path.startswith("conda-meta/")):
         entry, data = files[path]
         updated = records.update(path, data, rewritten, top)
         if updated != data:
@@ -100,10 +100,6 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
         warnings=(*warnings, *_warnings(files.values(), top)),
         unrewritable=tuple(unrewritable),
     )
-
-
-def _records(manifest: Manifest) -> list[str]:
-    return [entry.path for entry in manifest.marked if any(mark.kind == "record" for mark in entry.marks)]
 
 
 def _rewrite(
