@@ -224,9 +224,9 @@ def test_an_error_of_on_line_is_raised(remote):
 def test_the_deadline_ends_the_script(remote, tmp_path):
     pid = tmp_path / "pid"
     began = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
-        remote.run(f"echo $$ >{quote(pid)}; sleep 60", deadline=0.5)
-    assert time.monotonic() - began < 8
+    with pytest.raises(DeadlineExceeded, match="within 3 s"):  # ssh connects within them, on a busy machine too
+        remote.run(f"echo $$ >{quote(pid)}; sleep 60", deadline=3)
+    assert time.monotonic() - began < 10
     assert gone(int(pid.read_text()))
 
 
