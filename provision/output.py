@@ -70,6 +70,7 @@ class Reporter:
         self._meters: dict[str, Meter] = {}
         self._tasks: dict[str, TaskID] = {}
         self._live: Progress | None = None
+        self._data: Mapping[str, Any] | None = None  # of --json, until the command is over
         self._log_node: str | None = None
         self._log_prefix = False
 
@@ -178,14 +179,21 @@ class Reporter:
             with suppress(OSError):
                 self._err.write(error_lines(error))
             if self._json:
-                self._dump(error_data(error))
+                self._data = {**(self._data or {}), **error_data(error)}
+                self.finish()
 
     def result(self, data: Mapping[str, Any], text: str = "") -> None:
-        """The command's result: ``data`` as one JSON object with ``--json``, else ``text``."""
+        """The command's result: ``text``, or ``data`` for the one object of ``--json``, which ``finish`` prints."""
         if self._json:
-            self._dump(data)
+            self._data = {**(self._data or {}), **data}
         elif text:
             self.show([Line(clean(row)) for row in text.split("\n")])
+
+    def finish(self) -> None:
+        """The command is over: with ``--json``, print its result and its error as one object."""
+        data, self._data = self._data, None
+        if data is not None:
+            self._dump(data)
 
     def show(self, lines: Iterable[Line]) -> None:
         """Lines of a result; nothing with ``--json``."""

@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     reporter = Reporter()
     try:
         cli.main(args=argv, prog_name="clusterctl", standalone_mode=False, obj=reporter)
+        reporter.finish()
         code = 0
     except ClusterctlError as error:
         reporter.show_error(error)

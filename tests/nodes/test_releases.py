@@ -159,6 +159,9 @@ def test_verify_finds_what_somebody_changed_and_repair_brings_it_back(box, bundl
     assert said in " ".join(result.stderr.split())
     assert "clusterctl deploy --repair" in result.stderr
     assert "node01: " in result.stdout
+    data = json.loads(run("verify", "--json", cwd=folder).stdout)
+    assert data["error"]["exit_code"] == 5
+    assert {each["node"]: each["verdict"] for each in data["findings"]}["node02"] == "FAIL"
     repaired = deploy(folder, bundles[0], "--repair")
     assert repaired["nodes"] == {"node01": "repaired", "node02": "repaired"}
     after = run("verify", cwd=folder)

@@ -184,6 +184,7 @@ def test_json_is_one_object_on_stdout():
     screen.reporter.show([Line("a table")])
     screen.reporter.show_steps({"gpu01": (StepResult("hosts", "ok"),)})
     screen.reporter.result({"things": (Thing(PurePosixPath("/a"), float("nan")),), "b": {"y", "x"}}, "as text")
+    screen.reporter.finish()
     out, err = screen.shown
     assert json.loads(out) == {"things": [{"path": "/a", "loss": None}], "b": ["x", "y"]}
     assert "a log line" in err
@@ -208,6 +209,15 @@ def test_json_of_an_error():
     screen = Screen(as_json=True)
     screen.reporter.show_error(PreflightError("no", reasons={"a": "x"}))
     assert json.loads(screen.shown[0])["error"]["reasons"] == {"a": "x"}
+
+
+def test_json_of_a_command_that_has_a_result_and_fails_is_one_object():
+    screen = Screen(as_json=True)
+    screen.reporter.result({"findings": []})
+    screen.reporter.show_error(UsageError("no"))
+    screen.reporter.finish()
+    found = json.loads(screen.shown[0])
+    assert (found["findings"], found["error"]["message"]) == ([], "no")
 
 
 def test_quiet_keeps_results_warnings_and_errors():
