@@ -191,9 +191,11 @@ class Reporter:
 
     def finish(self) -> None:
         """The command is over: with ``--json``, print its result and its error as one object."""
-        data, self._data = self._data, None
-        if data is not None:
-            self._dump(data)
+        with self._lock:
+            self._stop()
+            data, self._data = self._data, None
+            if data is not None:
+                self._out.write([Line(json.dumps(plain(data), indent=2, allow_nan=False), hang=None)], raw=True)
 
     def show(self, lines: Iterable[Line]) -> None:
         """Lines of a result; nothing with ``--json``."""
@@ -209,11 +211,6 @@ class Reporter:
     def show_findings(self, findings: Iterable[model.Finding]) -> None:
         """All findings of a check, folded over the nodes."""
         self.show(finding_lines(findings))
-
-    def _dump(self, data: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._stop()
-            self._out.write([Line(json.dumps(plain(data), indent=2, allow_nan=False), hang=None)], raw=True)
 
     # --- the screen ----------------------------------------------------------------------------
 
