@@ -161,13 +161,13 @@ def processes(box, name, word):
     return found
 
 
-def kill(box, name, word):
-    """SIGKILL to a node's processes; there must be some."""
+def kill(box, name, word, number=signal.SIGKILL):
+    """A signal to a node's processes; there must be some."""
     found = processes(box, name, word)
     assert found, f"no {word} on {name}"
     for pid in found:
-        with suppress(ProcessLookupError):  # the end of the one before has ended it
-            os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended meanwhile, maybe with the one before
+            os.kill(pid, number)
 
 
 def share_folder(box, source, names, place):

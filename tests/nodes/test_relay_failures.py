@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from relaying import Nodes, Payload, kill, processes
+from relaying import Nodes, Payload, kill
 
 from provision import inventory as inventory_file
 from provision.model import Notice, Progress
@@ -119,8 +119,7 @@ def test_a_node_that_stands_still(make):
     nodes = make(3)
 
     def stop():
-        for pid in processes(nodes.box, "node02", "transfer/receive"):
-            os.kill(pid, signal.SIGSTOP)
+        kill(nodes.box, "node02", "transfer/receive", signal.SIGSTOP)
 
     when = When(0.3, stop)
     done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=3)
@@ -163,8 +162,7 @@ def test_a_lane_that_is_cut_takes_no_lock_with_it_where_there_is_no_system_ssh(m
     owner = [nodes.box.node_root(name) / nodes.root[1:] / "x.lock/owner" for name in nodes.names]
 
     def stop():
-        for pid in processes(nodes.box, "node01", "transfer/receive"):
-            os.kill(pid, signal.SIGSTOP)
+        kill(nodes.box, "node01", "transfer/receive", signal.SIGSTOP)
 
     when = When(0.3, stop)
     with held(nodes.inventory, nodes.inventory.nodes, nodes.connections, Lock(f"{nodes.root}/x.lock")):
