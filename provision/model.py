@@ -48,6 +48,14 @@ class TrainDefaults:
 
 
 @dataclass(frozen=True)
+class CheckOptions:
+    """The inventory's ``checks:`` section: thresholds by check id and name, and checks that are not run."""
+
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    off: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Inventory:
     """A cluster, as its inventory file describes it.
 
@@ -60,8 +68,9 @@ class Inventory:
     nodes: tuple[Node, ...]
     ssh: Ssh = Ssh()
     train: TrainDefaults = TrainDefaults()
-    services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    services: Mapping[str, Any] = field(default_factory=dict)  # each service's own ``Options``
     warnings: tuple[str, ...] = ()
+    checks: CheckOptions = CheckOptions()
 
     @property
     def root(self) -> PurePosixPath:
@@ -94,6 +103,7 @@ class Remote(Protocol):
         stdin: Iterable[bytes] | None = None,
         on_line: Callable[[str], None] | None = None,
         deadline: float | None = None,
+        root: bool = False,
     ) -> Result:
         """Run ``script`` under ``sh`` on the node.
 
@@ -101,11 +111,13 @@ class Remote(Protocol):
             script: POSIX sh; it is not subject to the login shell's quoting.
             stdin: bytes that the script's own stdin delivers; its end is the end of file.
             on_line: called with every line of stdout as it arrives (then ``Result.out`` is empty).
-            deadline: seconds until the script is given up.
+            deadline: seconds until the script is given up; the time in which a password is asked for does not count.
+            root: run it as root: through sudo where the ssh user is another one.
 
         Raises:
             provision.ssh.remote.NodeUnreachable: no connection, or it broke; the reason names the cause.
             provision.ssh.remote.DeadlineExceeded: ``deadline`` seconds have passed.
+            provision.ssh.remote.RootRefused: it was to run as root, which the node does not allow; the reason says why.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Steps to one POSIX sh script, and its marker lines back to results.
 
-The script prints nothing but marker lines: a step's own output is kept, and printed after the marker of the step that
-failed, which is the last one. Every step runs in a subshell under ``set -e``, with no input unless it asks for it.
+The script prints nothing but marker lines: a step's own output is kept, and printed after the marker of the step when
+it failed. Every step runs in a subshell under ``set -e``, with no input unless it asks for it.
 """
 
 from __future__ import annotations
@@ -67,24 +67,28 @@ cc_rc=${{cc_rc%%:*}}
 if [ "$cc_rc" != 0 ]; then
 cc_mark {index} failed "${{cc_rc:=1}}"
 printf %s "${{cc_out%@rc:{token}:*}}"
-exit "$cc_rc"
-fi
-cc_mark {index} changed 0"""
+{end}
+{otherwise}
+cc_mark {index} changed 0{close}"""
 
 
-def compile_steps(steps: Sequence[Step], *, token: str, dry_run: bool = False) -> str:
+def compile_steps(
+    steps: Sequence[Step], *, token: str, dry_run: bool = False, prelude: str = "", keep_going: bool = False
+) -> str:
     """One POSIX sh script that carries out ``steps`` in order and stops at the first that fails.
 
     Args:
         steps: what to do; a step whose ``stdin`` is set reads the script's standard input, the others read nothing.
         token: letters and digits that no command's output can guess; new for every run.
         dry_run: run the tests and report what would change; ``do`` is not even part of the script.
+        prelude: sh that comes before the steps: functions that they call.
+        keep_going: a step that fails does not keep the others from being carried out; the script then exits with 0.
 
     The script exits with the failed step's exit code, or 0.
     """
     if not _TOKEN.fullmatch(token):
         raise ClusterctlError(f"{token!r} is no token: letters and digits only")
-    parts = [_HEAD.replace("TOKEN", token)]
+    parts = [_HEAD.replace("TOKEN", token), prelude]
     for index, step in enumerate(steps):
         name = " ".join(step.name.split())
         do = _DO.format(
@@ -94,6 +98,9 @@ def compile_steps(steps: Sequence[Step], *, token: str, dry_run: bool = False) -
             index=index,
             lines=DETAIL_LINES + 1,
             size=_DETAIL_BYTES,
+            end="echo" if keep_going else 'exit "$cc_rc"',
+            otherwise="else" if keep_going else "fi",
+            close="\nfi" if keep_going else "",
         )
         parts.append(
             _TEST.format(
@@ -115,14 +122,16 @@ def parse(token: str, out: str) -> tuple[StepResult, ...]:
     )
     names: dict[str, str] = {}
     results = []
-    for found in marker.finditer(out):
+    marks = list(marker.finditer(out))
+    ends = [following.start() for following in marks[1:]] + [len(out)]
+    for found, end in zip(marks, ends, strict=False):
         if found["start"] is not None:
             names[found["start"]] = found["name"]
             continue
         state = cast("StepState", found["state"])
         detail = ""
         if state == "failed":
-            detail = _printable(out[found.end() :].strip("\n")) or f"exit code {found['rc']}"
+            detail = _printable(out[found.end() : end].strip("\n")) or f"exit code {found['rc']}"
         name = names.get(found["index"], f"step {found['index']}")
         results.append(StepResult(name, state, detail, max(0, int(found["ms"])) / 1000))
     return tuple(results)

@@ -70,6 +70,7 @@ OVERVIEW = """Move a conda environment into an air-gapped GPU cluster and train 
 
 _MODULES = {
     "pack-env": "environment",
+    "pack-os": "os_packages",
     "pack-tool": "tool",
     "inspect": "bundles",
     "diff": "bundles",
@@ -79,6 +80,7 @@ _MODULES = {
     "prune": "nodes",
     "verify": "nodes",
     "push": "nodes",
+    "services": "services",
     "train": "training",
     "init": "setup",
     "sandbox": "setup",

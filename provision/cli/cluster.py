@@ -67,6 +67,14 @@ class _Terminal:
             answer: str = click.prompt(f"Password of {user} on {where}", hide_input=True, err=True)
             return answer
 
+    def sudo_password(self, user: str, where: str) -> str | None:
+        """Ask without echo, once for all nodes."""
+        if not sys.stdin.isatty():
+            return None
+        with self._reporter.paused():
+            answer: str = click.prompt(f"sudo password of {user} (first needed on {where})", hide_input=True, err=True)
+            return answer
+
 
 def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts | None:
     """Somebody to ask; None where nobody can answer."""

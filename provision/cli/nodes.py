@@ -9,10 +9,11 @@ import click
 from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of, relaying
 from provision.cli.options import reporting
+from provision.env.bundle.find import find_bundle
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import select
 from provision.output import Reporter
-from provision.tasks.deploy import deploy, find_bundle
+from provision.tasks.deploy import deploy
 from provision.tasks.interchange import bundle_of
 from provision.tasks.push import push
 from provision.tasks.releases import prune, releases, rollback, verify
@@ -23,6 +24,7 @@ from provision.tasks.releases import prune, releases, rollback, verify
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing on any node.")
 @relaying
 @click.option("--repair", is_flag=True, help="Bring the release again where it is there but was changed.")
+@click.option("--no-services", is_flag=True, help="Leave the inventory's services as they are.")
 @click.option("--accept-unrewritable", is_flag=True, help="Go on although some files keep the old prefix.")
 @click.option(
     "--scripts", "-O", type=click.Path(path_type=Path, file_okay=False), help="With --dry-run: write the scripts here."
@@ -41,6 +43,7 @@ def deploy_command(
     relay: str,
     repair: bool,
     accept_unrewritable: bool,
+    no_services: bool,
 ) -> None:
     """Bring a bundle to every node, as the release behind the inventory's prefix.
 
@@ -61,6 +64,7 @@ def deploy_command(
         relay=relay == "on",
         repair=repair,
         accept_unrewritable=accept_unrewritable,
+        with_services=not no_services,
         emit=reporter,
     )
     reporter.result(*summaries.deployed(result, inventory))

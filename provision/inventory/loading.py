@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.errors import InventoryError
+from provision.inventory.checks import check_options
 from provision.inventory.document import NotYamlError, read, shown
 from provision.inventory.names import check_address, check_name, expand, likely_typo
 from provision.inventory.schema import (
     NodeSection,
+    Section,
     ServicesSection,
     SshSection,
     TopSection,
@@ -24,6 +26,7 @@ from provision.inventory.schema import (
     validate,
 )
 from provision.model import Inventory, Node, Ssh, TrainDefaults
+from provision.services import load as load_service
 
 if TYPE_CHECKING:
     from provision.inventory.document import Document, Place
@@ -44,7 +47,7 @@ def load(path: Path) -> Inventory:
     """
     text = _read_text(path)
     try:
-        document = read(text, typed=frozenset({"services"}))
+        document = read(text, typed=frozenset({"services", "checks"}))
     except NotYamlError as error:
         raise InventoryError(f"{path} is not YAML", problems=[str(error)], hint=_HINT) from error
     if document.data is None and not document.mistakes:
@@ -86,10 +89,12 @@ def _build(document: Document, path: Path) -> Inventory | None:
     if isinstance(services, dict):  # `hosts:` with nothing after it asks for the service as it comes
         services = {name: {} if options is None else options for name, options in services.items()}
     chosen = validate(document, ServicesSection, services, ("services",))
+    options = _services(document, chosen) if chosen else {}
+    checks = check_options(document, data.get("checks"))
     nodes = _nodes(document, data.get("nodes"), (ssh and ssh.port) or 22) if "nodes" in data else ()
     if not (top and ssh and train and chosen and nodes):
         return None
-    return Inventory(
+    inventory = Inventory(
         path=path,
         prefix=top.prefix,
         nodes=nodes,
@@ -105,8 +110,24 @@ def _build(document: Document, path: Path) -> Inventory | None:
             port=train.port,
             env=train.env,
         ),
-        services={name: options for name, options in chosen if options is not None},
+        services=options,
+        checks=checks,
     )
+    for name, value in options.items():
+        for key, sentence in load_service(name).problems(value, inventory):
+            document.mistake(("services", name, key) if key else ("services", name), sentence)
+    return inventory
+
+
+def _services(document: Document, chosen: ServicesSection) -> dict[str, Section]:
+    """The options of every service that is asked for, as its own file knows them."""
+    found = {}
+    for name, data in chosen:
+        if data is not None:
+            options = validate(document, load_service(name).Options, data, ("services", name))
+            if options is not None:
+                found[name] = options
+    return found
 
 
 def _file(inventory: Path, text: str) -> Path:

@@ -199,6 +199,7 @@ class TopSection(Section):
     ssh: Any = None
     train: Any = None
     services: Any = None
+    checks: Any = None
 
 
 # --- a section and its mistakes ------------------------------------------------------------------

@@ -39,7 +39,7 @@ def mirror(wanted: str, folder: Path = Path("/etc/apt")) -> str:
     override = os.environ.get("CLUSTERCTL_DEBIAN_MIRROR")
     if override:
         return override
-    usable = (source.uri for source in _sources(folder) if wanted in source.suites)
+    usable = (source.uri for source in sources(folder) if wanted in source.suites)
     return next((uri.rstrip("/") for uri in usable if uri.startswith(_SCHEMES)), _DEFAULT_MIRROR)
 
 
@@ -59,7 +59,8 @@ def parse_sources(name: str, text: str) -> list[Source]:
     return list(_deb822(text) if name.endswith(".sources") else _one_line(text))
 
 
-def _sources(folder: Path) -> Iterator[Source]:
+def sources(folder: Path = Path("/etc/apt")) -> Iterator[Source]:
+    """The places that this machine's apt fetches binary packages from, in its order."""
     parts = folder / "sources.list.d"
     files = [folder / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
     for path in files:

@@ -35,7 +35,7 @@ class Asking:
 
     def __init__(self, prompts: Prompts | None) -> None:
         self.prompts = prompts
-        self.passwords = Passwords(prompts) if prompts else None
+        self.passwords = Passwords(prompts.password) if prompts else None
         self.lock = threading.Lock()
 
 

@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING
 
 from provision.errors import ClusterctlError
 from provision.ssh import hostkeys
+from provision.ssh.framing import BOOTSTRAP
 from provision.ssh.wire import (
-    BOOTSTRAP,
     STOP,
     Broken,
     DeadlineExceeded,
@@ -24,6 +24,7 @@ from provision.ssh.wire import (
     HostKeyChanged,
     HostKeyUnknown,
     NodeUnreachable,
+    RootRefused,
     converse,
 )
 
@@ -68,8 +69,13 @@ class OpenSshRemote:
         stdin: Iterable[bytes] | None = None,
         on_line: Callable[[str], None] | None = None,
         deadline: float | None = None,
+        root: bool = False,
     ) -> Result:
-        """See ``model.Remote.run``."""
+        """See ``model.Remote.run``. As root it runs over ``control``, which can ask for a password and this cannot."""
+        if root:
+            if self._control is None:
+                raise RootRefused(self.node, "this connection cannot become root")
+            return self._control.run(script, stdin=stdin, on_line=on_line, deadline=deadline, root=True)
         try:
             stream = _ProcessStream([*self._argv, BOOTSTRAP], self._control)
         except OSError as error:

@@ -22,20 +22,25 @@ class Prompts(Protocol):
         """The login password of ``user``, first needed at ``where``; None when the user gives none."""
         ...
 
+    def sudo_password(self, user: str, where: str) -> str | None:
+        """The password that sudo wants of ``user``, first on the node ``where``; None when the user gives none."""
+        ...
+
 
 class PasswordRefused(Exception):  # noqa: N818 - never leaves this package
     """No password, or a wrong one; the message is the reason."""
 
 
 class Passwords:
-    """The passwords of this run, by user. Kept in memory only.
+    """The passwords of one kind in this run, by user. Kept in memory only.
 
     The first node that needs a password asks for it and tries it while every other node waits. A wrong one is neither
     asked for again nor tried elsewhere: a typing error must not lock an account on a whole cluster.
     """
 
-    def __init__(self, prompts: Prompts) -> None:
-        self._prompts = prompts
+    def __init__(self, ask: Callable[[str, str], str | None], kind: str = "password") -> None:
+        self._ask = ask
+        self._kind = kind
         self._lock = threading.Lock()
         self._typed: dict[str, str] = {}
         self._good: dict[str, str] = {}
@@ -45,7 +50,7 @@ class Passwords:
         return "Passwords(…)"
 
     def try_at(self, user: str, where: str, attempt: Callable[[str], bool]) -> None:
-        """Log in through ``attempt``, which says whether the password was accepted.
+        """Get in through ``attempt``, which says whether the password was accepted.
 
         Raises:
             PasswordRefused: there is no password that ``where`` accepts.
@@ -56,15 +61,15 @@ class Passwords:
                 if user in self._refused:
                     raise PasswordRefused(self._refused[user])
                 if user not in self._typed:
-                    answer = self._prompts.password(user, where)
+                    answer = self._ask(user, where)
                     if answer is None:
-                        self._refused[user] = f"no password was given for {user}"
+                        self._refused[user] = f"no {self._kind} was given for {user}"
                         raise PasswordRefused(self._refused[user])
                     self._typed[user] = answer  # kept, should the node have hung up meanwhile
                 if attempt(self._typed[user]):
                     self._good[user] = self._typed[user]
                     return
-                self._refused[user] = f"the password of {user} was refused by {where}, and not tried again"
-                raise PasswordRefused(f"the password of {user} was refused")
+                self._refused[user] = f"the {self._kind} of {user} was refused by {where}, and not tried again"
+                raise PasswordRefused(f"the {self._kind} of {user} was refused")
         if not attempt(password):
-            raise PasswordRefused(f"the password of {user} is another one here")
+            raise PasswordRefused(f"the {self._kind} of {user} is another one here")

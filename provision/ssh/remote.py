@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
+from provision.errors import ClusterctlError
+from provision.ssh.become import Ascent
+from provision.ssh.channel import ChannelStream
 from provision.ssh.client import DEAD_AFTER
 from provision.ssh.fanout import fan_out
+from provision.ssh.framing import BOOTSTRAP
 from provision.ssh.login import hang_up, text_of
 from provision.ssh.prompts import Prompts
 from provision.ssh.session import Session
 from provision.ssh.wire import (
-    BOOTSTRAP,
     STOP,
     Broken,
     DeadlineExceeded,
@@ -29,6 +32,7 @@ from provision.ssh.wire import (
     HostKeyUnknown,
     NodeUnreachable,
     RemoteError,
+    RootRefused,
     converse,
 )
 
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from provision.model import Inventory, Node, Result
+    from provision.ssh.become import Sudo
 
 __all__ = [
     "BOOTSTRAP",
@@ -49,6 +54,7 @@ __all__ = [
     "NodeUnreachable",
     "Prompts",
     "RemoteError",
+    "RootRefused",
     "SshRemote",
     "connect",
     "fan_out",
@@ -71,7 +77,7 @@ def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None)
 
 def _connect(session: Session, node: Node) -> SshRemote:
     transport, by_key = session.connect(node)
-    return SshRemote(node, transport, by_key=by_key)
+    return SshRemote(node, transport, by_key=by_key, sudo=session.sudo)
 
 
 class Connections:
@@ -141,11 +147,13 @@ class _Slot:
 class SshRemote:
     """A node behind a paramiko connection; see ``model.Remote``. Several scripts may run on it at once."""
 
-    def __init__(self, node: Node, transport: paramiko.Transport, *, by_key: bool) -> None:
+    def __init__(self, node: Node, transport: paramiko.Transport, *, by_key: bool, sudo: Sudo) -> None:
         self.node = node
         self.by_key = by_key  # logged in without a password: the system's ssh can do the same
+        self._sudo = sudo
         self._transport = transport
-        self._streams: set[_ChannelStream] = set()
+        self._user = transport.get_username() or ""
+        self._streams: set[ChannelStream] = set()
         self._lock = threading.Lock()
 
     @property
@@ -166,15 +174,21 @@ class SshRemote:
         stdin: Iterable[bytes] | None = None,
         on_line: Callable[[str], None] | None = None,
         deadline: float | None = None,
+        root: bool = False,
     ) -> Result:
         """See ``model.Remote.run``. Text that is not UTF-8 comes back with surrogates."""
         stream = self._start(min(DEAD_AFTER, deadline or DEAD_AFTER))
+        ascent = None
+        if root and self._user != "root":
+            ascent = Ascent(self.node, self._user, self._sudo)
+            stream.stop = self._stop_as_root
         try:
-            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline)
+            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, handover=ascent)
         except Expired:
             raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
         except Broken as broken:
-            raise self._broken(broken) from None
+            refused = ascent.why_ended() if ascent and self.alive and not broken.begun else None
+            raise refused or self._broken(broken) from None
         finally:
             with self._lock:
                 self._streams.discard(stream)
@@ -187,7 +201,7 @@ class SshRemote:
             stream.abort()
         hang_up(self._transport)
 
-    def _start(self, timeout: float) -> _ChannelStream:
+    def _start(self, timeout: float) -> ChannelStream:
         try:
             channel = self._transport.open_session(timeout=timeout)
             channel.exec_command(BOOTSTRAP)
@@ -199,10 +213,17 @@ class SshRemote:
             ) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise NodeUnreachable(self.node, f"the connection is lost: {text_of(error)}") from error
-        stream = _ChannelStream(channel)
+        stream = ChannelStream(channel)
         with self._lock:
             self._streams.add(stream)
         return stream
+
+    def _stop_as_root(self, group: int) -> None:
+        """End a process group of root's, which the ssh user may not."""
+        beside = self._start(2)
+        with suppress(ClusterctlError, Broken, Expired):
+            ascent = Ascent(self.node, self._user, self._sudo)
+            converse(beside, STOP.format(group=group), deadline=2, handover=ascent)
 
     def _broken(self, broken: Broken) -> NodeUnreachable:
         if not self.alive:
@@ -215,64 +236,3 @@ class SshRemote:
             "the login shell did not start sh" + (f": {said[:200]}" if said else ""),
             hint="the user needs a login shell that runs commands, and sh and dd on its PATH",
         )
-
-
-class _ChannelStream:
-    """paramiko's channel as a ``wire.Stream``."""
-
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self.group: int | None = None
-        self._channel = channel
-
-    def read_out(self) -> bytes:
-        with suppress(paramiko.SSHException, EOFError, OSError):
-            return self._channel.recv(1 << 17)
-        return b""
-
-    def read_err(self) -> bytes:
-        with suppress(paramiko.SSHException, EOFError, OSError):
-            return self._channel.recv_stderr(1 << 17)
-        return b""
-
-    def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            for start in range(0, len(view), 1 << 15):  # sendall copies what is left after every packet
-                self._channel.sendall(view[start : start + (1 << 15)].tobytes())
-        except (paramiko.SSHException, EOFError) as error:
-            raise OSError(str(error)) from error
-
-    def finish(self) -> None:
-        try:
-            self._channel.shutdown_write()
-        except (paramiko.SSHException, EOFError) as error:
-            raise OSError(str(error)) from error
-
-    def abort(self) -> None:
-        """Stop the script first: to it, a closed channel alone would look like the end of its input."""
-        polite = threading.Thread(target=self._end, daemon=True)
-        polite.start()
-        polite.join(4)
-        if polite.is_alive():  # the connection takes no bytes any more
-            hang_up(self._channel.get_transport())
-
-    def close(self) -> None:
-        threading.Thread(target=self._hang_up, daemon=True).start()  # it may wait for a connection that takes nothing
-
-    def _end(self) -> None:
-        channel = self._channel
-        with suppress(paramiko.SSHException, EOFError, OSError):
-            if self.group and not channel.closed:
-                beside = channel.get_transport().open_session(timeout=2)
-                beside.settimeout(2)
-                beside.exec_command(BOOTSTRAP)
-                script = STOP.format(group=self.group)
-                beside.sendall(f"{len(script)} stop\n{script}".encode())
-                while beside.recv(1 << 10):
-                    pass
-                beside.close()
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        with suppress(paramiko.SSHException, EOFError, OSError):
-            self._channel.close()

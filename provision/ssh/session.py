@@ -14,6 +14,7 @@ import paramiko
 
 from provision.errors import UsageError
 from provision.model import Inventory, Node
+from provision.ssh.become import Sudo
 from provision.ssh.client import Asking, Client
 from provision.ssh.login import Again, text_of
 from provision.ssh.wire import NodeUnreachable, RemoteError
@@ -30,6 +31,7 @@ class Session:
 
     def __init__(self, inventory: Inventory, prompts: Prompts | None) -> None:
         self.ssh = inventory.ssh
+        self.sudo = Sudo(prompts)
         self._asking = Asking(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
         self._lock = threading.Lock()

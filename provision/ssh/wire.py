@@ -4,37 +4,22 @@ The remote command is one constant text. Through its standard input go a line ``
 bytes for the script's own standard input. Back come, on both outputs, a begin marker with the
 process group (what an rc file printed before it is dropped) and an end marker with the exit code: so a script has ended
 when it says so, even where a background process still holds the connection's outputs open, and a broken connection is
-never mistaken for an end.
+never mistaken for an end. A script that shall run as root is handed on by another one, see ``become``.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from provision.errors import ClusterctlError
 from provision.model import Node, Result
+from provision.ssh.framing import Framed, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-# Every login shell must read this as the same words: no '!' and no newline (csh), no backslash (fish), no inner quote.
-# dd reads byte by byte, since everything behind the script belongs to the script.
-BOOTSTRAP = (
-    "exec sh -c '"
-    "read -r cc_n cc_t; "
-    'cc_s=$(dd bs=1 count="$cc_n" 2>/dev/null; echo x); '
-    'echo "@clusterctl:$cc_t:begin:$$:"; echo "@clusterctl:$cc_t:begin:$$:" >&2; '
-    '(eval "${cc_s%x}"); cc_n=$?; '
-    'echo "@clusterctl:$cc_t:end:$cc_n:"; echo "@clusterctl:$cc_t:end:$cc_n:" >&2; '
-    'exit "$cc_n"'
-    "'"
-)
-
+    from collections.abc import Callable, Iterable
 
 # What ends the process group of a script: run as a script of its own, since sshd passes no signals to root's sessions.
 STOP = "kill -TERM -{group}"
@@ -61,6 +46,10 @@ class HostKeyUnknown(NodeUnreachable):
 
 class HostKeyChanged(NodeUnreachable):
     """The node shows another host key than the pinned one. Always refused."""
+
+
+class RootRefused(RemoteError):  # noqa: N818 - the state of a node
+    """The script was to run as root, and the node does not allow that; ``reason`` says why."""
 
 
 class DeadlineExceeded(RemoteError):  # noqa: N818 - the name that the protocol gives it
@@ -97,6 +86,48 @@ class Stream(Protocol):
         ...
 
 
+class Handover(Protocol):
+    """What goes before a script that runs as another user."""
+
+    head: bytes  # the first that is written
+    settled: threading.Event  # ``climb`` has ended
+
+    def feed_err(self, data: bytes) -> None:
+        """Take what comes on stderr before the script begins; empty at its end."""
+        ...
+
+    def climb(self, write: Callable[[bytes], bool], waiting: Callable[[], None]) -> bool:
+        """Return when the script may be written, or False when the stream has ended; ``waiting``: a person is asked.
+
+        Raises:
+            RemoteError: it will not run.
+        """
+        ...
+
+    def give_up(self) -> None:
+        """End ``climb``: the stream has ended."""
+        ...
+
+
+class _Straight:
+    """The ``Handover`` of a script that needs none."""
+
+    head = b""
+
+    def __init__(self) -> None:
+        self.settled = threading.Event()
+        self.settled.set()
+
+    def feed_err(self, data: bytes) -> None:
+        pass
+
+    def climb(self, write: Callable[[bytes], bool], waiting: Callable[[], None]) -> bool:  # noqa: ARG002
+        return True
+
+    def give_up(self) -> None:
+        pass
+
+
 class Broken(Exception):  # noqa: N818 - never leaves this package
     """The stream ended before the script did."""
 
@@ -111,68 +142,6 @@ class Expired(Exception):  # noqa: N818 - never leaves this package
     """The deadline has passed."""
 
 
-class Framed:
-    """One output of the remote command, between its markers."""
-
-    def __init__(self, token: str, on_line: Callable[[str], None] | None = None) -> None:
-        self.group: int | None = None
-        self.rc: int | None = None
-        self._begin = re.compile(f"@clusterctl:{token}:begin:([0-9]+):\n".encode())
-        self._end = re.compile(f"@clusterctl:{token}:end:([0-9]+):\n".encode())
-        self._longest = len(token) + 48  # of a marker
-        self._on_line = on_line
-        self._buffer = bytearray()
-        self._searched = 0
-
-    @property
-    def begun(self) -> bool:
-        """Whether the begin marker has come."""
-        return self.group is not None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the end marker has come."""
-        return self.rc is not None
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
-        self._buffer += data
-        if not self.begun:
-            begin = self._begin.search(self._buffer, max(0, self._searched - self._longest))
-            self._searched = len(self._buffer)
-            if not begin:
-                return
-            self.group = int(begin[1])
-            del self._buffer[: begin.end()]
-            self._searched = 0
-        if end := self._end.search(self._buffer, max(0, self._searched - self._longest)):
-            self.rc = int(end[1])
-            del self._buffer[end.start() :]
-        self._searched = len(self._buffer)
-        if self._on_line:
-            self._hand_out(self._on_line)
-
-    def _hand_out(self, on_line: Callable[[str], None]) -> None:
-        complete, newline, rest = self._buffer.rpartition(b"\n")
-        self._buffer = bytearray(rest)
-        self._searched = len(rest)
-        lines = complete.split(b"\n") if newline else []
-        if self.ended and rest:
-            lines.append(rest)
-            self._buffer.clear()
-        for line in lines:
-            on_line(decode(line))
-
-    def text(self) -> str:
-        """Everything that was not handed out by the line."""
-        return decode(self._buffer)
-
-
-def decode(data: bytes | bytearray) -> str:
-    """UTF-8; bytes that are none survive as surrogates, for file names that come back."""
-    return data.decode("utf-8", "surrogateescape")
-
-
 def converse(
     stream: Stream,
     script: str,
@@ -180,27 +149,33 @@ def converse(
     stdin: Iterable[bytes] | None = None,
     on_line: Callable[[str], None] | None = None,
     deadline: float | None = None,
+    handover: Handover | None = None,
 ) -> Result:
     """Send ``script`` and ``stdin`` to a started ``BOOTSTRAP`` and take its answer; both flow at the same time.
 
-    An exception from ``stdin`` or ``on_line`` aborts the stream and is raised here.
+    An exception from ``stdin`` or ``on_line`` aborts the stream and is raised here. With a ``handover`` the deadline
+    counts from the moment when the script is sent: nobody types a password against the clock.
 
     Raises:
         Broken: the stream ended without the end marker.
         Expired: ``deadline`` seconds have passed.
     """
     started = time.monotonic()
+    handover = handover or _Straight()
     token = secrets.token_hex(8)
-    body = script.encode("utf-8", "surrogateescape")
     out, err = Framed(token, on_line), Framed(token)
-    feeder = _Feeder(stream, f"{len(body)} {token}\n".encode() + body, stdin)
+    expiry = _Expiry(stream, deadline)
+    feeder = _Feeder(stream, frame(script, token), stdin, handover, expiry)
 
     def drain_errors() -> None:
         while not err.ended and (data := stream.read_err()):
+            if not err.begun:
+                handover.feed_err(data)
             err.feed(data)
+        handover.feed_err(b"")
 
     errors = threading.Thread(target=drain_errors, daemon=True)
-    with _expiring(stream, deadline) as expired:
+    with expiry:
         try:
             errors.start()
             feeder.start()
@@ -216,38 +191,64 @@ def converse(
         finally:
             feeder.stop.set()
             feeder.begun.set()
+            handover.give_up()
             stream.close()
+    if not out.begun:
+        handover.settled.wait(5)  # it may still find out why
     if feeder.failure:
         raise feeder.failure
     if out.rc is None:
-        raise Expired if expired.is_set() else Broken(begun=out.begun, out=out.text(), err=err.text())
+        raise Expired if expiry.expired else Broken(begun=out.begun, out=out.text(), err=err.text())
     return Result(out.rc, out.text(), err.text(), time.monotonic() - started)
 
 
-@contextmanager
-def _expiring(stream: Stream, deadline: float | None) -> Iterator[threading.Event]:
-    """Abort ``stream`` after ``deadline`` seconds, and set the event then."""
-    expired = threading.Event()
+class _Expiry:
+    """Aborts a stream once its time is up."""
 
-    def expire() -> None:
-        expired.set()
-        stream.abort()
+    def __init__(self, stream: Stream, seconds: float | None) -> None:
+        self.expired = False
+        self._stream = stream
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        self._over = False
 
-    timer = threading.Timer(deadline, expire) if deadline is not None else None
-    if timer:
-        timer.daemon = True
-        timer.start()
-    try:
-        yield expired
-    finally:
-        if timer:
-            timer.cancel()
+    def start(self) -> None:
+        """Count from now on."""
+        with self._lock:
+            self._cancel()
+            if self._seconds is not None and not self._over:
+                self._timer = threading.Timer(self._seconds, self._expire)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def pause(self) -> None:
+        """Count no more until the next ``start``."""
+        with self._lock:
+            self._cancel()
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self._over = True
+        self.pause()
+
+    def _cancel(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.expired = True
+        self._stream.abort()
 
 
 class _Feeder(threading.Thread):
     """Writes the input. A thread of its own that nobody waits for: the caller's iterator may block for long."""
 
-    def __init__(self, stream: Stream, head: bytes, blocks: Iterable[bytes] | None) -> None:
+    def __init__(
+        self, stream: Stream, head: bytes, blocks: Iterable[bytes] | None, handover: Handover, expiry: _Expiry
+    ) -> None:
         super().__init__(daemon=True)
         self.failure: BaseException | None = None
         self.begun = threading.Event()
@@ -255,6 +256,8 @@ class _Feeder(threading.Thread):
         self._stream = stream
         self._head = head
         self._blocks = blocks
+        self._handover = handover
+        self._expiry = expiry
 
     def run(self) -> None:
         try:
@@ -264,6 +267,9 @@ class _Feeder(threading.Thread):
             self._stream.abort()
 
     def _send(self) -> None:
+        if not self._write(self._handover.head) or not self._handover.climb(self._write, self._expiry.pause):
+            return
+        self._expiry.start()
         if not self._write(self._head):
             return
         if self._blocks is not None:

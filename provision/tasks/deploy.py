@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision import services
-from provision.env.bundle import slices
 from provision.env.bundle.reader import Bundle, open_bundle
 from provision.env.release import activation, examine, steps
 from provision.env.release.legs import Payload
@@ -25,10 +23,11 @@ from provision.errors import BundleError, ClusterctlError, NodesFailedError, Pre
 from provision.model import Emit, Inventory, Node, Notice, Progress, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps, parse
 from provision.ssh.remote import Connections, fan_out
+from provision.tasks import services
 from provision.tasks.answers import failures, split
 from provision.tasks.hold import Lock, held
-from provision.tasks.pack import SUFFIX
 from provision.tasks.send import send
+from provision.tasks.services import ServicesResult
 from provision.transfer import clean, keys
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ class DeployResult:
         seconds: of each stage.
         steps: seconds of each step of the activation, on the node where it took longest.
         dry_run: nothing was done.
+        services: what became of the node services; None where none were asked for.
     """
 
     release_id: str
@@ -58,28 +58,12 @@ class DeployResult:
     seconds: Mapping[str, float] = field(default_factory=dict)
     steps: Mapping[str, float] = field(default_factory=dict)
     dry_run: bool = False
+    services: ServicesResult | None = None
 
     @property
     def changed(self) -> bool:
-        """Whether anything was, or would be, done on any node."""
+        """Whether the release was, or would be, brought to any node."""
         return any(state != "unchanged" for state in self.states.values())
-
-
-def find_bundle(folder: Path) -> Path:
-    """The only bundle in a folder, whole or in parts.
-
-    Raises:
-        UsageError: there is none, or more than one.
-    """
-    paths = [path for path in folder.glob(f"*{SUFFIX}*") if path.is_file()]
-    # A hidden one is what a pack at work, or a killed one, has not given its name yet.
-    found = sorted({slices.name_of(path) for path in paths if not path.name.startswith(".")})
-    if not found:
-        raise UsageError(f"no bundle (*{SUFFIX}) in {folder}", hint="clusterctl pack-env")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise UsageError(f"several bundles in {folder}: {names}", hint=f"clusterctl deploy {found[0].name}")
-    return found[0]
 
 
 def deploy(
@@ -93,6 +77,7 @@ def deploy(
     relay: bool = True,
     repair: bool = False,
     accept_unrewritable: bool = False,
+    with_services: bool = True,
     emit: Emit,
 ) -> DeployResult:
     """Bring a bundle to the nodes as the release behind the inventory's prefix.
@@ -107,17 +92,19 @@ def deploy(
         relay: nodes may pass the bytes on to one another.
         repair: bring the release again where it is there already; what is as it should be is not sent.
         accept_unrewritable: go on although some files will keep the old prefix.
+        with_services: set up the inventory's services first.
         emit: is told about the progress.
 
     Raises:
-        UsageError: the inventory asks for a service that this version does not have.
         BundleError: the bundle is damaged or not a bundle, or holds files that cannot be made to work there.
         PreflightError: nodes that cannot take the release; nothing was changed anywhere.
         NodesFailedError: some nodes failed, the others are done.
     """
-    services.refuse_unbuilt(inventory)
     bundle = open_bundle(bundle_path)
     places = Places.of(inventory, bundle.manifest.release_id)
+    serviced = None
+    if with_services and inventory.services:
+        serviced = services.apply(inventory, nodes, prompts=prompts, dry_run=dry_run, scripts_to=scripts_to, emit=emit)
     with Connections(inventory, prompts) as connections:
         facts = _examine(inventory, nodes, connections, bundle, places, repair=repair, emit=emit)
         todo = examine.describe(facts, places, repair=repair)
@@ -125,14 +112,14 @@ def deploy(
         if not dry_run:
             _forget(inventory, [node for node in nodes if facts[node.name].relay_left], connections, places)
         if not work and scripts_to is None:
-            return DeployResult(places.release_id, todo, dry_run=dry_run)
+            return DeployResult(places.release_id, todo, dry_run=dry_run, services=serviced)
         relocated = _relocate(bundle, places, accept_unrewritable=accept_unrewritable, emit=emit)
         naming = activation.steps(inventory, bundle.manifest)
         activating = steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming)
         if scripts_to is not None:
             _write_scripts(scripts_to, nodes, steps.gather(places, repair=repair), activating)
         if dry_run:
-            return DeployResult(places.release_id, todo, dry_run=dry_run)
+            return DeployResult(places.release_id, todo, dry_run=dry_run, services=serviced)
 
         seconds: dict[str, float] = {}
         lock = Lock.of_releases(inventory)
@@ -159,7 +146,7 @@ def deploy(
     states = {node.name: "unchanged" for node in nodes} | {
         node.name: f"shared with {shared[node.name]}" if shared[node.name] else _past(todo[node.name]) for node in work
     }
-    return DeployResult(places.release_id, states, sent.bytes, seconds, times)
+    return DeployResult(places.release_id, states, sent.bytes, seconds, times, services=serviced)
 
 
 def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections, places: Places) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from provision.env.bundle.find import SUFFIX
 from provision.env.bundle.manifest import Manifest
 from provision.env.bundle.reader import Bundle, open_bundle
 from provision.env.interchange.export import Exported, compression, export
@@ -25,7 +26,7 @@ from provision.env.report.words import number, size
 from provision.env.source.find import find_env
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice
-from provision.tasks.pack import SUFFIX, refuse_folder
+from provision.tasks.pack import refuse_folder
 
 DEFAULT_SUFFIX = ".tar.gz"  # conda-pack's
 

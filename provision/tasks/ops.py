@@ -40,7 +40,7 @@ def additions(
         chosen = choose(baseline, facts.platform(prefix))
         began = time.monotonic()
         emit(StageStarted("ops", "Building DeepSpeed's extensions (minutes the first time)", unit="steps"))
-        ops = prebuild(prefix, sites, chosen, _cache(environ))
+        ops = prebuild(prefix, sites, chosen, cache_folder(environ))
         emit(StageFinished("ops", time.monotonic() - began, summary=", ".join(ops.built) or "none"))
         notices, found = ops.notices, ops.additions
     for text in notices:
@@ -48,7 +48,8 @@ def additions(
     return found, notices
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where things are kept between runs: ``$CLUSTERCTL_CACHE``, else clusterctl in the user's cache folder."""
     if given := environ.get("CLUSTERCTL_CACHE"):
         return Path(given)
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.env.bundle import slices
+from provision.env.bundle.find import SUFFIX
 from provision.env.packing.pack import pack
 from provision.env.source.find import find_env
 from provision.errors import UsageError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from provision.env.bundle.manifest import Manifest
     from provision.model import Emit
 
-SUFFIX = ".ccb"
 
 SMALLEST_PART = 1_000_000  # bytes; of smaller ones there would be thousands
 

@@ -222,15 +222,6 @@ def test_a_node_without_tar_is_refused(box, bundle, tmp_path):
     assert "tar is missing" in result.stderr
 
 
-def test_a_service_that_is_not_built_is_named_before_anything_is_done(box, bundle, tmp_path):
-    folder = inventory(box, tmp_path / "i", prefix="/opt/svc/current", extra="services:\n  chrony: {}\n  nfs: {}\n")
-    before = tree(box, "node01")
-    result = run("deploy", bundle, cwd=folder)
-    assert result.returncode == 2
-    assert "chrony, nfs" in " ".join(result.stderr.split())
-    assert tree(box, "node01") == before
-
-
 @pytest.mark.parametrize("where", [0.02, 0.3, 0.6, 0.9, 0.999])
 @pytest.mark.parametrize("how", ["truncated", "flipped"])
 def test_a_damaged_bundle_changes_nothing(box, bundle, tmp_path, how, where):

@@ -37,6 +37,8 @@ class Answers:
         self.asked.append((user, where))
         return self._password
 
+    sudo_password = password
+
 
 @pytest.fixture
 def server(tmp_path):

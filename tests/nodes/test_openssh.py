@@ -123,6 +123,8 @@ class Refusing:
     def password(self, *_about):
         raise AssertionError("a password was asked for")
 
+    sudo_password = password
+
 
 def test_another_user_s_key_may_have_any_mode(server, tmp_path):
     """As on a stick that root has mounted: ssh asks no more of it either."""
@@ -158,6 +160,8 @@ def test_a_further_connection_asks_for_no_password_again(server, tmp_path):
         def password(self, user, _where):
             asked.append(user)
             return PASSWORD
+
+        sudo_password = password
 
     with Connections(server.inventory(node, key=make_key(tmp_path / "other")), Answers()) as pool:
         assert bulk(pool.inventory, node, pool[node]) is pool[node]

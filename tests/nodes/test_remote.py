@@ -64,6 +64,8 @@ class Answers:
         self.asked.append((user, where))
         return self._password
 
+    sudo_password = password
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

@@ -12,7 +12,7 @@ import pytest
 from provision.model import Step
 from provision.render import quote
 from provision.script import DETAIL_LINES, compile_steps, parse
-from provision.ssh.wire import BOOTSTRAP
+from provision.ssh.framing import BOOTSTRAP
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"], "sh": ["sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -53,12 +53,8 @@ def cluster(*nodes: Node) -> Inventory:
 # --- what is read --------------------------------------------------------------------------------
 
 
-def test_the_example_loads_as_it_is_and_deploy_would_take_it():
-    assert load(EXAMPLE).services == {}  # none is built yet: see provision/services/__init__.py
-
-
 def test_the_example_shows_every_key_and_loads(write):
-    text = re.sub(r"^# (services:|  [a-z_]+: \{\})", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE)
+    text = EXAMPLE.read_text()
     inventory = load(write(text))
     assert fold(node.name for node in inventory.nodes) == "gpu[01-05]"
     assert inventory.nodes[4] == Node("gpu05", "192.168.20.18", "10.0.0.18", "ubuntu", 2222, 4)
@@ -105,7 +101,7 @@ def test_keys_with_nothing_after_them_count_as_left_out(write):
     inventory = load(write(HEAD + NODES + "ssh:\n  user:\n  timeout:\ntrain:\nservices:\n  hosts:\n"))
     assert inventory.ssh.timeout == 10.0
     assert inventory.train == TrainDefaults()
-    assert inventory.services == {"hosts": {}}
+    assert inventory.services == {"hosts": hosts.Options()}
 
 
 def test_ranges_pair_names_and_addresses_in_the_order_written(write):
@@ -130,11 +126,11 @@ def test_numbers_stay_what_was_written_where_text_is_meant(write):
     }  # fmt: skip
 
 
-def test_services_keep_numbers_and_truth_values(write):
-    text = "services: {nfs: {port: 2049, ratio: 0.5, mode: 0644, soft: no, hosts: [a, {b: -1}]}}"
-    assert load(write(HEAD + NODES + text)).services == {
-        "nfs": {"port": 2049, "ratio": 0.5, "mode": "0644", "soft": False, "hosts": ["a", {"b": -1}]}
-    }
+def test_a_service_has_the_options_of_its_own_file(write):
+    text = "services: {limits: {nofile: 4096, memlock: 1024, shm: 8G}, chrony: {servers: [10.0.0.1, time.lan]}}"
+    services = load(write(HEAD + NODES + text)).services
+    assert (services["limits"].nofile, services["limits"].memlock, services["limits"].shm) == (4096, "1024", "8g")
+    assert services["chrony"].servers == ("10.0.0.1", "time.lan")
 
 
 def test_anchors_and_merge_keys(write):
@@ -318,6 +314,11 @@ def test_one_address_with_two_ports_is_two_nodes(write):
             "train: {env: {1A: x}}",
             "train.env.1A (line 3): is not the name of an environment variable (letters, digits and _, not a digit first)",
         ),
+        ("services: {limits: {nofile: 3}}", "services.limits.nofile (line 3): 3 is no number of open files (1024 to"),
+        ("services: {limits: {shm: much}}", "services.limits.shm (line 3): 'much' is no size of a tmpfs: write 64G, or 50%"),
+        ("services: {limits: {memlok: 1}}", "services.limits.memlok (line 3): unknown key; did you mean memlock?"),
+        ("services: {chrony: {head: nobody}}", "services.chrony.head (line 3): no node is called nobody"),
+        ("services: {chrony: {servers: [a b]}}", "services.chrony.servers.0 (line 3): 'a b'"),
         ("services: {nfs: yes}", "services.nfs (line 3): must be a mapping of keys"),
         ("services: {nfs: !!python/object/apply:os.abort []}",
          "services.nfs (line 3): the tag !!python/object/apply:os.abort has no place in an inventory"),

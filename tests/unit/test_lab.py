@@ -165,3 +165,37 @@ def test_a_stand_in_says_that_it_is_one(tmp_path):
     with zipfile.ZipFile(lab_package.stand_in_wheel("thing", "1.0+standin", tmp_path, module=False)) as wheel:
         assert [name for name in wheel.namelist() if name.endswith(".py")] == []
         assert "Stand-in" in wheel.read("thing-1.0+standin.dist-info/METADATA").decode()
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="a" name="one"/><testcase classname="a" name="two"><failure message="no"/></testcase>
+<testcase classname="a" name="three"><skipped message="no GPU"/></testcase>
+<testcase classname="a" name="four"><error message="fixture"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_summary_names_what_passed_only_in_a_second_run(tmp_path, capsys):
+    import counts
+
+    first, again = tmp_path / "first.xml", tmp_path / "again.xml"
+    first.write_text(JUNIT)
+    again.write_text('<testsuite><testcase classname="a" name="two"/></testsuite>')
+    assert counts.main([str(first)]) == 0
+    assert counts.main([str(first), str(again)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "1 passed, 2 failed; 1 skipped: no GPU",
+        "2 passed, 1 failed; 1 of these only when run again alone: a::two; 1 skipped: no GPU",
+    ]
+
+
+def test_many_failures_are_not_run_again(tmp_path):
+    import counts
+
+    path = tmp_path / "first.xml"
+    path.write_text(JUNIT)
+    assert counts.main(["--few", str(path)]) == 0
+    case = '<testcase classname="a" name="{}"><failure/></testcase>'
+    path.write_text(f"<testsuite>{''.join(case.format(i) for i in range(counts.FEW + 1))}</testsuite>")
+    assert counts.main(["--few", str(path)]) == 1
+    path.write_text('<testsuite><testcase classname="a" name="one"/></testsuite>')
+    assert counts.main(["--few", str(path)]) == 1

@@ -1,0 +1,60 @@
+"""clock.sources: Whether chrony's servers answer and agree, and no node but one is a clock of its own.
+
+``chronyc -c -n sources``: a line for each, of which the second field is its state (``*`` followed, ``+`` combined,
+``-`` not combined, ``?`` unreachable, ``x`` false, ``~`` too variable) and the third its address (chronyc(1)). A chronyd
+that follows its own clock has the reference 7F7F0101.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.model import Finding
+
+ID = "clock.sources"
+LEVEL = 0
+TOOL = "chronyc"
+TITLE = "chrony's servers answer, and all nodes follow the same clock"
+WHY = "Nodes that follow different clocks, or their own, drift apart although each calls itself synchronised."
+PROBE = "chronyc -c -n tracking 2>&1; echo sources; chronyc -c -n sources 2>&1"
+
+_OWN = "7F7F0101"
+_STATES = {"x": "disagrees with the others", "?": "does not answer", "~": "is too variable"}
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """WARN where no server is followed; of several nodes that follow their own clock only one may."""
+    read = {name: _read(answer) for name, answer in answers.items()}
+    own = [name for name, found in read.items() if found and found[0] == _OWN]
+    fix = (
+        "services: chrony: {} in the inventory makes the first node the clock; or chronyc -n sources, and UDP port 123"
+    )
+    for name, found in read.items():
+        if found is None:
+            said = answers[name].out.strip() or answers[name].err
+            yield unknown(ID, name, f"chronyc: {said[:120] or 'no answer'}", fix="systemctl enable --now chrony")
+            continue
+        reference, sources = found
+        followed = [address for state, address in sources if state == "*"]
+        bad = [f"{address} {_STATES[state]}" for state, address in sources if state in _STATES]
+        if followed:
+            yield ok(ID, name, f"follows {followed[0]}" + (f"; {', '.join(bad)}" if bad else ""))
+        elif reference == _OWN and own[0] == name:
+            yield ok(ID, name, "serves its own clock")
+        elif reference == _OWN:
+            said = f"follows its own clock, as {own[0]} does" + (f": {', '.join(bad)}" if bad else "")
+            yield warn(ID, name, said, expected=TITLE, fix=fix)
+        else:
+            said = ", ".join(bad) or ("no server is followed yet" if sources else "has no server")
+            yield warn(ID, name, said, expected=TITLE, fix=fix)
+
+
+def _read(answer: Answer) -> tuple[str, tuple[tuple[str, str], ...]] | None:
+    """The reference, and state and address of every source."""
+    tracking, mark, listed = answer.out.partition("sources\n")
+    fields = tracking.strip().split(",")
+    if not mark or len(fields) != 14:
+        return None
+    rows = [line.split(",") for line in listed.splitlines()]
+    return fields[0], tuple((row[1], row[2]) for row in rows if len(row) >= 10)

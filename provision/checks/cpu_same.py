@@ -1,0 +1,28 @@
+"""cpu.same: every node has the same model of processor.
+
+``model name`` of /proc/cpuinfo; on ARM, which has none, ``CPU part`` (Documentation of the arm64 kernel, cpuinfo.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan
+from provision.checks._host import compared
+from provision.model import Finding
+
+ID = "cpu.same"
+LEVEL = 0
+TITLE = "every node has the same model of processor"
+PROBE = "sed -n '/^model name/p;/^CPU implementer/p;/^CPU part/p;/^$/q' /proc/cpuinfo\n"
+WHY = "Code compiled for one processor ends with 'Illegal instruction' on an older one, and the slowest sets the pace."
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+    """The nodes compared."""
+    fix = "leave the odd node out (--exclude), or pack for the older processor: pack-env --cpu-baseline"
+    yield from compared(ID, answers, _model, fix=fix)
+
+
+def _model(answer: Answer) -> str | None:
+    return " ".join(line.partition(":")[2].strip() for line in answer.lines if ":" in line) or None

@@ -1,0 +1,39 @@
+"""fs.localenv: the releases lie on a local disk.
+
+The type of the file system in /proc/self/mounts. A cold ``import torch`` opens some thousand small files, and every rank
+of every node does it at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, ok, warn
+from provision.checks._host import NETWORK, mount_of, mounts, nearest, pairs, unread
+from provision.model import Finding, Node
+
+ID = "fs.localenv"
+LEVEL = 0
+TITLE = "the releases lie on a local disk"
+WHY = (
+    "All ranks read thousands of small files from one server: a start takes minutes, and a slow server stops them all."
+)
+
+
+def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
+    """The mount table, and what the releases' folder is in truth."""
+    return nearest(seen.inventory.root) + 'cat /proc/self/mounts\necho "real $(readlink -f "$at")"\n'
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """WARN for a network file system."""
+    for name, answer in answers.items():
+        mount = mount_of(mounts(answer), pairs(answer).get("real", ""))
+        if mount is None:
+            yield unread(ID, name, answer)
+        elif mount.type in NETWORK:
+            said = f"{seen.inventory.root} lies on {mount.type} of {mount.source}"
+            fix = "choose a `prefix` on a local disk: clusterctl sends the environment to every node by itself"
+            yield warn(ID, name, said, expected="a local disk", fix=fix)
+        else:
+            yield ok(ID, name, f"{mount.type} of {mount.source}")

@@ -1,0 +1,78 @@
+"""fs.mount: shared folders are mounted from their server, and not on the local disk.
+
+The mount table /proc/self/mounts is read without touching the folders: one that hangs hangs nobody. A folder that is
+mounted on first use (autofs) is looked into first, for 5 s at most. Without shares in the inventory, what most nodes
+mount over NFS is expected of the others too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok
+from provision.checks._host import Mount, Share, hosts, mount_of, mounts, shares, unread
+from provision.model import Finding, Node
+from provision.render import quote
+
+ID = "fs.mount"
+LEVEL = 0
+TITLE = "shared folders are mounted from their server"
+WHY = "Checkpoints and data land on the node's own disk: nobody notices until a resume finds half of a checkpoint."
+
+_NFS = frozenset({"nfs", "nfs4"})
+_DEPLOY = "clusterctl deploy mounts it; look with: mount | grep"
+
+
+def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
+    """The mount table, after every share was looked into."""
+    looks = [f"timeout -k 1 5 ls {quote(share.path)} >/dev/null 2>&1\n" for share in shares(seen)]
+    return "".join([*looks, "cat /proc/self/mounts\n"])
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL for the first share that is not where it should be."""
+    nodes = {node.name: node for node in seen.inventory.nodes}
+    tables = {name: mounts(answer) for name, answer in answers.items()}
+    wanted = shares(seen) or _usual(tables)
+    for name, table in tables.items():
+        if mount_of(table, "/") is None:
+            yield unread(ID, name, answers[name])
+            continue
+        own = {name, *(hosts(nodes[name]) if name in nodes else ())}
+        asked = [share for share in wanted if not {share.server, *(s.partition(":")[0] for s in share.sources)} & own]
+        wrong = [found for share in asked if (found := _wrong(share, table))]
+        if wrong:
+            said, expected, fix = wrong[0]
+            yield fail(ID, name, said, expected=expected, fix=fix)
+        elif asked:
+            yield ok(ID, name, ", ".join(f"{share.path} from {share.server}" for share in asked))
+        else:
+            yield ok(ID, name, "serves the shared folders" if wanted else "no shared folder is named or mounted")
+
+
+def _wrong(share: Share, table: tuple[Mount, ...]) -> tuple[str, str, str] | None:
+    """What is observed, expected and advised where a share is not mounted as it should be."""
+    found = mount_of(table, share.path)
+    expected = f"{share.path} from {share.sources[0]}"
+    if found is None or found.type not in _NFS | {"autofs"}:
+        where = f"{found.type} of {found.target}" if found else "no file system"
+        return f"{share.path} lies on {where}", expected, f"{_DEPLOY} {share.path}"
+    if found.type == "autofs":
+        fix = f"see why: journalctl -b -u $(systemd-escape -p --suffix=mount {share.path}); showmount -e {share.server}"
+        return f"{share.path} is to be mounted on first use, which fails", expected, fix
+    source = found.source.rstrip("/") + share.path[len(found.target.rstrip("/")) :]
+    if source not in share.sources:
+        return f"{share.path} comes from {source}", expected, f"umount {found.target}, then clusterctl deploy"
+    return None
+
+
+def _usual(tables: Mapping[str, tuple[Mount, ...]]) -> tuple[Share, ...]:
+    """What more than half of at least three nodes mount over NFS, as if the inventory named it."""
+    count = Counter(
+        pair
+        for table in tables.values()
+        for pair in {(mount.source, mount.target) for mount in table if mount.type in _NFS}
+    )
+    often = [pair for pair, number in count.items() if len(tables) >= 3 and 2 * number > len(tables)]
+    return tuple(Share(source.rpartition(":/")[0], source, path, (source,)) for source, path in sorted(often))

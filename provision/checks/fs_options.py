@@ -1,0 +1,59 @@
+"""fs.options: NFS mounts wait for their server and use the network well.
+
+Options as the kernel shows them in /proc/self/mounts (nfs(5)). ``soft`` gives up after a while and hands the error to
+programs; one TCP connection carries 1 to 2 GB/s, so several (``nconnect``, kernel 5.3 and later) are needed on a fast
+network; 1 MiB is the largest transfer size. Of several mounts from one server the first decides ``nconnect``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks._host import Mount, mount_of, mounts, number, unread
+from provision.model import Finding
+
+ID = "fs.options"
+LEVEL = 0
+TITLE = "NFS mounts wait for their server and use the network well"
+PROBE = "cat /proc/self/mounts\n"
+LIMITS = {"connections": 4, "transfer_kib": 1024}
+WHY = "A soft mount loses written data when the server is slow; one connection leaves most of a fast network unused."
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL for a soft mount, WARN for slow options."""
+    for name, answer in answers.items():
+        table = mounts(answer)
+        if mount_of(table, "/") is None:
+            yield unread(ID, name, answer)
+            continue
+        nfs = [mount for mount in table if mount.type in {"nfs", "nfs4"}]
+        soft = [mount for mount in nfs if {"soft", "softerr"} & {*mount.options}]
+        slow = [(mount, said) for mount in nfs if (said := _slow(seen, mount))]
+        if soft:
+            fix = f"mount it hard: in /etc/fstab, then umount {soft[0].target} && mount {soft[0].target}"
+            yield fail(ID, name, f"{soft[0].target} is mounted soft", expected="hard", fix=fix)
+        elif slow:
+            mount, said = slow[0]
+            wanted = f"nconnect={seen.limits['connections'] * 2:g},rsize=1048576,wsize=1048576"
+            fix = f"{wanted} in /etc/fstab; umount every mount of that server before it is mounted again"
+            expected = (
+                f"nconnect of at least {seen.limits['connections']:g}, transfers of {seen.limits['transfer_kib']:g} KiB"
+            )
+            yield warn(ID, name, f"{mount.target}: {said}", expected=expected, fix=fix)
+        else:
+            yield ok(ID, name, f"{len(nfs)} hard mounts" if nfs else "no NFS mounts")
+
+
+def _slow(seen: Plan, mount: Mount) -> str:
+    """What of a mount's options is slow."""
+    found = []
+    connections = number(mount.option("nconnect")) or 1
+    if connections < seen.limits["connections"] and mount.option("proto") != "rdma":
+        found.append(f"nconnect={connections}")
+    for key in ("rsize", "wsize"):
+        size = number(mount.option(key))
+        if size is not None and size < seen.limits["transfer_kib"] * 1024:
+            found.append(f"{key}={size}")
+    return ", ".join(found)

@@ -1,0 +1,62 @@
+"""fs.write: the login may write where the releases lie.
+
+The only probe that writes: one empty file, in the folder above the inventory's prefix if that exists, and it removes it.
+Modes alone do not tell: a server's root_squash, a quota and a read-only mount refuse as well. Where the folder does not
+exist yet, the nearest one above it must be writable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok
+from provision.checks._host import nearest, pairs, unread
+from provision.model import Finding, Node
+from provision.render import quote
+
+ID = "fs.write"
+LEVEL = 0
+TITLE = "the login may write where the releases lie"
+WHY = "`clusterctl deploy` and every run write there: without it nothing can be sent to this node."
+
+
+def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
+    """Write and remove one file, or tell about the folder above."""
+    root = quote(seen.inventory.root)
+    return (
+        nearest(seen.inventory.root)
+        + f"""\
+echo "at $at"
+if [ "$at" = {root} ]; then
+    file=$at/.clusterctl-check.$$
+    if said=$({{ : >"$file"; }} 2>&1); then
+        rm -f "$file"
+        echo "writable yes"
+    else
+        echo "refused $said"
+    fi
+elif [ -w "$at" ]; then
+    echo "writable yes"
+else
+    echo "refused $at is not writable"
+fi
+echo "user $(id -un 2>/dev/null || id -u)"
+"""
+    )
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL where it is refused."""
+    root = seen.inventory.root
+    for name, answer in answers.items():
+        told = pairs(answer)
+        at, user = told.get("at", ""), told.get("user", "USER")
+        if "writable" in told:
+            yield ok(ID, name, f"{at} takes files" if at == str(root) else f"{root} can be made in {at}")
+        elif "refused" in told:
+            said = told["refused"].rpartition(": ")[2]
+            observed = f"{at}: {said}" if at == str(root) else f"{root} is missing, and {user} may not write to {at}"
+            fix = f"as root: mkdir -p {root} && chown {user} {root}; if it is theirs, look at the mount and the quota"
+            yield fail(ID, name, observed, expected=f"{user} may write to {root}", fix=fix)
+        else:
+            yield unread(ID, name, answer)

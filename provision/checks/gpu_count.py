@@ -1,0 +1,37 @@
+"""gpu.count: as many GPUs as the other nodes have and the inventory asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, unknown
+from provision.checks._judging import odd
+from provision.checks._nvidia import GPUS, SMI, rows
+from provision.model import Finding
+
+ID = "gpu.count"
+LEVEL = 0
+TITLE = "every node shows the same number of GPUs"
+TOOL = SMI
+TIMEOUT = 20.0
+PROBE = GPUS
+WHY = "A rank without a GPU fails at once, and a node that starts fewer ranks than the others makes them all wait."
+
+_FIX = "look for Xid 79 in dmesg; power cycle the node, then reseat or replace the GPU"
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL where there are fewer than the inventory's ``gpus``, and where the number is not that of most nodes."""
+    wanted = {node.name: node.gpus for node in seen.nodes}
+    counts = {}
+    for node, answer in answers.items():
+        found = rows(answer)
+        asked = wanted.get(node) or 0
+        if isinstance(found, str):
+            yield unknown(ID, node, found, fix=f"run nvidia-smi -L on {node}; the check gpu.driver tells more")
+        elif len(found) < asked:
+            said = f"{len(found)} GPUs, the inventory starts {asked} processes"
+            yield fail(ID, node, said, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_FIX}")
+        else:
+            counts[node] = len(found)
+    yield from odd(ID, counts, show=lambda count: f"{count} GPUs" if count != 1 else "1 GPU", fix=_FIX, verdict="FAIL")

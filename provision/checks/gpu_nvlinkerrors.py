@@ -1,0 +1,52 @@
+"""gpu.nvlinkerrors: the NVLinks count no errors.
+
+Counters since the driver was loaded; symbol errors, which the link corrects by itself, do not count. Format of
+``nvidia-smi nvlink -e``: seen with driver 580.159.04. Up to four are tolerated: they happen while links are trained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks._links import links
+from provision.checks._nvidia import SMI, each, trouble
+from provision.model import Finding
+
+ID = "gpu.nvlinkerrors"
+LEVEL = 0
+TITLE = "the NVLinks count no errors"
+TOOL = SMI
+TIMEOUT = 20.0
+PROBE = "nvidia-smi nvlink -e"
+LIMITS = {"errors": 5}  # of one kind on one link
+WHY = "A link that repeats what it sends is slow, and one that fails ends the run with an NCCL error."
+
+_COUNT = re.compile(r"(?!.*Symbol)(.*Errors): (\d+)")
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """WARN from the limit on."""
+    most = seen.limits["errors"]
+    for node, answer in answers.items():
+        listed = links(answer.out)
+        counts = {
+            gpu: [(link, found[1], int(found[2])) for link, said in all_ if (found := _COUNT.match(said))]
+            for gpu, all_ in listed.items()
+        }
+        bad = {
+            gpu: ", ".join(f"link {link} {count} {kind}" for link, kind, count in each_ if count >= most)
+            for gpu, each_ in counts.items()
+        }
+        bad = {gpu: said for gpu, said in bad.items() if said}
+        if bad:
+            fix = "watch whether they grow; then reset the GPU or reboot, and have board or bridge replaced if they return"
+            yield warn(ID, node, each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)
+        elif any(counts.values()):
+            worst = max(count for each_ in counts.values() for _, _, count in each_)
+            yield ok(ID, node, f"at most {worst} errors on a link" if worst else "no errors")
+        elif listed or answer.out.startswith("No devices were found"):
+            yield ok(ID, node, "no active NVLink" if listed else "no GPU")
+        else:
+            yield unknown(ID, node, trouble(answer), fix="the check gpu.driver tells more")

@@ -1,0 +1,55 @@
+"""gpu.pci: the driver has taken every GPU that is on the PCI bus, and none has fallen off it.
+
+From sysfs and ``/proc/driver/nvidia/gpus``, without nvidia-smi, which leaves out what the driver could not start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail
+from provision.checks._judging import odd
+from provision.checks._nvidia import PCI, devices
+from provision.model import Finding
+
+ID = "gpu.pci"
+LEVEL = 0
+TITLE = "every GPU on the PCI bus belongs to NVIDIA's driver"
+PROBE = f"""\
+{PCI}\
+for gpu in /proc/driver/nvidia/gpus/*; do [ ! -d "$gpu" ] || echo "driven ${{gpu##*/}}"; done
+"""
+WHY = "A GPU that is lost or taken by another driver is missing from the run: its rank fails, and the job with it."
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+    """FAIL for a GPU that is lost or not driven, and for a number that is not that of most nodes."""
+    counts = {}
+    for node, answer in answers.items():
+        found = [device for device in devices(answer) if device.is_gpu]
+        lost = [device.address for device in found if device.lost]
+        driven = set(re.findall(r"^driven (\S+)", answer.out, flags=re.MULTILINE))
+        foreign = [device for device in found if device.driver != "nvidia" or device.address not in driven]
+        if lost:
+            said = f"{', '.join(lost)} does not answer on the PCI bus"
+            fix = "power cycle the node (a reboot may not do); then reseat or replace the GPU"
+            yield fail(ID, node, said, expected=f"{len(found)} GPUs that answer", fix=fix)
+        elif foreign:
+            said = "; ".join(f"{device.address} {_taken(device.driver)}" for device in foreign)
+            fix = "modprobe nvidia (nouveau: blacklist it and reboot); dmesg | grep NVRM says why a GPU was not started"
+            yield fail(ID, node, said, expected=f"{len(found)} GPUs with the driver nvidia", fix=fix)
+        else:
+            counts[node] = len(found)
+    fix = "look for the missing GPU with lspci -d 10de:; power cycle the node, then reseat the GPU"
+    yield from odd(ID, counts, show=_gpus, fix=fix, verdict="FAIL")
+
+
+def _taken(driver: str) -> str:
+    if driver == "nvidia":
+        return "was not started by the driver"
+    return f"belongs to {driver}" if driver else "has no driver"
+
+
+def _gpus(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'} on the PCI bus"

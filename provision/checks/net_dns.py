@@ -1,0 +1,73 @@
+"""net.dns: Whether every node means the same address by a node's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks._interfaces import as_address
+from provision.checks._judging import groups, majority
+from provision.inventory import fold
+from provision.model import Finding, Node
+from provision.render import words
+
+ID = "net.dns"
+LEVEL = 0
+TITLE = "nodes' names have the same address on every node"
+WHY = "Nodes that look for rank 0 at different addresses never meet: the rendezvous times out after minutes."
+
+
+def names(seen: Plan) -> tuple[str, ...]:
+    """The nodes' names, and whatever of their addresses is a name."""
+    every = [text for node in seen.nodes for text in (node.name, node.address, node.data_address)]
+    return tuple(dict.fromkeys(text for text in every if text and not as_address(text)))
+
+
+def probe(seen: Plan, _node: Node) -> str:
+    """Looks every name up: ``name NAME ADDRESS``, and ``-`` where it has none."""
+    return f"""\
+command -v getent >/dev/null 2>&1 || {{ echo "no getent"; exit 0; }}
+for cc_name in {words(names(seen))}; do
+  getent ahostsv4 "$cc_name" | {{ read -r cc_address _; echo "name $cc_name ${{cc_address:--}}"; }}
+done
+echo end
+"""
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL on the nodes that mean another address than most, or know none where the others do."""
+    known: dict[str, dict[str, str]] = {}
+    for name, answer in answers.items():
+        if "end" in answer.lines:
+            parts = [line.split() for line in answer.lines if line.startswith("name ")]
+            known[name] = {part[1]: part[2] for part in parts if len(part) == 3}
+    wrong: dict[str, list[str]] = {}
+    for host in dict.fromkeys(host for table in known.values() for host in table):
+        values = {name: table.get(host, "-") for name, table in known.items()}
+        if values.get(host, "").startswith("127."):  # a node's own name: net.hostname speaks of it
+            del values[host]
+        usual = majority(values)
+        for name, value in values.items():
+            if value != usual:
+                wrong.setdefault(name, []).append(_said(host, value, usual, values))
+    for name, answer in answers.items():
+        if name not in known:
+            missing = "no getent" in answer.lines
+            said = "getent is not installed" if missing else "its names were not looked up to the end"
+            yield unknown(ID, name, said, fix=f"install getent on {name}" if missing else "")
+        elif name in wrong:
+            fix = "services: hosts: {} in the inventory writes the same /etc/hosts everywhere; or correct it by hand"
+            yield fail(ID, name, "; ".join(wrong[name][:3]), expected=TITLE, fix=fix)
+        else:
+            count = sum(address != "-" for address in known[name].values())
+            yield ok(ID, name, f"{count} of {len(known[name])} names have an address, the same as elsewhere")
+
+
+def _said(host: str, value: str, usual: str | None, values: Mapping[str, str]) -> str:
+    mine = f"{host} is {value}" if value != "-" else f"{host} has no address"
+    if usual is not None:
+        return f"{mine}, elsewhere {usual if usual != '-' else 'it has none'}"
+    found = ", ".join(
+        f"{address if address != '-' else 'none'} on {fold(on)}" for address, on in groups(values).items()
+    )
+    return f"{host}: {found}"

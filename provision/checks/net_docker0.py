@@ -1,0 +1,50 @@
+"""net.docker0: Whether a bridge inside the node has a subnet that holds another node's address.
+
+Docker gives docker0 172.17.0.0/16 unless told otherwise, and further networks the next ones (Docker's documentation,
+"default-address-pools"); libvirt takes 192.168.122.0/24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok
+from provision.checks._interfaces import Address, Network, as_address
+from provision.checks._net import each, facts, read
+from provision.model import Finding
+
+ID = "net.docker0"
+LEVEL = 0
+TITLE = "no bridge inside the node covers another node's address"
+WHY = "What the node sends to those nodes goes to its own containers: they cannot be reached from it."
+
+probe = facts
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL where a subnet of a bridge without devices overlaps."""
+    members: dict[Address, str] = {}
+    for node in seen.nodes:
+        answer = answers.get(node.name)
+        own = read(answer) if answer else None
+        for address in (as_address(node.address), as_address(node.data_address or ""), own.own if own else None):
+            if address:
+                members.setdefault(address, node.name)
+
+    def one(name: str, net: Network) -> Finding:
+        inner = [
+            (link, interface)
+            for on, interface in net.addresses
+            if (link := net.links.get(on)) and link.kind == "bridge" and not net.devices(link)
+        ]
+        for link, interface in inner:
+            hit = sorted({other for address, other in members.items() if address in interface.network} - {name})
+            if hit:
+                said = f"{link.name} has {interface.network}, which holds the address of {', '.join(hit)}"
+                fix = '"bip" or "default-address-pools" in /etc/docker/daemon.json (libvirt: virsh net-edit default)'
+                return fail(ID, name, said, expected=TITLE, fix=fix)
+        return ok(
+            ID, name, f"{len(inner)} inner bridges, none overlaps" if inner else "no inner bridge with an address"
+        )
+
+    yield from each(ID, answers, one)

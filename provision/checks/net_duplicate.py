@@ -1,0 +1,77 @@
+"""net.duplicate: Whether every node is a machine of its own, with a name and addresses that no other has.
+
+/proc/sys/kernel/random/boot_id differs between any two running kernels; /etc/machine-id between any two installations
+(machine-id(5)): clones of one disk image share it, and DHCP servers may give them the same address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks._net import facts, read
+from provision.model import Finding, Node
+
+ID = "net.duplicate"
+LEVEL = 0
+TITLE = "every node is a machine of its own, with its own name and addresses"
+WHY = (
+    "Two nodes with one address take each other's connections away; NCCL takes equal host names for one machine and "
+    "looks for the other's GPUs there."
+)
+
+_IDENTITY = """\
+cc_get /proc/sys/kernel/random/boot_id && echo "boot $cc_value"
+cc_get /etc/machine-id && echo "machine $cc_value"
+echo "host $(uname -n)"
+for cc_path in /sys/class/net/*; do
+  [ ! -e "$cc_path/device" ] || { cc_get "$cc_path/address" && echo "mac $cc_value"; }
+done
+exit 0
+"""
+_WHAT = {
+    "boot": "is the same running machine as {}",
+    "address": "has the address {value} in the inventory, as {} has",
+    "mac": "has a network card with the address {value}, as {} has",
+    "host": "has the host name {value}, as {} has",
+    "machine": "has the machine id of {}",
+}
+_FIX = {
+    "boot": "correct the address of one of them in the inventory",
+    "address": "correct the address of one of them in the inventory",
+    "mac": "give one of them another MAC address: in the hypervisor, or the card's driver",
+    "host": "hostnamectl set-hostname NAME on one of them",
+    "machine": "rm /etc/machine-id; systemd-machine-id-setup, on one of them, and restart it",
+}
+
+
+def probe(seen: Plan, node: Node) -> str:
+    """The interfaces, and what tells machines apart."""
+    return facts(seen, node) + _IDENTITY
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL where two nodes share what only one machine has; WARN for a shared machine id alone."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for name, answer in answers.items():
+        net = read(answer)
+        words = [line.split() for line in answer.lines]
+        marks = {(each[0], each[1]) for each in words if each[0] in _WHAT and len(each) == 2}
+        if net and net.own:
+            marks.add(("address", str(net.own)))
+        for mark in marks:
+            owners.setdefault(mark, []).append(name)
+    for name, answer in answers.items():
+        shared = [(mark, [each for each in names if each != name]) for mark, names in owners.items() if name in names]
+        hits = sorted(
+            ((mark, others) for mark, others in shared if others), key=lambda hit: list(_WHAT).index(hit[0][0])
+        )
+        if not hits:
+            if any(line.startswith("boot ") for line in answer.lines):
+                yield ok(ID, name, next((line for line in answer.lines if line.startswith("host ")), "its own boot id"))
+            else:
+                yield unknown(ID, name, "neither boot id nor host name came back")
+            continue
+        (kind, value), others = hits[0]
+        said = _WHAT[kind].format(", ".join(others), value=value)
+        yield (warn if kind == "machine" else fail)(ID, name, said, expected=TITLE, fix=_FIX[kind])

@@ -1,0 +1,75 @@
+"""net.errors: Whether the interface that carries the training loses packets to a bad cable or port.
+
+Counters since the driver was loaded: /sys/class/net/*/statistics and carrier_down_count (kernel, sysfs-class-net).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks._net import carriers, facts
+from provision.model import Finding, Node
+
+ID = "net.errors"
+LEVEL = 0
+TITLE = "the data interface has no transmission errors and keeps its carrier"
+WHY = "Every lost packet stalls all ranks until it is sent again; a link that goes down breaks the training off."
+# Packets: a healthy link has a bit error rate below 1e-12 (IEEE 802.3), far below one packet in a million. A link goes
+# down once or twice while a machine starts.
+LIMITS = {"errors_ppm": 1.0, "carrier_losses": 5}
+
+_COUNTERS = """\
+for cc_path in /sys/class/net/*; do
+  [ -d "$cc_path/statistics" ] || continue
+  cc_line="count ${cc_path##*/}"
+  for cc_file in carrier_down_count statistics/rx_packets statistics/tx_packets statistics/rx_errors \\
+    statistics/tx_errors statistics/rx_crc_errors; do
+    cc_get "$cc_path/$cc_file"
+    cc_line="$cc_line ${cc_value:-0}"
+  done
+  echo "$cc_line"
+done
+"""
+
+
+def probe(seen: Plan, node: Node) -> str:
+    """The interfaces, and their counters: ``count NAME`` and six numbers."""
+    return facts(seen, node) + _COUNTERS
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """WARN where errors are more than ``errors_ppm`` of the packets, or the carrier went ``carrier_losses`` times."""
+    found, lost = carriers(ID, answers)
+    yield from lost
+    for name, (net, link) in found.items():
+        counts = {
+            words[1]: [int(word) for word in words[2:]]
+            for line in answers[name].lines
+            if (words := line.split())[0] == "count" and len(words) == 8
+        }
+        watched = dict.fromkeys(each.name for each in (link, *net.devices(link)))
+        if not counts.keys() & watched.keys():
+            yield unknown(ID, name, f"{link.name} has no counters")
+            continue
+        said = [text for each in watched if each in counts and (text := _bad(each, counts[each], seen.limits))]
+        if said:
+            fix = f"reseat or replace the cable, then look again: ip -s link show {link.name}"
+            yield warn(ID, name, "; ".join(said), expected=TITLE, fix=fix)
+        else:
+            packets, errors = (sum(sum(counts[each][at]) for each in watched if each in counts) for at in _PARTS)
+            yield ok(ID, name, f"{errors} errors in {packets} packets")
+
+
+_PARTS = (slice(1, 3), slice(3, 5))
+
+
+def _bad(name: str, counts: list[int], limits: Mapping[str, float]) -> str:
+    down, received, sent, *errors = counts
+    wrong, packets = errors[0] + errors[1], received + sent
+    said = []
+    if wrong > packets * limits["errors_ppm"] / 1e6:
+        said.append(f"{wrong} errors in {packets} packets" + (f" ({errors[2]} CRC)" if errors[2] else ""))
+    if down >= limits["carrier_losses"]:
+        said.append(f"lost its carrier {down} times since start")
+    return f"{name}: {' and '.join(said)}" if said else ""

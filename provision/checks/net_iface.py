@@ -1,0 +1,62 @@
+"""net.iface: Whether a node reaches rank 0 over a real network interface that is up.
+
+NCCL and Gloo take the first interface that they find unless they are told; what they find may be docker0 or lo
+(NCCL's documentation, NCCL_SOCKET_IFNAME). ``train`` names the interface of this route to them: it must be a real one.
+Kinds of interfaces are DEVTYPE in their uevent (the kernel's SET_NETDEV_DEVTYPE) and names that container networks use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks._interfaces import Link, Network
+from provision.checks._net import each, facts
+from provision.model import Finding
+
+ID = "net.iface"
+LEVEL = 0
+TITLE = "rank 0 is reached over a real interface that is up"
+WHY = (
+    "NCCL and Gloo would talk over an interface that leads to no other node: the training hangs before its first step."
+)
+
+_CONTAINERS = re.compile(r"docker|br-|veth|virbr|cni|flannel|cali|lxc|podman|kube|cilium|vnet")
+_VPN = {"tun": "a VPN", "wireguard": "a VPN", "wlan": "wireless", "wwan": "wireless"}
+_FIX = "give the node a data_address on the training network in the inventory, or correct its routes: ip route get"
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL without a way, or over what leads nowhere; WARN over a VPN or wireless."""
+    names = {node.name: node.train_address for node in seen.nodes}
+
+    def one(name: str, net: Network) -> Finding:
+        target = next((address for other, address in names.items() if other != name), "")
+        if not target:
+            return ok(ID, name, "the only node")
+        if net.peer is None:
+            return fail(ID, name, f"{target} has no address there", expected=TITLE, fix=f"getent hosts {target}")
+        if net.way is None:
+            return fail(ID, name, f"no route to {net.peer}", expected=TITLE, fix=f"ip route get {net.peer}")
+        link = net.links.get(net.way[0], Link(net.way[0]))
+        return _of(name, net, link)
+
+    yield from each(ID, answers, one)
+
+
+probe = facts
+
+
+def _of(name: str, net: Network, link: Link) -> Finding:
+    to = f"{net.peer} is reached over {link.name}"
+    fix = f"{_FIX} {net.peer}"
+    if link.name == "lo":
+        return fail(ID, name, f"{to}: it takes that address for its own", expected=TITLE, fix=fix)
+    if not link.up or link.state not in {"up", "unknown"}:
+        return fail(ID, name, f"{to}, which is {link.state}", expected=TITLE, fix=f"ip link show {link.name}")
+    if link.kind in _VPN:
+        return warn(ID, name, f"{to}, which is {_VPN[link.kind]}", expected=TITLE, fix=fix)
+    if not net.devices(link) and (_CONTAINERS.match(link.name) or link.kind == "bridge"):
+        return fail(ID, name, f"{to}, a bridge for containers or machines inside the node", expected=TITLE, fix=fix)
+    return ok(ID, name, to)

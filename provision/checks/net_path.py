@@ -1,0 +1,63 @@
+"""net.path: Whether packets of the full MTU reach the other nodes unbroken.
+
+``ping -M do`` forbids fragments; -s is the packet's size without 20 bytes of IPv4 and 8 of ICMP header (ping(8)).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks._interfaces import RESOLVE
+from provision.checks._pairs import partners
+from provision.model import Finding, Node
+from provision.render import words
+
+ID = "net.path"
+LEVEL = 1
+TOOL = "ping"
+TITLE = "packets of the full MTU reach the other nodes"
+WHY = "Small messages pass and large ones vanish: the rendezvous succeeds, and the first tensor hangs for ever."
+TIMEOUT = 20.0
+
+
+def probe(seen: Plan, node: Node) -> str:
+    """Pings partners with the MTU of the interface that leads to them: ``path ADDRESS DEVICE MTU RC``, ping's words."""
+    return f"""\
+command -v ip >/dev/null 2>&1 || {{ echo "no ip"; exit 0; }}
+{RESOLVE}
+cc_ping() {{
+  cc_address=$(cc_resolve "$1")
+  cc_device=$(ip -o route get "$cc_address" 2>/dev/null | sed 's/.* dev \\([^ ]*\\).*/\\1/')
+  cc_mtu=0
+  {{ IFS= read -r cc_mtu <"/sys/class/net/$cc_device/mtu"; }} 2>/dev/null
+  case $cc_address in *:*) cc_head=48 ;; *) cc_head=28 ;; esac
+  cc_said=$(ping -n -q -M do -s "$((cc_mtu - cc_head))" -c 3 -i 0.3 -W 2 "$cc_address" 2>&1)
+  echo "path $1 ${{cc_device:--}} $cc_mtu $?" $cc_said
+}}
+for cc_peer in {words(partners(seen.nodes, node))}; do cc_ping "$cc_peer" & done
+wait
+"""
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL where packets of that size are lost; UNKNOWN where ping cannot send them (busybox has no -M)."""
+    names = {node.train_address: node.name for node in seen.nodes}
+    for name, answer in answers.items():
+        found = [match for line in answer.lines if (match := re.match(r"path (\S+) (\S+) (\d+) (\d+) ?(.*)", line))]
+        lost = [match for match in found if match[4] != "0"]
+        unable = [match for match in lost if not re.search(r"packet loss|too long|unreachable", match[5])]
+        if "no ip" in answer.lines:
+            yield unknown(ID, name, "ip is not installed", fix=f"install iproute2 on {name}")
+        elif unable:
+            yield unknown(ID, name, f"ping: {unable[0][5][:120]}", fix=f"install iputils-ping on {name}")
+        elif lost:
+            others = [names.get(match[1], match[1]) for match in lost]
+            said = f"packets of {lost[0][3]} bytes over {lost[0][2]} do not reach {', '.join(others)}"
+            fix = f"ip link set {lost[0][2]} mtu 1500, or jumbo frames on every switch port between them"
+            yield fail(ID, name, said, expected=TITLE, fix=fix)
+        elif not found and len(seen.nodes) > 1:
+            yield unknown(ID, name, f"ping was not run: {answer.err or 'it said nothing'}")
+        else:
+            yield ok(ID, name, f"{found[0][3]} bytes reach {len(found)} nodes" if found else "the only node")

@@ -1,0 +1,62 @@
+"""net.proxy: Whether no proxy stands between programs and the nodes.
+
+Read from the environment of a session like the training's. curl, pip, requests and gRPC honour these variables
+(curl(1), ENVIRONMENT; gRPC, environment_variables.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
+
+from provision.checks import Answer, Plan, ok, warn
+from provision.checks._interfaces import as_address
+from provision.model import Finding
+
+ID = "net.proxy"
+LEVEL = 0
+TITLE = "no proxy is set, or no_proxy names every node"
+WHY = "Requests between nodes, and hub libraries that look for a model, wait for a proxy that is not there."
+PROBE = """\
+for cc_name in http_proxy https_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY; do
+  eval "cc_value=\\${$cc_name-}"
+  [ -z "$cc_value" ] || echo "$cc_name=$cc_value"
+done
+echo end
+"""
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """WARN where a proxy is set that a node's address would go through."""
+    addresses = dict.fromkeys(each for node in seen.nodes for each in (node.address, node.train_address))
+    for name, answer in answers.items():
+        given = dict(line.split("=", 1) for line in answer.lines if "=" in line)
+        proxies = {key: value for key, value in given.items() if not key.lower().startswith("no_")}
+        spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
+        open_to = [address for address in addresses if not any(_covers(each.strip(), address) for each in spared)]
+        if proxies and open_to:
+            key, value = next(iter(proxies.items()))
+            said = f"{key}={_without_password(value)}, and no_proxy does not name {open_to[0]}"
+            fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
+            yield warn(ID, name, said, expected=TITLE, fix=fix)
+        else:
+            yield ok(ID, name, "a proxy is set, not for the nodes" if proxies else "no proxy is set")
+
+
+def _covers(entry: str, address: str) -> bool:
+    """Whether an entry of no_proxy means an address: a name, a domain, an address or a network, or ``*``."""
+    bare = entry.removeprefix("*").removeprefix(".")
+    ip = as_address(address)
+    if entry in {"*", address}:
+        return True
+    if ip is None:
+        return bool(bare) and address.endswith(f".{bare}")
+    try:
+        return ip in ip_network(entry, strict=False)
+    except ValueError:
+        return False
+
+
+def _without_password(url: str) -> str:
+    before, at, host = url.rpartition("@")
+    return f"{before.partition('://')[0]}://***@{host}" if at else url

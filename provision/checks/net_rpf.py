@@ -1,0 +1,61 @@
+"""net.rpf: Whether packets that come in over one of two interfaces in the same network are let through.
+
+With rp_filter 1 the kernel drops packets whose answer would leave over another interface (kernel, ip-sysctl; RFC 3704).
+The value in force is the larger of ``all`` and the interface's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks._interfaces import Network
+from provision.checks._net import each, facts
+from provision.model import Finding, Node
+
+ID = "net.rpf"
+LEVEL = 0
+TITLE = "reverse path filtering drops nothing between interfaces of one network"
+WHY = "NCCL uses every network card; packets that arrive on the second one are dropped, and connections hang."
+
+_FILTERS = """\
+for cc_path in /proc/sys/net/ipv4/conf/*; do
+  cc_get "$cc_path/rp_filter"
+  echo "rpf ${cc_path##*/} ${cc_value:--}"
+done
+"""
+
+
+def probe(seen: Plan, node: Node) -> str:
+    """The interfaces, and their filters: ``rpf NAME VALUE``."""
+    return facts(seen, node) + _FILTERS
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """WARN where two interfaces share a network and one of them filters strictly."""
+
+    def one(name: str, net: Network) -> Finding:
+        filters = {words[1]: words[2] for line in answers[name].lines if (words := line.split())[0] == "rpf"}
+        twins = _twins(net)
+        if not twins:
+            return ok(ID, name, "every interface has a network of its own")
+        if not filters.get("all", "").isdigit():
+            return unknown(ID, name, "net.ipv4.conf.all.rp_filter cannot be read")
+        values = {each: max(int(filters["all"]), int(filters.get(each, "0") or 0)) for each in twins}
+        strict = [each for each, value in values.items() if value == 1]
+        if strict:
+            said = f"{' and '.join(twins)} are in one network, and rp_filter of {strict[0]} is 1"
+            fix = f"sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[0]}.rp_filter=2, and in /etc/sysctl.d"
+            return warn(ID, name, said, expected="0 or 2", fix=fix)
+        return ok(ID, name, f"{' and '.join(twins)} are in one network, rp_filter is {max(values.values())}")
+
+    yield from each(ID, answers, one)
+
+
+def _twins(net: Network) -> tuple[str, ...]:
+    """Interfaces with an IPv4 address in the same network, the first such group."""
+    shared: dict[object, set[str]] = {}
+    for name, interface in net.addresses:
+        if name and interface.version == 4 and not interface.ip.is_loopback and interface.network.prefixlen < 32:
+            shared.setdefault(interface.network, set()).add(name)
+    return next((tuple(sorted(names)) for names in shared.values() if len(names) > 1), ())

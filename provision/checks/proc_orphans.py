@@ -1,0 +1,55 @@
+"""proc.orphans: no process of an earlier run is left.
+
+Every process of a run carries ``CLUSTERCTL_RUN=<id>`` in its environment; its agent, which does not, has
+``runs/<id>/agent run`` in its arguments. Processes of other users are seen by root only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok
+from provision.checks._host import unread
+from provision.model import Finding
+
+ID = "proc.orphans"
+LEVEL = 0
+TITLE = "no process of an earlier run is left"
+ROOT = True
+# grep names the files first, so that only the few that matter are read again. A run's id has no character that sh or a
+# pattern would take for its own. This script's own environment is left out: it may stand in a run itself.
+PROBE = """\
+for file in $(grep -ls 'CLUSTERCTL_RUN=' /proc/[0-9]*/environ); do
+    pid=${file#/proc/}
+    pid=${pid%/environ}
+    [ "$pid" != "$$" ] || continue
+    run=$(tr '\\0' '\\n' <"$file" 2>/dev/null | sed -n 's/^CLUSTERCTL_RUN=//p')
+    [ -n "$run" ] || continue
+    if grep -qs "runs/$run/agent.run" /proc/[0-9]*/cmdline; then
+        echo "owned $pid $run"
+    else
+        echo "orphan $pid $run $(tr '\\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)"
+    fi
+done
+echo looked
+"""
+WHY = "A worker that outlived its run holds GPU memory and the rendezvous port: the next run fails or waits for ever."
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+    """FAIL with the processes and their run."""
+    for name, answer in answers.items():
+        if "looked" not in answer.lines:
+            yield unread(ID, name, answer)
+            continue
+        lines = [line.split(None, 3) for line in answer.lines if line.startswith(("owned ", "orphan "))]
+        orphans = [line for line in lines if line[0] == "orphan" and len(line) > 2]
+        owned = {line[2] for line in lines if line[0] == "owned" and len(line) > 2}
+        if orphans:
+            runs = ", ".join(sorted({line[2] for line in orphans}))
+            first = f" ({orphans[0][3][:80]})" if len(orphans[0]) > 3 else ""
+            said = f"{len(orphans)} processes of {runs} without an agent{first}"
+            fix = f"kill {' '.join(line[1] for line in orphans[:20])}"
+            yield fail(ID, name, said, expected="none", fix=fix)
+        else:
+            yield ok(ID, name, f"{', '.join(sorted(owned))} is running" if owned else "none")

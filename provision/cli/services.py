@@ -1,0 +1,154 @@
+"""The command about node services."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from provision import summaries
+from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.options import reporting
+from provision.errors import NodesFailedError, UsageError
+from provision.inventory import select
+from provision.output import Reporter
+from provision.tasks import services as tasks
+
+_names = click.argument("names", nargs=-1, metavar="[SERVICE]...")
+_deadline = click.option(
+    "--deadline",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=tasks.DEADLINE,
+    show_default=True,
+    help="What each node has for a stage.",
+)
+
+
+def _dry_run(what: str) -> Callable[..., Callable[..., None]]:
+    return click.option("--dry-run", is_flag=True, help=f"Say what would be {what}; write nothing on any node.")
+
+
+@click.group("services")
+def services_group() -> None:
+    """Set up, ask and undo node services: os_packages, hosts, limits, chrony, nfs, opensm.
+
+    SERVICE is by default every one that the inventory asks for.
+    """
+
+
+@services_group.command("apply")
+@on_nodes
+@_dry_run("changed")
+@click.option(
+    "--scripts", "-O", type=click.Path(path_type=Path, file_okay=False), help="With --dry-run: write the scripts here."
+)
+@_deadline
+@_names
+@reporting
+def services_apply(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    names: tuple[str, ...],
+    deadline: float,
+    scripts: Path | None,
+    *,
+    dry_run: bool,
+) -> None:
+    """Bring the nodes to what the inventory asks for. Running it again changes nothing."""
+    if scripts and not dry_run:
+        raise UsageError(
+            "--scripts goes with --dry-run", hint=f"clusterctl services apply --dry-run --scripts {scripts}"
+        )
+    inventory = load_inventory(inventory_path, reporter)
+    result = tasks.apply(
+        inventory,
+        select(inventory, limit=limit, exclude=exclude),
+        names,
+        prompts=prompts_of(reporter),
+        dry_run=dry_run,
+        scripts_to=scripts,
+        deadline=deadline,
+        emit=reporter,
+    )
+    reporter.result(*summaries.serviced(result, "apply"))
+
+
+@services_group.command("status")
+@on_nodes
+@_deadline
+@_names
+@reporting
+def services_status(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    names: tuple[str, ...],
+    deadline: float,
+) -> None:
+    """Say where the nodes differ from what the inventory asks for."""
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    result = tasks.apply(
+        inventory, nodes, names, prompts=prompts_of(reporter), dry_run=True, deadline=deadline, emit=reporter
+    )
+    reporter.result(*summaries.serviced(result, "status"))
+
+
+@services_group.command("verify")
+@on_nodes
+@_deadline
+@_names
+@reporting
+def services_verify(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    names: tuple[str, ...],
+    deadline: float,
+) -> None:
+    """Ask the running services whether they do their work: who follows which clock, whether a share is fresh."""
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    result = tasks.verify(inventory, nodes, names, prompts=prompts_of(reporter), deadline=deadline, emit=reporter)
+    reporter.result(*summaries.serviced(result, "verify"))
+    wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
+    if wrong:
+        raise NodesFailedError(
+            f"services do not do their work on {len(wrong)} of {len(nodes)} nodes",
+            reasons={},  # the result has said it
+            hint="clusterctl services apply brings them back",
+        )
+
+
+@services_group.command("undo")
+@on_nodes
+@_dry_run("undone")
+@_deadline
+@_names
+@reporting
+def services_undo(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    names: tuple[str, ...],
+    deadline: float,
+    *,
+    dry_run: bool,
+) -> None:
+    """Bring back what was there before, byte for byte. SERVICE is by default every service there is."""
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    result = tasks.undo(
+        inventory, nodes, names, prompts=prompts_of(reporter), dry_run=dry_run, deadline=deadline, emit=reporter
+    )
+    reporter.result(*summaries.serviced(result, "undo"))
+
+
+COMMANDS = (services_group,)

@@ -1,0 +1,178 @@
+"""The bundle of OS packages: a plain tar whose every byte follows from its manifest, which is its first member.
+
+    manifest.json     what is in it, each file with its size and sha256
+    Packages Release  the index that makes its folder a repository
+    debs/*.deb        the packages, by name
+
+It unpacks with any tar. A reader builds the headers that must be there and compares, so that no byte goes unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from provision.env.bundle import tar
+from provision.env.packing.temporary import created
+from provision.errors import BundleError, UsageError
+from provision.ospackages import manifest
+from provision.ospackages.collection import Collected, Wanted
+from provision.ospackages.manifest import Manifest, Member
+
+SUFFIX = ".osb"
+MANIFEST = "manifest.json"
+
+_MTIME = 315532800  # 1980-01-01: equal packages give equal bundles
+_BLOCK = 1 << 20
+_LARGEST = 64 << 20  # bytes of a manifest
+_SIZE = slice(124, 136)  # of a tar header
+
+
+@dataclass(frozen=True)
+class OsBundle:
+    """A bundle that was read to its end and found whole.
+
+    Attributes:
+        path: its file.
+        manifest: what is in it.
+        size: its bytes.
+        sha256: of all of them.
+    """
+
+    path: Path
+    manifest: Manifest
+    size: int
+    sha256: str
+
+
+def write(out: Path, wanted: Wanted, collected: Collected) -> OsBundle:
+    """Write a bundle; it appears under its name when it is whole.
+
+    Raises:
+        UsageError: the folder cannot be written to, or its disk is full.
+        BundleError: a package is not the one that its archive's index describes.
+    """
+    index = [Member(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in collected.index.items()]
+    described = manifest.describe(wanted, collected, index)
+    data = described.to_json()
+    digest, size = hashlib.sha256(), 0
+    with created(out) as file:
+
+        def put(block: bytes) -> None:
+            nonlocal size
+            file.write(block)
+            digest.update(block)
+            size += len(block)
+
+        _member(put, MANIFEST, data)
+        for name, content in collected.index.items():
+            _member(put, name, content)
+        for package in described.packages:
+            put(_header(package.file, package.size))
+            _copy(collected.paths[package.file], Member(package.file, package.size, package.sha256), put)
+            put(bytes(tar.padding(package.size)))
+        put(tar.END)
+    return OsBundle(out, described, size, digest.hexdigest())
+
+
+def open_bundle(path: Path) -> OsBundle:
+    """Read a bundle to its end.
+
+    Raises:
+        UsageError: the file cannot be read.
+        BundleError: it is no bundle of OS packages, truncated, damaged, or too new.
+    """
+    try:
+        with path.open("rb") as file:
+            return _Reader(path, file).read()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {(error.strerror or str(error)).lower()}",
+            hint=f"clusterctl pack-os --release debian12 -o {path} writes it, on a machine with a network",
+        ) from error
+
+
+class _Reader:
+    """One pass over a file."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def read(self) -> OsBundle:
+        head = self._file.read(tar.BLOCK)
+        number = head[_SIZE].rstrip(b"\0 ")
+        length = int(number, 8) if number.isdigit() and not number.strip(b"01234567") else _LARGEST
+        if length >= _LARGEST or head != _header(MANIFEST, length):
+            raise BundleError(
+                f"{self._path} is no bundle of OS packages", hint="clusterctl pack-os --release debian12 writes one"
+            )
+        self._count(head)
+        try:
+            found = manifest.parse(b"".join(self._take(length, MANIFEST)))
+        except BundleError as error:
+            raise BundleError(f"{self._path}: {error}", hint=error.hint) from error
+        self._expect(bytes(tar.padding(length)), MANIFEST)
+        for member in found.members:
+            self._expect(_header(member.name, member.size), member.name)
+            digest = hashlib.sha256()
+            for block in self._take(member.size, member.name):
+                digest.update(block)
+            if digest.hexdigest() != member.sha256:
+                raise self._damaged(member.name)
+            self._expect(bytes(tar.padding(member.size)), member.name)
+        self._expect(tar.END, "its end")
+        if self._file.read(1):
+            raise BundleError(f"{self._path} goes on after its end", hint="copy it again")
+        return OsBundle(self._path, found, self._size, self._digest.hexdigest())
+
+    def _take(self, size: int, name: str) -> Iterator[bytes]:
+        while size:
+            block = self._file.read(min(size, _BLOCK))
+            if not block:
+                raise BundleError(
+                    f"{self._path} is truncated: it ends at {self._size} bytes, within {name}", hint="copy it again"
+                )
+            self._count(block)
+            size -= len(block)
+            yield block
+
+    def _expect(self, wanted: bytes, name: str) -> None:
+        if b"".join(self._take(len(wanted), name)) != wanted:
+            raise self._damaged(name)
+
+    def _count(self, block: bytes) -> None:
+        self._digest.update(block)
+        self._size += len(block)
+
+    def _damaged(self, name: str) -> BundleError:
+        return BundleError(f"{self._path} is damaged: {name} is not what its manifest says", hint="copy it again")
+
+
+def _header(name: str, size: int) -> bytes:
+    return tar.header(name.encode(), size=size, mtime=_MTIME)
+
+
+def _member(put: Callable[[bytes], None], name: str, data: bytes) -> None:
+    put(_header(name, len(data)) + data + bytes(tar.padding(len(data))))
+
+
+def _copy(path: Path, member: Member, put: Callable[[bytes], None]) -> None:
+    """Copy a package that must be the one that the signed index describes; one that is not is removed."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+            put(block)
+    if (size, digest.hexdigest()) != (member.size, member.sha256):
+        path.unlink()
+        raise BundleError(
+            f"{path.name} is not the package that its archive describes, and was removed",
+            hint="run the same command again: it is fetched anew",
+        )

@@ -1,0 +1,143 @@
+"""What a bundle of OS packages says of itself: ``manifest.json``, its first member."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from provision.errors import BundleError
+from provision.ospackages.collection import Collected, Package, Wanted
+
+FORMAT = "clusterctl-os-packages"
+VERSION = 1
+
+# What is unpacked on nodes as root: nothing but plain names in known folders.
+_PLACE = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_][A-Za-z0-9_.+~%:-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of the bundle, in the order in which they lie there."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a bundle.
+
+    Attributes:
+        release: the release's name, such as ``debian12``.
+        family: who installs it, such as ``apt``.
+        architecture: as the family calls it.
+        requested: the packages that were asked for; the others are what these need.
+        packages: all of them, by name.
+        index: the files that make them a repository.
+    """
+
+    release: str
+    family: str
+    architecture: str
+    requested: tuple[str, ...]
+    packages: tuple[Package, ...]
+    index: tuple[Member, ...]
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Every file after the manifest, in order."""
+        return (*self.index, *(Member(each.file, each.size, each.sha256) for each in self.packages))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the packages that were asked for."""
+        known = {each.name: each.version for each in self.packages}
+        return {name: known.get(name, "") for name in self.requested}
+
+    def to_json(self) -> bytes:
+        """The member's bytes; equal manifests have equal ones."""
+        data = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return (json.dumps(data, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+
+
+def describe(wanted: Wanted, collected: Collected, index: Iterable[Member]) -> Manifest:
+    """The manifest of what was collected."""
+    release = wanted.release
+    requested = tuple(sorted(set(wanted.packages)))
+    return Manifest(release.name, release.family, wanted.architecture, requested, collected.packages, tuple(index))
+
+
+def parse(data: bytes) -> Manifest:
+    """Read a manifest; nothing in it is believed before it is checked.
+
+    Raises:
+        BundleError: it is none, is of a later version, or says what cannot be.
+    """
+    try:
+        found = json.loads(data.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise BundleError("its manifest is no JSON") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise BundleError("it is no bundle of OS packages", hint="clusterctl pack-os --release debian12 writes one")
+    if found.get("version") != VERSION:
+        raise BundleError(
+            f"it has format {found.get('version')}, and this version of clusterctl reads format {VERSION}",
+            hint="use the clusterctl that wrote it, or pack it again",
+        )
+    try:
+        manifest = Manifest(
+            release=_text(found["release"]),
+            family=_text(found["family"]),
+            architecture=_text(found["architecture"]),
+            requested=tuple(_text(name) for name in found["requested"]),
+            packages=tuple(_package(each) for each in found["packages"]),
+            index=tuple(
+                Member(_place(each["name"]), _size(each["size"]), _digest(each["sha256"])) for each in found["index"]
+            ),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"its manifest is not valid: {error}") from error
+    names = [member.name for member in manifest.members]
+    if len(set(names)) != len(names) or manifest.to_json() != data:
+        raise BundleError("its manifest is not valid: it is not as clusterctl writes it")
+    return manifest
+
+
+def _package(found: Any) -> Package:
+    return Package(
+        name=_text(found["name"]),
+        version=_text(found["version"]),
+        architecture=_text(found["architecture"]),
+        file=_place(found["file"]),
+        size=_size(found["size"]),
+        sha256=_digest(found["sha256"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable():
+        raise ValueError(f"{value!r} is no name")
+    return value
+
+
+def _place(value: Any) -> str:
+    if not isinstance(value, str) or not _PLACE.fullmatch(value):
+        raise ValueError(f"{value!r} is no place in a bundle")
+    return value
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 40:
+        raise ValueError(f"{value!r} is no size")
+    return value
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise ValueError(f"{value!r} is no sha256")
+    return value

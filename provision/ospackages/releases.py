@@ -1,0 +1,78 @@
+"""The releases of operating systems, by the names that people and ``/etc/os-release`` give them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from provision.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of a distribution.
+
+    Attributes:
+        distribution: the ``ID`` of os-release(5): ``debian``, ``ubuntu``, ``rocky``.
+        version: its ``VERSION_ID``, as far as packages depend on it: ``12``, ``22.04``, ``9``.
+        codename: what its archive calls it: ``bookworm``; empty where archives go by the version.
+        family: who knows its packages, a key of ``families.FAMILIES``.
+    """
+
+    distribution: str
+    version: str
+    codename: str
+    family: str
+
+    @property
+    def name(self) -> str:
+        """What ``--release`` takes, such as ``debian12``."""
+        return f"{self.distribution}{self.version}"
+
+
+RELEASES = (
+    Release("debian", "12", "bookworm", "apt"),
+    Release("debian", "13", "trixie", "apt"),
+    Release("ubuntu", "22.04", "jammy", "apt"),
+    Release("ubuntu", "24.04", "noble", "apt"),
+)
+
+# Distributions whose packages are rpms, by the ID of their os-release. Of the first ones all minor releases share one
+# repository; openEuler's and Kylin's are told apart by their whole version.
+_RPM_BY_MAJOR = ("rocky", "almalinux", "rhel", "centos", "ol")
+_RPM = (*_RPM_BY_MAJOR, "openeuler", "kylin", "anolis", "fedora", "sles", "opensuse-leap")
+
+_FIELD = re.compile(r"^(ID|VERSION_ID)=([\"']?)(.*)\2$", re.MULTILINE)
+
+
+def find(name: str) -> Release:
+    """The release of that name. One that no family can pack yet is a release all the same: see ``families.of``.
+
+    Raises:
+        UsageError: nobody knows it; the message lists those that are known.
+    """
+    wanted = name.strip().lower()
+    for release in RELEASES:
+        if wanted in (release.name, release.codename):
+            return release
+    for distribution in _RPM:
+        if wanted.startswith(distribution) and (rest := wanted.removeprefix(distribution)):
+            return Release(distribution, _rpm_version(distribution, rest), "", "rpm")
+    known = ", ".join(release.name for release in RELEASES)
+    raise UsageError(f"{name} is no release that clusterctl knows", hint=f"--release with one of {known}")
+
+
+def named(os_release: str) -> str:
+    """The name of the release whose ``/etc/os-release`` this is, such as ``ubuntu22.04``; empty if it does not tell.
+
+    The name follows os-release(5) also for a release that nobody here knows.
+    """
+    fields = {match[1]: match[3].lower() for match in _FIELD.finditer(os_release)}
+    distribution, version = fields.get("ID", ""), fields.get("VERSION_ID", "")
+    if distribution in _RPM:
+        version = _rpm_version(distribution, version)
+    return f"{distribution}{version}" if distribution and version else ""
+
+
+def _rpm_version(distribution: str, version: str) -> str:
+    return version.partition(".")[0] if distribution in _RPM_BY_MAJOR else version

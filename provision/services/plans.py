@@ -1,0 +1,103 @@
+"""What services ask of nodes, as data: duties, gathered to one list of steps for each node and stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from provision import services
+from provision.errors import UsageError
+
+if TYPE_CHECKING:
+    from provision.model import Inventory, Node, Step
+
+Stage = Literal["base", "serve", "follow"]
+
+# One script for each node and stage. All nodes end a stage before any begins the next: who follows a clock or mounts
+# a folder needs the one that serves it.
+STAGES: tuple[Stage, ...] = ("base", "serve", "follow")
+TITLES: Mapping[Stage, str] = {
+    "base": "Preparing nodes",
+    "serve": "Starting servers",
+    "follow": "Following servers",
+}
+
+
+@dataclass(frozen=True)
+class Duty:
+    """Steps of one service for one node in one stage; their names are unique within the service."""
+
+    node: str
+    stage: Stage
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done on every node: ``steps[stage][node]``, each step's name begins with its service."""
+
+    steps: Mapping[Stage, Mapping[str, tuple[Step, ...]]]
+
+    def nodes(self, stage: Stage) -> tuple[str, ...]:
+        """The nodes that have something to do in a stage."""
+        return tuple(self.steps.get(stage, {}))
+
+
+def chosen(inventory: Inventory, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The services that a command works on, in their order.
+
+    Args:
+        inventory: whose ``services:`` are meant.
+        names: only these; none: all that the inventory asks for.
+
+    Raises:
+        UsageError: a name that is no service, or one that the inventory does not ask for.
+    """
+    for name in names:
+        if name not in services.ORDER:
+            raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.ORDER)}")
+        if name not in inventory.services:
+            raise UsageError(
+                f"{inventory.path} does not ask for the service {name}",
+                hint=f"write it below services: in {inventory.path.name}, such as {name}: {{}}",
+            )
+    return tuple(name for name in services.ORDER if name in (names or inventory.services))
+
+
+def planned(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
+    """The steps of the services ``names`` for ``nodes``."""
+    return _gathered(nodes, ((name, services.load(name).plan(_options(inventory, name), inventory)) for name in names))
+
+
+def verifying(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
+    """The steps that ask the services ``names`` on ``nodes`` whether they do their work."""
+    return _gathered(
+        nodes, ((name, services.load(name).verify(_options(inventory, name), inventory)) for name in names)
+    )
+
+
+def _options(inventory: Inventory, name: str) -> object:
+    return inventory.services[name]
+
+
+def _gathered(nodes: Iterable[Node], duties: Iterable[tuple[str, Iterator[Duty]]]) -> Plan:
+    wanted = [node.name for node in nodes]
+    found: dict[Stage, dict[str, list[Step]]] = {stage: {name: [] for name in wanted} for stage in STAGES}
+    for service, each in duties:
+        for duty in each:
+            if duty.node in wanted:
+                found[duty.stage][duty.node] += [_named(service, step) for step in duty.steps]
+    return Plan(
+        {
+            stage: {name: tuple(steps) for name, steps in of_nodes.items() if steps}
+            for stage, of_nodes in found.items()
+            if any(of_nodes.values())
+        }
+    )
+
+
+def _named(service: str, step: Step) -> Step:
+    """The step as part of its service: its name says so, and its sh knows whose journal it writes."""
+    mine = f"cc_service={service}\n"
+    return replace(step, name=f"{service}: {step.name}", unless=mine + step.unless, do=mine + step.do)

@@ -1,0 +1,63 @@
+"""After the environment's commands: ``pack-env`` and ``pack-tool``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from provision.env.report.words import number, size
+from provision.summaries._summary import Summary
+
+if TYPE_CHECKING:
+    from provision.tasks.pack import PackResult
+    from provision.tasks.tool import ToolResult
+
+
+def packed(result: PackResult) -> Summary:
+    """After ``pack-env``."""
+    manifest = result.manifest
+    unpacked = sum(entry.size for entry in manifest.files)
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items() if version)
+    text = (
+        f"packed {manifest.name} ({versions or 'python ' + (manifest.python or '?')}): "
+        f"{size(result.size)} of {size(unpacked)}, {len(manifest.files)} files, {len(manifest.chunks)} chunks "
+        f"in {result.seconds:.1f} s\n"
+        f"{result.bundle} holds release {manifest.release_id}"
+        + (f", in {number(len(result.files), 'file')}" if len(result.files) > 1 else "")
+    )
+    data = {
+        "bundle": str(result.bundle),
+        "files_written": [str(path) for path in result.files],
+        "release": manifest.release_id,
+        "bytes": result.size,
+        "unpacked_bytes": unpacked,
+        "files": len(manifest.files),
+        "chunks": len(manifest.chunks),
+        "versions": dict(manifest.versions),
+        "notices": list(manifest.notices),
+        "seconds": round(result.seconds, 2),
+    }
+    return data, text
+
+
+def tooled(result: ToolResult) -> Summary:
+    """After ``pack-tool``."""
+    tool = result.tool
+    glibc = ".".join(map(str, tool.glibc))
+    data = {
+        "file": str(result.file),
+        "digest": tool.digest,
+        "python": tool.python,
+        "machine": tool.machine,
+        "glibc": glibc,
+        "bytes": tool.size,
+        "unpacked_bytes": tool.unpacked,
+        "files": tool.files,
+        "notices": list(tool.notices),
+        "seconds": round(result.seconds, 2),
+    }
+    text = (
+        f"packed clusterctl with Python {tool.python} for {tool.machine}, glibc {glibc} or later: "
+        f"{size(tool.size)} of {size(tool.unpacked)} in {result.seconds:.1f} s\n"
+        f"on the other side: sh {result.file.name} deploy --inventory inventory.yaml"
+    )
+    return data, text

@@ -1,0 +1,36 @@
+"""After ``train``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from provision.inventory import fold
+from provision.summaries._summary import Summary
+
+if TYPE_CHECKING:
+    from provision.tasks.train import TrainResult
+
+
+def trained(result: TrainResult) -> Summary:
+    """After ``train``."""
+    data = {
+        "run": result.run,
+        "nodes": list(result.nodes),
+        "world_size": result.world_size,
+        "steps": result.steps,
+        "first_loss": result.first_loss,
+        "last_loss": result.last_loss,
+        "seconds": round(result.seconds, 1),
+        "output": result.output,
+        "logs": str(result.folder),
+    }
+    losses = ""
+    if result.first_loss is not None and result.last_loss is not None:
+        losses = f", loss {result.first_loss:.4g} -> {result.last_loss:.4g}"
+    text = (
+        f"logs in {result.folder}\n"
+        f"checkpoint in {result.nodes[0]}:{result.output}\n"
+        f"trained on {fold(result.nodes)} (world size {result.world_size}): "
+        f"{result.steps if result.steps is not None else '?'} steps{losses}, {result.seconds:.0f} s"
+    )
+    return data, text

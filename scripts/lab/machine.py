@@ -1,0 +1,268 @@
+"""Emulated machines for tests: whole Debians with systemd and a kernel of their own, without hardware virtualisation.
+
+``with machines(2) as lab`` starts them and ends with none of it left, however the test ends: everything hangs on
+processes that the kernel kills with this one (``--pdeathsig``), and with them go the network namespace that holds the
+switch, the cable to it, and the disks' overlays, which have no names. The machines reach each other and this host's
+end of the cable, and nothing else: they have no route.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, ip_address
+from pathlib import Path
+
+import machine_image
+from lab_run import LabError
+
+from provision.sandbox import network
+
+PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "mke2fs": "e2fsprogs", "debootstrap": "debootstrap"}
+MEMORY = 640  # MB
+BOOT_SECONDS = 600  # about 20 on a quiet host
+_SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+# mitigations: an emulated CPU leaks nothing, and emulated barriers cost much. panic: a crash is a reboot, not a hang.
+_KERNEL = (
+    "console=ttyS0 root=/dev/nvme0n1 rootfstype=ext4 rootflags=noinit_itable rw quiet panic=1 mitigations=off"
+    " audit=0 apparmor=0 random.trust_cpu=on nowatchdog net.ifnames=0"
+)
+
+
+@dataclass
+class Machine:
+    """One emulated machine. ``console`` holds what its kernel and systemd print."""
+
+    name: str
+    address: str
+    console: Path
+    ssh: tuple[str, ...]  # argv of ssh up to the destination
+    process: subprocess.Popen[bytes]
+    switch: int  # the process in whose network namespace the switch is
+    boot: str = ""  # the kernel's boot id, of the last boot that was waited for
+    _said: bytes = field(default=b"", repr=False)
+
+    def run(
+        self, command: str, *, user: str = "root", check: bool = True, seconds: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command line over ssh.
+
+        Raises:
+            LabError: it failed and ``check`` is set, or it took more than ``seconds``.
+        """
+        argv = [*self.ssh, f"{user}@{self.address}", command]
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{self.name}: `{command}` did not end in {seconds} s") from error
+        if check and done.returncode:
+            raise LabError(f"{self.name}: `{command}` exited {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done
+
+    def out(self, command: str, *, user: str = "root") -> str:
+        """What a command that succeeds prints, without the last newline."""
+        return self.run(command, user=user).stdout.rstrip("\n")
+
+    def reboot(self) -> None:
+        """Shuts the machine down in order and waits until it is up again."""
+        self.run("systemctl reboot", check=False)  # the connection may break before the answer
+        self.wait_up()
+
+    def wait_up(self, seconds: float = BOOT_SECONDS) -> None:
+        """Waits for the line that the machine writes when a boot is complete.
+
+        Raises:
+            LabError: it ended, it took too long, or units failed; with the last lines of its console.
+        """
+        assert self.process.stdout is not None
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._said:
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    raise self._trouble(f"is not up after {seconds:.0f} s")
+                data = os.read(self.process.stdout.fileno(), 4096)
+                if not data:
+                    raise self._trouble("ended")
+                self._said += data
+        line, _, self._said = self._said.partition(b"\n")
+        found = re.search(r"up (\S+) (\S+) *(.*)", line.decode(errors="replace"))
+        if found is None:
+            raise self._trouble(f"said {line!r}")
+        if found[2] != "running":
+            raise self._trouble(f"is {found[2]}; failed: {found[3].strip()}")
+        self.boot = found[1]
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """In this block the machine stands still: connections to it stay, and nobody answers."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def unplugged(self) -> Iterator[None]:
+        """In this block the machine's network cable is out."""
+        enter = ["nsenter", f"--net=/proc/{self.switch}/ns/net", "ip", "link", "set", self.name]
+        _run([*enter, "down"])
+        try:
+            yield
+        finally:
+            _run([*enter, "up"])
+
+    def _trouble(self, what: str) -> LabError:
+        tail = "\n".join(self.console.read_text(errors="replace").splitlines()[-30:]) if self.console.exists() else ""
+        return LabError(f"{self.name} {what}. The end of {self.console}:\n{tail}")
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Running machines and what clusterctl needs to reach them; the first one is the head."""
+
+    machines: tuple[Machine, ...]
+    folder: Path
+    key: Path
+    known_hosts: Path
+    subnet: IPv4Network
+
+    @property
+    def head(self) -> Machine:
+        """The first machine."""
+        return self.machines[0]
+
+    @property
+    def client(self) -> Machine:
+        """The second machine."""
+        return self.machines[1]
+
+    def inventory(self, services: str = "", *, name: str = "inventory.yaml", user: str = machine_image.USER) -> Path:
+        """Writes an inventory of all machines. ``services`` is the YAML below ``services:``, not indented."""
+        path = self.folder / name
+        nodes = "".join(f"  - {{name: {each.name}, address: {each.address}, gpus: 0}}\n" for each in self.machines)
+        below = "".join(f"  {line}\n" for line in services.splitlines())
+        path.write_text(
+            f"prefix: /opt/lab/current\nssh: {{user: {user}, key: {self.key}, known_hosts: {self.known_hosts}}}\n"
+            f"nodes:\n{nodes}" + (f"services:\n{below}" if below else "")
+        )
+        return path
+
+
+def missing() -> str:
+    """Why no machine can be started here; empty when one can."""
+    if os.geteuid():
+        return "emulated machines need root, for a network namespace"
+    lacking = [package for program, package in PROGRAMS.items() if not shutil.which(program, path=_SYSTEM_PATH)]
+    return f"missing: apt-get install {' '.join(lacking)}" if lacking else ""
+
+
+@contextlib.contextmanager
+def machines(count: int, folder: Path | None = None) -> Iterator[Lab]:
+    """Starts machines and waits until each is up; ``folder`` gets their consoles, key and known_hosts.
+
+    Raises:
+        LabError: a program is missing, the image cannot be built, or a machine does not start.
+    """
+    trouble = missing()
+    if trouble:
+        raise LabError(trouble)
+    disk = machine_image.image()
+    subnet = network.choose_subnet(network.taken_subnets())
+    names = [f"vm{number}" for number in range(1, count + 1)]
+    addresses = network.addresses(subnet, count)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-machines-")))
+        key, known_hosts = folder / "id", folder / "known_hosts"
+        shutil.copy(disk.key, key)
+        known_hosts.write_text("".join(f"{address} {disk.host_key}\n" for address in addresses))
+        options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes", "ConnectTimeout=60",
+                   f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null")  # fmt: skip
+        ssh = ("ssh", "-F", "none", "-i", str(key), *(word for each in options for word in ("-o", each)))
+        switch = _switch(stack, names, subnet)
+        started = []
+        for name, address in zip(names, addresses, strict=True):
+            console = folder / f"{name}.console"
+            words = _qemu(disk, name, f"{address}/{subnet.prefixlen}", console, switch)
+            process = _start(stack, words)
+            started.append(Machine(name, address, console, ssh, process, switch))
+        for machine in started:
+            machine.wait_up()
+        yield Lab(tuple(started), folder, key, known_hosts, subnet)
+
+
+def _switch(stack: contextlib.ExitStack, names: Sequence[str], subnet: IPv4Network) -> int:
+    """A bridge in a network namespace of its own, and this host's cable to it. Returns the process that holds it."""
+    holder = _start(stack, ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"])
+    assert holder.stdout is not None
+    holder.stdout.read(1)  # now the namespace is there
+    cable = f"cclab{os.getpid()}"
+    lines = ["link add switch up type bridge", "link set uplink master switch up"]
+    for name in names:
+        lines += [f"tuntap add dev {name} mode tap", f"link set {name} master switch up"]
+    _run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "uplink", "netns", str(holder.pid)])
+    # It goes with the namespace in any case, but that takes the kernel a moment.
+    stack.callback(_run, ["ip", "link", "delete", cable])
+    _run(["nsenter", f"--net=/proc/{holder.pid}/ns/net", "ip", "-batch", "-"], "\n".join(lines) + "\n")
+    _run(["ip", "address", "add", f"{subnet.network_address + 1}/{subnet.prefixlen}", "dev", cable])
+    _run(["ip", "link", "set", cable, "up"])
+    return holder.pid
+
+
+def _qemu(disk: machine_image.Image, name: str, address: str, console: Path, switch: int) -> list[str]:
+    hardware = f"52:54:{ip_address(address.partition('/')[0]).packed.hex(':')}"
+    return [
+        "nsenter", f"--net=/proc/{switch}/ns/net", "setpriv", "--pdeathsig", "KILL",
+        "qemu-system-x86_64", "-name", name, "-accel", "tcg,thread=multi", "-m", str(MEMORY), "-smp", "1",
+        "-nodefaults", "-no-user-config", "-display", "none",
+        "-kernel", str(disk.kernel),
+        "-append", f"{_KERNEL} systemd.hostname={name} lab.name={name} lab.address={address}",
+        "-drive", f"file={disk.disk},format=raw,if=none,id=disk,snapshot=on", "-device", "nvme,drive=disk,serial=lab",
+        "-netdev", f"tap,id=cable,ifname={name},script=no,downscript=no",
+        "-device", f"virtio-net-pci,netdev=cable,mac={hardware},romfile=", "-device", "virtio-rng-pci",
+        "-serial", f"file:{console}", "-serial", "stdio",
+    ]  # fmt: skip
+
+
+def _start(stack: contextlib.ExitStack, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts what ends with us, and on leaving ``stack`` at the latest."""
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PATH": _SYSTEM_PATH},
+        bufsize=0,
+    )
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    stack.callback(end)
+    return process
+
+
+def _run(argv: Sequence[str], stdin: str = "") -> None:
+    done = subprocess.run(
+        argv, input=stdin, capture_output=True, text=True, env={**os.environ, "PATH": _SYSTEM_PATH}, check=False
+    )
+    if done.returncode:
+        raise LabError(f"`{' '.join(argv)}` exited {done.returncode}: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":  # two machines to try things by hand
+    with machines(2) as lab:
+        print(f"{lab.inventory()}\n{' '.join(lab.machines[0].ssh)} root@{lab.machines[0].address}")
+        signal.pause()

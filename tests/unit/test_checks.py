@@ -1,0 +1,130 @@
+"""Every check against its recordings, and what every check must have."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for recorded; last, so that it hides no module
+
+from recorded import FOLDER, recorded
+
+from provision import checks
+from provision.checks import Answer, judged
+
+LEVELS = {0, 1}
+MEASURES = {"ports", "clock", "shares"}
+OPTIONAL = {"TIMEOUT": float | int, "TOOL": str, "ROOT": bool, "BUNDLE": bool, "LIMITS": dict, "HUNG_FIX": str}
+
+
+def cases(kind):
+    return [
+        pytest.param(recording, id=f"{check}-{number}")
+        for check in checks.ids()
+        if (FOLDER / f"{check}.yaml").exists()  # whether each has one is a test of its own
+        for number, recording in enumerate(getattr(recorded(check), kind))
+    ]
+
+
+@pytest.mark.parametrize("recording", cases("healthy"))
+def test_healthy_nodes_are_ok(recording):
+    findings = list(judged(recording.check, recording.plan, recording.answers))
+    assert sorted(each.node for each in findings) == sorted(recording.answers)
+    assert [(each.node, each.verdict, each.observed) for each in findings if each.verdict != "OK"] == []
+    assert all(each.observed for each in findings)
+
+
+@pytest.mark.parametrize("recording", cases("faulty"))
+def test_a_fault_is_named_on_its_node_and_on_no_other(recording):
+    assert recording.finds, f"{recording.name}: finds nothing"
+    findings = list(judged(recording.check, recording.plan, recording.answers))
+    assert sorted(each.node for each in findings) == sorted(recording.answers)
+    bad = {each.node: each for each in findings if each.verdict != "OK"}
+    said = {name: (each.verdict, each.observed) for name, each in bad.items()}
+    assert {name: each.verdict for name, each in bad.items()} == recording.finds, f"{recording.name}: {said}"
+    for each in bad.values():
+        assert each.check == recording.check
+        assert each.observed
+        assert each.expected
+        assert each.why
+        if each.verdict in {"FAIL", "WARN"}:
+            assert each.fix, f"{recording.name}: no advice"
+    told = " ".join(f"{each.observed} {each.expected} {each.fix}" for each in bad.values())
+    assert [word for word in recording.says if str(word) not in told] == [], told
+
+
+@pytest.mark.parametrize("check", checks.ids())
+def test_every_check_has_recordings_with_their_source(check):
+    assert (FOLDER / f"{check}.yaml").exists(), f"tests/unit/recorded/{check}.yaml is missing"
+    assert recorded(check).healthy
+    assert recorded(check).faulty
+    for each in (*recorded(check).healthy, *recorded(check).faulty):
+        assert len(each.source) > 5, f"{each.name}: where is it from?"
+        assert isinstance(each.seen, bool)
+        assert not re.search(r"(?i)\b(edited|after)\b", each.source) or not each.seen, "what was edited was not seen"
+
+
+@pytest.mark.parametrize("check", checks.ids())
+def test_every_check_keeps_the_contract(check):
+    module = checks.load(check)
+    assert re.fullmatch(r"[a-z]+\.[a-z0-9_]+", check)
+    assert check == module.ID
+    assert module.LEVEL in LEVELS
+    title = module.TITLE
+    assert title[:1] == title[:1].lower() or title.split()[0].isupper() or re.match(r"[A-Z]+[a-z]*[A-Z0-9]", title)
+    assert not title.endswith(".")
+    assert len(title) <= 80
+    assert module.WHY.endswith(".")
+    assert module.WHY[0].isupper() or module.WHY[0].isdigit() or not module.WHY[0].isalpha()
+    first = inspect.getdoc(module).splitlines()[0]
+    assert first.startswith(f"{check}: ")
+    assert first.endswith(".")
+    if hasattr(module, "MEASURE"):
+        assert module.MEASURE in MEASURES
+        assert module.LEVEL == 1
+        assert not hasattr(module, "PROBE")
+        assert not hasattr(module, "probe")
+    else:
+        assert hasattr(module, "PROBE") != hasattr(module, "probe"), "either PROBE or probe()"
+    assert list(inspect.signature(module.judge).parameters) == ["seen", "answers"]
+    for name, kind in OPTIONAL.items():
+        assert isinstance(getattr(module, name, kind() if isinstance(kind, type) else 1), kind), name
+    assert 0 < getattr(module, "TIMEOUT", 10) <= 60
+    for limit, value in getattr(module, "LIMITS", {}).items():
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", limit)
+        assert isinstance(value, int | float)
+        assert not isinstance(value, bool)
+
+
+@pytest.mark.parametrize("check", checks.ids())
+def test_every_check_reads_its_own_limits_only(check):
+    module = checks.load(check)
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    used = {
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "limits"
+        and isinstance(node.slice, ast.Constant)
+    }
+    assert used <= set(getattr(module, "LIMITS", {}))
+
+
+@pytest.mark.parametrize("check", checks.ids())
+def test_what_is_missing_or_hung_is_never_ok(check):
+    plan = recorded(check).healthy[0].plan
+    node = plan.nodes[0].name
+    for state in ("missing", "hung"):
+        (finding,) = judged(check, plan, {node: Answer(state=state)})
+        assert finding.verdict in {"UNKNOWN", "FAIL"}
+        assert finding.observed
+
+
+def test_every_recording_belongs_to_a_check():
+    assert {path.stem for path in FOLDER.glob("*.yaml")} - set(checks.ids()) == set()

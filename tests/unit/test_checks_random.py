@@ -1,0 +1,77 @@
+"""Whatever a node prints, a judge has a finding for it; what it does not understand is UNKNOWN, never OK."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parent))  # for recorded; last, so that it hides no module
+
+from recorded import recorded
+
+from provision import checks
+from provision.checks import Answer, judged
+from provision.inventory import fold
+
+VERDICTS = {"OK", "WARN", "FAIL", "UNKNOWN"}
+WORDS = st.sampled_from(
+    ["", "0", "-1", "1", "99999999999999999999", "1e999", "nan", "N/A", "[N/A]", "ERR!", "Enabled", "yes", "{", "[]",
+     "=", ":", ",", ", ", "\t", "/dev/sda", "lo", "eth0", "127.0.0.1", "fe80::1", "::", "1.2.3", "4: ACTIVE", "0x", "²",
+     "No devices were found", "Unknown Error", "command not found", "\udcff", "\x00", "٣"]
+)  # fmt: skip
+LINES = st.lists(st.lists(WORDS, max_size=5).map(" ".join), max_size=5).map("\n".join)
+STATES = st.sampled_from(["answered"] * 8 + ["missing", "hung"])
+
+
+@st.composite
+def answers(draw, healthy):
+    """What nodes might say: nonsense, or what a healthy one says with a piece cut out, doubled or replaced."""
+    texts = [answer.out for recording in healthy for answer in recording.answers.values()]
+    found = {}
+    for name in draw(st.lists(st.sampled_from(["node01", "node02", "node03", "node04"]), min_size=1, unique=True)):
+        out = draw(LINES | st.sampled_from(texts).flatmap(garbled) | st.text(max_size=40))
+        rc = draw(st.sampled_from([0, 0, 0, 1, 2, 127, 137, 255]))
+        found[name] = Answer(out, rc, draw(STATES), draw(st.booleans()), draw(st.sampled_from(["", "denied"])))
+    return found
+
+
+@st.composite
+def garbled(draw, text):
+    begin = draw(st.integers(0, len(text)))
+    end = draw(st.integers(begin, min(len(text), begin + 40)))
+    return text[:begin] + draw(WORDS | st.just(text[begin:end] * 2)) + text[end:]
+
+
+@pytest.mark.parametrize("check", checks.ids())
+def test_no_answer_breaks_a_judge(check):
+    healthy = recorded(check).healthy
+
+    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(answers(healthy), st.sampled_from(healthy))
+    def judge(found, recording):
+        plan = recording.plan
+        names = dict(zip(found, [node.name for node in plan.nodes], strict=False))
+        here = {names[name]: answer for name, answer in found.items() if name in names}
+        findings = list(judged(check, plan, here))
+        assert sorted(each.node for each in findings) == sorted(here), fold(here)
+        for each in findings:
+            assert each.check == check
+            assert each.verdict in VERDICTS
+            assert each.observed
+            assert each.verdict == "OK" or each.expected
+
+    judge()
+
+
+@pytest.mark.parametrize("check", checks.ids())
+def test_an_empty_answer_is_not_ok(check):
+    """Every probe prints something; where it does not, it was killed, or a shell or a file was not there."""
+    for recording in recorded(check).healthy[:1]:
+        for rc in (0, 1, 127, 137):
+            silent = {name: Answer("", rc) for name in recording.answers}
+            verdicts = {each.verdict for each in judged(check, recording.plan, silent)}
+            assert "OK" not in verdicts, f"exit code {rc} and no output"
