@@ -67,9 +67,13 @@ class PreflightError(NodesError):
 
 
 class NodesFailedError(NodesError):
-    """Some nodes failed; every other node was finished first."""
+    """Some nodes failed; every other node was finished first, unless ``nothing_done`` says that none was."""
 
     exit_code = 5
+
+    def __init__(self, message: str, *, reasons: Mapping[str, str], hint: str = "", nothing_done: bool = False) -> None:
+        super().__init__(message, reasons=reasons, hint=hint)
+        self.nothing_done = nothing_done
 
 
 class RunFailedError(NodesError):

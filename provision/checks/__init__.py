@@ -38,7 +38,8 @@ run beside them. A probe is a piece of a larger script, in a subshell of its own
 ``exit``. To start a program costs a millisecond, and a node has a hundred checks: read files with ``read`` and
 ``while read``, not with ``cat``, where that is no longer. PATH ends with the folders of system programs.
 
-Where a node lacks the ``TOOL`` and the hardware that the first word of the id stands for (``gpu``, ``ib``), it is OK.
+Where a node lacks the ``TOOL`` and the hardware that the first word of the id stands for (``gpu``, ``ib``), it is OK,
+or ``ABSENT`` (optional, with ``ABSENT_FIX``) where other nodes have it: for the one check that counts.
 
 A measure (``MEASURE = "ports" | "clock" | "shares"`` in place of ``PROBE``) needs several nodes at once;
 ``tasks/measures`` takes it, and ``judge`` reads its lines from the answers' ``out`` as any other's.
@@ -124,14 +125,21 @@ def judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Fi
     module = load(check)
     tool = getattr(module, "TOOL", "")
     good = {}
+    absent = {name for name, answer in answers.items() if answer.state == "absent"}
     for name, answer in answers.items():
         if answer.state == "missing":
-            yield unknown(check, name, f"{tool} is not installed", fix=f"install {tool} on {name}")
+            yield unknown(check, name, f"{tool} is not installed", fix=f"install {tool}")
         elif answer.state == "absent":
-            yield ok(check, name, f"no {HARDWARE[check.partition('.')[0]]}, no {tool}")
+            said = f"no {HARDWARE[check.partition('.')[0]]}, no {tool}"
+            verdict: Verdict = getattr(module, "ABSENT", "OK")
+            if verdict == "OK" or len(absent) == len(answers):
+                yield ok(check, name, said)
+                continue
+            others = f"{said}; {len(answers) - len(absent)} of the other {len(answers) - 1} nodes have it"
+            yield Finding(check, name, verdict, others, module.TITLE, module.WHY, getattr(module, "ABSENT_FIX", ""))
         elif answer.state == "hung":
             seconds = getattr(module, "TIMEOUT", TIMEOUT)
-            hung = getattr(module, "HUNG", "UNKNOWN")  # where not to answer is itself the fault, FAIL
+            hung: Verdict = getattr(module, "HUNG", "UNKNOWN")  # where not to answer is itself the fault, FAIL
             said = f"no answer from {tool or 'the probe'} within {seconds:g} s"
             yield Finding(check, name, hung, said, module.TITLE, module.WHY, getattr(module, "HUNG_FIX", ""))
         else:

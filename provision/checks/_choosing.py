@@ -31,11 +31,7 @@ def choose(options: CheckOptions, *, level: int, only: Sequence[str], bundle: bo
         each
         for each in ids()
         if each in named
-        or (
-            (not only or each.partition(".")[0] in kinds)
-            and each not in options.off
-            and load(each).LEVEL <= level
-        )
+        or ((not only or each.partition(".")[0] in kinds) and each not in options.off and level >= load(each).LEVEL)
     ]
     usable = tuple(each for each in wanted if bundle or not getattr(load(each), "BUNDLE", False))
     if wanted and not usable:
@@ -64,7 +60,7 @@ def problems(off: Iterable[str], wanted: Mapping[str, Mapping[str, object]]) -> 
         known: Mapping[str, float] = getattr(load(check), "LIMITS", {})
         for name, value in values.items():
             if name not in known:
-                yield (check, name), _close(name, known) if known else f"{check} has no thresholds"
+                yield (check, name), f"is no threshold of {check}; {_close(name, known) if known else 'it has none'}"
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 yield (check, name), f"must be a number, such as {known[name]:g}"
 

@@ -1,27 +1,18 @@
-"""What the checks of the host share: lines of probes, sizes, mounts, and the inventory's shares. Pure."""
+"""What the checks of the host share: probes that several of them ask, lines of answers, sizes. Pure."""
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from provision.checks import Answer, Plan, unknown
+from provision.checks import Answer, unknown
 from provision.checks._judging import odd
-from provision.model import Finding, Node
-from provision.render import quote
+from provision.model import Finding
 
 T = TypeVar("T", bound=Hashable)
 
 GIB = 1 << 30
-
-# File systems that other machines hold: slow for an environment, and their locks are slow or missing.
-NETWORK = frozenset({
-    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs", "glusterfs",
-    "gpfs", "lustre", "nfs", "nfs4", "panfs", "smb3", "wekafs",
-})  # fmt: skip
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -29,7 +20,7 @@ NETWORK = frozenset({
 
 def pairs(answer: Answer) -> dict[str, str]:
     """Lines of ``key value`` as a mapping; ``key: value`` as well. Of equal keys the last one counts."""
-    split = (line.partition(" ") for line in answer.lines)
+    split = (line.replace("\t", " ").partition(" ") for line in answer.lines)
     return {key.removesuffix(":"): value.strip() for key, _, value in split}
 
 
@@ -53,12 +44,23 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def many(count: int, one: str, several: str = "") -> str:
+    """A count with its noun: ``1 file``, ``3 files``."""
+    return f"{count} {one if count == 1 else several or one + 's'}"
+
+
 def cpus(text: str | None) -> int | None:
     """How many there are in a kernel's list such as ``0-31,64``, or None."""
     if text is None or not re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", text):
         return None
     ends = ((part.split("-")[0], part.split("-")[-1]) for part in text.split(","))
     return sum(int(last) - int(first) + 1 for first, last in ends)
+
+
+def df(answer: Answer) -> tuple[int, int] | None:
+    """Size and what is free in the output of ``df -P`` (POSIX) for one folder, in its units; None where it has none."""
+    fields = next((line.split() for line in answer.lines if re.search(r" [0-9]+ +[0-9]+ .* (-|[0-9]+%) +/", line)), [])
+    return (int(fields[1]), int(fields[3])) if len(fields) > 5 else None
 
 
 def soft_limit(answer: Answer, name: str) -> str | None:
@@ -68,7 +70,7 @@ def soft_limit(answer: Answer, name: str) -> str | None:
 
 
 def may(answer: Answer, capability: int) -> bool:
-    """Whether the ``CapEff`` line of ``/proc/self/status`` has a capability (its number in ``<linux/capability.h>``)."""
+    """Whether the ``CapEff`` line has a capability; ``<linux/capability.h>`` has their numbers."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", answer.out, re.MULTILINE)
     return bool(found and int(found[1], 16) >> capability & 1)
 
@@ -94,126 +96,157 @@ def compared(
 
 
 # --- sh ------------------------------------------------------------------------------------------
+# Checks with the same probe share its answer, and the shell reads files of a few lines itself: to start a program costs
+# more, and a hundred nodes may be asked at once from a small machine.
 
+SHOW = """\
+show() {
+    [ ! -r "$2" ] || { read -r value <"$2"; echo "$1 $value"; }
+}
+"""
 
-def nearest(path: object) -> str:
-    """Sh that sets ``$at`` to a path, or to the nearest folder above it that exists."""
-    return f'at={quote(path)}\nwhile [ ! -d "$at" ]; do at=${{at%/*}}; at=${{at:-/}}; done\n'
+# What binds the processes of this session: getrlimit(2), capabilities, control groups; and whether there are RDMA
+# devices. ``group V1-CONTROLLER V2-FILE V1-FILE`` tells a limit of every group around the session, the innermost first:
+# a hybrid system has the controller of version 1 in a hierarchy of its own.
+_GROUP = """\
+group() {
+    path=
+    base=/sys/fs/cgroup
+    while IFS=: read -r number controllers at; do
+        case $number:,$controllers, in
+            0:*) [ ! -e "$base/cgroup.controllers" ] || { path=$at file=$2; } ;;
+            *,"$1",*) [ -e "$base/cgroup.controllers" ] || { path=$at base=$base/$1 file=$3; } ;;
+        esac
+    done </proc/self/cgroup
+    if [ -n "$path" ] && [ -d "$base" ]; then
+        echo "group $path"
+        path=${path%/}
+        while :; do
+            show "at ${path:-/}" "$base$path/$file"
+            [ -n "$path" ] || break
+            path=${path%/*}
+        done
+    fi
+}
+"""
 
+SESSION = (
+    SHOW
+    + _GROUP
+    + """\
+while read -r line; do
+    case $line in "Max processes"* | "Max open files"* | "Max locked memory"*) echo "$line" ;; esac
+done </proc/self/limits
+while read -r key value; do
+    case $key in CapEff:) echo "$key $value" ;; esac
+done </proc/self/status
+for device in /sys/class/infiniband/*; do
+    [ ! -e "$device" ] || echo "device ${device##*/}"
+done
+group pids pids.max pids.max
+"""
+)
 
-def cgroup(controller: str, v2: str, v1: str) -> str:
-    """Sh that prints a limit of every control group around this session, the innermost first: ``at GROUP VALUE``.
-
-    Its first line is ``group PATH``; without control groups it prints nothing. Both versions of cgroups are read;
-    a hybrid system has the controller in a hierarchy of its own.
-    """
-    return f"""\
-base=/sys/fs/cgroup
-file={v2}
-group=$(sed -n 's/^0:://p' /proc/self/cgroup)
-if [ ! -e "$base/cgroup.controllers" ]; then
-    base=$base/{controller}
-    file={v1}
-    group=$(sed -n 's/^[0-9]*:{controller}://p' /proc/self/cgroup)
+# Memory, and what befell it. EDAC's counters exist where the kernel watches the memory controllers.
+MEMORY = (
+    SHOW
+    + _GROUP
+    + """\
+grep -hE '^(Mem(Total|Available)|Swap(Total|Free)|HugePages_Total|Hugepagesize|Hugetlb):|^oom_kill ' \\
+    /proc/meminfo /proc/vmstat
+if [ -e /sys/kernel/mm/transparent_hugepage ]; then
+    show huge /sys/kernel/mm/transparent_hugepage/enabled
+else
+    echo "huge [absent]"
 fi
-if [ -d "$base" ] && [ -n "$group" ]; then
-    echo "group $group"
-    group=${{group%/}}
-    while :; do
-        if [ -r "$base$group/$file" ]; then
-            echo "at ${{group:-/}} $(cat "$base$group/$file")"
-        fi
-        [ -n "$group" ] || break
-        group=${{group%/*}}
-    done
-fi
+for file in /sys/devices/system/edac/mc/mc*/[uc]e_count; do
+    show "edac ${file#/sys/devices/system/edac/mc/}" "$file"
+done
+while read -r key rest; do
+    case $key:$rest in
+        flags:*\\ hypervisor*) echo virtual ;;
+        flags:* | :) break ;;
+    esac
+done </proc/cpuinfo
+group memory memory.max memory.limit_in_bytes
+"""
+)
+
+# Processors, NUMA nodes, and where GPUs and network cards are. PCI classes: 0x0300 and 0x0302 are displays, 0x0200 and
+# 0x0207 network and InfiniBand. ``governor COUNT NAME`` stands for neighbours with the same one.
+PROCESSORS = (
+    SHOW
+    + """\
+while read -r line; do
+    case $line in
+        "model name"* | "CPU implementer"* | "CPU part"*) echo "$line" ;;
+        "") break ;;
+    esac
+done </proc/cpuinfo
+show present /sys/devices/system/cpu/present
+show online /sys/devices/system/cpu/online
+show smt /sys/devices/system/cpu/smt/control
+show nodes /sys/devices/system/node/online
+show balancing /proc/sys/kernel/numa_balancing
+show load /proc/loadavg
+while read -r key value; do
+    case $key in Cpus_allowed_list:) echo "$key $value" ;; esac
+done </proc/self/status
+count=0
+for file in /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor; do
+    [ -r "$file" ] || continue
+    read -r value <"$file"
+    if [ "$count" != 0 ] && [ "$value" != "$governor" ]; then
+        echo "governor $count $governor"
+        count=0
+    fi
+    governor=$value
+    count=$((count + 1))
+done
+[ "$count" = 0 ] || echo "governor $count $governor"
+for device in /sys/bus/pci/devices/*; do
+    [ -r "$device/numa_node" ] || continue
+    read -r vendor <"$device/vendor"
+    read -r class <"$device/class"
+    case $vendor$class in
+        0x10de0x030[02]* | 0x15b30x020[07]*) show "pci ${device##*/}" "$device/numa_node" ;;
+    esac
+done
+"""
+)
+
+# The system: kernel, distribution, user. os-release(5) is sh by definition.
+SYSTEM = (
+    SHOW
+    + """\
+show kernel /proc/sys/kernel/osrelease
+show taint /proc/sys/kernel/tainted
+if [ -e /sys/fs/selinux/enforce ]; then show selinux /sys/fs/selinux/enforce; else echo "selinux off"; fi
+while read -r key value rest; do
+    case $key in Uid: | Gid:) echo "$key $value" ;; esac
+done </proc/self/status
+(. /etc/os-release && echo "release $ID ${VERSION_ID:-rolling}")
+for file in /boot/vmlinuz-*; do
+    case $file in *rescue* | *'*') ;; *) echo "installed ${file#/boot/vmlinuz-}" ;; esac
+done
+[ ! -e /run/reboot-required ] || echo "reboot required"
+"""
+)
+
+GPUS = """\
+gpus=0
+for device in /sys/bus/pci/devices/*; do
+    [ -r "$device/vendor" ] || continue
+    read -r vendor <"$device/vendor"
+    read -r class <"$device/class"
+    case $vendor$class in 0x10de0x030[02]*) gpus=$((gpus + 1)) ;; esac
+done
+echo "gpus $gpus"
 """
 
 
 def tightest(answer: Answer) -> tuple[str, int] | None:
-    """The group with the lowest limit in what ``cgroup`` printed, and that limit; None where nothing is limited."""
+    """The control group with the lowest limit, and that limit; None where nothing is limited."""
     fields = (line.split() for line in answer.lines if line.startswith("at "))
     found = [(each[1], int(each[2])) for each in fields if len(each) == 3 and each[2].isdigit()]  # not "max"
     return min(found, key=lambda limit: limit[1], default=None)
-
-
-# --- mounts --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A line of ``/proc/self/mounts`` (fstab(5) has its fields)."""
-
-    source: str
-    target: str
-    type: str
-    options: tuple[str, ...]
-
-    def option(self, name: str) -> str | None:
-        """The value of ``name=value`` among the options."""
-        return next((text.partition("=")[2] for text in self.options if text.startswith(f"{name}=")), None)
-
-
-def mounts(answer: Answer) -> tuple[Mount, ...]:
-    """The mount table in an answer, in its order; other lines are passed over."""
-    fields = (line.split(" ") for line in answer.lines)
-    return tuple(
-        Mount(_plain(each[0]), _plain(each[1]), each[2], tuple(each[3].split(",")))
-        for each in fields
-        if len(each) == 6 and each[1].startswith("/")
-    )
-
-
-def mount_of(table: tuple[Mount, ...], path: str) -> Mount | None:
-    """The mount that a path lies on: the deepest one above it, of equal ones the last."""
-    above = [mount for mount in table if path == mount.target or path.startswith(mount.target.rstrip("/") + "/")]
-    return max(reversed(above), key=lambda mount: len(mount.target), default=None)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
-
-
-# --- shares --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Share:
-    """A folder that nodes mount over NFS, as the inventory's ``services: nfs:`` names it.
-
-    Attributes:
-        server: the node's name, or the address of a machine outside the cluster.
-        export: the folder on the server.
-        path: where the nodes mount it.
-        sources: what the mount table may show for it.
-    """
-
-    server: str
-    export: str
-    path: str
-    sources: tuple[str, ...]
-
-
-def shares(seen: Plan) -> tuple[Share, ...]:
-    """The inventory's shares; what is not of the expected form is left out, since the service itself refuses it."""
-    options = seen.inventory.services.get("nfs")
-    if not isinstance(options, Mapping):
-        return ()
-    nodes = {node.name: node for node in seen.inventory.nodes}
-    server = options.get("server") or next(iter(nodes), "")
-    exports = options.get("exports") or ()
-    found = []
-    for entry in exports if isinstance(exports, list | tuple) else ():
-        export = entry.get("path") if isinstance(entry, Mapping) else entry
-        if not isinstance(export, str) or not isinstance(server, str) or not export.startswith("/"):
-            continue
-        mount = (entry.get("mount") if isinstance(entry, Mapping) else None) or export
-        export = posixpath.normpath(export)
-        sources = tuple(f"{host}:{export}" for host in hosts(nodes[server]) if host) if server in nodes else ()
-        found.append(Share(server, export, posixpath.normpath(str(mount)), sources or (f"{server}:{export}",)))
-    return tuple(found)
-
-
-def hosts(node: Node) -> tuple[str, ...]:
-    """The names and addresses that other machines may know a node by."""
-    return tuple(dict.fromkeys(host for host in (node.train_address, node.address, node.name) if host))

@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Hashable)
 # One `head` for the whole node; with several files it prints each one's name above its line (POSIX). The two files
 # that every node has keep it from waiting for an input, and from a single file without a name.
 PORTS = """\
-set -- /proc/uptime /proc/version
+set -- /proc/version /proc/sys/kernel/ostype
 for port in /sys/class/infiniband/*/ports/*; do
   device=${port%/ports/*}
   for file in state phys_state rate link_layer lid sm_lid; do set -- "$@" "$port/$file"; done
@@ -162,18 +162,22 @@ def fabric(check: str, answers: Mapping[str, Answer]) -> tuple[dict[str, tuple[P
     return found, others
 
 
-def usual(cluster: Mapping[str, Sequence[Port]], of: Callable[[Port], T | None]) -> Callable[[Port], T | None]:
+def usual(
+    cluster: Mapping[str, Sequence[Port]], of: Callable[[Port], T | None], *, by_model: bool = True
+) -> Callable[[Port], T | None]:
     """What most nodes have at the port of the same name, else most ports of the same model, else None.
 
     Args:
         cluster: the ports of every node.
         of: the value of a port; a port without one has no say.
+        by_model: False: only ports of the same name are alike, since each may belong to another fabric.
     """
     values = [(name, port, value) for name, each in cluster.items() for port in each if (value := of(port)) is not None]
 
     def of_port(port: Port) -> T | None:
         same = {name: value for name, other, value in values if other.name == port.name}
-        if len(same) > 2 and (found := majority(same)) is not None:
+        found = majority(same)
+        if not by_model or (found is not None and len(same) > 1):
             return found
         board = port.values.get("board_id", "")
         alike = {f"{name} {at.name}": value for name, at, value in values if at.values.get("board_id", "") == board}

@@ -41,18 +41,33 @@ for cc_path in /sys/class/net/*; do
     cc_get "$cc_path/$cc_file"
     cc_line="$cc_line ${cc_value:--}"
   done
+  cc_count="count ${cc_path##*/}"
+  for cc_file in carrier_down_count statistics/rx_packets statistics/tx_packets statistics/rx_errors \\
+    statistics/tx_errors statistics/rx_crc_errors; do
+    cc_get "$cc_path/$cc_file"
+    cc_count="$cc_count ${cc_value:-0}"
+  done
   cc_kind=-
   while IFS='=' read -r cc_key cc_value; do
     [ "$cc_key" != DEVTYPE ] || cc_kind=$cc_value
   done <"$cc_path/uevent"
   [ ! -e "$cc_path/tun_flags" ] || cc_kind=tun
-  [ ! -e "$cc_path/device" ] || cc_kind="$cc_kind,device"
+  if [ -e "$cc_path/device" ]; then
+    cc_kind="$cc_kind,device"
+    cc_get "$cc_path/address" && echo "mac $cc_value"
+  fi
   cc_under=-
   for cc_lower in "$cc_path"/lower_*; do
     [ ! -e "$cc_lower" ] || cc_under="$cc_under,${cc_lower##*/lower_}"
   done
   echo "$cc_line $cc_kind $cc_under"
+  echo "$cc_count"
+  cc_get "/proc/sys/net/ipv4/conf/${cc_path##*/}/rp_filter" && echo "rpf ${cc_path##*/} $cc_value"
 done
+cc_get /proc/sys/net/ipv4/conf/all/rp_filter && echo "rpf all $cc_value"
+cc_get /proc/sys/kernel/random/boot_id && echo "boot $cc_value"
+cc_get /etc/machine-id && echo "machine $cc_value"
+echo "host $(uname -n)"
 if command -v ip >/dev/null 2>&1; then
   ip -o addr show
   [ -z "$cc_peer" ] || ip -o route get "$cc_peer" 2>/dev/null || echo noroute

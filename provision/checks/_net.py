@@ -13,7 +13,11 @@ NO_CARRIER = "not known which interface carries its data address (see net.route)
 
 
 def facts(seen: Plan, node: Node) -> str:
-    """The probe whose output ``read`` understands: interfaces, addresses, the way to rank 0 (its own: to the next)."""
+    """The probe whose output ``read`` understands: interfaces, addresses, the way to rank 0 (its own: to the next).
+
+    Besides, for single checks: ``count NAME`` and six counters, ``rpf NAME FILTER``, ``mac ADDRESS``, and ``boot``,
+    ``machine`` and ``host`` with what names the machine. All of them are one probe, which runs once.
+    """
     others = [each.train_address for each in seen.nodes if each.name != node.name]
     return (
         f"cc_self={quote(node.train_address)}\ncc_peer={quote(others[0]) if others else ''}\n{RESOLVE}"
@@ -48,3 +52,9 @@ def carriers(check: str, answers: Mapping[str, Answer]) -> tuple[dict[str, tuple
         else:
             lost.append(unknown(check, name, NO_CARRIER))
     return found, lost
+
+
+def table(answer: Answer, word: str) -> dict[str, list[str]]:
+    """The lines of ``facts`` that begin with ``word``: by their second word what follows it."""
+    rows = (line.split() for line in answer.lines)
+    return {row[1]: row[2:] for row in rows if row[0] == word and len(row) > 1}

@@ -42,25 +42,42 @@ FIELDS = (
     "power.default_limit",
 )
 
-# Every NVIDIA device on the PCI bus, from sysfs: address, class, driver, and the first bytes of its configuration,
-# which are all ones when it has fallen off the bus.
+# Every NVIDIA device on the PCI bus, from sysfs and without starting a program: address, class, driver, link width. One
+# that has fallen off the bus answers with ones: its link seems to be 63 wide, or cannot be read.
 PCI = """\
 for device in /sys/bus/pci/devices/*; do
     { read -r vendor <"$device/vendor"; } 2>/dev/null || continue
     [ "$vendor" = 0x10de ] || continue
     read -r class <"$device/class"
-    driver=$(readlink "$device/driver" 2>/dev/null)
-    echo "pci ${device##*/} $class ${driver##*/}: $(od -An -tx1 -N4 "$device/config" 2>/dev/null)"
+    driver=none
+    while read -r line; do
+        case $line in DRIVER=*) driver=${line#DRIVER=} ;; esac
+    done <"$device/uevent"
+    width=none
+    if [ -e "$device/current_link_width" ]; then
+        { read -r width <"$device/current_link_width"; } 2>/dev/null || width=lost
+    fi
+    echo "pci ${device##*/} $class $driver $width"
 done
+"""
+
+# The loaded kernel module's version.
+VERSION = """\
+if [ -r /proc/driver/nvidia/version ]; then
+    read -r line </proc/driver/nvidia/version
+    echo "$line"
+fi
 """
 
 # What the kernel's log says of NVIDIA's devices. dmesg may be root's only, and a user who may not read the journal
 # gets an empty one.
 LOG = f"""\
-log=$(dmesg 2>/dev/null) && [ -n "$log" ] || log=$(journalctl -k -b -q -o short-monotonic --no-pager 2>/dev/null)
-[ -n "$log" ] && echo "log readable"
-printf '%s\\n' "$log" | grep -E 'NVRM: Xid|SXid|available PCIe bandwidth' | tail -n 400
-{PCI}"""
+log=$(dmesg 2>/dev/null)
+[ -n "$log" ] || log=$(journalctl -k -b -q -o short-monotonic --no-pager 2>/dev/null)
+[ -z "$log" ] || echo "log readable"
+printf '%s\\n' "$log" | grep -E 'NVRM: Xid|SXid|available PCIe bandwidth' | tail -n 200
+{PCI}echo looked
+"""
 
 _NOTHING = "No devices were found"
 _NOT_THERE = ("[N/A]", "N/A", "[Not Supported]", "")
@@ -190,7 +207,7 @@ class Device:
     address: str
     kind: str
     driver: str
-    lost: bool
+    width: str
 
     @property
     def is_gpu(self) -> bool:
@@ -202,11 +219,16 @@ class Device:
         """An NVSwitch, which needs the fabric manager."""
         return self.kind.startswith(_SWITCH_CLASS)
 
+    @property
+    def is_lost(self) -> bool:
+        """It has fallen off the bus."""
+        return self.width in ("63", "lost")
+
 
 def devices(answer: Answer) -> tuple[Device, ...]:
     """What ``PCI`` found."""
-    lines = re.findall(r"^pci (\S+) (0x[0-9a-f]+) ([^:\n]*):(.*)$", answer.out, flags=re.MULTILINE)
-    return tuple(Device(address, kind, driver.strip(), "ff ff ff ff" in head) for address, kind, driver, head in lines)
+    lines = re.findall(r"^pci (\S+) (0x[0-9a-f]+) (\S+) (\S+)$", answer.out, flags=re.MULTILINE)
+    return tuple(Device(*fields) for fields in lines)
 
 
 def kernel_module(text: str) -> str:

@@ -56,7 +56,7 @@ class Tried:
     @property
     def detour(self) -> bool:
         """Whether it came from another address than the node's own for the training."""
-        return self.state == "open" and bool(self.own) and self.source not in {"", "-", self.own}
+        return self.state == "open" and bool(self.own) and not {self.seen, self.source} <= {"", "-", self.own}
 
 
 @dataclass(frozen=True)

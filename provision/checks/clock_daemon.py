@@ -27,7 +27,7 @@ if { IFS= read -r cc_name </proc/1/comm; } 2>/dev/null; then echo "all seen"; el
 _NAMES = {"systemd-timesyn": "systemd-timesyncd"}
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN for none or several. ptp4l sets a network card's clock and phc2sys the system's after it: they are one."""
     for name, answer in answers.items():
         running = dict.fromkeys(line.split()[1] for line in answer.lines if line.startswith("daemon "))

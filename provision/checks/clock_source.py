@@ -21,7 +21,7 @@ PROBE = "cd /sys/devices/system/clocksource/clocksource0 && cat current_clocksou
 _SLOW = {"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"}
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN for a slow clock."""
     for name, answer in answers.items():
         if len(answer.lines) != 2:

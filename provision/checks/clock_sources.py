@@ -1,8 +1,8 @@
 """clock.sources: Whether chrony's servers answer and agree, and no node but one is a clock of its own.
 
 ``chronyc -c -n sources``: a line for each, of which the second field is its state (``*`` followed, ``+`` combined,
-``-`` not combined, ``?`` unreachable, ``x`` false, ``~`` too variable) and the third its address (chronyc(1)). A chronyd
-that follows its own clock has the reference 7F7F0101.
+``-`` not combined, ``?`` unreachable, ``x`` false, ``~`` too variable) and the third its address (chronyc(1)).
+A chronyd that follows its own clock has the reference 7F7F0101.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN = "7F7F0101"
 _STATES = {"x": "disagrees with the others", "?": "does not answer", "~": "is too variable"}
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN where no server is followed; of several nodes that follow their own clock only one may."""
     read = {name: _read(answer) for name, answer in answers.items()}
     own = [name for name, found in read.items() if found and found[0] == _OWN]

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import cpus, pairs, unread
+from provision.checks._host import PROCESSORS, cpus, pairs, unread
 from provision.model import Finding
 
 ID = "cpu.allowed"
 LEVEL = 0
 TITLE = "a session may use every processor"
-PROBE = """\
-echo "allowed $(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)"
-echo "online $(cat /sys/devices/system/cpu/online)"
-"""
+PROBE = PROCESSORS
 WHY = "All ranks and data loaders of the node share the few processors that are allowed, and the GPUs wait for data."
 
 
@@ -25,11 +22,13 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     """WARN where fewer are allowed than online."""
     for name, answer in answers.items():
         told = pairs(answer)
-        allowed, online = cpus(told.get("allowed")), cpus(told.get("online"))
+        allowed, online = cpus(told.get("Cpus_allowed_list")), cpus(told.get("online"))
         if allowed is None or online is None:
             yield unread(ID, name, answer)
         elif allowed >= online:
             yield ok(ID, name, f"all {online}")
         else:
-            fix = "look for CPUAffinity= and AllowedCPUs= in sshd's unit and user.slice, and for isolcpus= in /proc/cmdline"
-            yield warn(ID, name, f"{told['allowed']} of {told['online']}", expected=f"all {online} CPUs", fix=fix)
+            fix = "look for CPUAffinity= or AllowedCPUs= in sshd's unit and user.slice, and isolcpus= in /proc/cmdline"
+            yield warn(
+                ID, name, f"{told['Cpus_allowed_list']} of {told['online']}", expected=f"all {online} CPUs", fix=fix
+            )

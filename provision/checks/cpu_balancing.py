@@ -8,24 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import cpus, number, pairs, unread
+from provision.checks._host import PROCESSORS, cpus, number, pairs, unread
 from provision.model import Finding
 
 ID = "cpu.balancing"
 LEVEL = 0
 TITLE = "the kernel does not move memory between NUMA nodes by itself"
-PROBE = """\
-if [ -r /sys/devices/system/node/online ]; then echo "nodes $(cat /sys/devices/system/node/online)"; else echo "nodes 0"; fi
-if [ -r /proc/sys/kernel/numa_balancing ]; then echo "balancing $(cat /proc/sys/kernel/numa_balancing)"; fi
-"""
-WHY = "Pages are unmapped to see who uses them: NVIDIA's guides turn it off, since it makes steps slower and uneven."
+PROBE = PROCESSORS
+WHY = "Pages are unmapped again and again to see who uses them: steps get slower and uneven, also for all other nodes."
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN where it is on and there is more than one NUMA node."""
     for name, answer in answers.items():
         told = pairs(answer)
-        nodes, balancing = cpus(told.get("nodes")), number(told.get("balancing", "0"))
+        nodes, balancing = cpus(told.get("nodes", "0" if told else None)), number(told.get("balancing", "0"))
         if nodes is None or balancing is None:
             yield unread(ID, name, answer)
         elif "balancing" not in told:

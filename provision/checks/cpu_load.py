@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import cpus, pairs, unread
+from provision.checks._host import PROCESSORS, cpus, pairs, unread
 from provision.model import Finding
 
 ID = "cpu.load"
 LEVEL = 0
 TITLE = "nobody else computes on the node"
-PROBE = 'echo "load $(cat /proc/loadavg)"\necho "online $(cat /sys/devices/system/cpu/online)"\n'
+PROBE = PROCESSORS
 LIMITS = {"busy_percent": 50}
 WHY = "Another job on one node slows every node down: all wait for the slowest in every step."
 

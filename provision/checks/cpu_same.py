@@ -1,6 +1,6 @@
 """cpu.same: every node has the same model of processor.
 
-``model name`` of /proc/cpuinfo; on ARM, which has none, ``CPU part`` (Documentation of the arm64 kernel, cpuinfo.c).
+``model name`` of /proc/cpuinfo; on ARM, which has none, ``CPU part`` (arch/arm64/kernel/cpuinfo.c).
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
-from provision.checks._host import compared
+from provision.checks._host import PROCESSORS, compared
 from provision.model import Finding
 
 ID = "cpu.same"
 LEVEL = 0
 TITLE = "every node has the same model of processor"
-PROBE = "sed -n '/^model name/p;/^CPU implementer/p;/^CPU part/p;/^$/q' /proc/cpuinfo\n"
+PROBE = PROCESSORS
 WHY = "Code compiled for one processor ends with 'Illegal instruction' on an older one, and the slowest sets the pace."
+
+_NAMES = frozenset({"model name", "CPU implementer", "CPU part"})
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
@@ -25,4 +27,5 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 
 
 def _model(answer: Answer) -> str | None:
-    return " ".join(line.partition(":")[2].strip() for line in answer.lines if ":" in line) or None
+    lines = (line.partition(":") for line in answer.lines)
+    return " ".join(value.strip() for key, _, value in lines if key.strip() in _NAMES) or None

@@ -1,8 +1,8 @@
 """fs.dstate: no process hangs in the kernel.
 
-State D in /proc/PID/stat (proc_pid_stat(5)): a wait that no signal ends, as a rule for a disk or a server. It is usual for
-a moment, so whoever is in it is asked again a second later. Kernel threads (parent 2) are left out. ``wchan`` names the
-function that waits; it is 0 without the right to see it.
+State D in /proc/PID/stat (proc_pid_stat(5)): a wait that no signal ends, as a rule for a disk or a server. It is usual
+for a moment, so whoever is in it is asked again a second later. Kernel threads (parent 2) are left out. ``wchan`` names
+the function that waits; it is 0 without the right to see it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ LEVEL = 0
 TITLE = "no process hangs in the kernel"
 # sleep is reached only where somebody was found: on a healthy node this takes one grep.
 PROBE = """\
-hung() { grep -hsE '^[0-9]+ \\(.*\\) D ' /proc/[0-9]*/stat | sed -E 's/^([0-9]+) \\((.*)\\) D ([0-9]+) .*/\\1 \\3 \\2/'; }
+hung() {
+    grep -hs '^[0-9]* (.*) D ' /proc/[0-9]*/stat | sed 's/^\\([0-9]*\\) (\\(.*\\)) D \\([0-9]*\\) .*/\\1 \\3 \\2/'
+}
 first=$(hung)
 if [ -n "$first" ]; then
     sleep 1

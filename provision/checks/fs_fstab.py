@@ -1,7 +1,7 @@
 """fs.fstab: what is mounted over NFS is mounted again after a reboot.
 
-A mount belongs to the boot when /etc/fstab names its folder or a systemd unit file does (systemd.mount(5)); systemd writes
-the units of fstab under /run, which do not count a second time.
+A mount belongs to the boot when /etc/fstab names its folder or a systemd unit file does (systemd.mount(5)). Units that
+systemd makes of fstab lie under /run, and do not count a second time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import mount_of, mounts, unread
+from provision.checks._host import many, unread
+from provision.checks._mounts import mount_of, mounts
 from provision.model import Finding
 
 ID = "fs.fstab"
@@ -38,9 +39,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         nfs = [mount for mount in table if mount.type in {"nfs", "nfs4"}]
         hand = [mount for mount in nfs if mount.target not in boot]
         if not hand or "automounter" in answer.lines:
-            yield ok(ID, name, f"{len(nfs)} NFS mounts, all of the boot" if nfs else "no NFS mounts")
+            yield ok(ID, name, f"{many(len(nfs), 'NFS mount')}, all of the boot" if nfs else "no NFS mounts")
             continue
-        fix = f"name it under services.nfs and `clusterctl deploy`, or add {hand[0].target} to /etc/fstab with _netdev,nofail"
+        fix = f"name it under services.nfs and `clusterctl deploy`, or a line for {hand[0].target} in /etc/fstab"
         yield warn(ID, name, f"{hand[0].target} was mounted by hand", expected="a line in /etc/fstab", fix=fix)
 
 

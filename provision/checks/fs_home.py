@@ -1,7 +1,7 @@
 """fs.home: the home folder is local and takes files.
 
-Caches that programs keep below ~ (Triton, Inductor, torch extensions) are locked with flock(2), which waits or fails over
-a network. ``clusterctl train`` keeps them on the local disk; other jobs do not.
+Caches that programs keep below ~ (Triton, Inductor, torch extensions) are locked with flock(2), which waits or fails
+over a network. ``clusterctl train`` keeps them on the local disk; other jobs do not.
 """
 
 from __future__ import annotations
@@ -9,34 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import NETWORK, mount_of, mounts, pairs, unread
-from provision.model import Finding
+from provision.checks._host import pairs, unread
+from provision.checks._mounts import NETWORK, mount_of, mounts, places
+from provision.model import Finding, Node
 
 ID = "fs.home"
 LEVEL = 0
 TITLE = "the home folder is local and takes files"
-PROBE = """\
-cat /proc/self/mounts
-echo "home $HOME"
-echo "user $(id -un 2>/dev/null || id -u)"
-if [ -d "$HOME" ]; then echo "real $(readlink -f "$HOME")"; fi
-if [ -w "$HOME" ]; then echo "writable yes"; fi
-"""
 WHY = "Ranks that compile wait for one another's locks over the network, or fail where there is no home at all."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
+    """The mount table, and what the home is in truth."""
+    return places(seen.inventory.root)
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL where it is missing or read-only, WARN where it lies on a network file system."""
     for name, answer in answers.items():
         told = pairs(answer)
-        home, user = told.get("home", ""), told.get("user", "USER")
-        mount = mount_of(mounts(answer), told.get("real", home))
+        home, user = told.get("home", ""), seen.user or "USER"
+        mount = mount_of(mounts(answer), told.get("homereal", home))
         if mount is None or not home:
             yield unread(ID, name, answer)
-        elif "real" not in told:
+        elif "homereal" not in told:
             fix = f"as root: mkdir -m 700 {home} && chown {user} {home}"
             yield fail(ID, name, f"{home} does not exist", expected="a home folder", fix=fix)
-        elif "writable" not in told:
+        elif "homewritable" not in told:
             yield fail(ID, name, f"{home} takes no files", expected="it does", fix=f"as root: chown {user} {home}")
         elif mount.type in NETWORK:
             fix = "for jobs that you start by hand: export TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR to a local disk"

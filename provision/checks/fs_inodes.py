@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import nearest, unread
+from provision.checks._host import unread
+from provision.checks._mounts import nearest
 from provision.model import Finding, Node
 
 ID = "fs.inodes"

@@ -1,7 +1,7 @@
 """fs.localenv: the releases lie on a local disk.
 
-The type of the file system in /proc/self/mounts. A cold ``import torch`` opens some thousand small files, and every rank
-of every node does it at the same moment.
+The type of the file system in /proc/self/mounts. A cold ``import torch`` opens some thousand small files, and every
+rank of every node does it at the same moment.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import NETWORK, mount_of, mounts, nearest, pairs, unread
+from provision.checks._host import pairs, unread
+from provision.checks._mounts import NETWORK, mount_of, mounts, places
 from provision.model import Finding, Node
 
 ID = "fs.localenv"
@@ -19,14 +20,16 @@ WHY = (
     "All ranks read thousands of small files from one server: a start takes minutes, and a slow server stops them all."
 )
 
+_MEMORY = frozenset({"tmpfs", "ramfs"})
+
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
     """The mount table, and what the releases' folder is in truth."""
-    return nearest(seen.inventory.root) + 'cat /proc/self/mounts\necho "real $(readlink -f "$at")"\n'
+    return places(seen.inventory.root)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    """WARN for a network file system."""
+    """WARN for a network file system, and for one in memory."""
     for name, answer in answers.items():
         mount = mount_of(mounts(answer), pairs(answer).get("real", ""))
         if mount is None:
@@ -34,6 +37,10 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         elif mount.type in NETWORK:
             said = f"{seen.inventory.root} lies on {mount.type} of {mount.source}"
             fix = "choose a `prefix` on a local disk: clusterctl sends the environment to every node by itself"
+            yield warn(ID, name, said, expected="a local disk", fix=fix)
+        elif mount.type in _MEMORY:
+            said = f"{seen.inventory.root} lies in memory ({mount.type})"
+            fix = "choose a `prefix` on a disk: what lies there takes memory, and is gone after a reboot"
             yield warn(ID, name, said, expected="a local disk", fix=fix)
         else:
             yield ok(ID, name, f"{mount.type} of {mount.source}")

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import Mount, Share, hosts, mount_of, mounts, shares, unread
+from provision.checks._host import unread
+from provision.checks._mounts import Mount, Share, hosts, mount_of, mounts, shares
 from provision.model import Finding, Node
 from provision.render import quote
 

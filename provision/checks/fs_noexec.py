@@ -1,6 +1,7 @@
 """fs.noexec: programs may run where the releases lie.
 
-A file system mounted ``noexec`` refuses execve(2) and mapping code (mount(8)), so neither Python nor its libraries start.
+A file system mounted ``noexec`` refuses to execute a file and to map its code (mount(8)): neither Python nor its
+libraries start.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import mount_of, mounts, nearest, pairs, unread
+from provision.checks._host import pairs, unread
+from provision.checks._mounts import mount_of, mounts, places
 from provision.model import Finding, Node
 
 ID = "fs.noexec"
@@ -19,7 +21,7 @@ WHY = "The environment's Python cannot start: 'Permission denied' for a file tha
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
     """The mount table, and what the releases' folder is in truth."""
-    return nearest(seen.inventory.root) + 'cat /proc/self/mounts\necho "real $(readlink -f "$at")"\n'
+    return places(seen.inventory.root)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001

@@ -10,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import Mount, mount_of, mounts, number, unread
-from provision.model import Finding
+from provision.checks._host import many, number, unread
+from provision.checks._mounts import Mount, mount_of, mounts, places
+from provision.model import Finding, Node
 
 ID = "fs.options"
 LEVEL = 0
 TITLE = "NFS mounts wait for their server and use the network well"
-PROBE = "cat /proc/self/mounts\n"
 LIMITS = {"connections": 4, "transfer_kib": 1024}
 WHY = "A soft mount loses written data when the server is slow; one connection leaves most of a fast network unused."
+
+
+def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
+    """The mount table."""
+    return places(seen.inventory.root)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
@@ -43,7 +48,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             )
             yield warn(ID, name, f"{mount.target}: {said}", expected=expected, fix=fix)
         else:
-            yield ok(ID, name, f"{len(nfs)} hard mounts" if nfs else "no NFS mounts")
+            yield ok(ID, name, many(len(nfs), "hard mount") if nfs else "no NFS mounts")
 
 
 def _slow(seen: Plan, mount: Mount) -> str:

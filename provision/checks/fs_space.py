@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import GIB, human, nearest, unread
+from provision.checks._host import GIB, df, human, unread
+from provision.checks._mounts import nearest
 from provision.model import Finding, Node
 from provision.render import quote
 
@@ -22,7 +23,7 @@ WHY = "A deploy stops half way, or a checkpoint is cut short: 'No space left on 
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
     """What is free, and whether the bundle's release is there already."""
-    script = nearest(seen.inventory.root) + 'echo "at $at"\ndf -Pk "$at" | sed -n \'2s/^/df /p\'\n'
+    script = nearest(seen.inventory.root) + 'echo "at $at"\ndf -Pk "$at"\n'
     if seen.manifest is None:
         return script
     release = seen.inventory.root / "releases" / seen.manifest.release_id
@@ -33,13 +34,13 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL below the larger of the limit and what the bundle needs."""
     size = sum(entry.size for entry in seen.manifest.files) if seen.manifest else 0
     for name, answer in answers.items():
-        fields = next((line.split() for line in answer.lines if line.startswith("df ")), [])
-        if len(fields) < 6 or not fields[4].isdigit():
+        room = df(answer)
+        if room is None:
             yield unread(ID, name, answer)
             continue
         needed = 0 if "deployed" in answer.lines else size * seen.limits["releases"]
         wanted = max(needed, seen.limits["free_gib"] * GIB)
-        free = int(fields[4]) * 1024
+        free = room[1] * 1024
         said = f"{human(free)} free at {next((line[3:] for line in answer.lines if line.startswith('at ')), '?')}"
         if free >= wanted:
             yield ok(ID, name, said)

@@ -26,7 +26,7 @@ fi
 df -Pk "$at" 2>/dev/null | sed -n '2s/^/df /p'
 """
 LIMITS = {"free_gib": 2}
-WHY = "Python, the data loaders and compiled kernels keep files there: 'No space left on device' or 'No usable temporary directory'."
+WHY = "Python, data loaders and compilers keep files there: 'No usable temporary directory' when a rank starts."
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:

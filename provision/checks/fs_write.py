@@ -1,8 +1,8 @@
 """fs.write: the login may write where the releases lie.
 
-The only probe that writes: one empty file, in the folder above the inventory's prefix if that exists, and it removes it.
-Modes alone do not tell: a server's root_squash, a quota and a read-only mount refuse as well. Where the folder does not
-exist yet, the nearest one above it must be writable.
+One empty file is written to the folder above the inventory's prefix, if that exists, and removed at once. Modes alone
+do not tell: a server's root_squash, a quota and a read-only mount refuse as well. Where the folder does not exist yet,
+the nearest one above it must be writable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import nearest, pairs, unread
+from provision.checks._host import pairs, unread
+from provision.checks._mounts import nearest
 from provision.model import Finding, Node
 from provision.render import quote
 

@@ -19,9 +19,7 @@ TITLE = "nvidia-smi answers, and all nodes have one driver"
 TOOL = SMI
 TIMEOUT = 20.0
 PROBE = GPUS
-WHY = (
-    "Without a driver that answers no rank starts there; drivers that differ fail in ways that look like the program's."
-)
+WHY = "Without a driver that answers no rank starts there; drivers that differ fail as if the program were wrong."
 HUNG = "FAIL"
 HUNG_FIX = "a GPU or its driver hangs: look for Xid in dmesg, then reboot the node"
 

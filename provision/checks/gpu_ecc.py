@@ -26,7 +26,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         errors = {gpu.index: count for gpu in row if (count := gpu.number(_FIELD)) is not None}
         bad = {index: f"{count:.0f} uncorrected errors" for index, count in errors.items() if count}
         if bad:
-            fix = "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot, which replaces the rows; if it returns, replace it"
+            fix = "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot: bad rows are replaced; else replace the GPU"
             yield fail(ID, node, each(bad), expected="0 uncorrected errors", fix=fix)
         else:
             yield ok(ID, node, "no uncorrected error" if errors else "these GPUs have no ECC")

@@ -10,21 +10,26 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown
-from provision.checks._nvidia import PCI, devices, kernel_module
+from provision.checks._host import unread
+from provision.checks._nvidia import PCI, VERSION, devices, kernel_module
 from provision.model import Finding
 
 ID = "gpu.fm"
 LEVEL = 0
 TITLE = "the fabric manager runs and has the driver's version"
 PROBE = f"""\
-{PCI}\
-head -n 1 /proc/driver/nvidia/version 2>/dev/null
-for file in /proc/[0-9]*/comm; do
-    {{ read -r name <"$file"; }} 2>/dev/null || continue
-    case $name in nv-fabricmanage*) echo running; break ;; esac
+{PCI}{VERSION}\
+for switch in /dev/nvidia-nvswitch[0-9]*; do
+    [ -e "$switch" ] || continue
+    for file in /proc/[0-9]*/comm; do
+        {{ read -r name <"$file"; }} 2>/dev/null || continue
+        case $name in nv-fabricmanage*) echo running && break ;; esac
+    done
+    nv-fabricmanager --version 2>/dev/null
+    echo "unit $(systemctl is-active nvidia-fabricmanager 2>/dev/null)"
+    break
 done
-nv-fabricmanager --version 2>/dev/null
-echo "unit $(systemctl is-active nvidia-fabricmanager 2>/dev/null)"
+echo looked
 """
 WHY = "Without it CUDA does not start: error 802, 'system not yet initialized', minutes after the job began."
 
@@ -36,6 +41,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 
 
 def _judge(node: str, answer: Answer) -> Finding:
+    if "looked" not in answer.lines:
+        return unread(ID, node, answer)
     switches = [device for device in devices(answer) if device.is_switch]
     if not switches:
         return ok(ID, node, "no NVSwitch on the PCI bus")

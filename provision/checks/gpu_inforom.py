@@ -18,9 +18,7 @@ TITLE = "the InfoROM of every GPU is whole and of one version"
 TOOL = SMI
 TIMEOUT = 20.0
 PROBE = GPUS
-WHY = (
-    "The InfoROM keeps the memory errors and the rows that were replaced: a damaged one lets bad memory be used again."
-)
+WHY = "The InfoROM remembers which rows of memory were replaced: a damaged one lets bad memory be used again."
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it

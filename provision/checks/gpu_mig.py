@@ -14,9 +14,7 @@ TITLE = "no GPU is divided into MIG instances"
 TOOL = SMI
 TIMEOUT = 20.0
 PROBE = GPUS
-WHY = (
-    "A process sees one MIG instance only, and NCCL does not work between instances: the run has no GPUs or too little."
-)
+WHY = "A process sees one MIG instance only, and NCCL does not work between instances: ranks find no GPU."
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
@@ -25,7 +23,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     for node, row in found.items():
         on = {gpu.index: "MIG is on" for gpu in row if gpu["mig.mode.current"] == "Enabled"}
         if on:
-            fix = f"nvidia-smi -i {','.join(on)} -mig 0 (as root, with nothing running; a reset or reboot may be asked for)"
+            fix = f"nvidia-smi -i {','.join(on)} -mig 0 (as root, with nothing running; it may ask for a reset)"
             yield fail(ID, node, each(on), expected="MIG is off", fix=fix)
         else:
             yield ok(ID, node, "MIG is off")

@@ -9,21 +9,21 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._nvidia import PCI, devices, kernel_module
+from provision.checks._host import unread
+from provision.checks._nvidia import PCI, VERSION, devices, kernel_module
 from provision.model import Finding
 
 ID = "gpu.module"
 LEVEL = 0
 TITLE = "kernel module and libraries of the driver have one version"
 PROBE = f"""\
-{PCI}\
-head -n 1 /proc/driver/nvidia/version 2>/dev/null
-PATH=$PATH:/sbin:/usr/sbin
+{PCI}{VERSION}\
 list=$(ldconfig -p 2>/dev/null | sed -n 's/.*libnvidia-ml\\.so\\.1 .*=> //p')
 for path in $list /usr/local/nvidia/lib*/libnvidia-ml.so.1 /run/opengl-driver/lib/libnvidia-ml.so.1; do
     [ ! -e "$path" ] || echo "library $(readlink -f "$path")"
 done
 echo "installed $(modinfo -F version nvidia 2>/dev/null)"
+echo looked
 """
 WHY = "After an update without a reboot CUDA does not start: 'Driver/library version mismatch'."
 
@@ -38,6 +38,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 
 
 def _judge(node: str, answer: Answer) -> Finding:
+    if "looked" not in answer.lines:
+        return unread(ID, node, answer)
     loaded = kernel_module(answer.out)
     if not loaded:
         if not any(device.is_gpu for device in devices(answer)):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks._host import unread
 from provision.checks._nvidia import PCI, devices
 from provision.model import Finding
 
@@ -23,8 +24,9 @@ for file in /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm; do
     elif [ -r "$file" ] && [ -w "$file" ]; then echo "open $file"
     else echo "closed $file: $(stat -c '%A %U:%G' "$file")"; fi
 done
-command -v nvidia-modprobe >/dev/null 2>&1 && echo modprobe
+if command -v nvidia-modprobe >/dev/null 2>&1; then echo modprobe; fi
 echo "user $(id -un 2>/dev/null || id -u)"
+echo looked
 """
 WHY = "CUDA finds no GPU, and training runs on the CPU or ends with 'no CUDA-capable device is detected'."
 
@@ -36,6 +38,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 
 
 def _judge(node: str, answer: Answer) -> Finding:
+    if "looked" not in answer.lines:
+        return unread(ID, node, answer)
     opened, closed, missing = (
         re.findall(rf"^{word} (.*)$", answer.out, flags=re.MULTILINE) for word in ("open", "closed", "missing")
     )

@@ -1,7 +1,7 @@
 """gpu.nvlink: every GPU has as many active NVLinks as the others.
 
-Some links are inactive by design (an H100 for PCIe has six of them), so the number that most GPUs of the cluster have is
-what is expected, unless the limit names one. Format of ``nvidia-smi nvlink -s``: seen with driver 580.159.04.
+Some links are inactive by design (an H100 for PCIe has six of them), so what is expected is the number that most GPUs
+of the cluster have, unless the limit names one. Format of ``nvidia-smi nvlink -s``: seen with driver 580.159.04.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         }
         bad = {gpu: said for gpu, said in bad.items() if said}
         if bad:
-            fix = "watch whether they grow; then reset the GPU or reboot, and have board or bridge replaced if they return"
+            fix = "watch whether they grow; reset the GPU or reboot, and have board or bridge replaced if they return"
             yield warn(ID, node, each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)
         elif any(counts.values()):
             worst = max(count for each_ in counts.values() for _, _, count in each_)

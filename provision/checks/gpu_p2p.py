@@ -1,6 +1,6 @@
 """gpu.p2p: the GPUs of a node read one another's memory.
 
-Words of ``nvidia-smi topo -p2p r`` (OK, CNS, GNS, TNS, NS, U): its own legend; seen with driver 580.159.04. Cards on PCIe
+Words of ``nvidia-smi topo -p2p r`` (OK, CNS, GNS, TNS, NS, U): its own legend; seen with driver 580.159.04. PCIe cards
 may be built so that they cannot; GPUs on NVLink (SXM boards) always can.
 """
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail
+from provision.checks._host import unread
 from provision.checks._judging import odd
 from provision.checks._nvidia import PCI, devices
 from provision.model import Finding
@@ -19,6 +20,7 @@ TITLE = "every GPU on the PCI bus belongs to NVIDIA's driver"
 PROBE = f"""\
 {PCI}\
 for gpu in /proc/driver/nvidia/gpus/*; do [ ! -d "$gpu" ] || echo "driven ${{gpu##*/}}"; done
+echo looked
 """
 WHY = "A GPU that is lost or taken by another driver is missing from the run: its rank fails, and the job with it."
 
@@ -28,10 +30,12 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     counts = {}
     for node, answer in answers.items():
         found = [device for device in devices(answer) if device.is_gpu]
-        lost = [device.address for device in found if device.lost]
+        lost = [device.address for device in found if device.is_lost]
         driven = set(re.findall(r"^driven (\S+)", answer.out, flags=re.MULTILINE))
         foreign = [device for device in found if device.driver != "nvidia" or device.address not in driven]
-        if lost:
+        if "looked" not in answer.lines:
+            yield unread(ID, node, answer)
+        elif lost:
             said = f"{', '.join(lost)} does not answer on the PCI bus"
             fix = "power cycle the node (a reboot may not do); then reseat or replace the GPU"
             yield fail(ID, node, said, expected=f"{len(found)} GPUs that answer", fix=fix)
@@ -48,7 +52,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 def _taken(driver: str) -> str:
     if driver == "nvidia":
         return "was not started by the driver"
-    return f"belongs to {driver}" if driver else "has no driver"
+    return "has no driver" if driver == "none" else f"belongs to {driver}"
 
 
 def _gpus(count: int) -> str:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks._host import unread
 from provision.checks._nvidia import LOG, devices
 from provision.model import Finding
 
@@ -27,9 +28,11 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     for node, answer in answers.items():
         mine = {device.address for device in devices(answer) if device.is_gpu}
         found = {row[0]: f"limited by {row[2]} at {row[3]}" for row in _LIMITED.findall(answer.out) if row[0] in mine}
-        if found:
+        if "looked" not in answer.lines:
+            yield unread(ID, node, answer)
+        elif found:
             said = "; ".join(f"{address} is {text}" for address, text in found.items())
-            fix = "reseat GPU and riser, and look at the slot's lanes and speed in the BIOS (lspci -vv, LnkCap and LnkSta)"
+            fix = "reseat GPU and riser; look at the slot's lanes and speed in the BIOS (lspci -vv, LnkCap and LnkSta)"
             yield warn(ID, node, said, expected="the GPU's own speed", fix=fix)
         elif "log readable" in answer.lines or not mine:
             yield ok(ID, node, "no GPU is limited" if mine else "no GPU")

@@ -1,7 +1,7 @@
 """gpu.recovery: no GPU waits for a reset or a reboot.
 
-``gpu_recovery_action`` is what the driver asks for: None, Reset, Reboot, Drain P2P, Drain and Reset (nvidia-smi's manual
-page); drivers before 565 do not have it.
+``gpu_recovery_action`` is what the driver asks for: None, Reset, Reboot, Drain P2P, Drain and Reset (nvidia-smi's
+manual page); drivers before 565 do not have it.
 """
 
 from __future__ import annotations

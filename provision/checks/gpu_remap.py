@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown
-from provision.checks._judging import found_as
+from provision.checks import Answer, Plan, fail, ok, unknown, warn
 from provision.checks._nvidia import SMI, each, trouble
-from provision.model import Finding, Verdict
+from provision.model import Finding
 
 ID = "gpu.remap"
 LEVEL = 0
@@ -45,23 +44,14 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
 
 
 def _judge(node: str, answer: Answer, most: float) -> Finding:
-    said: dict[str, str] = {}
-    verdict: Verdict = "OK"
-    fix = ""
-    for index, line in enumerate(answer.lines):
-        if not (row := _LINE.fullmatch(line)):
-            continue
-        pending, failure, count = row[1].title(), row[2].title(), int(row[3])
-        if failure in _YES:
-            said[str(index)], verdict, fix = "a row could not be replaced", "FAIL", _REPLACE
-        elif pending in _YES:
-            said[str(index)], verdict, fix = "a row waits to be replaced", "FAIL", fix or _REBOOT
-        elif count > most:
-            said[str(index)] = f"{count} rows were replaced after uncorrected errors"
-            verdict, fix = (
-                ("WARN" if verdict == "OK" else verdict),
-                fix or "watch it: more of them, and it needs replacing",
-            )
-    if not said:
-        return ok(ID, node, "no row waits or failed")
-    return found_as(ID, node, verdict, each(said), expected=f"none, and at most {most:.0f} replaced rows", fix=fix)
+    rows = [(index, row) for index, line in enumerate(answer.lines) if (row := _LINE.fullmatch(line))]
+    failed = {str(index): "a row could not be replaced" for index, row in rows if row[2].title() in _YES}
+    waiting = {str(index): "a row waits to be replaced" for index, row in rows if row[1].title() in _YES}
+    many = {str(index): f"{row[3]} rows were replaced" for index, row in rows if int(row[3]) > most}
+    expected = f"none that waits or failed, at most {most:.0f} replaced after uncorrected errors"
+    if failed or waiting:
+        fix = _REPLACE if failed else _REBOOT
+        return fail(ID, node, each(waiting | failed), expected=expected, fix=fix)
+    if many:
+        return warn(ID, node, each(many), expected=expected, fix="watch it: if more come, have the GPU replaced")
+    return ok(ID, node, "no row waits or failed" if rows else "these GPUs do not replace rows")

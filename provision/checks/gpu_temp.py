@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from provision.checks import Answer, Plan, ok
 from provision.checks._judging import found_as
 from provision.checks._nvidia import GPUS, SMI, each, gpus
-from provision.model import Finding
+from provision.model import Finding, Verdict
 
 ID = "gpu.temp"
 LEVEL = 0
@@ -36,7 +36,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         bad = {index: f"{degrees:.0f} °C" for index, degrees in known.items() if degrees >= warm}
         if bad:
             fix = "look at fans, air flow and the neighbours in the rack; end what heats it"
-            verdict = "FAIL" if max(known.values()) >= hot else "WARN"
+            verdict: Verdict = "FAIL" if max(known.values()) >= hot else "WARN"
             yield found_as(ID, node, verdict, each(bad), expected=f"below {warm:.0f} °C", fix=fix)
         else:
             yield ok(ID, node, f"at most {max(known.values()):.0f} °C" if known else "these GPUs do not tell")

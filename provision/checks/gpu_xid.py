@@ -1,7 +1,7 @@
 """gpu.xid: the driver has reported no error (Xid) since the node was started.
 
-Source of the numbers: NVIDIA, "Xid Errors" and its catalogue (docs.nvidia.com/deploy/xid-errors). Those that end a run by
-hardware fail; what a program does wrong, and any other number, is a warning.
+Source of the numbers: NVIDIA, "Xid Errors" and its catalogue (docs.nvidia.com/deploy/xid-errors). What hardware does
+fails; what a program does wrong, and any other number, is a warning.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks._host import unread
 from provision.checks._nvidia import LOG, devices
 from provision.model import Finding
 
@@ -59,6 +60,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 
 
 def _judge(node: str, answer: Answer) -> Finding:
+    if "looked" not in answer.lines:
+        return unread(ID, node, answer)
     if "log readable" not in answer.lines:
         if not any(device.is_gpu for device in devices(answer)):
             return ok(ID, node, "no GPU")

@@ -21,12 +21,12 @@ PROBE = PORTS
 _RESTART = "restart the subnet manager; with two of them, see ib.masters"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Name ports without a LID, with another's LID, and with another subnet manager than their like."""
     cluster, others = fabric(ID, answers)
     yield from others
     active = {name: [port for port in ports if port.state == ACTIVE] for name, ports in cluster.items()}
-    manager = usual(active, _manager)
+    manager = usual(active, _manager, by_model=False)
     taken = Counter((port.number_of("sm_lid"), port.number_of("lid")) for ports in active.values() for port in ports)
     for name, ports in active.items():
         fine = ", ".join(f"{port.name} LID {port.number_of('lid')}, SM {port.number_of('sm_lid')}" for port in ports)
@@ -57,8 +57,8 @@ def _faults(
         said = f"{port.name} has LID {lid}, and another port of the same subnet has it too"
         yield Fault("FAIL", said, "a LID of its own", _RESTART)
     elif usual_manager is None:
-        said = f"{port.name}: subnet managers at LIDs {managers}"
-        yield Fault("WARN", said, "one subnet manager for all nodes", _RESTART)
+        said = f"{port.name}: the nodes know subnet managers at LIDs {managers}"
+        yield Fault("FAIL", said, "one subnet manager for all nodes", _RESTART)
     elif manager != usual_manager:
         said = f"{port.name} knows the subnet manager at LID {manager}, its like know LID {usual_manager}"
         yield Fault("FAIL", said, f"sm_lid {usual_manager}", f"{_RESTART}; is it cabled to another fabric?")

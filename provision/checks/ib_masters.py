@@ -1,7 +1,7 @@
 """ib.masters: a fabric has one master subnet manager, and all nodes know the same one.
 
-``saquery SMIR`` lists the subnet managers that the master knows, and ``sminfo LID`` asks each for its state; both are of
-infiniband-diags and need root. Others in state STANDBY are right: they take over when the master dies.
+``saquery SMIR`` lists the subnet managers that the master knows, and ``sminfo LID`` asks each for its state; both are
+of infiniband-diags and need root. Others in state STANDBY are right: they take over when the master dies.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
 from provision.checks._infiniband import ACTIVE, ASK, PORTS, Fault, fabric, sections, told
-from provision.checks._judging import groups
+from provision.checks._judging import groups, majority
+from provision.inventory import fold
 from provision.model import Finding
 
 ID = "ib.masters"
@@ -36,7 +37,7 @@ _FIX = (
 )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Name two masters of one fabric, and a node whose port has another master than its like."""
     cluster, others = fabric(ID, answers)
     yield from others
@@ -62,11 +63,14 @@ def _faults(
         elif len(guids) > 1:
             yield Fault("FAIL", f"{at}: {len(guids)} masters, {' and '.join(guids)}", "one master", _FIX)
         else:
-            every = groups({name: guid for name, each in known.items() if (guid := _master(each.get(at, ())))})
-            common = next(iter(every))
-            if guids[0] != common:
-                said = f"{at} has the master {guids[0]}, {len(every[common])} nodes have {common}"
-                yield Fault("FAIL", said, f"master {common}", _FIX)
+            every = {name: guid for name, each in known.items() if (guid := _master(each.get(at, ())))}
+            common = majority(every)
+            if common is None:
+                said = ", ".join(f"{fold(names)} {guid}" for guid, names in groups(every).items())
+                yield Fault("FAIL", f"{at}: two masters, {said}", "one master for all nodes", _FIX)
+            elif guids[0] != common:
+                said = f"{at} has the master {guids[0]}, most nodes have {common}"
+                yield Fault("FAIL", said, f"master {common}", f"{_FIX}; is it cabled to another fabric?")
 
 
 def _master(managers: tuple[tuple[str, str], ...]) -> str | None:

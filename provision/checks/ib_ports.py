@@ -23,7 +23,7 @@ PROBE = PORTS + "echo \"@pci $(cat /sys/bus/pci/devices/*/class 2>/dev/null | gr
 _PCI = re.compile(r"^@pci (\d+)$", re.MULTILINE)
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Compare the numbers of ports; an adapter on the PCI bus without a driver is named on its own."""
     counts: dict[str, int] = {}
     for name, answer in answers.items():

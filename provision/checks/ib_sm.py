@@ -29,7 +29,7 @@ _SAID = re.compile(r"sm lid (\d+) sm guid (0x[0-9a-f]+), activity count \d+ prio
 _START = "on the node that runs the subnet manager: systemctl restart opensmd with OFED, opensm on distributions"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Name the ports whose subnet manager is unknown, silent or no master."""
     cluster, others = fabric(ID, answers)
     yield from others

@@ -19,7 +19,7 @@ WHY = "A link with one lane of four has a quarter of the bandwidth, and every al
 PROBE = PORTS
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Name links with a single lane, or with fewer than most of their like."""
     cluster, others = fabric(ID, answers)
     yield from others
@@ -36,10 +36,6 @@ def _faults(port: Port, usual_lanes: int | None) -> Iterator[Fault]:
         yield Fault("UNKNOWN", f"{port.name}: rate {port.values.get('rate', '')!r} is not understood", "a width", "")
     elif port.lanes < wanted:
         lanes = "1 lane" if port.lanes == 1 else f"{port.lanes} lanes"
+        expected = f"{usual_lanes}X" if usual_lanes == wanted else "4X"
         fix = f"clean or replace the cable of {port.name}: lanes of it are dead; a bent pin in the cage does the same"
-        yield Fault(
-            "FAIL",
-            f"{port.name} uses {lanes} ({port.values['rate']})",
-            f"{usual_lanes}X" if usual_lanes == wanted else "4X",
-            fix,
-        )
+        yield Fault("FAIL", f"{port.name} uses {lanes} ({port.values['rate']})", expected, fix)

@@ -9,20 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok
-from provision.checks._host import human, may, soft_limit, unread
+from provision.checks._host import SESSION, human, many, may, soft_limit, unread
 from provision.checks._judging import found_as
 from provision.model import Finding
 
 ID = "lim.memlock"
 LEVEL = 0
 TITLE = "memory may be locked without a limit"
-PROBE = """\
-grep '^Max locked memory' /proc/self/limits
-grep '^CapEff' /proc/self/status
-for device in /sys/class/infiniband/*; do
-    [ ! -e "$device" ] || echo "device ${device##*/}"
-done
-"""
+PROBE = SESSION
 WHY = "NCCL cannot register its buffers with the InfiniBand card: the job ends with 'ibv_reg_mr failed' or ENOMEM."
 
 _FIX = "put `limits: {}` under `services` in the inventory, `clusterctl deploy`, and log in again"
@@ -41,5 +35,5 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             yield ok(ID, name, f"{human(int(limit))}, which does not bind this user (CAP_IPC_LOCK)")
         else:
             devices = sum(line.startswith("device ") for line in answer.lines)
-            said = f"{human(int(limit))}" + (f" with {devices} RDMA devices" if devices else "")
+            said = f"{human(int(limit))}" + (f" with {many(devices, 'RDMA device')}" if devices else "")
             yield found_as(ID, name, "FAIL" if devices else "WARN", said, expected="unlimited", fix=_FIX)

@@ -1,7 +1,7 @@
 """lim.nofile: enough files may be open at once.
 
 Data loaders that share tensors by file descriptor hold one for each, and every rank opens sockets to many others. The
-default soft limit is 1024. At least 65536 is what NVIDIA's and Slurm's guides for clusters set.
+default soft limit is 1024 (getrlimit(2)); 65536 leaves room for eight ranks with their loaders.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import soft_limit, unread
+from provision.checks._host import SESSION, soft_limit, unread
 from provision.model import Finding
 
 ID = "lim.nofile"
 LEVEL = 0
 TITLE = "enough files may be open at once"
-PROBE = "grep '^Max open files' /proc/self/limits\n"
+PROBE = SESSION
 LIMITS = {"files": 65536, "files_least": 4096}
 WHY = "Data loaders and NCCL's sockets run out of file descriptors: 'Too many open files', often hours into a run."
 

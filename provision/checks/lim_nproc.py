@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import may, soft_limit, unread
+from provision.checks._host import SESSION, may, soft_limit, unread
 from provision.model import Finding
 
 ID = "lim.nproc"
 LEVEL = 0
 TITLE = "enough processes and threads may run"
-PROBE = "grep '^Max processes' /proc/self/limits\ngrep '^CapEff' /proc/self/status\n"
+PROBE = SESSION
 LIMITS = {"processes": 16384, "processes_least": 4096}
 WHY = "Eight ranks with data loaders and NCCL's threads are thousands: 'can't start new thread' in the middle of a run."
 

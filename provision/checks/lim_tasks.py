@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import cgroup, tightest, unread
+from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks._host import SESSION, tightest
 from provision.model import Finding
 
 ID = "lim.tasks"
 LEVEL = 0
 TITLE = "the session's control group allows enough threads"
-PROBE = cgroup("pids", "pids.max", "pids.max")
+PROBE = SESSION
 LIMITS = {"tasks": 16384, "tasks_least": 4096}
 WHY = "A limit of the login's slice makes thread creation fail although ulimit shows plenty."
 
@@ -24,8 +24,8 @@ WHY = "A limit of the login's slice makes thread creation fail although ulimit s
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """The tightest group counts."""
     for name, answer in answers.items():
-        if not answer.lines:
-            yield unread(ID, name, answer)
+        if not any(line.startswith("group ") for line in answer.lines):
+            yield unknown(ID, name, "no control groups at /sys/fs/cgroup")
             continue
         found = tightest(answer)
         if found is None or found[1] >= seen.limits["tasks"]:

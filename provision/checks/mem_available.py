@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import human, kib, pairs, unread
+from provision.checks._host import MEMORY, human, kib, pairs, unread
 from provision.model import Finding
 
 ID = "mem.available"
 LEVEL = 0
 TITLE = "most of the memory is free to use"
-PROBE = "grep -E '^Mem(Total|Available):' /proc/meminfo\n"
+PROBE = MEMORY
 LIMITS = {"free_percent": 50, "free_percent_least": 10}
 WHY = "Something else holds the memory: loading the model or saving a checkpoint is killed for lack of it."
 

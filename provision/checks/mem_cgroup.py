@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import cgroup, human, kib, pairs, tightest, unread
+from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks._host import MEMORY, human, kib, pairs, tightest, unread
 from provision.model import Finding
 
 ID = "mem.cgroup"
 LEVEL = 0
 TITLE = "the session's control group does not limit the memory"
-PROBE = cgroup("memory", "memory.max", "memory.limit_in_bytes") + "grep '^MemTotal:' /proc/meminfo\n"
+PROBE = MEMORY
 LIMITS = {"share_percent": 90}
 WHY = "A job started by ssh is killed at the group's limit although the machine has memory left."
 
@@ -24,8 +24,11 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """The tightest group against the machine's memory."""
     for name, answer in answers.items():
         total = kib(pairs(answer).get("MemTotal"))
-        if total is None or not any(line.startswith("group ") for line in answer.lines):
+        if total is None:
             yield unread(ID, name, answer)
+            continue
+        if not any(line.startswith("group ") for line in answer.lines):
+            yield unknown(ID, name, "no control groups at /sys/fs/cgroup")
             continue
         found = tightest(answer)
         if found is None or found[1] >= total * seen.limits["share_percent"] / 100:

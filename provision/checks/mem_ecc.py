@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._host import unread
+from provision.checks._host import MEMORY, many, pairs, unread
 from provision.model import Finding
 
 ID = "mem.ecc"
 LEVEL = 0
 TITLE = "the memory modules have no errors that ECC could not correct"
-PROBE = """\
+PROBE = MEMORY
+    SHOW
+    + """\
 for file in /sys/devices/system/edac/mc/mc*/[uc]e_count; do
-    [ ! -r "$file" ] || { file=${file#/sys/devices/system/edac/mc/}; printf '%s ' "$file"; cat "/sys/devices/system/edac/mc/$file"; }
+    show "${file#/sys/devices/system/edac/mc/}" "$file"
 done
-if grep -qw hypervisor /proc/cpuinfo; then echo virtual; fi
+sed -n '/^flags/{/ hypervisor/s/.*/virtual/p;q;}' /proc/cpuinfo
 echo looked
 """
+)
 LIMITS = {"corrected": 1000}
 WHY = "A failing module ends in a crash of the node, or of the process that held the page, in the middle of a run."
 
@@ -29,8 +32,8 @@ WHY = "A failing module ends in a crash of the node, or of the process that held
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL for uncorrected errors, WARN for many corrected ones."""
     for name, answer in answers.items():
-        counts = [line.split() for line in answer.lines if line.startswith("mc")]
-        if "looked" not in answer.lines or not all(len(each) == 2 and each[1].isdigit() for each in counts):
+        counts = [line.split()[1:] for line in answer.lines if line.startswith("edac ")]
+        if "MemTotal" not in pairs(answer) or not all(len(each) == 2 and each[1].isdigit() for each in counts):
             yield unread(ID, name, answer)
             continue
         lost = sum(int(count) for file, count in counts if file.endswith("ue_count"))
@@ -44,9 +47,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
                 ID, name, "the kernel watches no memory controller", fix="load the EDAC driver of the chipset"
             )
         elif lost:
-            yield fail(ID, name, f"{lost} uncorrected errors at {where}", expected="none", fix=fix)
+            yield fail(ID, name, f"{many(lost, 'uncorrected error')} at {where}", expected="none", fix=fix)
         elif mended > seen.limits["corrected"]:
             expected = f"at most {seen.limits['corrected']:g}"
-            yield warn(ID, name, f"{mended} corrected errors at {where}", expected=expected, fix=fix)
+            yield warn(ID, name, f"{many(mended, 'corrected error')} at {where}", expected=expected, fix=fix)
         else:
-            yield ok(ID, name, f"{mended} corrected errors")
+            yield ok(ID, name, many(mended, "corrected error"))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import GIB, human, kib, number, pairs, unread
+from provision.checks._host import GIB, MEMORY, human, kib, number, pairs, unread
 from provision.model import Finding
 
 ID = "mem.hugepages"
 LEVEL = 0
 TITLE = "no memory is set aside as huge pages"
-PROBE = "grep -E '^(HugePages_Total|Hugepagesize|Hugetlb):' /proc/meminfo\n"
+PROBE = MEMORY
 LIMITS = {"reserved_gib": 0}
 WHY = "Reserved huge pages are memory that no training can use: it runs out although the machine seems large enough."
 

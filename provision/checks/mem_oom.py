@@ -1,7 +1,7 @@
 """mem.oom: no process was killed for lack of memory since the node started.
 
-``oom_kill`` of /proc/vmstat counts them since boot, in control groups as well (kernel 4.13 and later); unlike the kernel
-log anybody may read it.
+``oom_kill`` of /proc/vmstat counts them since boot, in control groups as well (kernel 4.13 and later). Anybody may read
+it, unlike the kernel log.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import number, pairs, unread
+from provision.checks._host import MEMORY, many, number, pairs, unread
 from provision.model import Finding
 
 ID = "mem.oom"
 LEVEL = 0
 TITLE = "no process was killed for lack of memory since the node started"
-PROBE = "grep '^oom_kill ' /proc/vmstat\n"
+PROBE = MEMORY
 WHY = "What was killed for lack of memory once is killed again: often a data loader, and the ranks hang waiting for it."
 
 
@@ -28,5 +28,5 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         elif count == 0:
             yield ok(ID, name, "none killed")
         else:
-            said = f"{count} processes killed for lack of memory since boot"
+            said = f"{many(count, 'process', 'processes')} killed for lack of memory since boot"
             yield warn(ID, name, said, expected="none", fix="see which: journalctl -k | grep -i 'out of memory'")

@@ -1,8 +1,8 @@
 """mem.shmleft: no training that crashed left its shared memory behind.
 
 NCCL names its segments ``/dev/shm/nccl-XXXXXX`` (``src/misc/shmutils.cc``), PyTorch ``torch_<pid>_<random>_<n>``
-(``aten/src/ATen/StorageUtils.cpp``), Python's multiprocessing ``psm_XXXXXXXX``. All are removed by the process that made
-them, unless it was killed. One that a process still has mapped is in use, and so is a young one, perhaps.
+(``aten/src/ATen/MapAllocator.cpp``), Python's multiprocessing ``psm_XXXXXXXX``. All are removed by the process that
+made them, unless it was killed. One that a process has mapped is in use; a young one may be.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import human, unread
+from provision.checks._host import human, many, unread
 from provision.model import Finding
 
 ID = "mem.shmleft"
@@ -23,7 +23,7 @@ left=$(find /dev/shm -maxdepth 1 -type f \\( -name 'nccl-*' -o -name 'torch_*' -
     -exec du -k {} + 2>/dev/null)
 if [ -n "$left" ]; then
     printf '%s\\n' "$left"
-    grep -hs -o ' /dev/shm/[^ ]*' /proc/[0-9]*/maps | sort -u | sed 's/^/mapped/'
+    grep -hs -o ' /dev/shm/[^ ]*' /proc/[0-9]*/maps | sort -u
 fi
 echo looked
 """
@@ -36,12 +36,12 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if "looked" not in answer.lines:
             yield unread(ID, name, answer)
             continue
-        mapped = {line.split(" ", 1)[1] for line in answer.lines if line.startswith("mapped ")}
+        mapped = {line for line in answer.lines if line.startswith("/dev/shm/")}
         sizes = (line.split(None, 1) for line in answer.lines if line[0].isdigit())
         left = {path: int(size) * 1024 for size, path in sizes if path not in mapped}
         if not left:
             yield ok(ID, name, f"{len(mapped)} in use, none left behind" if mapped else "none left behind")
             continue
-        said = f"{len(left)} files of {human(sum(left.values()))}, such as {min(left)}"
+        said = f"{many(len(left), 'file')} of {human(sum(left.values()))}, such as {min(left)}"
         fix = "when no training runs there: rm -f /dev/shm/nccl-* /dev/shm/torch_* /dev/shm/psm_*"
         yield warn(ID, name, said, expected="none", fix=fix)

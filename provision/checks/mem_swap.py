@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import human, kib, pairs, unread
+from provision.checks._host import MEMORY, human, kib, pairs, unread
 from provision.model import Finding
 
 ID = "mem.swap"
 LEVEL = 0
 TITLE = "there is no swap"
-PROBE = "grep -E '^Swap(Total|Free):' /proc/meminfo\n"
+PROBE = MEMORY
 WHY = "A rank whose memory is swapped out stalls every other rank, for minutes and without a message."
 
 

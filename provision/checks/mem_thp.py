@@ -10,19 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
-from provision.checks._host import compared
+from provision.checks._host import MEMORY, compared
 from provision.model import Finding
 
 ID = "mem.thp"
 LEVEL = 0
 TITLE = "transparent huge pages are set alike on every node"
-PROBE = """\
-if [ -e /sys/kernel/mm/transparent_hugepage ]; then
-    cat /sys/kernel/mm/transparent_hugepage/enabled
-else
-    echo '[absent]'
-fi
-"""
+PROBE = MEMORY
 WHY = "Copies on the host run at another speed on the odd node, and all others wait for it in every step."
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
-from provision.checks._host import human, kib, pairs, unread
+from provision.checks._host import MEMORY, human, kib, pairs, unread
 from provision.checks._judging import close, odd
 from provision.model import Finding
 
 ID = "mem.total"
 LEVEL = 0
 TITLE = "every node has as much memory as the others"
-PROBE = "grep '^MemTotal:' /proc/meminfo\n"
+PROBE = MEMORY
 LIMITS = {"differ_percent": 5}
 WHY = (
     "A memory module that fell out leaves a node with less: offloading and data loaders run out of memory there first."

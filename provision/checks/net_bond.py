@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, warn
+from provision.checks import Answer, Plan, ok, unknown, warn
 from provision.model import Finding
 
 ID = "net.bond"
@@ -25,7 +25,7 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN where a port's MII status is not up, or the bond has none."""
     for name, answer in answers.items():
         said, ports = [], 0
@@ -35,7 +35,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             ports += len(found)
             said += [f"{port} of {bond} is {state}" for port, state in found if state != "up"]
             said += [f"{bond} has no port"] if not found else []
-        if said:
+        if "end" not in answer.lines:
+            yield unknown(ID, name, f"its bonds were not read to the end: {answer.err or 'no answer'}")
+        elif said:
             fix = "look at its cable and switch port: cat /proc/net/bonding/*"
             yield warn(ID, name, "; ".join(said), expected=TITLE, fix=fix)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks import Answer, Plan, fail, ok, unknown, warn
 from provision.checks._interfaces import as_address
 from provision.checks._judging import groups, majority
 from provision.inventory import fold
@@ -35,21 +35,22 @@ echo end
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    """FAIL on the nodes that mean another address than most, or know none where the others do."""
+    """FAIL where two addresses are meant, or one of the inventory's names is unknown; WARN for an unknown name."""
     known: dict[str, dict[str, str]] = {}
     for name, answer in answers.items():
         if "end" in answer.lines:
             parts = [line.split() for line in answer.lines if line.startswith("name ")]
             known[name] = {part[1]: part[2] for part in parts if len(part) == 3}
-    wrong: dict[str, list[str]] = {}
+    needed = {text for node in seen.nodes for text in (node.address, node.data_address)}
+    wrong: dict[str, list[tuple[bool, str]]] = {}
     for host in dict.fromkeys(host for table in known.values() for host in table):
-        values = {name: table.get(host, "-") for name, table in known.items()}
-        if values.get(host, "").startswith("127."):  # a node's own name: net.hostname speaks of it
-            del values[host]
+        # What a node means by its own name is net.hostname's business.
+        values = {name: table.get(host, "-") for name, table in known.items() if name != host}
         usual = majority(values)
         for name, value in values.items():
             if value != usual:
-                wrong.setdefault(name, []).append(_said(host, value, usual, values))
+                two = len({each for each in values.values() if each != "-"}) > 1
+                wrong.setdefault(name, []).append((two or host in needed, _said(host, value, usual, values)))
     for name, answer in answers.items():
         if name not in known:
             missing = "no getent" in answer.lines
@@ -57,7 +58,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             yield unknown(ID, name, said, fix=f"install getent on {name}" if missing else "")
         elif name in wrong:
             fix = "services: hosts: {} in the inventory writes the same /etc/hosts everywhere; or correct it by hand"
-            yield fail(ID, name, "; ".join(wrong[name][:3]), expected=TITLE, fix=fix)
+            said = "; ".join(text for _, text in wrong[name][:3])
+            yield (fail if any(grave for grave, _ in wrong[name]) else warn)(ID, name, said, expected=TITLE, fix=fix)
         else:
             count = sum(address != "-" for address in known[name].values())
             yield ok(ID, name, f"{count} of {len(known[name])} names have an address, the same as elsewhere")

@@ -19,7 +19,7 @@ WHY = "A half-duplex link is one whose autonegotiation failed: packets collide, 
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN where the interface, or a device below it, is half duplex."""
     found, lost = carriers(ID, answers)
     yield from lost

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._net import facts, read
-from provision.model import Finding, Node
+from provision.checks._net import facts, read, table
+from provision.model import Finding
 
 ID = "net.duplicate"
 LEVEL = 0
@@ -20,15 +20,6 @@ WHY = (
     "looks for the other's GPUs there."
 )
 
-_IDENTITY = """\
-cc_get /proc/sys/kernel/random/boot_id && echo "boot $cc_value"
-cc_get /etc/machine-id && echo "machine $cc_value"
-echo "host $(uname -n)"
-for cc_path in /sys/class/net/*; do
-  [ ! -e "$cc_path/device" ] || { cc_get "$cc_path/address" && echo "mac $cc_value"; }
-done
-exit 0
-"""
 _WHAT = {
     "boot": "is the same running machine as {}",
     "address": "has the address {value} in the inventory, as {} has",
@@ -45,20 +36,20 @@ _FIX = {
 }
 
 
-def probe(seen: Plan, node: Node) -> str:
-    """The interfaces, and what tells machines apart."""
-    return facts(seen, node) + _IDENTITY
+probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """FAIL where two nodes share what only one machine has; WARN for a shared machine id alone."""
     owners: dict[tuple[str, str], list[str]] = {}
     for name, answer in answers.items():
         net = read(answer)
-        words = [line.split() for line in answer.lines]
-        marks = {(each[0], each[1]) for each in words if each[0] in _WHAT and len(each) == 2}
+        found = {word: sorted(table(answer, word)) for word in ("boot", "machine", "host", "mac")}
+        marks = [(word, value) for word in ("machine", "host", "mac") for value in found[word]]
+        # The boot id alone is the kernel's: containers of one machine share it, and to NCCL are several all the same.
+        marks += [("boot", f"{boot} {host}") for boot in found["boot"] for host in found["host"]]
         if net and net.own:
-            marks.add(("address", str(net.own)))
+            marks.append(("address", str(net.own)))
         for mark in marks:
             owners.setdefault(mark, []).append(name)
     for name, answer in answers.items():
@@ -67,10 +58,10 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             ((mark, others) for mark, others in shared if others), key=lambda hit: list(_WHAT).index(hit[0][0])
         )
         if not hits:
-            if any(line.startswith("boot ") for line in answer.lines):
-                yield ok(ID, name, next((line for line in answer.lines if line.startswith("host ")), "its own boot id"))
+            if host := next(iter(table(answer, "host")), ""):
+                yield ok(ID, name, f"{host} is the only one of its name, and so are its addresses")
             else:
-                yield unknown(ID, name, "neither boot id nor host name came back")
+                yield unknown(ID, name, f"its host name is not known: {answer.err or 'no answer'}")
             continue
         (kind, value), others = hits[0]
         said = _WHAT[kind].format(", ".join(others), value=value)

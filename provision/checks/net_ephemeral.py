@@ -1,7 +1,7 @@
 """net.ephemeral: Whether nodes reach one another on random ports, in both directions, from the addresses they should.
 
-Measured with listeners of our own on two ports of ip_local_port_range (``tasks/measures/ports.py``): what gets no answer is
-dropped, what is refused is rejected by a firewall, and a listener says from which address it was reached.
+Measured with listeners of our own on two ports of ip_local_port_range (``tasks/measures/ports.py``): what gets no
+answer is dropped, what is refused is rejected by a firewall, and a listener says from which address it was reached.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.checks._net import carriers, facts
-from provision.model import Finding, Node
+from provision.checks._net import carriers, facts, table
+from provision.model import Finding
 
 ID = "net.errors"
 LEVEL = 0
@@ -19,23 +19,7 @@ WHY = "Every lost packet stalls all ranks until it is sent again; a link that go
 # down once or twice while a machine starts.
 LIMITS = {"errors_ppm": 1.0, "carrier_losses": 5}
 
-_COUNTERS = """\
-for cc_path in /sys/class/net/*; do
-  [ -d "$cc_path/statistics" ] || continue
-  cc_line="count ${cc_path##*/}"
-  for cc_file in carrier_down_count statistics/rx_packets statistics/tx_packets statistics/rx_errors \\
-    statistics/tx_errors statistics/rx_crc_errors; do
-    cc_get "$cc_path/$cc_file"
-    cc_line="$cc_line ${cc_value:-0}"
-  done
-  echo "$cc_line"
-done
-"""
-
-
-def probe(seen: Plan, node: Node) -> str:
-    """The interfaces, and their counters: ``count NAME`` and six numbers."""
-    return facts(seen, node) + _COUNTERS
+probe = facts
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
@@ -43,11 +27,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     found, lost = carriers(ID, answers)
     yield from lost
     for name, (net, link) in found.items():
-        counts = {
-            words[1]: [int(word) for word in words[2:]]
-            for line in answers[name].lines
-            if (words := line.split())[0] == "count" and len(words) == 8
-        }
+        rows = table(answers[name], "count").items()
+        counts = {each: [int(word) for word in row] for each, row in rows if len(row) == 6}
         watched = dict.fromkeys(each.name for each in (link, *net.devices(link)))
         if not counts.keys() & watched.keys():
             yield unknown(ID, name, f"{link.name} has no counters")

@@ -37,7 +37,7 @@ fi
 _FIX = "trust the training network: firewall-cmd --zone=trusted --add-source=SUBNET; ufw allow from SUBNET; or nft"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN where a firewall runs or rules drop something; UNKNOWN where rules cannot be read."""
     for name, answer in answers.items():
         services = list(dict.fromkeys(line.split()[1] for line in answer.lines if line.startswith("service ")))

@@ -1,6 +1,6 @@
 """net.master: Whether every node reaches rank 0 on MASTER_PORT.
 
-Measured with a listener of our own on rank 0 (``tasks/measures/ports.py``): what is refused there is refused by a firewall.
+Measured with a listener of our own on rank 0 (``tasks/measures/ports.py``): what is refused there, a firewall refuses.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ WHY = "Nodes that cannot reach rank 0 wait for the rendezvous until its timeout 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL where the port is taken or not reached; rank 0 is named when nobody reaches it."""
-    master = seen.nodes[0]
+    master = next((node for node in seen.nodes if node.name in answers), seen.nodes[0])
     found = {name: heard(answer) for name, answer in answers.items()}
     port = seen.inventory.train.port or DEFAULT
     tried = {name: each.to(master.name, "master") for name, each in found.items() if name != master.name}
-    failed = [name for name, one in tried.items() if one and one.state not in {"open", "foreign"}]
+    good = {"open", "foreign"} if found.get(master.name, Heard()).master == "busy" else {"open"}
+    failed = [name for name, one in tried.items() if one and one.state not in good]
     nobody = len(failed) > 1 and len(failed) == sum(one is not None for one in tried.values())
     for name, each in found.items():
         one = tried.get(name)
         if name == master.name:
-            yield _of_master(seen, each, port, failed if nobody else [])
+            yield _of_master(seen, name, each, failed if nobody else [])
         elif one is None:
             said = each.problem or "the port was not tried"
             yield unknown(ID, name, said, fix=f"install python3 or perl on {name}" if each.problem else "")
@@ -43,8 +44,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             yield ok(ID, name, f"reaches port {port} of {master.name}")
 
 
-def _of_master(seen: Plan, mine: Heard, port: int, failed: list[str]) -> Finding:
-    name = seen.nodes[0].name
+def _of_master(seen: Plan, name: str, mine: Heard, failed: list[str]) -> Finding:
+    port = seen.inventory.train.port or DEFAULT
     if mine.master == "busy":
         by = f" by {mine.owner}" if mine.owner else ""
         fix = f"ss -Hltnp 'sport = :{port}' on {name}; end that program, or choose another train.port"

@@ -17,7 +17,7 @@ WHY = "Large packets vanish between nodes whose MTU differs: connections open, t
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """FAIL on the nodes that differ."""
     found, lost = carriers(ID, answers)
     yield from lost

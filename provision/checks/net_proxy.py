@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 
-from provision.checks import Answer, Plan, ok, warn
+from provision.checks import Answer, Plan, ok, unknown, warn
 from provision.checks._interfaces import as_address
 from provision.model import Finding
 
@@ -34,7 +34,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         proxies = {key: value for key, value in given.items() if not key.lower().startswith("no_")}
         spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
         open_to = [address for address in addresses if not any(_covers(each.strip(), address) for each in spared)]
-        if proxies and open_to:
+        if "end" not in answer.lines:
+            yield unknown(ID, name, f"its environment was not read to the end: {answer.err or 'no answer'}")
+        elif proxies and open_to:
             key, value = next(iter(proxies.items()))
             said = f"{key}={_without_password(value)}, and no_proxy does not name {open_to[0]}"
             fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"

@@ -10,32 +10,22 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, unknown, warn
 from provision.checks._interfaces import Network
-from provision.checks._net import each, facts
-from provision.model import Finding, Node
+from provision.checks._net import each, facts, table
+from provision.model import Finding
 
 ID = "net.rpf"
 LEVEL = 0
 TITLE = "reverse path filtering drops nothing between interfaces of one network"
 WHY = "NCCL uses every network card; packets that arrive on the second one are dropped, and connections hang."
 
-_FILTERS = """\
-for cc_path in /proc/sys/net/ipv4/conf/*; do
-  cc_get "$cc_path/rp_filter"
-  echo "rpf ${cc_path##*/} ${cc_value:--}"
-done
-"""
+probe = facts
 
 
-def probe(seen: Plan, node: Node) -> str:
-    """The interfaces, and their filters: ``rpf NAME VALUE``."""
-    return facts(seen, node) + _FILTERS
-
-
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN where two interfaces share a network and one of them filters strictly."""
 
     def one(name: str, net: Network) -> Finding:
-        filters = {words[1]: words[2] for line in answers[name].lines if (words := line.split())[0] == "rpf"}
+        filters = {each: row[0] for each, row in table(answers[name], "rpf").items() if row}
         twins = _twins(net)
         if not twins:
             return ok(ID, name, "every interface has a network of its own")

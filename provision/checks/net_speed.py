@@ -21,7 +21,7 @@ WHY = "Every step waits for the slowest link: one node at 1 Gbit/s makes the oth
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN on the nodes that differ; a driver that does not say is no fault unless the other nodes' say."""
     found, lost = carriers(ID, answers)
     yield from lost

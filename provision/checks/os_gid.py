@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
-from provision.checks._host import compared, number
+from provision.checks._host import SYSTEM, compared, number, pairs
 from provision.model import Finding
 
 ID = "os.gid"
 LEVEL = 0
 TITLE = "the training user's main group has the same number on every node"
-PROBE = "id -g\n"
+PROBE = SYSTEM
 WHY = "Files in a shared folder that only the group may read cannot be read on the odd node."
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """The nodes compared."""
     fix = "groupmod -g GID GROUP as root when nothing of the user runs, then chgrp the home"
-    yield from compared(ID, answers, lambda answer: number(answer.out.strip()), fix=fix, what="gid")
+    yield from compared(ID, answers, lambda answer: number(pairs(answer).get("Gid")), fix=fix, what="gid")

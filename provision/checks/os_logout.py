@@ -1,7 +1,8 @@
 """os.logout: what a user started goes on after logout.
 
 ``KillUserProcesses`` in logind.conf(5) and its drop-ins, of which the last file by name wins, one in /etc before one of
-the same name in /run and in /usr/lib; the default is no, but some distributions are built with yes. ``KillExcludeUsers`` spares root.
+the same name in /run and in /usr/lib. Debian, Ubuntu and the Red Hat family are built with no as its default.
+``KillExcludeUsers`` spares root.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ ID = "os.logout"
 LEVEL = 0
 TITLE = "what a user started goes on after logout"
 PROBE = """\
-echo "uid $(id -u)"
+while read -r key uid rest; do
+    [ "$key" != Uid: ] || break
+done </proc/self/status
+echo "uid $uid"
 for file in /usr/lib/systemd/logind.conf /etc/systemd/logind.conf \\
     /usr/lib/systemd/logind.conf.d/*.conf /run/systemd/logind.conf.d/*.conf /etc/systemd/logind.conf.d/*.conf; do
-    [ ! -r "$file" ] || { echo "file $file"; grep -i '^[[:space:]]*KillUserProcesses' "$file"; }
+    [ -r "$file" ] || continue
+    echo "file $file"
+    while read -r line; do
+        case $line in KillUserProcesses*) echo "$line" ;; esac
+    done <"$file"
 done
 echo looked
 """

@@ -1,6 +1,6 @@
 """os.module: the running kernel has a module of the GPU driver on disk.
 
-``modinfo -k RELEASE nvidia`` (modinfo(8)) finds it wherever the distribution or DKMS put it. What is loaded may lie
+``modinfo`` (modinfo(8)) finds it for the running kernel wherever the distribution or DKMS put it. What is loaded may lie
 nowhere any more; it will not come back after the next boot.
 """
 
@@ -9,29 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._host import number, pairs, unread
+from provision.checks._host import GPUS, SHOW, number, pairs, unread
 from provision.model import Finding
 
 ID = "os.module"
 LEVEL = 0
 TITLE = "the running kernel has a module of the GPU driver"
-PROBE = """\
-PATH=$PATH:/usr/sbin:/sbin
-gpus=0
-for device in /sys/bus/pci/devices/*; do
-    if [ -r "$device/vendor" ] && [ "$(cat "$device/vendor")" = 0x10de ]; then
-        case $(cat "$device/class") in 0x030[02]*) gpus=$((gpus + 1)) ;; esac
-    fi
-done
-echo "gpus $gpus"
-echo "kernel $(uname -r)"
-if [ -r /sys/module/nvidia/version ]; then echo "loaded $(cat /sys/module/nvidia/version)"; fi
-if ! command -v modinfo >/dev/null 2>&1; then
+PROBE = (
+    SHOW
+    + GPUS
+    + """\
+show kernel /proc/sys/kernel/osrelease
+show loaded /sys/module/nvidia/version
+if [ "$gpus" = 0 ]; then
+    :
+elif ! command -v modinfo >/dev/null 2>&1; then
     echo "modinfo absent"
-elif version=$(modinfo -k "$(uname -r)" -F version nvidia 2>/dev/null); then
+elif version=$(modinfo -F version nvidia 2>/dev/null); then
     echo "disk $version"
 fi
 """
+)
 WHY = "After a kernel update without its module the node has no GPU: every rank there fails when CUDA starts."
 
 

@@ -1,7 +1,7 @@
 """os.reboot: no other kernel waits for the next boot.
 
-The newest ``/boot/vmlinuz-RELEASE`` is what boot loaders start by default; ``/run/reboot-required`` is written by Debian's
-and Ubuntu's packages (Debian policy manual, "reboot-required").
+The newest ``/boot/vmlinuz-RELEASE`` is what boot loaders start by default; packages of Debian and Ubuntu that want a
+reboot touch ``/run/reboot-required``.
 """
 
 from __future__ import annotations
@@ -10,19 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import pairs, unread
+from provision.checks._host import SYSTEM, pairs, unread
 from provision.model import Finding
 
 ID = "os.reboot"
 LEVEL = 0
 TITLE = "no other kernel waits for the next boot"
-PROBE = """\
-echo "running $(uname -r)"
-for file in /boot/vmlinuz-*; do
-    case $file in *rescue* | *'*') ;; *) echo "installed ${file#/boot/vmlinuz-}" ;; esac
-done
-if [ -e /run/reboot-required ]; then echo "required yes"; fi
-"""
+PROBE = SYSTEM
 WHY = (
     "A node that restarts during a run comes back with another kernel, perhaps without its GPU and InfiniBand drivers."
 )
@@ -32,7 +26,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     """WARN where a newer kernel is installed than runs, or a package asks for a reboot."""
     for name, answer in answers.items():
         told = pairs(answer)
-        running = told.get("running")
+        running = told.get("kernel")
         if not running:
             yield unread(ID, name, answer)
             continue
@@ -43,7 +37,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             yield warn(
                 ID, name, f"{running} runs, {newest} is installed", expected="the running one is the newest", fix=fix
             )
-        elif "required" in told:
+        elif "reboot" in told:
             yield warn(ID, name, "an upgraded package asks for a reboot", expected="none asks", fix=fix)
         else:
             yield ok(ID, name, running)

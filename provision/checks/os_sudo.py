@@ -1,7 +1,7 @@
 """os.sudo: the login may become root where services are to be set up.
 
-``sudo -n`` never asks (sudo(8)); its messages in the locale C are those of sudo 1.8 and 1.9. Whether a password would be
-accepted is known only when it is given: clusterctl asks once for all nodes.
+``sudo -n`` never asks (sudo(8)); its messages are those of sudo 1.8 and 1.9 in the locale C. Whether a password would
+be accepted is known only when it is given: clusterctl asks once for all nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ ID = "os.sudo"
 LEVEL = 0
 TITLE = "the login may become root where services are to be set up"
 PROBE = """\
-if [ "$(id -u)" = 0 ]; then
+while read -r key uid rest; do
+    [ "$key" != Uid: ] || break
+done </proc/self/status
+if [ "$uid" = 0 ]; then
     echo root
 elif ! command -v sudo >/dev/null 2>&1; then
     echo absent
@@ -42,7 +45,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             yield ok(ID, name, "sudo without a password")
         elif "password is required" in told:
             yield ok(ID, name, "sudo asks for a password")
-        elif said not in {"absent"} and not said.startswith("refused "):
+        elif said != "absent" and not said.startswith("refused "):
             yield unread(ID, name, answer)
         elif not seen.inventory.services:
             yield ok(ID, name, "no sudo, and no service needs it")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import number, unread
+from provision.checks._host import SYSTEM, number, pairs, unread
 from provision.model import Finding
 
 ID = "os.taint"
 LEVEL = 0
 TITLE = "the kernel has met no fault since the node started"
-PROBE = "cat /proc/sys/kernel/tainted\n"
+PROBE = SYSTEM
 WHY = "After an oops, a machine check or a lockup the node may hang or corrupt data at any moment."
 
 _FAULTS = {4: "a machine check", 5: "a bad page", 7: "an oops", 14: "a soft lockup"}
@@ -24,7 +24,7 @@ _FAULTS = {4: "a machine check", 5: "a bad page", 7: "an oops", 14: "a soft lock
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """FAIL with what the kernel met."""
     for name, answer in answers.items():
-        taint = number(answer.out.strip())
+        taint = number(pairs(answer).get("taint"))
         if taint is None:
             yield unread(ID, name, answer)
             continue

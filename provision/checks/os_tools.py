@@ -15,8 +15,8 @@ ID = "os.tools"
 LEVEL = 0
 TITLE = "the programs that clusterctl runs on a node are there"
 PROBE = """\
-for program in tar gzip grep sed cat chmod cp cut date dd df dirname du env head id ln ls mkdir mktemp mv od readlink rm \\
-    sha256sum sort stat tail touch tr uname wc zstd; do
+for program in tar gzip grep sed cat chmod cp cut date dd df dirname du env head id ln ls mkdir mktemp mv od \\
+    readlink rm sha256sum sort stat tail touch tr uname wc zstd; do
     command -v "$program" >/dev/null 2>&1 || echo "missing $program"
 done
 echo looked

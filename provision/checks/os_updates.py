@@ -2,7 +2,7 @@
 
 On Debian and Ubuntu the timer ``apt-daily-upgrade.timer`` starts ``unattended-upgrade``, which acts where
 ``APT::Periodic::Unattended-Upgrade`` is set (apt.systemd.daily); on the rpm family a timer of ``dnf-automatic`` or
-``yum-cron`` does. ``systemctl is-enabled`` tells what the next boot starts.
+``yum-cron`` does. Whether they are enabled is read from the unit files.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ LEVEL = 0
 TITLE = "nothing upgrades packages by itself"
 TOOL = "systemctl"
 PROBE = """\
-for unit in apt-daily-upgrade.timer dnf-automatic.timer dnf-automatic-install.timer yum-cron.service; do
-    echo "$unit $(systemctl is-enabled "$unit" 2>/dev/null)"
-done
-if command -v apt-config >/dev/null 2>&1; then
+systemctl list-unit-files --no-legend --no-pager apt-daily-upgrade.timer dnf-automatic.timer \\
+    dnf-automatic-install.timer yum-cron.service 2>/dev/null
+if command -v unattended-upgrade >/dev/null 2>&1; then
     echo "periodic $(apt-config dump --format '%v%n' APT::Periodic::Unattended-Upgrade 2>/dev/null)"
 fi
-if command -v unattended-upgrade >/dev/null 2>&1; then echo "upgrader installed"; fi
+echo looked
 """
-WHY = "A driver upgraded under a running job breaks NVML and new CUDA processes at once: 'Driver/library version mismatch'."
+WHY = "A driver that is upgraded under a job breaks NVML and every new process: 'Driver/library version mismatch'."
 
 _RPM = ("dnf-automatic.timer", "dnf-automatic-install.timer", "yum-cron.service")
 _APT = "apt-daily-upgrade.timer"
@@ -36,14 +35,14 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     """WARN where such an upgrader is enabled, installed and switched on."""
     for name, answer in answers.items():
         told = pairs(answer)
-        if not {_APT, *_RPM} <= told.keys():
+        if "looked" not in told:
             yield unread(ID, name, answer)
             continue
-        active = [unit for unit in _RPM if told[unit] == "enabled"]
-        if told[_APT] == "enabled" and "upgrader" in told and told.get("periodic", "") not in {"", "0"}:
+        active = [unit for unit in _RPM if told.get(unit, "").startswith("enabled")]
+        if told.get(_APT, "").startswith("enabled") and told.get("periodic", "") not in {"", "0"}:
             active.append(_APT)
         if active:
-            fix = f"systemctl disable --now {' '.join(active)}, and hold the driver: apt-mark hold 'nvidia-*' 'libnvidia-*'"
+            fix = f"systemctl disable --now {' '.join(active)}; hold the driver: apt-mark hold 'nvidia-*' 'libnvidia-*'"
             yield warn(ID, name, f"{', '.join(active)} upgrades packages", expected="no upgrades unasked", fix=fix)
         else:
             yield ok(ID, name, "no upgrades unasked")

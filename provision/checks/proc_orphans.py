@@ -1,7 +1,7 @@
 """proc.orphans: no process of an earlier run is left.
 
 Every process of a run carries ``CLUSTERCTL_RUN=<id>`` in its environment; its agent, which does not, has
-``runs/<id>/agent run`` in its arguments. Processes of other users are seen by root only.
+``runs/<id>/agent`` in its arguments. Processes of other users are seen by root only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import unread
+from provision.checks._host import many, unread
 from provision.model import Finding
 
 ID = "proc.orphans"
@@ -17,15 +17,14 @@ LEVEL = 0
 TITLE = "no process of an earlier run is left"
 ROOT = True
 # grep names the files first, so that only the few that matter are read again. A run's id has no character that sh or a
-# pattern would take for its own. This script's own environment is left out: it may stand in a run itself.
+# pattern would take for its own; the brackets keep grep from finding itself.
 PROBE = """\
 for file in $(grep -ls 'CLUSTERCTL_RUN=' /proc/[0-9]*/environ); do
     pid=${file#/proc/}
     pid=${pid%/environ}
-    [ "$pid" != "$$" ] || continue
     run=$(tr '\\0' '\\n' <"$file" 2>/dev/null | sed -n 's/^CLUSTERCTL_RUN=//p')
     [ -n "$run" ] || continue
-    if grep -qs "runs/$run/agent.run" /proc/[0-9]*/cmdline; then
+    if grep -qs "runs/$run/[a]gent" /proc/[0-9]*/cmdline; then
         echo "owned $pid $run"
     else
         echo "orphan $pid $run $(tr '\\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)"
@@ -48,7 +47,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if orphans:
             runs = ", ".join(sorted({line[2] for line in orphans}))
             first = f" ({orphans[0][3][:80]})" if len(orphans[0]) > 3 else ""
-            said = f"{len(orphans)} processes of {runs} without an agent{first}"
+            said = f"{many(len(orphans), 'process', 'processes')} of {runs} without an agent{first}"
             fix = f"kill {' '.join(line[1] for line in orphans[:20])}"
             yield fail(ID, name, said, expected="none", fix=fix)
         else:

@@ -15,7 +15,7 @@ from provision.model import Finding
 ID = "svc.oomd"
 LEVEL = 0
 TITLE = "no daemon ends processes before the memory is used up"
-PROBE = "grep -hsxE 'systemd-oomd|earlyoom|nohang' /proc/[0-9]*/comm | sort -u\necho looked\n"
+PROBE = "grep -hsxE 'systemd-oomd|earlyoom|nohang' /proc/[0-9]*/comm\necho looked\n"
 WHY = "Reading data or saving a checkpoint looks like memory pressure: the daemon kills the training, not the kernel."
 
 
@@ -25,7 +25,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if "looked" not in answer.lines:
             yield unread(ID, name, answer)
             continue
-        found = [line for line in answer.lines if line != "looked"]
+        found = sorted({*answer.lines} - {"looked"})
         if found:
             fix = f"systemctl disable --now {' '.join(found)}"
             yield warn(ID, name, f"{', '.join(found)} runs", expected="none runs", fix=fix)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from provision.inventory import load
+from provision.inventory import load, select
 from provision.model import Inventory, Node
 from provision.output import Reporter
+from provision.tasks.failed import last_failed
 
 if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
@@ -31,6 +32,10 @@ def on_nodes(command: Callable[..., None]) -> Callable[..., None]:
         command = option(command)
     return command
 
+
+retrying = click.option(
+    "--retry-failed", is_flag=True, help="Only nodes where the last command of this name failed."
+)
 
 relaying = click.option(
     "--relay",
@@ -81,6 +86,38 @@ def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts
     if sys.stdin.isatty() or accept_host_keys:
         return _Terminal(reporter, accept_host_keys=accept_host_keys)
     return None
+
+
+def to_work_on(
+    reporter: Reporter,
+    inventory: Inventory,
+    command: str,
+    *,
+    limit: str | None,
+    exclude: str | None,
+    retry_failed: bool = False,
+) -> tuple[Node, ...]:
+    """The nodes that a command works on; none, which is said, where only failed ones are wanted and there are none.
+
+    Args:
+        reporter: who says it.
+        inventory: the cluster.
+        command: the command's name, as ``tasks.failed.remembered`` was given it.
+        limit: the option ``--limit``.
+        exclude: the option ``--exclude``.
+        retry_failed: the option ``--retry-failed``.
+
+    Raises:
+        UsageError: see ``inventory.select``.
+    """
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    if not retry_failed:
+        return nodes
+    failed = last_failed(inventory, command, nodes)
+    if not failed:
+        among = " of those chosen" if limit is not None or exclude is not None else ""
+        reporter.result({"nodes": {}}, f"the last clusterctl {command} failed on no node{among}: nothing to do")
+    return failed
 
 
 def load_inventory(path: Path, reporter: Reporter) -> Inventory:

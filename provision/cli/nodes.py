@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of, relaying
+from provision.cli.cluster import load_inventory, on_nodes, prompts_of, relaying, retrying, to_work_on
 from provision.cli.options import reporting
 from provision.env.bundle.find import find_bundle
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import select
 from provision.output import Reporter
 from provision.tasks.deploy import deploy
+from provision.tasks.failed import remembered
 from provision.tasks.interchange import bundle_of
 from provision.tasks.push import push
 from provision.tasks.releases import prune, releases, rollback, verify
@@ -21,6 +22,7 @@ from provision.tasks.releases import prune, releases, rollback, verify
 
 @click.command("deploy")
 @on_nodes
+@retrying
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing on any node.")
 @relaying
 @click.option("--repair", is_flag=True, help="Bring the release again where it is there but was changed.")
@@ -44,6 +46,7 @@ def deploy_command(
     repair: bool,
     accept_unrewritable: bool,
     no_services: bool,
+    retry_failed: bool,
 ) -> None:
     """Bring a bundle to every node, as the release behind the inventory's prefix.
 
@@ -53,20 +56,23 @@ def deploy_command(
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=f"clusterctl deploy --dry-run --scripts {scripts}")
     inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    result = deploy(
-        inventory,
-        nodes,
-        bundle_of(bundle or find_bundle(Path()), emit=reporter),
-        prompts=prompts_of(reporter),
-        dry_run=dry_run,
-        scripts_to=scripts,
-        relay=relay == "on",
-        repair=repair,
-        accept_unrewritable=accept_unrewritable,
-        with_services=not no_services,
-        emit=reporter,
-    )
+    nodes = to_work_on(reporter, inventory, "deploy", limit=limit, exclude=exclude, retry_failed=retry_failed)
+    if not nodes:
+        return
+    with remembered(inventory, "deploy", nodes, dry_run=dry_run):
+        result = deploy(
+            inventory,
+            nodes,
+            bundle_of(bundle or find_bundle(Path()), emit=reporter),
+            prompts=prompts_of(reporter),
+            dry_run=dry_run,
+            scripts_to=scripts,
+            relay=relay == "on",
+            repair=repair,
+            accept_unrewritable=accept_unrewritable,
+            with_services=not no_services,
+            emit=reporter,
+        )
     reporter.result(*summaries.deployed(result, inventory))
 
 

@@ -6,6 +6,7 @@ It needs ``apt-get`` on the machine, of any release; no rights of root, and noth
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -90,9 +91,17 @@ def _collect(wanted: Wanted, folder: Path, emit: Emit) -> Collected:
 
 
 def _fetch(wanted: Wanted, folder: Path, packages: tuple[Package, ...], emit: Emit) -> None:
-    """Bring what is not there yet into ``archives``; apt compares it with the signed index."""
-    missing = [each for each in packages if not _fetched(folder, each).is_file()]
-    emit(Progress(STAGE, 0, len(missing), note=f"fetching {len(missing)} of {len(packages)} packages"))
+    """Bring what is not there yet into ``archives``; apt compares what it fetches with the signed index.
+
+    Of what lies there already it only looks at the size, so that is compared here.
+    """
+    missing = 0
+    for each in packages:
+        path = _fetched(folder, each)
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != each.sha256:
+            path.unlink()
+        missing += not path.is_file()
+    emit(Progress(STAGE, 0, missing, note=f"fetching {missing} of {len(packages)} packages"))
     result = _apt(folder, "apt-get", "--yes", "--download-only", "install", *wanted.packages)
     if result.returncode:
         raise apt_said.unsolved(wanted, result.stdout + result.stderr)

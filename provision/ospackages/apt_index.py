@@ -75,11 +75,11 @@ def package(stanza: Stanza) -> Package:
 
 def providers(found: Iterable[Stanza], names: Collection[str]) -> list[str]:
     """The packages that provide one of ``names``."""
-    return [
+    return sorted(
         stanza["Package"]
         for stanza in found
         if any(item.split()[0] in names for item in stanza.get("Provides", "").split(",") if item.strip())
-    ]
+    )
 
 
 def packages_file(found: Iterable[tuple[Package, Stanza]]) -> bytes:

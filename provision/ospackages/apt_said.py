@@ -17,7 +17,10 @@ _MISSING = re.compile(
     r"^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate)$", re.MULTILINE
 )
 _FETCH = re.compile(r"^[EW]: (?:Failed to fetch|GPG error:) (\S+?:/\S+)\s+(.*)$", re.MULTILINE)
-_UNSIGNED = re.compile(r"^E: The repository '(\S+) .*' (?:is not signed|is no longer signed)", re.MULTILINE)
+_UNSIGNED = re.compile(r"^E: The repository '(?P<uri>\S+) .*' is not signed", re.MULTILINE)
+_BADLY_SIGNED = re.compile(
+    r"^[EW]: (?:Failed to fetch|GPG error:) (?P<uri>\S+?:/\S+)\s+(?P<why>.*signature.*)$", re.MULTILINE
+)
 _ABSENT = re.compile(r"^E: The repository '(\S+) (\S+) Release' does not have a Release file", re.MULTILINE)
 _VIRTUAL = re.compile(r"^Package (\S+) is a virtual package provided by:\n((?:  .*\n)+)", re.MULTILINE)
 _UNMET = re.compile(r"^The following packages have unmet dependencies:\n((?: .*\n)+)", re.MULTILINE)
@@ -30,10 +33,10 @@ def installed(simulation: str) -> list[tuple[str, str]]:
 
 def unreachable(wanted: Wanted, text: str) -> UsageError:
     """Why ``apt-get update`` failed: which mirror, and whether it is away, lacks the release, or is not proven."""
-    keyring = wanted.mirrors.keyring
-    if match := _UNSIGNED.search(text):
+    if match := _UNSIGNED.search(text) or _BADLY_SIGNED.search(text):
+        why = " ".join(match["why"].split()) if "why" in match.groupdict() else "it has no signature"
         return UsageError(
-            f"the mirror {match[1]} is not signed by a key of {keyring}: {_first(text) or 'no signature'}",
+            f"the mirror {match['uri']} is not signed by a key of {wanted.mirrors.keyring}: {why}",
             hint="--keyring FILE with the keys of who signs it, or another --mirror URL",
         )
     if match := _ABSENT.search(text):
@@ -50,7 +53,7 @@ def unsolved(wanted: Wanted, text: str) -> UsageError:
     """Why ``apt-get install`` found no way."""
     release = wanted.release.name
     if match := _VIRTUAL.search(text):
-        return virtual(wanted, [match[1]], [line.split()[0] for line in match[2].splitlines()])
+        return virtual(wanted, [match[1]], sorted(line.split()[0] for line in match[2].splitlines()))
     missing = [match[1] or match[2] for match in _MISSING.finditer(text)]
     if missing:
         names = ", ".join(dict.fromkeys(missing))
@@ -81,12 +84,6 @@ def _failed(wanted: Wanted, text: str) -> UsageError:
         f"apt could not collect packages of {wanted.release.name} from {wanted.mirrors.main}: {_trouble(text)}",
         hint="--mirror URL with another mirror",
     )
-
-
-def _first(text: str) -> str:
-    """The reason of the first address that failed."""
-    match = _FETCH.search(text)
-    return " ".join(match[2].split()) if match else ""
 
 
 def _trouble(text: str) -> str:

@@ -163,7 +163,7 @@ def _member(put: Callable[[bytes], None], name: str, data: bytes) -> None:
 
 
 def _copy(path: Path, member: Member, put: Callable[[bytes], None]) -> None:
-    """Copy a package that must be the one that the signed index describes; one that is not is removed."""
+    """Copy a package that must be the one that the signed index describes, now as when it was fetched."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -171,8 +171,4 @@ def _copy(path: Path, member: Member, put: Callable[[bytes], None]) -> None:
             size += len(block)
             put(block)
     if (size, digest.hexdigest()) != (member.size, member.sha256):
-        path.unlink()
-        raise BundleError(
-            f"{path.name} is not the package that its archive describes, and was removed",
-            hint="run the same command again: it is fetched anew",
-        )
+        raise BundleError(f"{path} changed while it was packed", hint="run the same command again")

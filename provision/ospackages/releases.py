@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from provision.errors import UsageError
@@ -42,8 +41,6 @@ RELEASES = (
 _RPM_BY_MAJOR = ("rocky", "almalinux", "rhel", "centos", "ol")
 _RPM = (*_RPM_BY_MAJOR, "openeuler", "kylin", "anolis", "fedora", "sles", "opensuse-leap")
 
-_FIELD = re.compile(r"^(ID|VERSION_ID)=([\"']?)(.*)\2$", re.MULTILINE)
-
 
 def find(name: str) -> Release:
     """The release of that name. One that no family can pack yet is a release all the same: see ``families.of``.
@@ -60,18 +57,6 @@ def find(name: str) -> Release:
             return Release(distribution, _rpm_version(distribution, rest), "", "rpm")
     known = ", ".join(release.name for release in RELEASES)
     raise UsageError(f"{name} is no release that clusterctl knows", hint=f"--release with one of {known}")
-
-
-def named(os_release: str) -> str:
-    """The name of the release whose ``/etc/os-release`` this is, such as ``ubuntu22.04``; empty if it does not tell.
-
-    The name follows os-release(5) also for a release that nobody here knows.
-    """
-    fields = {match[1]: match[3].lower() for match in _FIELD.finditer(os_release)}
-    distribution, version = fields.get("ID", ""), fields.get("VERSION_ID", "")
-    if distribution in _RPM:
-        version = _rpm_version(distribution, version)
-    return f"{distribution}{version}" if distribution and version else ""
 
 
 def _rpm_version(distribution: str, version: str) -> str:

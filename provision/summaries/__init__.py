@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from provision.summaries._summary import Summary
+from provision.summaries.command import ran, ran_rows
 from provision.summaries.environment import packed, tooled
+from provision.summaries.health import checked, finding_rows
 from provision.summaries.nodes import deployed, listed, pruned, pushed, switched, verified
 from provision.summaries.os_packages import os_packed
 from provision.summaries.services import serviced
@@ -12,13 +14,17 @@ from provision.summaries.training import trained
 
 __all__ = [
     "Summary",
+    "checked",
     "deployed",
     "enrolled",
+    "finding_rows",
     "listed",
     "os_packed",
     "packed",
     "pruned",
     "pushed",
+    "ran",
+    "ran_rows",
     "sandbox_up",
     "sandboxes",
     "serviced",

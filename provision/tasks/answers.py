@@ -38,6 +38,7 @@ def split(
             f"no answer from {len(missing)} of {len(nodes)} nodes; {nothing}",
             reasons=missing | dict(also or {}),
             hint=hint(answers.values(), f"to go on without: clusterctl {command} --exclude {fold(missing)}"),
+            nothing_done=True,
         )
     return {name: answer for name, answer in answers.items() if not isinstance(answer, ClusterctlError)}
 

@@ -104,7 +104,13 @@ def deploy(
     places = Places.of(inventory, bundle.manifest.release_id)
     serviced = None
     if with_services and inventory.services:
-        serviced = services.apply(inventory, nodes, prompts=prompts, dry_run=dry_run, scripts_to=scripts_to, emit=emit)
+        try:
+            serviced = services.apply(
+                inventory, nodes, prompts=prompts, dry_run=dry_run, scripts_to=scripts_to, emit=emit
+            )
+        except NodesFailedError as error:
+            error.nothing_done = True  # of the deploy itself
+            raise
     with Connections(inventory, prompts) as connections:
         facts = _examine(inventory, nodes, connections, bundle, places, repair=repair, emit=emit)
         todo = examine.describe(facts, places, repair=repair)

@@ -1,9 +1,9 @@
 """An InfiniBand fabric in user space: ibsim, and the real tools and opensm on its hosts.
 
-ibsim (packages ibsim-utils and libumad2sim0) simulates switches and adapters. What runs on a simulated host is the real
-program with ``SIM_HOST`` and ``LD_PRELOAD`` in its environment; the library serves /dev/infiniband/umad* and those files
-of /sys/class/infiniband that a program opens itself. So ``cat``, ``head`` and what a dash ``*`` lists are served, and
-bash, busybox and dash's own ``<`` are not. ``counters``, ``link_layer``, GIDs and firmware are not simulated.
+ibsim (packages ibsim-utils and libumad2sim0) simulates switches and adapters. What runs on a simulated host is the
+real program with ``SIM_HOST`` and ``LD_PRELOAD`` in its environment; the library serves /dev/infiniband/umad* and those
+files of /sys/class/infiniband that a program opens itself. So ``cat``, ``head`` and what dash's ``*`` lists are served,
+and bash, busybox and dash's own ``<`` are not. ``counters``, ``link_layer`` and RoCE are not simulated.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from pathlib import Path
 
 PROGRAMS = ("ibsim", "opensm", "ibstat", "sminfo", "perfquery", "iblinkinfo", "saquery", "smpquery")
 PATIENCE = 60.0  # seconds for anything that takes less than one on an idle machine
-# The log is written as it happens; a manager in reserve asks often whether the master lives, to take over soon.
-_OPENSM = "force_log_flush TRUE\nsminfo_polling_timeout 200\npolling_retry_number 2\nsweep_interval 0\n"
+# The log is written as it happens; a manager in reserve asks often whether the master lives, to take over soon; and a
+# master does not look for changes on its own, so that two of them stay.
+_OPENSM = """\
+force_log_flush TRUE
+sminfo_polling_timeout 200
+polling_retry_number 2
+sweep_interval 0
+sweep_on_trap FALSE
+"""
 _NUMBERS = itertools.count()
 
 

@@ -149,7 +149,7 @@ class Lab:
     def inventory(self, services: str = "", *, name: str = "inventory.yaml", user: str = machine_image.USER) -> Path:
         """Writes an inventory of all machines. ``services`` is the YAML below ``services:``, not indented."""
         path = self.folder / name
-        nodes = "".join(f"  - {{name: {each.name}, address: {each.address}, gpus: 0}}\n" for each in self.machines)
+        nodes = "".join(f"  {each.name}: {each.address}\n" for each in self.machines)
         below = "".join(f"  {line}\n" for line in services.splitlines())
         path.write_text(
             f"prefix: /opt/lab/current\nssh: {{user: {user}, key: {self.key}, known_hosts: {self.known_hosts}}}\n"

@@ -17,7 +17,7 @@
       - {name: …, source: …, seen: …, nodes: …}
 
 Any recording may hold ``limits``, ``manifest`` (fields of ``Manifest``), ``inventory`` (a node's fields by its name)
-and ``train`` (fields of ``TrainDefaults``).
+``train`` (fields of ``TrainDefaults``) and ``services`` (as in the inventory).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from provision.env.bundle.manifest import Entry, Manifest, Package, PrefixFiles
 from provision.model import Inventory, Node, TrainDefaults
 
 FOLDER = Path(__file__).parent / "recorded"
-KNOWN = {"name", "source", "seen", "nodes", "finds", "says", "limits", "manifest", "inventory", "train", "user"}
+KNOWN = {"name", "source", "seen", "nodes", "finds", "says", "limits", "manifest", "inventory", "train", "user", "services"}
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -55,6 +55,7 @@ class Recording:
     inventory: dict[str, dict[str, Any]] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
     user: str = ""
+    services: dict[str, Any] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -63,7 +64,11 @@ class Recording:
             for number, name in enumerate(self.answers, 11)
         )
         cluster = Inventory(
-            Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), nodes, train=TrainDefaults(**self.train)
+            Path("inventory.yaml"),
+            PurePosixPath("/opt/llm/current"),
+            nodes,
+            train=TrainDefaults(**self.train),
+            services=self.services,
         )
         limits = {**getattr(checks.load(self.check), "LIMITS", {}), **self.limits}
         return Plan(cluster, nodes, manifest(**self.manifest) if self.manifest else None, limits, self.user)

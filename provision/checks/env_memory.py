@@ -1,0 +1,42 @@
+"""env.memory: the free memory is enough for the processes of a run.
+
+A process for each GPU, or as many as the inventory says. A rank that has imported torch and made its CUDA context takes
+about 2 GiB before it has read any data; loaders, pinned buffers and loading a checkpoint come on top, so that 8 GiB are
+a comfortable start. Both are this program's own rules of thumb: optimizers offloaded to the CPU need far more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks._host import GIB, GPUS, MEMORY, human, kib, pairs, unread
+from provision.model import Finding
+
+ID = "env.memory"
+LEVEL = 0
+TITLE = "the free memory is enough for the processes of a run"
+PROBE = MEMORY + GPUS
+LIMITS = {"process_gib": 8, "process_gib_least": 2}
+WHY = "The kernel kills a rank for lack of memory (exit code -9) while all others wait for it."
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """Two thresholds for each process."""
+    asked = {node.name: node.gpus for node in seen.nodes}
+    for node, answer in answers.items():
+        told = pairs(answer)
+        free = kib(told.get("MemAvailable"))
+        if free is None or not told.get("gpus", "").isdigit():
+            yield unread(ID, node, answer)
+            continue
+        processes = asked.get(node) or int(told["gpus"]) or 1
+        said = f"{human(free)} free for {processes} process{'es' if processes > 1 else ''}"
+        wanted = processes * seen.limits["process_gib"] * GIB
+        fix = "end what holds the memory (ps -eo pid,user,rss,args --sort=-rss | head), or set gpus: to fewer"
+        if free >= wanted:
+            yield ok(ID, node, said)
+        elif free >= processes * seen.limits["process_gib_least"] * GIB:
+            yield warn(ID, node, said, expected=human(wanted), fix=fix)
+        else:
+            yield fail(ID, node, said, expected=human(wanted), fix=fix)

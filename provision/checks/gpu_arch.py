@@ -1,0 +1,61 @@
+"""gpu.arch: the bundle's torch was compiled for the GPUs.
+
+Code for X.Y runs on every GPU of the same major version X whose minor is Y or more; sm_90a runs on 9.0 alone, sm_100f
+within its family (CUDA C++ Programming Guide, "Binary Compatibility" and "Feature Set Compiler Targets").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks._nvidia import GPUS, SMI, gpus, ranges
+from provision.env.report.gpus import cards, order
+from provision.model import Finding
+
+ID = "gpu.arch"
+LEVEL = 0
+TITLE = "torch was compiled for the GPUs"
+TOOL = SMI
+TIMEOUT = 20.0
+PROBE = GPUS
+BUNDLE = True
+WHY = "The first kernel ends with 'no kernel image is available for execution on the device'."
+
+_ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)\Z")
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """FAIL for a GPU that no compiled architecture runs on."""
+    assert seen.manifest is not None
+    compiled = seen.manifest.gpu_architectures
+    found = yield from gpus(ID, answers, "compute_cap", "name")
+    for node, row in found.items():
+        if not seen.manifest.versions.get("cuda"):
+            yield ok(ID, node, "the bundle has no CUDA build of torch")
+            continue
+        if compiled is None:
+            fix = "python -c 'import torch; print(torch.cuda.get_arch_list())' where it was packed"
+            yield unknown(ID, node, "the bundle does not tell what torch was compiled for", fix=fix)
+            continue
+        bad = [gpu for gpu in row if not any(_runs(one, gpu["compute_cap"]) for one in compiled)]
+        names = ", ".join(sorted(compiled, key=order)) or "no architecture"
+        if bad:
+            wanted = f"sm_{bad[0]['compute_cap'].replace('.', '')}"
+            said = f"GPU {ranges(gpu.index for gpu in bad)}: {bad[0]['name']} needs {wanted}, torch has {names}"
+            fix = f"pack an environment whose torch was built for {cards(wanted) or wanted}: another wheel or version"
+            yield fail(ID, node, said, expected=wanted, fix=fix)
+        else:
+            needed = sorted({f"sm_{gpu['compute_cap'].replace('.', '')}" for gpu in row}, key=order)
+            yield ok(ID, node, f"{', '.join(needed)}; torch has {names}")
+
+
+def _runs(compiled: str, capability: str) -> bool:
+    built = _ARCHITECTURE.match(compiled)
+    major, _, minor = capability.partition(".")
+    if built is None or not minor.isdigit():
+        return False
+    if built[3] == "a":
+        return (built[1], built[2]) == (major, minor)
+    return built[1] == major and int(built[2]) <= int(minor)

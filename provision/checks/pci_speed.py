@@ -1,0 +1,68 @@
+"""pci.speed: RDMA adapters have all lanes of their slot, at the speed of their like.
+
+``current_link_*`` and ``max_link_*`` of the adapter in sysfs (Linux, Documentation/ABI/testing/sysfs-bus-pci). An
+adapter in a slower slot than it could use is right when all of its like are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from provision.checks import Answer, Plan, ok, unknown
+from provision.checks._infiniband import Fault, told
+from provision.checks._judging import majority
+from provision.model import Finding
+
+ID = "pci.speed"
+LEVEL = 0
+TITLE = "RDMA adapters have all their PCI lanes at full speed"
+WHY = "A 400 Gb/s adapter on half of its lanes moves half as much, and every all-reduce waits for it."
+PROBE = """\
+set -- /proc/version /proc/sys/kernel/ostype
+for device in /sys/class/infiniband/*/device; do
+  for file in current_link_speed current_link_width max_link_speed max_link_width; do set -- "$@" "$device/$file"; done
+done
+head -n 1 "$@" 2>/dev/null
+echo @end
+"""
+_FILE = re.compile(r"^==> /sys/class/infiniband/([^/]+)/device/(\w+)_link_(\w+) <==\n([\d.]+)", re.MULTILINE)
+
+
+def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+    """Name adapters with fewer lanes or a lower speed than their like, or, without any, than they could have."""
+    every: dict[str, dict[str, dict[str, float]]] = {}
+    for name, answer in answers.items():
+        if "@end" not in answer.lines:
+            yield unknown(ID, name, "what the node printed about its adapters is not understood")
+            continue
+        every[name] = {}
+        for device, kind, what, value in _FILE.findall(answer.out):
+            every[name].setdefault(device, {})[f"{kind} {what}"] = float(value)
+    for name, mine in every.items():
+        links = {device: link for device, link in mine.items() if len(link) == 4 and link["current width"]}
+        if not links:
+            yield ok(ID, name, "no RDMA adapter on a PCI slot that tells its speed")
+            continue
+        faults = []
+        for device, link in links.items():
+            has = (link["current width"], link["current speed"])
+            most = (link["max width"], link["max speed"])
+            alike = {
+                f"{node} {other}": (each["current width"], each["current speed"])
+                for node, devices in every.items()
+                for other, each in devices.items()
+                if len(each) == 4 and (each["max width"], each["max speed"]) == most
+            }
+            usual = majority(alike) if len(alike) > 1 else None
+            wanted = usual or most
+            if has[0] < wanted[0] or has[1] < wanted[1]:
+                fix = f"reseat the adapter {device} or its riser; its slot should have x{most[0]:g} at {most[1]:g} GT/s"
+                said = f"{device} has {_shown(has)}, {'its like have' if usual else 'it could have'} {_shown(wanted)}"
+                faults.append(Fault("WARN", said, _shown(wanted), fix))
+        fine = sorted({_shown((link["current width"], link["current speed"])) for link in links.values()})
+        yield told(ID, name, faults, ", ".join(fine))
+
+
+def _shown(link: tuple[float, float]) -> str:
+    return f"x{link[0]:g} at {link[1]:g} GT/s"

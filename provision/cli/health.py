@@ -1,0 +1,91 @@
+"""The command that looks at nodes before a training does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from provision import summaries
+from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.options import reporting
+from provision.env.bundle.reader import open_bundle
+from provision.errors import NodesError, NodesFailedError, PreflightError
+from provision.inventory import fold, select
+from provision.output import Reporter
+from provision.tasks.check import DEADLINE, CheckResult, check
+from provision.tasks.interchange import bundle_of
+
+
+@click.command("check")
+@on_nodes
+@click.option(
+    "--level",
+    type=click.IntRange(0, 1),
+    default=0,
+    show_default=True,
+    help="0: what each node says about itself; 1: also ports, clocks and shares between nodes.",
+)
+@click.option("--only", metavar="ID", multiple=True, help="Only this check, or all whose ids begin so, such as gpu.")
+@click.option(
+    "--root/--no-root", default=None, help="Ask for sudo's password, or do without root.  [default: root if for free]"
+)
+@click.option("--deadline", metavar="S", type=float, default=DEADLINE, show_default=True, help="Seconds for a node.")
+@click.option("--verbose", "-v", is_flag=True, help="Also list what is as it should be.")
+@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@reporting
+def check_command(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    level: int,
+    only: tuple[str, ...],
+    root: bool | None,
+    deadline: float,
+    bundle: Path | None,
+    *,
+    verbose: bool,
+) -> None:
+    """Look for what would make a training hang, fail or crawl; change nothing.
+
+    With BUNDLE, also whether what it holds can run on the nodes: their driver, GPUs, glibc and disks.
+    """
+    inventory = load_inventory(inventory_path, reporter)
+    nodes = select(inventory, limit=limit, exclude=exclude)
+    manifest = open_bundle(bundle_of(bundle, emit=reporter)).manifest if bundle else None
+    result = check(
+        inventory,
+        nodes,
+        level=level,
+        only=only,
+        manifest=manifest,
+        root=root,
+        deadline=deadline,
+        prompts=prompts_of(reporter),
+        emit=reporter,
+    )
+    reporter.show(summaries.finding_rows(result, verbose=verbose))
+    reporter.result(*summaries.checked(result))
+    if error := _refusal(result):
+        raise error
+
+
+def _refusal(result: CheckResult) -> NodesError | None:
+    """The error that the findings amount to; they themselves have been shown."""
+    failed = list(dict.fromkeys(finding.node for finding in result.having("FAIL")))
+    around = fold([*failed, *result.unreachable])
+    silent = f"no answer from {len(result.unreachable)} of {len(result.unreachable) + len(result.nodes)} nodes"
+    if failed:
+        said = f"{fold(failed)}: not ready for a training"
+        return PreflightError(
+            f"{said}; {silent}" if result.unreachable else said,
+            reasons=result.unreachable,
+            hint=f"correct it and check again; to go on without: --exclude {around}",
+        )
+    if result.unreachable:
+        return NodesFailedError(silent, reasons=result.unreachable, hint=f"to go on without: --exclude {around}")
+    return None
+
+
+COMMANDS = (check_command,)

@@ -1,0 +1,277 @@
+"""What an OS bundle is to a node: its scripts, and what a node answered. Pure."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path, PurePosixPath
+
+from provision.errors import BundleError, UsageError
+from provision.model import Leg
+from provision.ospackages import bundle, families, releases
+from provision.ospackages.bundle import OsBundle
+from provision.render import render
+
+LOCK_SECONDS = 120  # that apt waits for another one, such as unattended-upgrades; a stage of services has 300
+
+INCOMING = PurePosixPath("/var/lib/clusterctl/os-packages")
+FILE = "bundle"
+
+_RANGE = 16 << 20  # bytes; a broken transfer goes on in pieces of this size
+_BLOCK = 1 << 20
+_ROOM = 4  # bytes on the disk for each byte of a bundle: the file, its copy, its packages, and what they install
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the nodes of one release and architecture get.
+
+    Attributes:
+        bundle: where it comes from.
+        packages: what they shall have of it.
+    """
+
+    bundle: OsBundle
+    packages: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The release and architecture, as a node's own files tell it."""
+        manifest = self.bundle.manifest
+        return f"{manifest.release}-{manifest.architecture}"
+
+    @property
+    def folder(self) -> PurePosixPath:
+        """Where a node receives the bundle; it goes when the packages are installed."""
+        return INCOMING / self.bundle.sha256[:12]
+
+    @property
+    def file(self) -> PurePosixPath:
+        """Where the bundle lies on a node, once it is sent."""
+        return self.folder / "tree" / FILE
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a node answered.
+
+    Attributes:
+        refused: why it can take no bundle; empty if it can.
+        lacks: wanted packages that it does not have.
+        broken: packages that dpkg has not finished.
+        errors: what apt said when it found no way.
+        changes: kind of change (``new``, ``upgrade``, ``downgrade``, ``remove``) to names.
+        holder: who uses dpkg now: process and name.
+        free: bytes on the disks that it installs to; None: not told.
+        name: release and architecture; empty where nothing is lacking.
+    """
+
+    refused: str = ""
+    lacks: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    changes: Mapping[str, tuple[str, ...]] | None = None
+    holder: str = ""
+    free: int | None = None
+    name: str = ""
+
+
+def choices(wanted: Mapping[str, Path], packages: Sequence[str]) -> tuple[Choice, ...]:
+    """Open bundles and say what nodes get of them.
+
+    Args:
+        wanted: by what the inventory calls them (a release, or anything), the bundles' files.
+        packages: what nodes shall have; none: all that a bundle was asked for.
+
+    Raises:
+        UsageError: a file cannot be read, is for another release, or lacks a package; two are for one release.
+        BundleError: a file is no bundle, or damaged.
+    """
+    found: dict[str, Choice] = {}
+    for label, path in wanted.items():
+        opened = _opened(path)
+        manifest = opened.manifest
+        if label != str(path) and releases.find(label).name != manifest.release:
+            raise UsageError(f"{path} is for {manifest.release}, and the inventory names it for {label}")
+        known = {each.name for each in manifest.packages}
+        if missing := [name for name in packages if name not in known]:
+            raise UsageError(
+                f"{path} has no {', '.join(missing)}",
+                hint=f"clusterctl pack-os --release {manifest.release} -o {path} {' '.join(packages)}",
+            )
+        choice = Choice(opened, tuple(packages) or manifest.requested)
+        if choice.name in found:
+            raise UsageError(
+                f"{path} and {found[choice.name].bundle.path} are both for {choice.name}",
+                hint="name one of them in the inventory: services: os_packages: bundle: FILE",
+            )
+        found[choice.name] = choice
+    return tuple(found.values())
+
+
+def index(chosen: Sequence[Choice]) -> bytes:
+    """The input of ``facts``: a tar with the index of every bundle, in a folder named after its choice."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for choice in chosen:
+            with tarfile.open(choice.bundle.path) as file:
+                for member in choice.bundle.manifest.index:
+                    data = file.extractfile(member.name)
+                    assert data is not None
+                    info = tarfile.TarInfo(f"{choice.name}/{member.name}")
+                    info.size, info.mode = member.size, 0o644
+                    archive.addfile(info, data)
+    return out.getvalue()
+
+
+def facts(chosen: Sequence[Choice]) -> str:
+    """The read-only script that tells what a node lacks and what installing it would do; ``index`` is its input."""
+    return _functions(chosen) + render(f"{_templates(chosen)}/facts.sh.j2")
+
+
+def opening(choice: Choice) -> str:
+    """What makes, as root, the folder that the ssh user receives a bundle in; says ``ssh`` where there is a client."""
+    return render("services/os_packages/open.sh.j2", folder=choice.folder, file=choice.file)
+
+
+def legs(choice: Choice) -> tuple[Leg, ...]:
+    """The bundle in ranges, for the transfer."""
+    name, size = choice.bundle.sha256[:12], choice.bundle.size
+    return tuple(
+        Leg(
+            f"{name}.{number}",
+            "range",
+            min(_RANGE, size - offset),
+            partial(_blocks, choice.bundle.path, offset, min(_RANGE, size - offset)),
+            path=FILE,
+            offset=offset,
+            mode=0o600,
+        )
+        for number, offset in enumerate(range(0, size, _RANGE))
+    )
+
+
+def _blocks(path: Path, offset: int, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(offset)
+        while size:
+            block = file.read(min(size, _BLOCK))
+            if not block:
+                raise BundleError(f"{path} changed while it was sent")
+            size -= len(block)
+            yield block
+
+
+def present(chosen: Sequence[Choice]) -> str:
+    """The test whether a node has everything."""
+    return _functions(chosen) + render(f"{_templates(chosen)}/present.sh.j2")
+
+
+def absent(chosen: Sequence[Choice]) -> str:
+    """What says which packages a node lacks."""
+    return _functions(chosen) + render(f"{_templates(chosen)}/absent.sh.j2")
+
+
+def install(chosen: Sequence[Choice], replace: Sequence[str]) -> str:
+    """What installs, once the bundle is there; with the functions of ``services/library.sh.j2``.
+
+    Args:
+        chosen: the bundles.
+        replace: packages that may be removed because others take their place.
+    """
+    folder, functions = _templates(chosen), _functions(chosen)
+    return functions + render(
+        f"{folder}/install.sh.j2",
+        replace=tuple(replace),
+        incoming=INCOMING,
+        lock_seconds=LOCK_SECONDS,
+        undo=render(f"{folder}/undo.sh.j2", lock_seconds=LOCK_SECONDS),
+        transaction=render(f"{folder}/transaction.sh.j2", functions=functions),
+    )
+
+
+def read(out: str) -> Facts:
+    """What the script of ``facts`` said."""
+    lines: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        word, _, rest = line.partition(" ")
+        lines.setdefault(word, []).append(rest.strip())
+
+    def names(word: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(rest.split()[0] for rest in lines.get(word, ()) if rest))
+
+    free = [int(rest) for rest in lines.get("free", ()) if rest.isdigit()]
+    return Facts(
+        refused=" ".join(lines.get("refused", ())),
+        lacks=tuple(" ".join(lines.get("lacks", ())).split()),
+        broken=names("broken"),
+        errors=tuple(lines.get("unmet", ()) or lines.get("error", ())),
+        changes={kind: names(kind) for kind in ("new", "upgrade", "downgrade", "remove")},
+        holder=" ".join(lines.get("holder", ())),
+        free=min(free, default=None),
+        name=" ".join(lines.get("name", ())),
+    )
+
+
+def judge(found: Facts, chosen: Sequence[Choice], replace: Sequence[str]) -> str:
+    """Why a node cannot take its packages, with what to do about it; empty if it can."""
+    if found.refused:
+        return found.refused
+    if not found.lacks:
+        return ""
+    if found.broken:
+        return f"dpkg was interrupted: {', '.join(found.broken)} half installed; run there: dpkg --configure -a"
+    if found.errors:
+        return (
+            f"apt finds no way to install {', '.join(found.lacks)}: {'; '.join(found.errors)}; if the node is newer "
+            "than the bundle, pack it again"
+        )
+    changes = found.changes or {}
+    removed = [name for name in changes.get("remove", ()) if name not in replace]
+    if removed:
+        return (
+            f"installing {', '.join(found.lacks)} would remove {', '.join(removed)}; to allow it, write "
+            f"`replace: [{', '.join(removed)}]` below os_packages in the inventory"
+        )
+    if lower := changes.get("downgrade", ()):
+        return f"installing {', '.join(found.lacks)} would downgrade {', '.join(lower)}; pack the bundle again"
+    size = next((choice.bundle.size for choice in chosen if choice.name == found.name), 0)
+    if found.free is not None and found.free < _ROOM * size:
+        return f"{found.free / 1e6:.0f} MB free, {_ROOM * size / 1e6:.0f} MB are needed; free some space in /var"
+    return ""
+
+
+def _templates(chosen: Sequence[Choice]) -> str:
+    # Releases of several families would need a choice on the node; there is one family.
+    name = chosen[0].bundle.manifest.release
+    return families.of(releases.find(name)).templates
+
+
+def _functions(chosen: Sequence[Choice]) -> str:
+    bundles = [
+        {"name": each.name, "packages": each.packages, "sha256": each.bundle.sha256, "file": each.file}
+        for each in chosen
+    ]
+    return render(
+        f"{_templates(chosen)}/functions.sh.j2",
+        bundles=bundles,
+        names=", ".join(each.name for each in chosen),
+        lock_seconds=LOCK_SECONDS,
+    )
+
+
+def _opened(path: Path) -> OsBundle:
+    try:
+        status = path.stat()
+    except OSError:
+        return bundle.open_bundle(path)  # which says why it cannot
+    return _cached(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache
+def _cached(path: Path, _size: int, _mtime: int) -> OsBundle:
+    """One reading for all that one command asks of a bundle."""
+    return bundle.open_bundle(path)

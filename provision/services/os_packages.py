@@ -1,0 +1,96 @@
+"""OS packages from an offline bundle that ``clusterctl pack-os`` wrote: no mirror, no network, no source of the host.
+
+Every node gets what its own ``/etc/os-release`` and architecture call for. What is installed already is left alone, in
+whatever version; apt's simulation comes first, and what it would remove or downgrade is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provision.errors import UsageError
+from provision.inventory.schema import Section, Text
+from provision.model import Step
+from provision.ospackages import families, node, releases
+from provision.ospackages.bundle import SUFFIX
+from provision.services.changes import must
+from provision.services.plans import Duty
+
+if TYPE_CHECKING:
+    from provision.model import Inventory
+    from provision.ospackages.node import Choice
+
+ABOUT = "packages from a bundle, on nodes without a network"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.]")  # deb-control(5)
+
+
+class Options(Section):
+    """``services: os_packages:``."""
+
+    bundle: Text | dict[Text, Text] | None = None  # a file, or by release; None: every *.osb beside the inventory
+    packages: tuple[Text, ...] = ()  # none: all that the bundle was asked for
+    replace: tuple[Text, ...] = ()  # what may be removed because a package takes its place
+
+
+def problems(options: Options, _inventory: Inventory) -> Iterator[tuple[str, str]]:
+    """Releases that nobody packs, and names that are none."""
+    if isinstance(options.bundle, dict):
+        yield from (("bundle", why) for name in options.bundle if (why := _unpacked(name)))
+    for key, names in (("packages", options.packages), ("replace", options.replace)):
+        for name in names:
+            if not _NAME.fullmatch(name):
+                yield key, f"{name!r} is no name of a package"
+
+
+def _unpacked(release: str) -> str:
+    """Why no bundle can be for a release."""
+    try:
+        families.of(releases.find(release))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def plan(options: Options, inventory: Inventory) -> Iterator[Duty]:
+    """One step: what is missing is installed. The bundle must have been sent."""
+    chosen = choices(options, inventory)
+    steps = (Step("packages", do=node.install(chosen, options.replace), unless=node.present(chosen)),)
+    for each in inventory.nodes:
+        yield Duty(each.name, "base", steps)
+
+
+def verify(options: Options, inventory: Inventory) -> Iterator[Duty]:
+    """Every wanted package is installed."""
+    chosen = choices(options, inventory)
+    steps = (must("packages", node.present(chosen), node.absent(chosen)),)
+    for each in inventory.nodes:
+        yield Duty(each.name, "base", steps)
+
+
+def choices(options: Options, inventory: Inventory) -> tuple[Choice, ...]:
+    """The bundles of the inventory, opened.
+
+    Raises:
+        UsageError: there is none, one cannot be read, or does not fit what the inventory says of it.
+        BundleError: a file is no bundle, or damaged.
+    """
+    here = inventory.path.parent
+    if isinstance(options.bundle, dict):
+        wanted = {name: _file(here, text) for name, text in options.bundle.items()}
+    else:
+        paths = [_file(here, options.bundle)] if options.bundle else sorted(here.glob(f"*{SUFFIX}"))
+        wanted = {str(path): path for path in paths}
+    if not wanted:
+        raise UsageError(
+            f"the service os_packages needs a bundle of packages (*{SUFFIX}) beside {inventory.path}",
+            hint="clusterctl pack-os --release debian12, on a machine with a network",
+        )
+    return node.choices(wanted, options.packages)
+
+
+def _file(folder: Path, text: str) -> Path:
+    return folder / Path(text).expanduser()

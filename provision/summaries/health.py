@@ -1,0 +1,87 @@
+"""After ``check``: what was found, the worst first, nodes that are alike folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from provision.checks import load
+from provision.env.report.words import number
+from provision.inventory import fold
+from provision.output_text import Line, Style, clean, fold_equal
+from provision.summaries._summary import Summary
+
+if TYPE_CHECKING:
+    from provision.model import Finding
+    from provision.tasks.check import CheckResult
+
+_WORST_FIRST: Mapping[str, Style] = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "yellow", "OK": "green"}
+
+
+def checked(result: CheckResult) -> Summary:
+    """The numbers; ``finding_rows`` has the words."""
+    counts = {verdict: len(result.having(verdict)) for verdict in _WORST_FIRST}
+    data: dict[str, Any] = {
+        "nodes": list(result.nodes),
+        "unreachable": dict(result.unreachable),
+        "checks": list(result.checks),
+        "counts": counts,
+        "findings": [vars(finding) for finding in result.findings],
+        "seconds": round(result.seconds, 2),
+    }
+    if not result.nodes:
+        return data, ""
+    parts = [
+        f"{counts[verdict]} {verdict} ({number(len({finding.check for finding in result.having(verdict)}), 'check')})"
+        for verdict in ("FAIL", "WARN", "UNKNOWN")
+        if counts[verdict]
+    ]
+    said = f"{fold(result.nodes)}: {number(len(result.checks), 'check')} in {result.seconds:.1f} s, "
+    return data, said + (", ".join(parts) + f", {counts['OK']} OK" if parts else "all OK")
+
+
+def finding_rows(result: CheckResult, *, verbose: bool = False) -> list[Line]:
+    """Every check that found something, and with ``verbose`` what is as it should be as well."""
+    rows: list[Line] = []
+    for verdict in ("FAIL", "WARN", "UNKNOWN"):
+        by_check: dict[str, list[Finding]] = {}
+        for finding in result.having(verdict):
+            by_check.setdefault(finding.check, []).append(finding)
+        for heads, findings in _alike(by_check):
+            rows += _block(verdict, heads, findings)
+    if verbose:
+        for check in result.checks:
+            good = {finding.node: finding.observed for finding in result.having("OK") if finding.check == check}
+            rows += [Line(f"OK  {check}  {names}: {clean(said)}", "dim") for said, names in fold_equal(good).items()]
+    return rows
+
+
+def _alike(by_check: Mapping[str, list[Finding]]) -> Iterator[tuple[list[str], list[Finding]]]:
+    """Checks that say the same of the same nodes stand together: twenty checks may lack one tool."""
+    groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
+    for check, findings in by_check.items():
+        said = tuple((finding.node, finding.observed, finding.fix) for finding in findings)
+        groups.setdefault(said, []).append(check)
+    for checks in groups.values():
+        yield checks, by_check[checks[0]]
+
+
+def _block(verdict: str, checks: list[str], findings: list[Finding]) -> list[Line]:
+    """One check: who has what, what should be, why, and what to do."""
+    title = f": {load(checks[0]).TITLE}" if len(checks) == 1 else ""
+    rows = [Line(f"{verdict}  {', '.join(checks)}{title}", _WORST_FIRST[verdict], hang=len(verdict) + 2)]
+    observed = fold_equal({finding.node: finding.observed for finding in findings})
+    rows += [Line(f"    {names}: {clean(said)}") for said, names in observed.items()]
+    if len(checks) == 1:
+        expected = _different(finding.expected for finding in findings)
+        rows += [Line(f"    expected: {clean(each)}") for each in expected if each != load(checks[0]).TITLE]
+        rows += [Line(f"    why: {clean(each)}") for each in _different(finding.why for finding in findings)]
+    fixes = fold_equal({finding.node: finding.fix for finding in findings if finding.fix})
+    for fix, names in fixes.items():
+        where = f" ({names})" if len(fixes) > 1 else ""
+        rows.append(Line(f"    try: {clean(fix)}{where}", "bold", hang=None))
+    return rows
+
+
+def _different(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]

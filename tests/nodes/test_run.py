@@ -1,0 +1,132 @@
+"""``clusterctl run`` and ``--retry-failed``, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from command import CLUSTERCTL, run
+from sudo_nodes import ASKING, FREE, allow, install
+
+from provision import inventory as inventory_file
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def folder(sandbox, tmp_path):
+    """A folder with an inventory of the shared nodes."""
+    for file in (sandbox.inventory, sandbox.known_hosts, sandbox.key):
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def test_answers_are_folded_and_exit_statuses_told(folder):
+    odd = "cat /proc/sys/kernel/ostype; [ $(hostname) != node02 ] || { echo odd; echo err >&2; exit 3; }"
+    done = run("run", "--quiet", odd, cwd=folder)
+    rule = "-" * 15
+    assert done.stdout.splitlines() == [
+        *[rule, "node[01,03] (2)", rule, "Linux"],
+        *[rule, "node02", rule, "Linux", "odd", "err"],
+    ]
+    assert "node02: exit status 3" in done.stderr
+    assert done.returncode == 5
+    words = ["--retry-failed", "--json", "--", "printf", "%s|", "a b", "$HOME", "--limit"]
+    again = json.loads(run("run", *words, cwd=folder).stdout)
+    assert {name: node["out"] for name, node in again["nodes"].items()} == {"node02": "a b|$HOME|--limit|"}
+    none = run("run", "--retry-failed", "true", cwd=folder)
+    assert (none.returncode, none.stdout) == (0, "the last clusterctl run failed on no node: nothing to do\n")
+    assert not (folder / ".clusterctl-failed.json").exists()
+
+
+def test_a_dead_node_and_a_slow_one_cost_their_own_time_only(folder):
+    inventory = folder / "inventory.yaml"
+    address = next(iter(inventory_file.load(inventory).nodes)).address
+    inventory.write_text(inventory.read_text() + f"  dead: {address.rsplit('.', 1)[0]}.251\n")
+    done = run("run", "--deadline", "5", "--json", "[ $(hostname) != node01 ] || sleep 100; echo hi", cwd=folder)
+    data = json.loads(done.stdout)
+    assert done.returncode == 5
+    assert {name for name, node in data["nodes"].items() if node["out"] == "hi\n"} == {"node02", "node03"}
+    assert data["error"]["reasons"]["node01"] == "not finished within 5 s"
+    assert "no " in data["error"]["reasons"]["dead"]
+    assert json.loads((folder / ".clusterctl-failed.json").read_text()) == {
+        "inventory.yaml": {"run": ["dead", "node01"]}
+    }
+
+
+def test_ctrl_c_ends_the_command_on_every_node(folder, sandbox):
+    process = subprocess.Popen(
+        [CLUSTERCTL, "run", "mkfifo /tmp/never; echo $$ >/tmp/pid; read x </tmp/never"],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    files = [sandbox.node_root(node.name) / "tmp/pid" for node in sandbox.nodes]
+    wait(lambda: all(file.exists() and file.read_text().strip() for file in files))
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "interrupted" in err
+    for node, file in zip(sandbox.nodes, files, strict=True):
+        number = file.read_text().strip()
+        wait(lambda node=node, number=number: not (sandbox.node_root(node.name) / "proc" / number).exists())
+        file.unlink()
+        (sandbox.node_root(node.name) / "tmp/never").unlink()
+
+
+@pytest.fixture
+def terminal():
+    """Runs a command on a terminal and types; gives its exit code and all that was shown."""
+
+    def run(argv, cwd, typed):
+        pid, screen = pty.fork()
+        if pid == 0:
+            os.chdir(cwd)
+            os.execv(argv[0], [str(word) for word in argv])
+        shown = b""
+        try:
+            while True:
+                part = os.read(screen, 4096)
+                shown += part
+                if typed and typed[0][0] in shown:
+                    os.write(screen, typed.pop(0)[1])
+        except OSError:  # the other side has closed it
+            pass
+        os.close(screen)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+    return run
+
+
+def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal):
+    box = make_sandbox(nodes=2, user="trainer", password=PASSWORD)
+    install(box)
+    allow(box, ASKING)
+    folder = box.inventory.parent
+    asked = [(b"sudo password of trainer", PASSWORD.encode() + b"\n")]
+    code, shown = terminal([CLUSTERCTL, "run", "--root", "id", "-un"], folder, asked)
+    assert (code, asked) == (0, [])
+    assert "node[01-02] (2)" in shown
+    assert "\r\nroot" in shown
+    assert PASSWORD not in shown
+    refused = run("run", "--root", "id", "-un", cwd=folder)
+    assert refused.returncode == 5
+    assert "nobody can be asked" in refused.stderr
+    allow(box, FREE)
+    again = json.loads(run("run", "--root", "--retry-failed", "--json", "id", "-un", cwd=folder).stdout)
+    assert {name: node["out"] for name, node in again["nodes"].items()} == {"node01": "root\n", "node02": "root\n"}
+
+
+def wait(true, seconds=60):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -1,0 +1,182 @@
+"""Node services on real sshd nodes, as a user sets them up: hosts and limits need no systemd."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import run
+from tiny_env import on
+
+pytestmark = pytest.mark.root
+
+# What a container may raise its limits to is not ours to say: these are below what this machine has.
+SERVICES = "services:\n  hosts:\n  limits: {memlock: 4096, nofile: 2000, shm: 64M}\n"
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory, require_sandbox):
+    from provision import sandbox as sandboxes
+
+    with sandboxes.up(nodes=3, name="services-test", directory=tmp_path_factory.mktemp("services")) as box:
+        (box.directory / "services.yaml").write_text((box.directory / "inventory.yaml").read_text() + SERVICES)
+        yield box
+
+
+@pytest.fixture
+def services(box):
+    """Runs ``clusterctl services`` on the nodes, and undoes everything at the end."""
+
+    def services(*argv, inventory="services.yaml", **options):
+        return run("services", *argv, "-i", inventory, cwd=box.directory, **options)
+
+    yield services
+    result = services("undo")
+    assert result.returncode == 0, result.stderr
+
+
+def etc(box, node):
+    """Everything of a node that a service may change, with what a rewrite would change."""
+    find = "find /etc /var/lib/clusterctl ! -path /var/lib/clusterctl/lock -printf '%p %m %u %g\\n' | sort; "
+    return on(box, node, "sh", "-c", find + "find /etc -type f -exec sha256sum {} + | sort; df /dev/shm | tail -n 1")
+
+
+def states(box, node="node01"):
+    return on(box, node, "sh", "-c", "grep -A4 BEGIN /etc/hosts; cat /etc/security/limits.d/90-clusterctl.conf")
+
+
+def test_apply_changes_the_nodes_once_and_undo_brings_back_every_byte(box, services):
+    on(box, "node01", "mkdir", "-p", "/var/lib/clusterctl")
+    before = {node: etc(box, node) for node in ("node01", "node02", "node03")}
+    would = services("apply", "--dry-run")
+    assert would.returncode == 0, would.stderr
+    assert "hosts   node[01-03]: would change: names of the nodes" in would.stdout
+    assert "dry run: nothing was written on any node" in would.stdout
+    assert {node: etc(box, node) for node in before} == before
+
+    first = services("apply")
+    assert first.returncode == 0, first.stderr
+    assert "hosts   node[01-03]: set up (names of the nodes)" in first.stdout
+    assert "127.0." not in on(box, "node02", "getent", "hosts", "node02")
+    assert on(box, "node01", "getent", "hosts", "node03").split() == [box.nodes[2].address, "node03"]
+    assert on(box, "node03", "su", "-s", "/bin/sh", "root", "-c", "ulimit -n; ulimit -l").split() == ["2000", "4096"]
+    assert on(box, "node01", "df", "-k", "--output=size", "/dev/shm").split()[-1] == "65536"
+
+    after = {node: etc(box, node) for node in before}
+    second = services("apply", "--json")
+    assert json.loads(second.stdout)["changed"] is False
+    assert {node: etc(box, node) for node in before} == after
+    assert "as it should be" in services("status").stdout
+    verified = services("verify")
+    assert verified.returncode == 0, verified.stderr
+    assert "limits  node[01-03]: does its work" in verified.stdout
+
+    assert "hosts   node[01-03]: would change: undo" in services("undo", "--dry-run").stdout
+    assert {node: etc(box, node) for node in before} == after
+    undone = services("undo")
+    assert undone.returncode == 0, undone.stderr
+    assert {node: etc(box, node).replace("/var/lib/clusterctl 755 root root\n", "") for node in before} == {
+        node: text.replace("/var/lib/clusterctl 755 root root\n", "") for node, text in before.items()
+    }
+    assert services("undo").stdout == "node[01-03]: nothing to undo\n"
+
+
+def test_one_service_on_some_nodes(box, services):
+    result = services("apply", "limits", "--limit", "node02")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("limits  node02: set up")
+    assert "clusterctl" not in on(box, "node02", "cat", "/etc/hosts").replace("clusterctl sandbox", "")
+    differs = services("status").stdout
+    assert "hosts   node[01-03]: differs: names of the nodes" in differs
+    assert "  node02: as it should be" in differs
+    assert "node[01,03]: differs: limits of a login" in differs
+
+
+def test_what_is_wrong_on_a_running_node_is_said_by_verify(box, services):
+    services("apply", "hosts")
+    on(box, "node02", "sh", "-c", "printf '127.0.1.1 node02\\n' | cat - /etc/hosts >/tmp/h && cat /tmp/h >/etc/hosts")
+    result = services("verify", "hosts")
+    assert result.returncode == 5
+    assert "node[01,03]: does its work" in result.stdout
+    address = box.nodes[1].address
+    assert f"node02: not as it should be: names lead to the nodes: node02 leads to 127.0.1.1 and not to {address}" in (
+        " ".join(result.stdout.split())
+    )
+
+
+def test_a_node_that_is_gone_keeps_no_other_from_being_finished(box, services, tmp_path):
+    lost = box.nodes[1]
+    inventory = tmp_path / "inventory.yaml"
+    text = (box.directory / "services.yaml").read_text().replace("ssh: {", "ssh: {timeout: 2, ")
+    text = text.replace("key: id_ed25519", f"key: {box.key}").replace(
+        "known_hosts: known", f"known_hosts: {box.directory}/known"
+    )
+    inventory.write_text(text.replace(lost.address, f"{lost.address[: lost.address.rindex('.')]}.250"))
+    result = services("apply", "hosts", inventory=str(inventory))
+    assert result.returncode == 5
+    assert "services apply failed on 1 of 3 nodes" in result.stderr
+    assert lost.name in result.stderr
+    assert "BEGIN clusterctl nodes" in on(box, "node03", "cat", "/etc/hosts")
+    inventory.write_text(text)
+    again = services("apply", "hosts", inventory=str(inventory))
+    assert again.returncode == 0, again.stderr
+    assert "node[01-03]: set up" in again.stdout  # all of them know its right address now
+
+
+def test_a_step_that_fails_says_why_and_a_rerun_completes(box, services):
+    on(box, "node03", "sh", "-c", "cp -p /etc/hosts /root/hosts; printf '# BEGIN clusterctl nodes\\n' >>/etc/hosts")
+    result = services("apply", "hosts")
+    assert result.returncode == 5
+    assert "do not pair; mend them by hand" in " ".join(result.stderr.split())
+    assert "node03" in result.stderr
+    on(box, "node03", "sh", "-c", "cat /root/hosts >/etc/hosts")
+    assert services("apply", "hosts").returncode == 0
+
+
+def test_what_a_review_reads_is_what_runs(box, services, tmp_path):
+    result = services("apply", "--dry-run", "--scripts", tmp_path / "review")
+    assert result.returncode == 0, result.stderr
+    scripts = sorted((tmp_path / "review").iterdir())
+    assert [path.name for path in scripts] == [f"node0{n}-01-base.sh" for n in (1, 2, 3)]
+    checked = subprocess.run(
+        [SHELLCHECK, "-s", "sh", "-S", "warning", *scripts], check=False, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout
+    assert box.enter(box.nodes[0].name, ["sh", "-s"], stdin=scripts[0].read_text()).returncode == 0
+    assert "hosts   node01: as it should be" in services("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("apply", "nfss"), "nfss is not a service"),
+        (("apply", "chrony"), "does not ask for the service chrony"),
+        (("apply", "--scripts", "x"), "--scripts goes with --dry-run"),
+        (("undo", "nfss"), "nfss is not a service"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_done(services, argv, said):
+    result = services(*argv)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "try: " in result.stderr
+
+
+def test_killed_in_the_middle_a_rerun_completes(box, services):
+    """The controller dies while nodes are at work: their scripts end, and the next apply goes on."""
+    hold = "mkdir -p /var/lib/clusterctl; exec 9>/var/lib/clusterctl/lock; flock 9; echo $$ >/root/pid; exec sleep 250"
+    on(box, "node01", "sh", "-c", f"sh -c '{hold}' </dev/null >/dev/null 2>&1 & until [ -s /root/pid ]; do :; done")
+    from command import CLUSTERCTL
+
+    argv = [CLUSTERCTL, "services", "apply", "hosts", "-i", "services.yaml"]
+    with subprocess.Popen(argv, cwd=box.directory, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as killed:
+        killed.stderr.readline()
+        killed.send_signal(signal.SIGKILL)
+    on(box, "node01", "sh", "-c", "kill $(cat /root/pid); rm /root/pid")
+    result = services("apply", "hosts")
+    assert result.returncode == 0, result.stderr
+    for node in ("node01", "node02", "node03"):
+        assert on(box, node, "grep", "-c", "BEGIN clusterctl nodes", "/etc/hosts").strip() == "1"

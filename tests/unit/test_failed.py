@@ -1,0 +1,100 @@
+"""What is kept for ``--retry-failed``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+
+import pytest
+
+from provision.errors import BundleError, InterruptedByUser, NodesFailedError, PreflightError
+from provision.model import Inventory, Node
+from provision.tasks.failed import FILE, last_failed, remembered
+
+NODES = tuple(Node(f"gpu{number}", f"10.0.0.{number}") for number in range(1, 5))
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    return Inventory(path=tmp_path / "inventory.yaml", prefix=PurePosixPath("/opt/env"), nodes=NODES)
+
+
+def failed(inventory, command="run"):
+    return [node.name for node in last_failed(inventory, command, inventory.nodes)]
+
+
+def work(inventory, error=None, *, nodes=NODES, command="run", dry_run=False):
+    try:
+        with remembered(inventory, command, nodes, dry_run=dry_run):
+            if error:
+                raise error
+    except type(error or ()):
+        pass
+
+
+def broken(*names, **options):
+    return NodesFailedError("x", reasons=dict.fromkeys(names, "why"), **options)
+
+
+def test_nothing_is_kept_of_success(inventory, tmp_path):
+    work(inventory)
+    assert list(tmp_path.iterdir()) == []
+    assert failed(inventory) == []
+
+
+def test_failed_nodes_are_kept_until_they_succeed(inventory, tmp_path):
+    work(inventory, broken("gpu2", "gpu4"))
+    assert failed(inventory) == ["gpu2", "gpu4"]
+    assert [node.name for node in last_failed(inventory, "run", NODES[:3])] == ["gpu2"]
+    work(inventory, nodes=NODES[:2])
+    assert failed(inventory) == ["gpu4"]
+    work(inventory, nodes=NODES[3:])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_and_inventories_are_apart(inventory, tmp_path):
+    other = Inventory(path=tmp_path / "other.yaml", prefix=PurePosixPath("/opt/env"), nodes=NODES)
+    work(inventory, broken("gpu1"))
+    work(inventory, broken("gpu2"), command="deploy")
+    work(other, broken("gpu3"))
+    assert (failed(inventory), failed(inventory, "deploy"), failed(other)) == (["gpu1"], ["gpu2"], ["gpu3"])
+    work(inventory)
+    assert (failed(inventory), failed(inventory, "deploy"), failed(other)) == ([], ["gpu2"], ["gpu3"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PreflightError("x", reasons={"gpu1": "why"}),
+        InterruptedByUser("interrupted"),
+        KeyboardInterrupt(),
+        broken("gpu1", nothing_done=True),
+    ],
+)
+def test_what_was_done_nowhere_is_undone_everywhere(inventory, error):
+    work(inventory, error, nodes=NODES[:3])
+    assert failed(inventory) == ["gpu1", "gpu2", "gpu3"]
+
+
+def test_an_error_about_no_node_and_a_dry_run_change_nothing(inventory):
+    work(inventory, broken("gpu1"))
+    work(inventory, BundleError("damaged"))
+    work(inventory, dry_run=True)
+    work(inventory, broken("gpu3"), dry_run=True)
+    assert failed(inventory) == ["gpu1"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"inventory.yaml": 3}', '{"inventory.yaml": {"run": 3}}', "\0"])
+def test_a_file_that_is_not_ours_counts_as_none(inventory, tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    assert failed(inventory) == []
+    work(inventory, broken("gpu1"))
+    assert failed(inventory) == ["gpu1"]
+    assert json.loads((tmp_path / FILE).read_text())
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_nothing(inventory, tmp_path):
+    (tmp_path / FILE).mkdir()
+    work(inventory, broken("gpu1"))
+    assert failed(inventory) == []
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
