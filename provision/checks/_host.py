@@ -194,14 +194,9 @@ while read -r key value; do
 done </proc/self/status
 count=0
 for file in /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor; do
-    [ -r "$file" ] || continue
-    read -r value <"$file"
-    if [ "$count" != 0 ] && [ "$value" != "$governor" ]; then
-        echo "governor $count $governor"
-        count=0
-    fi
-    governor=$value
-    count=$((count + 1))
+    [ -r "$file" ] && read -r value <"$file" || continue
+    [ "$count" = 0 ] || [ "$value" = "$governor" ] || { echo "governor $count $governor"; count=0; }
+    governor=$value count=$((count + 1))
 done
 [ "$count" = 0 ] || echo "governor $count $governor"
 for device in /sys/bus/pci/devices/*; do

@@ -30,9 +30,10 @@ cc_resolve() {
 
 # No program is started for an interface: a node may have hundreds of them.
 LIST = """\
-cc_get() {
+cc_get() { # cc_get FILE: its first line; of a number below /proc/sys dash gets one digit only, and no end of line
   cc_value=
   IFS= read -r cc_value <"$1"
+  [ -n "$cc_value" ]
 } 2>/dev/null
 for cc_path in /sys/class/net/*; do
   [ -d "$cc_path" ] || continue
@@ -114,6 +115,7 @@ class Network:
         peer: the address of rank 0, or on rank 0 that of the second node; None for a single node or an unknown name.
         links: by name.
         addresses: of its interfaces, each with the interface's name ("" where only the address is known).
+        connected: the networks that are reached without a gateway, each with an interface to it.
         way: interface and source address of what it sends to ``peer``; None: no route, or nobody to reach.
     """
 
@@ -121,6 +123,7 @@ class Network:
     peer: Address | None = None
     links: Mapping[str, Link] = field(default_factory=dict)
     addresses: tuple[tuple[str, Interface], ...] = ()
+    connected: tuple[tuple[str, IPv4Network], ...] = ()
     way: tuple[str, Address | None] | None = None
 
     @property
@@ -148,8 +151,10 @@ def network(lines: Sequence[str]) -> Network | None:
     if not links or not any(line.startswith("self ") for line in lines):
         return None
     routes = _routes(lines)
-    known = [(name or _on(each.ip, routes), each) for name, each in dict.fromkeys(_addresses(lines))]
-    return Network(own, peer, links, tuple(known), _way(lines, peer, known, routes))
+    known = [_placed(name, each, routes) for name, each in dict.fromkeys(_addresses(lines))]
+    connected = [(name, each.network) for name, each in known if isinstance(each, IPv4Interface)]
+    connected += [(name, net) for _, _, name, net in routes if net.prefixlen]
+    return Network(own, peer, links, tuple(known), tuple(connected), _way(lines, peer, known, routes))
 
 
 def as_address(text: str) -> Address | None:
@@ -220,6 +225,16 @@ def _on(address: Address, routes: _Routes) -> str:
     """The interface of the most specific route, "" without one."""
     loop = "lo" if address.is_loopback else ""
     return loop or next((name for _, _, name, network in routes if address in network), "")
+
+
+def _placed(name: str, interface: Interface, routes: _Routes) -> tuple[str, Interface]:
+    """An address of which only itself is known, with the interface and the network of the route that holds it."""
+    if name or not isinstance(interface, IPv4Interface):
+        return name, interface
+    for _, _, device, net in routes:
+        if interface.ip in net and net.prefixlen:
+            return device, IPv4Interface(f"{interface.ip}/{net.prefixlen}")
+    return ("lo" if interface.ip.is_loopback else ""), interface
 
 
 def _way(

@@ -1,7 +1,7 @@
 """What the checks of GPUs share: the questions that several of them ask, the answers as data, words for findings.
 
-One call of nvidia-smi takes up to a second on a node with eight GPUs, so what every driver since 2021 (470) can tell is
-asked at once: checks with the same probe are meant to share its answer. The format was seen with driver 580.159.04
+Every call of nvidia-smi starts with looking at all GPUs, so what every driver since 2022 (510) can tell is asked at
+once: checks with the same probe share its answer. The format was seen with driver 580.159.04
 (``nvidia-smi --help-query-gpu`` explains the fields): one line a GPU, values with ", " between them, and "[N/A]" for
 what a GPU does not have.
 """

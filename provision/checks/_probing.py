@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from provision.checks import HARDWARE, TIMEOUT, Answer, Plan, State, load
@@ -82,13 +82,14 @@ def compile_probes(probes: Sequence[Probe], *, token: str, limit: int) -> Script
         raise ClusterctlError(f"{token!r} is no token: letters and digits only")
     indices: dict[str, int] = {}
     numbers: dict[tuple[str, str], int] = {}
-    groups: dict[tuple[str, str], dict[int, Probe]] = {}
+    once: dict[int, Probe] = {}
     for probe in probes:
-        number = numbers.setdefault((probe.tool, probe.text), len(numbers))
-        indices[probe.check] = number
-        group = groups.setdefault(probe.group, {})
-        if number not in group or group[number].timeout < probe.timeout:
-            group[number] = probe
+        number = indices[probe.check] = numbers.setdefault((probe.tool, probe.text), len(numbers))
+        first = once.setdefault(number, probe)
+        once[number] = replace(first, timeout=max(first.timeout, probe.timeout))
+    groups: dict[tuple[str, str], dict[int, Probe]] = {}
+    for number, probe in once.items():
+        groups.setdefault(probe.group, {})[number] = probe
     values = [
         {
             "tool": tool,

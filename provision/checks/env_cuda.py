@@ -19,7 +19,7 @@ LEVEL = 0
 TITLE = "the driver is new enough for the bundle's CUDA"
 PROBE = f"{VERSION}{PCI}echo looked\n"
 BUNDLE = True
-WHY = "torch finds no GPU: 'The NVIDIA driver on your system is too old', and trains on the CPU or ends."
+WHY = "No GPU is found ('The NVIDIA driver on your system is too old'): torch trains on the CPU, or ends."
 
 _FIRST = {11: "450.80.02", 12: "525.60.13", 13: "580"}
 

@@ -1,7 +1,8 @@
-"""env.nccl: the bundle's NCCL uses the GPUs' memory directly with the node's InfiniBand.
+"""env.nccl: the bundle's NCCL sees the node's peer memory module.
 
-NCCL before 2.23.4 looks for nv_peer_mem only and does not see nvidia_peermem, so that GPUDirect RDMA is silently off:
-180 became 10 GB/s (github.com/NVIDIA/nccl/issues/1676). With DMA-BUF (open kernel module, Linux 5.12) it needs neither.
+NCCL before 2.23.4 looks for ``/sys/kernel/mm/memory_peers/nv_mem*``, the older module's, and does not see
+nvidia_peermem, so that GPUDirect RDMA is silently off: 180 became 10 GB/s (github.com/NVIDIA/nccl/issues/1676). Where
+driver and kernel have dma-buf it needs neither.
 """
 
 from __future__ import annotations
@@ -11,50 +12,44 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, unknown, warn
 from provision.checks._host import unread
-from provision.checks._nvidia import VERSION
+from provision.checks._infiniband import ports, sections
+from provision.checks.rdma_gdr import PROBE as RDMA
+from provision.checks.rdma_gdr import dma_buf, driver, peer_modules
 from provision.model import Finding
 
 ID = "env.nccl"
 LEVEL = 0
-TITLE = "the bundle's NCCL works with the node's peer memory module"
-PROBE = f"""\
-{VERSION}\
-for device in /sys/class/infiniband/*; do [ ! -e "$device" ] || echo "device ${{device##*/}}"; done
-for module in nvidia_peermem nv_peer_mem; do [ ! -e "/sys/module/$module" ] || echo "module $module"; done
-echo "kernel $(uname -r)"
-"""
+TITLE = "the bundle's NCCL sees the node's peer memory module"
+PROBE = RDMA
 BUNDLE = True
 WHY = "Every exchange between nodes goes through the host's memory: a tenth of the speed, and no message says so."
 
-_KNOWS_PEERMEM = (2, 23, 4)
-_DMA_BUF = (5, 12)
+_SEES_PEERMEM = (2, 23, 4)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """WARN for an NCCL that does not see nvidia_peermem where nothing else does the work."""
     assert seen.manifest is not None
-    nccl = seen.manifest.versions.get("nccl") or ""
+    versions = seen.manifest.versions
     for node, answer in answers.items():
-        yield _judge(node, answer, nccl, has_cuda=bool(seen.manifest.versions.get("cuda")))
+        yield _judge(node, answer, versions.get("nccl") or "", has_cuda=bool(versions.get("cuda")))
 
 
 def _judge(node: str, answer: Answer, nccl: str, *, has_cuda: bool) -> Finding:
-    kernel = re.search(r"^kernel (\d+)\.(\d+)", answer.out, flags=re.MULTILINE)
-    if not kernel:
+    found = ports(answer.out)
+    if found is None:
         return unread(ID, node, answer)
-    if "device " not in answer.out:
-        return ok(ID, node, "no InfiniBand or RoCE device")
-    if not has_cuda:
-        return ok(ID, node, "the bundle has no CUDA")
+    if not found or not driver(answer.out) or not has_cuda:
+        return ok(ID, node, "the bundle has no CUDA" if found and not has_cuda else "no GPU beside an RDMA adapter")
     if not nccl:
         return unknown(ID, node, "the bundle does not tell its NCCL", fix="NCCL_DEBUG=VERSION says it when training")
-    dma_buf = "Open Kernel Module" in answer.out and (int(kernel[1]), int(kernel[2])) >= _DMA_BUF
-    if dma_buf:
-        return ok(ID, node, f"NCCL {nccl}, DMA-BUF")
-    if "module nvidia_peermem" not in answer.lines or "module nv_peer_mem" in answer.lines:
-        return ok(ID, node, f"NCCL {nccl}, nvidia_peermem is not loaded (see rdma.gdr)")
-    if tuple(int(part) for part in re.findall(r"\d+", nccl)[:3]) >= _KNOWS_PEERMEM:
-        return ok(ID, node, f"NCCL {nccl}, nvidia_peermem")
+    if dma_buf(answer.out):
+        return ok(ID, node, f"NCCL {nccl}, dma-buf")
+    if "nvidia_peermem" not in peer_modules(answer.out):
+        return ok(ID, node, f"NCCL {nccl}, no nvidia_peermem (see the check rdma.gdr)")
+    older = any(words[:1] and words[0].startswith("nv_mem") for words, _ in sections(answer.out, "peer"))
+    if older or tuple(int(part) for part in re.findall(r"\d+", nccl)[:3]) >= _SEES_PEERMEM:
+        return ok(ID, node, f"NCCL {nccl} sees nvidia_peermem")
+    fix = "pack an environment with NCCL 2.23.4 or later, or install the open driver on Linux 5.12 or later"
     said = f"NCCL {nccl} does not see nvidia_peermem"
-    fix = "pack an environment with NCCL 2.23.4 or later, or install the open kernel modules on Linux 5.12 or later"
     return warn(ID, node, said, expected="NCCL 2.23.4 or later", fix=fix)

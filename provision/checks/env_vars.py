@@ -29,8 +29,8 @@ echo looked
 """
 WHY = "NCCL's settings must agree on all ranks, else it hangs; some of them make it many times slower."
 
-# What may differ from node to node, or is set by clusterctl itself.
-_FREE = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_TOPO_FILE")
+# What may differ from node to node, is set by clusterctl itself, or is none of NCCL's (images have NCCL_VERSION).
+_FREE = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_TOPO_FILE", "NCCL_VERSION")
 _SLOW = {
     "NCCL_P2P_DISABLE": "GPUs exchange data through the host's memory",
     "NCCL_SHM_DISABLE": "processes of a node exchange data through the network",

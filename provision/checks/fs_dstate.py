@@ -16,21 +16,23 @@ from provision.model import Finding
 ID = "fs.dstate"
 LEVEL = 0
 TITLE = "no process hangs in the kernel"
-# sleep is reached only where somebody was found: on a healthy node this takes one grep.
+# On a healthy node this takes one grep.
 PROBE = """\
 hung() {
-    grep -hs '^[0-9]* (.*) D ' /proc/[0-9]*/stat | sed 's/^\\([0-9]*\\) (\\(.*\\)) D \\([0-9]*\\) .*/\\1 \\3 \\2/'
+    grep -hs '^[0-9]* (.*) D ' /proc/[0-9]*/stat
 }
 first=$(hung)
 if [ -n "$first" ]; then
     sleep 1
-    hung | while read -r pid parent name; do
+    hung | while read -r pid rest; do
+        name=${rest% D *}
+        parent=${rest##*) D }
+        parent=${parent%% *}
         case "
-$first
-" in
-            *"
-$pid $parent $name
-"*) [ "$parent" = 2 ] || echo "hung $pid $(cat "/proc/$pid/wchan" 2>/dev/null || echo 0) $name" ;;
+$first" in *"
+$pid $name D $parent "*)
+                [ "$parent" = 2 ] || echo "hung $pid $(cat "/proc/$pid/wchan" 2>/dev/null || echo 0) $name"
+                ;;
         esac
     done
 fi

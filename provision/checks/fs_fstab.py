@@ -1,31 +1,27 @@
 """fs.fstab: what is mounted over NFS is mounted again after a reboot.
 
 A mount belongs to the boot when /etc/fstab names its folder or a systemd unit file does (systemd.mount(5)). Units that
-systemd makes of fstab lie under /run, and do not count a second time.
+systemd makes of fstab lie under /run, and do not count. autofs(8) has its own files, which are not read.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
 from provision.checks._host import many, unread
-from provision.checks._mounts import mount_of, mounts
-from provision.model import Finding
+from provision.checks._mounts import folders, mount_of, mounts, plain
+from provision.model import Finding, Node
 
 ID = "fs.fstab"
 LEVEL = 0
 TITLE = "what is mounted over NFS is mounted again after a reboot"
-PROBE = """\
-cat /proc/self/mounts
-sed -n 's/^[[:space:]]*\\([^#[:space:]][^[:space:]]*\\)[[:space:]]\\{1,\\}\\([^[:space:]]*\\).*/boot \\2/p' /etc/fstab
-for file in /etc/systemd/system/*.mount /usr/lib/systemd/system/*.mount; do
-    [ ! -r "$file" ] || sed -n 's/^Where=/boot /p' "$file"
-done
-if [ -e /etc/auto.master ]; then echo automounter; fi
-"""
 WHY = "Mounted by hand it is gone after the next boot, and a training writes to the empty folder below."
+
+
+def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
+    """The mounts, and where the folders lie."""
+    return folders(seen)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
@@ -35,7 +31,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if mount_of(table, "/") is None:
             yield unread(ID, name, answer)
             continue
-        boot = {_folder(line.removeprefix("boot ")) for line in answer.lines if line.startswith("boot ")}
+        fields = [line.split() for line in answer.lines if line.startswith(("fstab ", "unit "))]
+        boot = {plain(each[2 if each[0] == "fstab" else 1]).rstrip("/") for each in fields if len(each) > 1}
         nfs = [mount for mount in table if mount.type in {"nfs", "nfs4"}]
         hand = [mount for mount in nfs if mount.target not in boot]
         if not hand or "automounter" in answer.lines:
@@ -43,8 +40,3 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             continue
         fix = f"name it under services.nfs and `clusterctl deploy`, or a line for {hand[0].target} in /etc/fstab"
         yield warn(ID, name, f"{hand[0].target} was mounted by hand", expected="a line in /etc/fstab", fix=fix)
-
-
-def _folder(text: str) -> str:
-    plain = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
-    return plain.rstrip("/") or "/"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
 from provision.checks._host import pairs, unread
-from provision.checks._mounts import NETWORK, mount_of, mounts, places
+from provision.checks._mounts import NETWORK, folders, lies
 from provision.model import Finding, Node
 
 ID = "fs.home"
@@ -20,22 +20,22 @@ WHY = "Ranks that compile wait for one another's locks over the network, or fail
 
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
-    """The mount table, and what the home is in truth."""
-    return places(seen.inventory.root)
+    """The mounts, and where the folders lie."""
+    return folders(seen)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL where it is missing or read-only, WARN where it lies on a network file system."""
     for name, answer in answers.items():
         told = pairs(answer)
-        home, user = told.get("home", ""), seen.user or "USER"
-        mount = mount_of(mounts(answer), told.get("homereal", home))
-        if mount is None or not home:
+        home, user = told.get("home"), seen.user or "USER"
+        mount = lies(answer, home)
+        if home is None:
             yield unread(ID, name, answer)
-        elif "homereal" not in told:
+        elif mount is None:
             fix = f"as root: mkdir -m 700 {home} && chown {user} {home}"
             yield fail(ID, name, f"{home} does not exist", expected="a home folder", fix=fix)
-        elif "homewritable" not in told:
+        elif "writes" not in told:
             yield fail(ID, name, f"{home} takes no files", expected="it does", fix=f"as root: chown {user} {home}")
         elif mount.type in NETWORK:
             fix = "for jobs that you start by hand: export TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR to a local disk"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import unread
+from provision.checks._host import df, unread
 from provision.checks._mounts import nearest
 from provision.model import Finding, Node
 
@@ -22,20 +22,20 @@ WHY = "'No space left on device' although df shows plenty: a deploy or a cache o
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
     """The free inodes at the releases' folder."""
-    return nearest(seen.inventory.root) + 'echo "at $at"\ndf -Pi "$at" | sed -n \'2s/^/df /p\'\n'
+    return nearest(seen.inventory.root) + 'echo "at $at"\ndf -Pi "$at"\n'
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL where an environment does not fit, WARN where few are left."""
     for name, answer in answers.items():
-        fields = next((line.split() for line in answer.lines if line.startswith("df ")), [])
-        if len(fields) < 6 or not all(each.isdigit() or each == "-" for each in fields[2:5]):
+        room = df(answer)
+        if room is None:
             yield unread(ID, name, answer)
             continue
-        if fields[2] in {"0", "-"}:
+        total, free = room
+        if total == 0:
             yield ok(ID, name, "no fixed number of files")
             continue
-        total, free = int(fields[2]), int(fields[4])
         share = 100 * free / total
         said = f"{free} of {total} inodes free ({share:.0f} %)"
         fix = f"see who has them: du --inodes -xd1 {seen.inventory.root} | sort -n; clusterctl prune"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
 from provision.checks._host import pairs, unread
-from provision.checks._mounts import NETWORK, mount_of, mounts, places
+from provision.checks._mounts import NETWORK, folders, lies
 from provision.model import Finding, Node
 
 ID = "fs.localenv"
@@ -24,14 +24,14 @@ _MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
-    """The mount table, and what the releases' folder is in truth."""
-    return places(seen.inventory.root)
+    """The mounts, and where the folders lie."""
+    return folders(seen)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """WARN for a network file system, and for one in memory."""
     for name, answer in answers.items():
-        mount = mount_of(mounts(answer), pairs(answer).get("real", ""))
+        mount = lies(answer, pairs(answer).get("at"))
         if mount is None:
             yield unread(ID, name, answer)
         elif mount.type in NETWORK:

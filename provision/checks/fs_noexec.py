@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
 from provision.checks._host import pairs, unread
-from provision.checks._mounts import mount_of, mounts, places
+from provision.checks._mounts import folders, lies
 from provision.model import Finding, Node
 
 ID = "fs.noexec"
@@ -20,14 +20,14 @@ WHY = "The environment's Python cannot start: 'Permission denied' for a file tha
 
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
-    """The mount table, and what the releases' folder is in truth."""
-    return places(seen.inventory.root)
+    """The mounts, and where the folders lie."""
+    return folders(seen)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """FAIL for a mount with noexec."""
     for name, answer in answers.items():
-        mount = mount_of(mounts(answer), pairs(answer).get("real", ""))
+        mount = lies(answer, pairs(answer).get("at"))
         if mount is None:
             yield unread(ID, name, answer)
         elif "noexec" in mount.options:

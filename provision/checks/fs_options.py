@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
 from provision.checks._host import many, number, unread
-from provision.checks._mounts import Mount, mount_of, mounts, places
+from provision.checks._mounts import Mount, folders, mount_of, mounts
 from provision.model import Finding, Node
 
 ID = "fs.options"
@@ -22,8 +22,8 @@ WHY = "A soft mount loses written data when the server is slow; one connection l
 
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
-    """The mount table."""
-    return places(seen.inventory.root)
+    """The mounts, and where the folders lie."""
+    return folders(seen)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """fs.readonly: no disk was switched to read-only, and none has recorded errors.
 
-ext4 mounted with ``errors=remount-ro`` shows ``ro`` (new kernels: ``emergency_ro``) in the mount table after an error (ext4(5)), and counts errors in
-``/sys/fs/ext4/DEVICE/errors_count`` until a file system check clears them. What /etc/fstab mounts ``ro`` is meant so.
+ext4 mounted with ``errors=remount-ro`` shows ``ro`` in the mount table after an error (ext4(5)), with a new kernel
+``emergency_ro`` (seen with 6.18), and counts errors in ``/sys/fs/ext4/DEVICE/errors_count`` until a file system check
+clears them. What /etc/fstab mounts ``ro`` is meant so.
 """
 
 from __future__ import annotations
@@ -9,48 +10,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import SHOW, many, unread
-from provision.checks._mounts import mount_of, mounts
+from provision.checks._host import many, unread
+from provision.checks._mounts import folders, mount_of, mounts, plain
 from provision.model import Finding, Node
-from provision.render import words
 
 ID = "fs.readonly"
 LEVEL = 0
 TITLE = "no disk was switched to read-only, and none has recorded errors"
 WHY = "Checkpoints and logs cannot be written any more, and what the disk holds may be damaged."
 
-_LOCKED = frozenset({"ro", "emergency_ro", "shutdown"})  # of ext4 since Linux 6.15; of ext4 and xfs
+_LOCKED = frozenset({"ro", "emergency_ro", "shutdown"})
 _DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
-    """The mount table, what fstab mounts read-only, where a run writes, and the counters of errors."""
-    return f"""\
-{SHOW}\
-cat /proc/self/mounts
-while read -r source target type options rest; do
-    case $source,,$options, in
-        '#'*) ;;
-        *,ro,*) echo "meant $target" ;;
-    esac
-done </etc/fstab
-for path in / /tmp /var "$HOME" {words([str(seen.inventory.root)])}; do
-    [ ! -d "$path" ] || echo "used $(readlink -f "$path")"
-done
-for file in /sys/fs/ext4/*/errors_count; do
-    device=${{file%/errors_count}}
-    show "errors ${{device##*/}}" "$file"
-done
-"""
+    """The mounts, and where the folders lie."""
+    return folders(seen)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """FAIL for a disk that is read-only, WARN for errors."""
     for name, answer in answers.items():
         table = mounts(answer)
-        used = [line.removeprefix("used ") for line in answer.lines if line.startswith("used ")]
+        used = [line.split(" ", 2)[2] for line in answer.lines if line.startswith("lies ")]
         below = [mount for path in used if (mount := mount_of(table, path))]
-        meant = {line.removeprefix("meant ") for line in answer.lines if line.startswith("meant ")}
+        boot = (line.split() for line in answer.lines if line.startswith("fstab "))
+        meant = {plain(each[2]) for each in boot if len(each) > 4 and "ro" in each[4].split(",")}
         if not below:
             yield unread(ID, name, answer)
             continue

@@ -1,7 +1,7 @@
 """gpu.driver: nvidia-smi answers, and every node has the same driver.
 
-nvidia-smi's exit codes (its manual page, "RETURN VALUE"): 9 the kernel module is not loaded, 12 the NVML library is
-missing, 15 a GPU has fallen off the bus, 18 library and kernel module differ (seen: "Driver/library version mismatch").
+nvidia-smi's exit codes (its manual page, "RETURN VALUE", and nvml.h): 9 the kernel module is not loaded, 12 the NVML
+library is missing, 15 a GPU has fallen off the bus, 17 the system forbids it, 18 library and kernel module differ.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _KEEP = "keep one version: apt-mark hold 'nvidia-*' 'libnvidia-*', and no unatte
 _CODES = {
     9: "load the module: modprobe nvidia; after a kernel update rebuild it: dkms autoinstall",
     12: "install the driver's libraries of the module's version (libnvidia-compute-*)",
+    17: "the user may not use the GPUs: see the check gpu.nodes, or the container's devices",
     15: "a GPU has fallen off the bus: power cycle the node, then reseat the GPU",
     18: f"reboot the node, or reload the module, so that module and libraries agree; {_KEEP}",
 }

@@ -29,6 +29,8 @@ echo looked
 """
 WHY = "What is left behind is memory that nobody uses, and it fills /dev/shm until the next job dies of 'Bus error'."
 
+_SHM = "/dev/shm/"  # noqa: S108 - it is looked at, nothing is put there
+
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
     """WARN with how many there are and what they hold."""
@@ -36,7 +38,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if "looked" not in answer.lines:
             yield unread(ID, name, answer)
             continue
-        mapped = {line for line in answer.lines if line.startswith("/dev/shm/")}
+        mapped = {line for line in answer.lines if line.startswith(_SHM)}
         sizes = (line.split(None, 1) for line in answer.lines if line[0].isdigit())
         left = {path: int(size) * 1024 for size, path in sizes if path not in mapped}
         if not left:

@@ -41,16 +41,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         if "end" in answer.lines:
             parts = [line.split() for line in answer.lines if line.startswith("name ")]
             known[name] = {part[1]: part[2] for part in parts if len(part) == 3}
-    needed = {text for node in seen.nodes for text in (node.address, node.data_address)}
-    wrong: dict[str, list[tuple[bool, str]]] = {}
-    for host in dict.fromkeys(host for table in known.values() for host in table):
-        # What a node means by its own name is net.hostname's business.
-        values = {name: table.get(host, "-") for name, table in known.items() if name != host}
-        usual = majority(values)
-        for name, value in values.items():
-            if value != usual:
-                two = len({each for each in values.values() if each != "-"}) > 1
-                wrong.setdefault(name, []).append((two or host in needed, _said(host, value, usual, values)))
+    wrong = _wrong(seen, known)
     for name, answer in answers.items():
         if name not in known:
             missing = "no getent" in answer.lines
@@ -67,9 +58,30 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
 
 def _said(host: str, value: str, usual: str | None, values: Mapping[str, str]) -> str:
     mine = f"{host} is {value}" if value != "-" else f"{host} has no address"
-    if usual is not None:
+    if usual is not None and value != usual:
         return f"{mine}, elsewhere {usual if usual != '-' else 'it has none'}"
+    if usual is not None:
+        return mine
     found = ", ".join(
         f"{address if address != '-' else 'none'} on {fold(on)}" for address, on in groups(values).items()
     )
     return f"{host}: {found}"
+
+
+def _wrong(seen: Plan, known: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[bool, str]]]:
+    """By node: what it means that others do not, and whether that is grave."""
+    needed = {text for node in seen.nodes for text in (node.address, node.data_address)}
+    wrong: dict[str, list[tuple[bool, str]]] = {}
+    for host in dict.fromkeys(host for table in known.values() for host in table):
+        values = {name: table.get(host, "-") for name, table in known.items()}
+        if values.get(host, "").startswith("127."):
+            del values[host]
+        others = {name: value for name, value in values.items() if name != host}  # its own: net.hostname's business
+        if host not in needed and set(others.values()) <= {"-"}:
+            continue
+        usual = majority(values)
+        for name, value in others.items():
+            if value != usual or (host in needed and value == "-"):
+                grave = host in needed or len(set(values.values()) - {"-"}) > 1
+                wrong.setdefault(name, []).append((grave, _said(host, value, usual, values)))
+    return wrong

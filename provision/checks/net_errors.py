@@ -28,7 +28,11 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     yield from lost
     for name, (net, link) in found.items():
         rows = table(answers[name], "count").items()
-        counts = {each: [int(word) for word in row] for each, row in rows if len(row) == 6}
+        counts = {
+            each: [int(word) for word in row]
+            for each, row in rows
+            if len(row) == 6 and all(word.isdigit() for word in row)
+        }
         watched = dict.fromkeys(each.name for each in (link, *net.devices(link)))
         if not counts.keys() & watched.keys():
             yield unknown(ID, name, f"{link.name} has no counters")

@@ -11,7 +11,7 @@ from provision.model import Finding
 ID = "net.loopback"
 LEVEL = 0
 TITLE = "lo is up and localhost is a loopback address"
-WHY = "torchrun on a single node, DeepSpeed and data loaders talk to themselves through localhost: they hang or refuse."
+WHY = "DeepSpeed, torchrun on a single node and data loaders talk to themselves over localhost: they hang or refuse."
 PROBE = """\
 IFS= read -r cc_flags </sys/class/net/lo/flags && echo "flags $cc_flags"
 command -v getent >/dev/null 2>&1 || { echo "no getent"; exit 0; }

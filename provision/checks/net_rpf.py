@@ -45,7 +45,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 def _twins(net: Network) -> tuple[str, ...]:
     """Interfaces with an IPv4 address in the same network, the first such group."""
     shared: dict[object, set[str]] = {}
-    for name, interface in net.addresses:
-        if name and interface.version == 4 and not interface.ip.is_loopback and interface.network.prefixlen < 32:
-            shared.setdefault(interface.network, set()).add(name)
+    for name, network in net.connected:
+        if name and not network.is_loopback and network.prefixlen < 32:
+            shared.setdefault(network, set()).add(name)
     return next((tuple(sorted(names)) for names in shared.values() if len(names) > 1), ())

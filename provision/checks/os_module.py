@@ -1,7 +1,7 @@
 """os.module: the running kernel has a module of the GPU driver on disk.
 
-``modinfo`` (modinfo(8)) finds it for the running kernel wherever the distribution or DKMS put it. What is loaded may lie
-nowhere any more; it will not come back after the next boot.
+modinfo(8) finds it for the running kernel wherever the distribution or DKMS put it. What is loaded may lie nowhere any
+more; it will not come back after the next boot.
 """
 
 from __future__ import annotations

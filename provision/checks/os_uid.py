@@ -23,4 +23,6 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL where nodes share a folder, else WARN."""
     verdict = "FAIL" if shares(seen) else "WARN"
     fix = "usermod -u UID USER as root when nothing of the user runs, then chown the home"
-    yield from compared(ID, answers, lambda answer: number(pairs(answer).get("Uid")), fix=fix, what="uid", verdict=verdict)
+    yield from compared(
+        ID, answers, lambda answer: number(pairs(answer).get("Uid")), fix=fix, what="uid", verdict=verdict
+    )

@@ -30,7 +30,14 @@ from provision.tasks.interchange import bundle_of
 @click.option(
     "--root/--no-root", default=None, help="Ask for sudo's password, or do without root.  [default: root if for free]"
 )
-@click.option("--deadline", metavar="S", type=float, default=DEADLINE, show_default=True, help="Seconds for a node.")
+@click.option(
+    "--deadline",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=DEADLINE,
+    show_default=True,
+    help="What each node has in all.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Also list what is as it should be.")
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @reporting

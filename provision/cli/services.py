@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying, to_work_on
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import select
 from provision.output import Reporter
 from provision.tasks import services as tasks
+from provision.tasks.failed import remembered
 
 _names = click.argument("names", nargs=-1, metavar="[SERVICE]...")
 _deadline = click.option(
@@ -40,6 +41,7 @@ def services_group() -> None:
 
 @services_group.command("apply")
 @on_nodes
+@retrying
 @_dry_run("changed")
 @click.option(
     "--scripts", "-O", type=click.Path(path_type=Path, file_okay=False), help="With --dry-run: write the scripts here."
@@ -56,6 +58,7 @@ def services_apply(
     deadline: float,
     scripts: Path | None,
     *,
+    retry_failed: bool,
     dry_run: bool,
 ) -> None:
     """Bring the nodes to what the inventory asks for. Running it again changes nothing."""
@@ -64,16 +67,21 @@ def services_apply(
             "--scripts goes with --dry-run", hint=f"clusterctl services apply --dry-run --scripts {scripts}"
         )
     inventory = load_inventory(inventory_path, reporter)
-    result = tasks.apply(
-        inventory,
-        select(inventory, limit=limit, exclude=exclude),
-        names,
-        prompts=prompts_of(reporter),
-        dry_run=dry_run,
-        scripts_to=scripts,
-        deadline=deadline,
-        emit=reporter,
-    )
+    command = "services apply"
+    nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
+    if not nodes:
+        return
+    with remembered(inventory, command, nodes, dry_run=dry_run):
+        result = tasks.apply(
+            inventory,
+            nodes,
+            names,
+            prompts=prompts_of(reporter),
+            dry_run=dry_run,
+            scripts_to=scripts,
+            deadline=deadline,
+            emit=reporter,
+        )
     reporter.result(*summaries.serviced(result, "apply"))
 
 
@@ -128,6 +136,7 @@ def services_verify(
 
 @services_group.command("undo")
 @on_nodes
+@retrying
 @_dry_run("undone")
 @_deadline
 @_names
@@ -140,14 +149,19 @@ def services_undo(
     names: tuple[str, ...],
     deadline: float,
     *,
+    retry_failed: bool,
     dry_run: bool,
 ) -> None:
     """Bring back what was there before, byte for byte. SERVICE is by default every service there is."""
     inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    result = tasks.undo(
-        inventory, nodes, names, prompts=prompts_of(reporter), dry_run=dry_run, deadline=deadline, emit=reporter
-    )
+    command = "services undo"
+    nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
+    if not nodes:
+        return
+    with remembered(inventory, command, nodes, dry_run=dry_run):
+        result = tasks.undo(
+            inventory, nodes, names, prompts=prompts_of(reporter), dry_run=dry_run, deadline=deadline, emit=reporter
+        )
     reporter.result(*summaries.serviced(result, "undo"))
 
 

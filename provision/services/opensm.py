@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from provision.inventory.schema import Section, Text
 from provision.model import Step
-from provision.render import render
+from provision.render import quote, render
 from provision.services.changes import must, stopped
 from provision.services.plans import Duty
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 ABOUT = "one InfiniBand subnet manager"
 UNITS = ("opensmd.service", "opensm.service")  # with OFED; of distributions
-PATIENCE = 60  # seconds for ports to become Active; opensm takes about one for a fabric of 64 nodes
+SOON = 20  # seconds that a manager that has just been started is given before it is restarted
+PATIENCE = 60  # seconds for ports to become Active; opensm configures a fabric of 64 nodes within one
 
 
 class Options(Section):
@@ -62,7 +63,7 @@ def verify(options: Options, inventory: Inventory) -> Iterator[Duty]:
                 _none("links have no errors", "cc_errors", "errors"),
             ]
         else:
-            running = f"for cc_u in {' '.join(UNITS)}; do ! systemctl is-active -q \"$cc_u\" || exit 1; done"
+            running = f'for cc_u in {" ".join(UNITS)}; do ! systemctl is-active -q "$cc_u" || exit 1; done'
             said = f'cc_say "a subnet manager runs here too; that of {chosen.name} is enough"'
             steps.append(must("no other subnet manager", running, said))
         yield Duty(node.name, "serve" if node is chosen else "follow", tuple(steps))
@@ -100,26 +101,31 @@ def _umad() -> Step:
 
 
 def _running() -> Step:
-    ended = '$cc_unit ended at once; with PORTS=NONE in /etc/default/opensm it starts nothing'
-    return Step(
-        "running",
-        unless=f'{_find()}cc_on "$cc_unit"',
-        do=f'{_find()}cc_start "$cc_unit"\ncc_on "$cc_unit" || {{ cc_say "{ended}"; cc_why "$cc_unit"; }}',
-    )
+    ended = "$cc_unit ended at once; with PORTS=NONE in /etc/default/opensm it starts nothing"
+    do = f"""\
+{_find()}cc_start "$cc_unit"
+if ! cc_on "$cc_unit"; then
+  cc_say "{ended}"
+  cc_why "$cc_unit"
+fi
+cc_wait {SOON} || :"""
+    return Step("running", unless=f'{_find()}cc_on "$cc_unit"', do=do)
 
 
 def _answers() -> Step:
     """Ports that wait, or a manager that does not answer: it is restarted, and waited for."""
     hint = "see /var/log/opensm*.log; a port of another fabric needs a subnet manager of its own"
-    wait = render("services/opensm/wait.sh.j2", seconds=PATIENCE, hint=hint, last='cc_why "$cc_unit"')
-    return Step(
-        "answers",
-        unless=f'{_find()}[ -z "$(cc_waiting; cc_silent)" ]',
-        do=f'{_find()}cc_restart "$cc_unit"\n{wait}',
-    )
+    return Step("answers", unless=_fine(), do=f'{_find()}cc_restart "$cc_unit"\n{_wait(hint)}')
 
 
 def _active() -> Step:
     hint = "the subnet manager does not see this node: is it cabled to the same fabric?"
-    wait = render("services/opensm/wait.sh.j2", seconds=PATIENCE, hint=hint, last=":")
-    return Step("ports are Active", unless=f'{_find()}[ -z "$(cc_waiting; cc_silent)" ]', do=f"{_find()}{wait}")
+    return Step("ports are Active", unless=_fine(), do=f"{_find()}{_wait(hint)}")
+
+
+def _fine() -> str:
+    return f'{_find()}[ -z "$(cc_waiting; cc_silent)" ]'
+
+
+def _wait(hint: str) -> str:
+    return f'cc_wait {PATIENCE} || {{ cc_say "$cc_left"; cc_say {quote(hint)}; false; }}'

@@ -33,7 +33,9 @@ class Options(Section):
 
     bundle: Text | dict[Text, Text] | None = None  # a file, or by release; None: every *.osb beside the inventory
     packages: tuple[Text, ...] = ()  # none: all that the bundle was asked for
-    replace: tuple[Text, ...] = ()  # what may be removed because a package takes its place
+    # What may be removed because a package takes its place. Of programs that set the clock dpkg allows one, and this is
+    # the one that Debian and Ubuntu install; undo brings it back.
+    replace: tuple[Text, ...] = ("systemd-timesyncd",)
 
 
 def problems(options: Options, _inventory: Inventory) -> Iterator[tuple[str, str]]:

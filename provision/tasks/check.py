@@ -16,10 +16,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol, cast
 
 from provision import checks
-from provision.checks import TIMEOUT, Answer, Plan
+from provision.checks import Answer, Plan
 from provision.checks._choosing import choose, limits
 from provision.checks._probing import FROM_INPUT, compile_probes, parse, probe_of
-from provision.errors import ClusterctlError, UsageError
+from provision.errors import ClusterctlError
 from provision.inventory import fold
 from provision.model import Emit, Finding, Inventory, Node, Notice, Progress, StageFinished, StageStarted
 from provision.ssh.remote import Connections, RootRefused, fan_out
@@ -99,9 +99,6 @@ def check(
     """
     began = time.monotonic()
     chosen = choose(inventory.checks, level=level, only=only, bundle=manifest is not None)
-    needed = max(getattr(checks.load(each), "TIMEOUT", TIMEOUT) for each in chosen)
-    if not math.isfinite(deadline) or deadline <= 0:
-        raise UsageError(f"--deadline {deadline:g}: seconds, above 0", hint=f"the longest probe may take {needed:g}")
     plan = Plan(inventory, tuple(nodes), manifest, user=inventory.ssh.user or "")
     probed = tuple(each for each in chosen if not hasattr(checks.load(each), "MEASURE"))
     asked = prompts if root else _NoSudo.of(prompts)

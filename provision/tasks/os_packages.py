@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.ospackages import node as on_node
 from provision.ospackages.node import Choice, Facts
+from provision.output_text import fold_equal
 from provision.services import os_packages as service
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason
@@ -92,18 +93,22 @@ def _ask(work: _Work, nodes: Sequence[Node], chosen: Sequence[Choice], replace: 
     for name, facts in found.items():
         if why := on_node.judge(facts, chosen, replace):
             work.failed[name] = why
-        elif facts.lacks and facts.holder:
-            pid, _, holder = facts.holder.partition(" ")
-            work.emit(
-                Notice(
-                    f"{name}: {holder} (process {pid}) is using dpkg; installing waits up to "
-                    f"{on_node.LOCK_SECONDS} s for it",
-                    "warning",
-                )
-            )
+    _warn(work, {name: facts for name, facts in found.items() if name not in work.failed})
     states = {name: "cannot" if name in work.failed else _state(facts) for name, facts in found.items()}
     work.emit(StageFinished(STAGE, time.monotonic() - began, states))
     return found
+
+
+def _warn(work: _Work, found: Mapping[str, Facts]) -> None:
+    """What a person should know before it happens."""
+    gone = {name: ", ".join((facts.changes or {}).get("remove", ())) for name, facts in found.items()}
+    for text, names in fold_equal({name: text for name, text in gone.items() if text}).items():
+        work.emit(Notice(f"{names}: {text} gives way; `clusterctl services undo` brings it back", "warning"))
+    for name, facts in found.items():
+        if facts.lacks and facts.holder:
+            pid, _, program = facts.holder.partition(" ")
+            wait = f"installing waits up to {on_node.LOCK_SECONDS} s for it"
+            work.emit(Notice(f"{name}: {program} (process {pid}) is using dpkg; {wait}", "warning"))
 
 
 def _state(facts: Facts) -> str:

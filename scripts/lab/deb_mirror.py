@@ -15,12 +15,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Deb:
-    """A package. ``fields`` are further ones of its control file, ``scripts`` its maintainer scripts."""
+    """A package. ``fields`` are further ones of its control file, ``scripts`` what lies beside that, ``files`` its own."""
 
     name: str
     version: str = "1"
     fields: Mapping[str, str] = field(default_factory=dict)
     scripts: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     suite: str = ""  # such as "-security"; "": the release itself
     component: str = "main"
 
@@ -83,6 +84,9 @@ def build(deb: Deb, folder: Path) -> Path:
         doc = tree / "usr/share/doc" / deb.name
         doc.mkdir(parents=True)
         (doc / "README").write_text(deb.version)
+        for name, text in deb.files.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text)
         for name, text in deb.scripts.items():
             script = tree / "DEBIAN" / name
             script.write_text(text)

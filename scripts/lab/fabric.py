@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROGRAMS = ("ibsim", "opensm", "ibstat", "sminfo", "perfquery", "iblinkinfo", "saquery", "smpquery")
@@ -77,7 +78,11 @@ class Fabric:
         plain = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "LC_ALL": "C", "HOME": str(self.folder)}
         if not host:
             return plain
-        return plain | {"IBSIM_SOCKNAME": self.name, "SIM_HOST": host, "LD_PRELOAD": str(self._library)}
+        units = self.folder / host / "units"
+        if units.is_dir():
+            plain |= {"PATH": f"{units}:{plain['PATH']}", "FABRIC_UNITS": str(units)}
+        places = {"OSM_CACHE_DIR": str(self.folder / host), "OSM_TMP_DIR": str(self.folder / host)}
+        return plain | places | {"IBSIM_SOCKNAME": self.name, "SIM_HOST": host, "LD_PRELOAD": str(self._library)}
 
     def home(self, host: str) -> Path:
         """The folder in which the host's programs run and its opensm keeps its files."""
@@ -116,21 +121,37 @@ class Fabric:
         return done
 
     def sh(self, host: str, script: str) -> subprocess.CompletedProcess[str]:
-        """Run sh on a simulated host: dash, the one sh whose ``*`` the simulator's library serves."""
-        return self.run(host, "dash", "-c", script)
+        """Run sh on a simulated host: dash, the one sh whose ``*`` the simulator's library serves.
+
+        It joins the simulator before it starts anything, so that its subshells are no clients of their own.
+        """
+        return self.run(host, "dash", "-c", f": /sys/class/infiniband/*\n{script}")
+
+    def systemd(self, host: str, *units: str) -> Path:
+        """Give a host a stand-in for systemctl that knows ``units`` and really starts and stops opensm.
+
+        Returns:
+            Its folder, with ``opensm.log``, and ``UNIT.enabled`` and ``UNIT.pid`` for each unit.
+        """
+        folder = self.home(host) / "units"
+        folder.mkdir()
+        (folder / "systemctl").symlink_to(Path(__file__).parent / "standin_systemctl.sh")
+        (folder / "opensm.conf").write_text(_OPENSM)
+        for unit in units:
+            (folder / unit).touch()
+        return folder
 
     def opensm(self, host: str, *options: str) -> subprocess.Popen[bytes]:
         """Start a subnet manager; returns when it is master of a subnet or in reserve."""
         home = self.home(host)
         log = home / "opensm.log"
         log.unlink(missing_ok=True)
-        places = {"OSM_CACHE_DIR": str(home), "OSM_TMP_DIR": str(home)}
         (home / "opensm.conf").write_text(_OPENSM)
         with (home / "opensm.out").open("wb") as out:
             process = subprocess.Popen(
                 ["opensm", "-F", str(home / "opensm.conf"), *options, "-f", str(log)],
                 cwd=home,
-                env=self.environment(host) | places,
+                env=self.environment(host),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -154,6 +175,9 @@ class Fabric:
         """End everything that was started."""
         for host in list(self._managers):
             self.kill(host)
+        for path in self.folder.glob("*/units/*.pid"):
+            with suppress(ProcessLookupError, ValueError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
         self._process.kill()
         self._process.communicate()
 

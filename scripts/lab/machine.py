@@ -8,7 +8,6 @@ end of the cable, and nothing else: they have no route.
 
 import contextlib
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -77,30 +76,42 @@ class Machine:
         self.run("systemctl reboot", check=False)  # the connection may break before the answer
         self.wait_up()
 
-    def wait_up(self, seconds: float = BOOT_SECONDS) -> None:
-        """Waits for the line that the machine writes when a boot is complete.
+    def wait_reached(self, seconds: float = BOOT_SECONDS) -> None:
+        """Waits until people can log in after a boot, also where something is still being started.
 
         Raises:
-            LabError: it ended, it took too long, or units failed; with the last lines of its console.
+            LabError: the machine ended or it took too long; with the last lines of its console.
         """
+        self.boot = self._line("reached", seconds)
+
+    def wait_up(self, seconds: float = BOOT_SECONDS) -> None:
+        """Waits until a boot is complete.
+
+        Raises:
+            LabError: the machine ended, it took too long, or units failed; with the last lines of its console.
+        """
+        self.boot, state, *failed = self._line("up", seconds).split()
+        if state != "running":
+            raise self._trouble(f"is {state}; failed: {' '.join(failed)}")
+
+    def _line(self, word: str, seconds: float) -> str:
+        """What follows ``word`` on the next line that the machine writes which begins with it."""
         assert self.process.stdout is not None
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._said:
-                if not selector.select(max(0.0, until - time.monotonic())):
-                    raise self._trouble(f"is not up after {seconds:.0f} s")
-                data = os.read(self.process.stdout.fileno(), 4096)
-                if not data:
-                    raise self._trouble("ended")
-                self._said += data
-        line, _, self._said = self._said.partition(b"\n")
-        found = re.search(r"up (\S+) (\S+) *(.*)", line.decode(errors="replace"))
-        if found is None:
-            raise self._trouble(f"said {line!r}")
-        if found[2] != "running":
-            raise self._trouble(f"is {found[2]}; failed: {found[3].strip()}")
-        self.boot = found[1]
+            while True:
+                while b"\n" not in self._said:
+                    if not selector.select(max(0.0, until - time.monotonic())):
+                        raise self._trouble(f"is not up after {seconds:.0f} s")
+                    data = os.read(self.process.stdout.fileno(), 4096)
+                    if not data:
+                        raise self._trouble("ended")
+                    self._said += data
+                line, _, self._said = self._said.partition(b"\n")
+                first, _, rest = line.decode(errors="replace").strip().partition(" ")
+                if first == word:
+                    return rest
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -263,6 +274,7 @@ def _run(argv: Sequence[str], stdin: str = "") -> None:
 
 
 if __name__ == "__main__":  # two machines to try things by hand
-    with machines(2) as lab:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell is started without
+    with contextlib.suppress(KeyboardInterrupt), machines(2) as lab:
         print(f"{lab.inventory()}\n{' '.join(lab.machines[0].ssh)} root@{lab.machines[0].address}")
         signal.pause()

@@ -73,9 +73,11 @@ ExecStart=/usr/local/sbin/lab-identity
 [Install]
 WantedBy=multi-user.target
 """
-# The second serial line belongs to whoever started the machine: one line a boot.
+# The second serial line belongs to whoever started the machine: a line when people can log in, and one when everything
+# that the boot has started is there or has failed.
 _READY = """\
 #!/bin/sh
+echo "reached $(cat /proc/sys/kernel/random/boot_id)" >/dev/ttyS1
 state=$(systemctl is-system-running --wait)
 failed=$(systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1 | tr '\\n' ' ')
 echo "up $(cat /proc/sys/kernel/random/boot_id) $state $failed" >/dev/ttyS1

@@ -1,0 +1,105 @@
+"""Nodes to the text of an inventory: what is consecutive becomes a range. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from provision.inventory.document import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from provision.model import Node
+
+HEADER = "clusterctl's inventory; inventory.example.yaml shows every key."
+_LINE = 118  # columns of a comment
+
+
+def text(nodes: Sequence[Node], *, prefix: str, ssh: Mapping[str, Any], notes: Iterable[str] = ()) -> str:
+    """The inventory file.
+
+    Args:
+        nodes: in the order that they shall have: the first of a run is rank 0.
+        prefix: see ``model.Inventory``.
+        ssh: the section of that name; left out when empty.
+        notes: sentences that become comments at the top.
+    """
+    data: dict[str, Any] = {"prefix": prefix}
+    if ssh:
+        data["ssh"] = dict(ssh)
+    data["nodes"] = dict(_entry(group) for group in groups(nodes))
+    comments = [HEADER, *(shown(note, limit=_LINE) for note in notes)]
+    body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
+    return "".join(f"# {comment}\n" for comment in comments) + body
+
+
+def groups(nodes: Sequence[Node]) -> list[list[Node]]:
+    """The nodes in runs that one entry can hold: names and addresses count up together, and all else is equal."""
+    found: list[list[Node]] = []
+    steps: list[tuple[_Step | None, ...]] = []
+    for node in nodes:
+        if found:
+            step = _step(found[-1][-1], node)
+            if step is not None and (len(found[-1]) == 1 or steps[-1] == step):
+                steps[-1] = step
+                found[-1].append(node)
+                continue
+        found.append([node])
+        steps.append(())
+    return found
+
+
+_Step = tuple[int, tuple[str, ...]]  # which of a text's parts counts up, and the others
+
+
+def _step(one: Node, two: Node) -> tuple[_Step | None, ...] | None:
+    """How the texts of two nodes differ; None when no range holds both."""
+    if (one.user, one.port, one.gpus) != (two.user, two.port, two.gpus):
+        return None
+    steps: list[_Step | None] = []
+    for first, second in ((one.name, two.name), (one.address, two.address), (one.data_address, two.data_address)):
+        if first is None and second is None:
+            steps.append(None)
+            continue
+        step = _counted(first, second) if first is not None and second is not None else None
+        if step is None:
+            return None
+        steps.append(step)
+    return tuple(steps)
+
+
+def _counted(one: str, two: str) -> _Step | None:
+    """Where ``two`` is ``one`` with one number in it raised by one; None when that is not all."""
+    first, second = re.split(r"([0-9]+)", one), re.split(r"([0-9]+)", two)
+    if len(first) != len(second):
+        return None
+    differ = [index for index, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+    if len(differ) != 1 or not differ[0] % 2:
+        return None
+    place = differ[0]
+    low, high = first[place], second[place]
+    padded = len(low) == len(high) if low.startswith("0") and low != "0" else not high.startswith("0")
+    if int(high) != int(low) + 1 or not padded or len(high) > 9:
+        return None
+    return place, (*first[:place], "", *first[place + 1 :])
+
+
+def _entry(group: Sequence[Node]) -> tuple[str, Any]:
+    first, last = group[0], group[-1]
+    address = _range(first.address, last.address)
+    more: dict[str, Any] = {}
+    if first.data_address and last.data_address:
+        more["data_address"] = _range(first.data_address, last.data_address)
+    more |= {key: value for key in ("user", "port", "gpus") if (value := getattr(first, key)) is not None}
+    return _range(first.name, last.name), {"address": address, **more} if more else address
+
+
+def _range(first: str, last: str) -> str:
+    """``gpu01``, ``gpu04`` -> ``gpu[01-04]``."""
+    if first == last:
+        return first
+    parts, ends = re.split(r"([0-9]+)", first), re.split(r"([0-9]+)", last)
+    return "".join(a if a == b else f"[{a}-{b}]" for a, b in zip(parts, ends, strict=True))

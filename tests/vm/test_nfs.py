@@ -1,0 +1,92 @@
+"""Kernel NFS between two machines, set up by the command: exported, mounted, used, rebooted, hung, refused, undone."""
+
+import json
+import re
+
+import pytest
+
+# All that lies in /etc: content, mode, owner, kind and where links lead.
+ETC = 'cd / && { find etc -type f -exec sha256sum {} +; find etc -printf "%p %m %u %g %y %l\\n"; } | sort'
+SHARE = "/data"
+SERVICES = f"nfs: {{exports: [{SHARE}], threads: 16, connections: 4}}"
+# Asks no server: the table says what is mounted, also when nobody answers.
+MOUNTED = f"awk '$2 == \"{SHARE}\" {{ print $3, $1, $4 }}' /proc/mounts"
+
+
+@pytest.fixture(scope="module")
+def before(lab):
+    """What lay in /etc on both machines before anything was applied."""
+    return [machine.out(ETC) for machine in lab.machines]
+
+
+@pytest.fixture(scope="module")
+def shared(lab, before, clusterctl):
+    """The share, exported by vm1 and mounted by vm2."""
+    lab.inventory(SERVICES)
+    return json.loads(clusterctl("services", "apply", "--json").stdout)
+
+
+def states(done, machine):
+    return {step["name"]: step["state"] for step in json.loads(done.stdout)["nodes"][machine.name]["steps"]}
+
+
+def test_a_place_with_files_is_refused_before_anything_is_mounted(lab, before, clusterctl):
+    lab.inventory(SERVICES)
+    lab.client.run(f"mkdir {SHARE} && touch {SHARE}/mine")
+    done = clusterctl("services", "apply", code=5)
+    assert re.search(r"vm2: nfs: place for /data: /data is not empty.*mine", done.stderr), done.stderr
+    assert lab.client.out(f"{MOUNTED}; grep -c clusterctl /etc/fstab || :") == "0"
+    lab.client.run(f"rm -r {SHARE}")
+    clusterctl("services", "undo", "nfs")
+
+
+def test_it_is_mounted_and_both_write_what_the_other_reads(lab, shared):
+    kind, source, options = lab.client.out(MOUNTED).split()
+    assert (kind, source) == ("nfs4", f"{lab.head.address}:{SHARE}")
+    assert {"hard", "nconnect=4", "noatime"} <= set(options.split(","))
+    assert lab.head.out("cat /proc/fs/nfsd/threads") == "16"
+    lab.client.run(f"echo from the client >{SHARE}/a", user="train")
+    lab.head.run(f"grep -qx 'from the client' {SHARE}/a && stat -c %U {SHARE}/a | grep -qx train", user="train")
+    lab.head.run(f"echo from the server >{SHARE}/b", user="train")
+    lab.client.run(f"grep -qx 'from the server' {SHARE}/b", user="train")
+    # root of a client is nobody on the server
+    assert lab.client.out(f": >{SHARE}/c; stat -c %U {SHARE}/c") == "nobody"
+
+
+def test_a_second_apply_changes_nothing(lab, shared, clusterctl):
+    done = clusterctl("services", "apply", "--json")
+    assert {*states(done, lab.head).values(), *states(done, lab.client).values()} == {"ok"}
+
+
+def test_a_client_that_starts_without_its_server_boots_and_has_the_share_when_that_is_back(lab, shared):
+    with lab.head.frozen():
+        lab.client.run("systemctl reboot --force --force", check=False)  # as a power cut: nothing is unmounted
+        lab.client.wait_reached()
+        assert lab.client.out(f"systemctl is-system-running; {MOUNTED}") == "starting"
+        # Nobody's checkpoint lands on the local disk meanwhile.
+        assert lab.client.run(f": >{SHARE}/lost", user="train", check=False).returncode
+    lab.client.wait_up()
+    assert lab.client.out(f"{MOUNTED} | cut -d' ' -f1; cat {SHARE}/b") == "nfs4\nfrom the server"
+
+
+def test_a_mount_outlives_a_reboot_of_the_server(lab, shared):
+    lab.head.reboot()
+    assert lab.head.out("cat /proc/fs/nfsd/threads") == "16"
+    assert lab.client.out(f"echo again >>{SHARE}/a; cat {SHARE}/a", user="train") == "from the client\nagain"
+
+
+def test_a_hung_mount_costs_its_deadline_and_is_named(lab, shared, clusterctl):
+    with lab.head.frozen():
+        done = clusterctl("services", "verify", "--limit", lab.client.name, code=5)
+    assert "/data hangs: vm1 has not answered" in done.stdout + done.stderr
+    assert "does its work" in clusterctl("services", "verify").stdout
+
+
+def test_undo_restores_every_file(lab, before, shared, clusterctl):
+    lab.client.run(f"rm {SHARE}/[ab]; sudo rm {SHARE}/c", user="train")
+    clusterctl("services", "undo", "nfs")
+    for machine, was in zip(lab.machines, before, strict=True):
+        assert machine.out(ETC) == was
+        assert machine.out(f"ls -d {SHARE} 2>&1 || :").endswith("No such file or directory")
+    assert lab.client.out(MOUNTED) == ""
+    assert lab.head.out("cat /proc/fs/nfsd/threads; exportfs -s; systemctl is-active nfs-server") == "8\nactive"
