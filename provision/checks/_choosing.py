@@ -23,10 +23,13 @@ def choose(options: CheckOptions, *, level: int, only: Sequence[str], bundle: bo
         UsageError: ``only`` names no check, or only such as need a bundle.
     """
     named = set(only) & set(ids())
-    kinds = {each.partition(".")[0] for each in ids()} & set(only)
+    known = {each.partition(".")[0] for each in ids()}
+    kinds = known & set(only)
     unknown = [each for each in only if each not in named | kinds]
     if unknown:
-        raise UsageError(f"there is no check {unknown[0]!r}", hint=_close(unknown[0], [*ids(), *kinds]))
+        raise UsageError(
+            f"there is no check {unknown[0]!r}", hint=_close(unknown[0], ids() if "." in unknown[0] else known)
+        )
     wanted = [
         each
         for each in ids()
@@ -69,6 +72,6 @@ def _close(name: str, known: Collection[str]) -> str:
     found = difflib.get_close_matches(name, list(known), n=1)
     if found:
         return f"did you mean {found[0]}?"
-    if len(known) <= 8:
+    if len(known) <= 20:
         return f"known: {', '.join(sorted(known))}"
     return "docs/checks.md lists all of them"

@@ -33,7 +33,7 @@ def line(offset: Offset, samples: int, *, whole_seconds: bool) -> str:
 
 def offset(answer: Answer) -> Offset | None:
     """The offset in an answer; None when there is none."""
-    match = re.match(r"offset (-?[0-9.]+) ([0-9.]+) \d+", answer.out)
+    match = re.match(r"offset (-?\d{1,12}\.\d{6}) (\d{1,12}\.\d{6}) \d+", answer.out)
     return Offset(float(match[1]), float(match[2])) if match else None
 
 

@@ -166,7 +166,7 @@ def as_address(text: str) -> Address | None:
 
 
 def _named(lines: Sequence[str], word: str) -> Address | None:
-    return next((as_address(line.split()[1]) for line in lines if line.startswith(f"{word} ")), None)
+    return next((as_address(line.removeprefix(word).strip()) for line in lines if line.startswith(f"{word} ")), None)
 
 
 def _link(words: list[str]) -> Link | None:
@@ -178,7 +178,7 @@ def _link(words: list[str]) -> Link | None:
         name,
         state,
         int(mtu) if mtu.isdigit() else 0,
-        bool(int(flags, 16) & 1) if flags.startswith("0x") else False,
+        bool(int(flags, 16) & 1) if re.fullmatch("0x[0-9a-f]+", flags) else False,
         int(speed) if speed.isdigit() and 0 < int(speed) < 2**31 else None,  # -1, also as 2^32 - 1: not known
         duplex,
         "" if kind == "-" else kind,
@@ -189,20 +189,27 @@ def _link(words: list[str]) -> Link | None:
 
 def _addresses(lines: Sequence[str]) -> list[tuple[str, Interface]]:
     """Each with its interface, "" where only the address is known."""
-    found: list[tuple[str, Interface]] = []
+    found: list[tuple[str, str]] = []
     leaf = ""
     for line in lines:
         words = line.split()
         if match := re.match(r"\d+: (\S+)\s+inet6? (\S+)", line):  # ip -o addr
-            found.append((match[1].partition("@")[0], ip_interface(match[2])))
+            found.append((match[1].partition("@")[0], match[2]))
         elif match := re.fullmatch(r"\|-- ([0-9.]+)", line):  # fib_trie: an address, then what it is
             leaf = match[1]
         elif line == "/32 host LOCAL" and leaf:
-            found.append(("", ip_interface(leaf)))
+            found.append(("", leaf))
         elif words[0] == "inet6" and len(words) == 7:  # if_inet6: 32 digits, index, prefix length, scope, flags, name
             digits = ":".join(re.findall("....", words[1]))
-            found.append((words[6], ip_interface(f"{digits}/{int(words[3], 16)}")))
-    return found
+            found.append((words[6], f"{digits}/{int(words[3], 16)}" if re.fullmatch("[0-9a-f]+", words[3]) else ""))
+    return [(name, interface) for name, text in found if (interface := _interface(text))]
+
+
+def _interface(text: str) -> Interface | None:
+    try:
+        return ip_interface(text)
+    except ValueError:
+        return None
 
 
 def _routes(lines: Sequence[str]) -> _Routes:
@@ -210,9 +217,15 @@ def _routes(lines: Sequence[str]) -> _Routes:
     found = []
     for line in lines:
         words = line.split()
-        if len(words) == 11 and re.fullmatch(r"[0-9A-F]{8}", words[1]):
-            network = IPv4Network((_kernels(words[1]), str(IPv4Address(_kernels(words[7])))))
-            found.append((-network.prefixlen, int(words[6]), words[0], network))
+        if (
+            len(words) != 11
+            or not words[6].isdigit()
+            or not re.fullmatch("[0-9A-F]{8} [0-9A-F]{8}", f"{words[1]} {words[7]}")
+        ):
+            continue
+        mask = _kernels(words[7]).bit_count()
+        network = IPv4Network((_kernels(words[1]) & _kernels(words[7]), mask), strict=False)
+        found.append((-network.prefixlen, int(words[6]), words[0], network))
     return sorted(found)
 
 

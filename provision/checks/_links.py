@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 _GPU = re.compile(r"GPU (\d+): (.*?)(?: \(UUID: .*\))?$")
 _LINK = re.compile(r"Link (\d+): (.*)$")
@@ -13,15 +14,26 @@ _NAME = re.compile(r"(?:GPU|NIC|mlx|hca|roce|ib|bnxt)\S*\d\S*")
 Matrix = Mapping[tuple[str, str], str]
 
 
-def links(out: str) -> dict[str, list[tuple[int, str]]]:
-    """What ``nvidia-smi nvlink`` says of the links of each GPU: pairs of a link's number and the text behind it."""
-    found: dict[str, list[tuple[int, str]]] = {}
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU in the answer of ``nvidia-smi nvlink``: its links by number, and what is said of each."""
+
+    index: str
+    model: str
+    links: tuple[tuple[int, str], ...]
+
+
+def links(out: str) -> tuple[Gpu, ...]:
+    """What ``nvidia-smi nvlink`` says of the links of each GPU; a link may have several lines."""
+    heads: list[tuple[str, str]] = []
+    found: list[list[tuple[int, str]]] = []
     for line in out.splitlines():
-        if gpu := _GPU.match(line):
-            found[gpu[1]] = []
+        if head := _GPU.match(line):
+            heads.append((head[1], head[2]))
+            found.append([])
         elif found and (link := _LINK.match(line.strip())):
-            list(found.values())[-1].append((int(link[1]), link[2].strip()))
-    return found
+            found[-1].append((int(link[1]), link[2].strip()))
+    return tuple(Gpu(*head, tuple(lines)) for head, lines in zip(heads, found, strict=True))
 
 
 def matrix(out: str) -> Matrix:

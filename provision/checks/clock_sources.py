@@ -32,8 +32,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     )
     for name, found in read.items():
         if found is None:
-            said = answers[name].out.strip() or answers[name].err
-            yield unknown(ID, name, f"chronyc: {said[:120] or 'no answer'}", fix="systemctl enable --now chrony")
+            said = next(iter(answers[name].lines), answers[name].err) or "no answer"
+            yield unknown(ID, name, f"chronyc: {said[:120]}", fix="systemctl enable --now chrony")
             continue
         reference, sources = found
         followed = [address for state, address in sources if state == "*"]

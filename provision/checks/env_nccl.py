@@ -14,7 +14,7 @@ from provision.checks import Answer, Plan, ok, unknown, warn
 from provision.checks._host import unread
 from provision.checks._infiniband import ports, sections
 from provision.checks.rdma_gdr import PROBE as RDMA
-from provision.checks.rdma_gdr import dma_buf, driver, peer_modules
+from provision.checks.rdma_gdr import dma_buf, driver
 from provision.model import Finding
 
 ID = "env.nccl"
@@ -45,7 +45,7 @@ def _judge(node: str, answer: Answer, nccl: str, *, has_cuda: bool) -> Finding:
         return unknown(ID, node, "the bundle does not tell its NCCL", fix="NCCL_DEBUG=VERSION says it when training")
     if dma_buf(answer.out):
         return ok(ID, node, f"NCCL {nccl}, dma-buf")
-    if "nvidia_peermem" not in peer_modules(answer.out):
+    if not any("nvidia_peermem" in words for words, _ in sections(answer.out, "module")):
         return ok(ID, node, f"NCCL {nccl}, no nvidia_peermem (see the check rdma.gdr)")
     older = any(words[:1] and words[0].startswith("nv_mem") for words, _ in sections(answer.out, "peer"))
     if older or tuple(int(part) for part in re.findall(r"\d+", nccl)[:3]) >= _SEES_PEERMEM:

@@ -1,7 +1,8 @@
 """gpu.arch: the bundle's torch was compiled for the GPUs.
 
 Code for X.Y runs on every GPU of the same major version X whose minor is Y or more; sm_90a runs on 9.0 alone, sm_100f
-within its family (CUDA C++ Programming Guide, "Binary Compatibility" and "Feature Set Compiler Targets").
+within its family (CUDA C++ Programming Guide, "Binary Compatibility" and "Feature Set Compiler Targets"). Whether torch
+has PTX as well, which the driver compiles at the first start, the manifest does not tell.
 """
 
 from __future__ import annotations

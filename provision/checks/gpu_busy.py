@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
-from provision.checks._nvidia import SMI, trouble
+from provision.checks import Answer, Plan, fail, ok
+from provision.checks._nvidia import SMI, unanswered
 from provision.model import Finding
 
 ID = "gpu.busy"
@@ -35,8 +35,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     """FAIL, and name the processes with their owners."""
     for node, answer in answers.items():
         found = re.findall(r"^process (.*?), (\d+), (.*?), (.*)$", answer.out, flags=re.MULTILINE)
-        if "asked" not in answer.lines or (answer.rc and "No devices were found" not in answer.out):
-            yield unknown(ID, node, trouble(answer), fix="the check gpu.driver tells more")
+        if "asked" not in answer.lines or answer.rc:
+            yield unanswered(ID, node, answer)
         elif found:
             owners = {pid: f"{pid} {name.rsplit('/', 1)[-1]} of {owner}" for owner, pid, _, name in found}
             told = [*list(owners.values())[:8], *(["..."] if len(owners) > 8 else [])]

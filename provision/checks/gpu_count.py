@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, unknown
+from provision.checks import Answer, Plan, fail
 from provision.checks._judging import odd
-from provision.checks._nvidia import GPUS, SMI, rows
+from provision.checks._nvidia import GPUS, SMI, rows, unanswered
 from provision.model import Finding
 
 ID = "gpu.count"
@@ -28,7 +28,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         found = rows(answer)
         asked = wanted.get(node) or 0
         if isinstance(found, str):
-            yield unknown(ID, node, found, fix=f"run nvidia-smi -L on {node}; the check gpu.driver tells more")
+            yield unanswered(ID, node, answer)
         elif len(found) < asked:
             said = f"{len(found)} GPUs, the inventory starts {asked} processes"
             yield fail(ID, node, said, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_FIX}")

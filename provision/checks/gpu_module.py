@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks._gpu import PCI, VERSION, devices, kernel_module
 from provision.checks._host import unread
-from provision.checks._nvidia import PCI, VERSION, devices, kernel_module
 from provision.model import Finding
 
 ID = "gpu.module"

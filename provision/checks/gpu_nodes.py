@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks._gpu import PCI, devices
 from provision.checks._host import unread
-from provision.checks._nvidia import PCI, devices
 from provision.model import Finding
 
 ID = "gpu.nodes"

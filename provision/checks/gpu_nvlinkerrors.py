@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks import Answer, Plan, ok, warn
 from provision.checks._links import links
-from provision.checks._nvidia import SMI, each, trouble
+from provision.checks._nvidia import SMI, each, unanswered
 from provision.model import Finding
 
 ID = "gpu.nvlinkerrors"
@@ -32,21 +32,21 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     for node, answer in answers.items():
         listed = links(answer.out)
         counts = {
-            gpu: [(link, found[1], int(found[2])) for link, said in all_ if (found := _COUNT.match(said))]
-            for gpu, all_ in listed.items()
+            gpu.index: [(link, kind[1], int(kind[2])) for link, told in gpu.links if (kind := _COUNT.match(told))]
+            for gpu in listed
         }
         bad = {
-            gpu: ", ".join(f"link {link} {count} {kind}" for link, kind, count in each_ if count >= most)
-            for gpu, each_ in counts.items()
+            index: ", ".join(f"link {link} {count} {kind}" for link, kind, count in all_ if count >= most)
+            for index, all_ in counts.items()
         }
-        bad = {gpu: said for gpu, said in bad.items() if said}
+        bad = {index: told for index, told in bad.items() if told}
         if bad:
             fix = "watch whether they grow; reset the GPU or reboot, and have board or bridge replaced if they return"
             yield warn(ID, node, each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)
         elif any(counts.values()):
-            worst = max(count for each_ in counts.values() for _, _, count in each_)
+            worst = max(count for all_ in counts.values() for *_, count in all_)
             yield ok(ID, node, f"at most {worst} errors on a link" if worst else "no errors")
-        elif listed or answer.out.startswith("No devices were found"):
-            yield ok(ID, node, "no active NVLink" if listed else "no GPU")
+        elif listed:
+            yield ok(ID, node, "no active NVLink")
         else:
-            yield unknown(ID, node, trouble(answer), fix="the check gpu.driver tells more")
+            yield unanswered(ID, node, answer)

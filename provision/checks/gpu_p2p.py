@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown
+from provision.checks import Answer, Plan, ok
 from provision.checks._judging import found_as
 from provision.checks._links import Matrix, matrix
-from provision.checks._nvidia import SMI, trouble
+from provision.checks._nvidia import SMI, unanswered
 from provision.model import Finding
 
 ID = "gpu.p2p"
@@ -48,10 +48,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             found[node] = cells
         elif not answer.rc and "GPU0" in answer.out:
             yield ok(ID, node, "one GPU")
-        elif answer.out.startswith("No devices were found"):
-            yield ok(ID, node, "no GPU")
         else:
-            yield unknown(ID, node, trouble(answer), fix="the check gpu.driver tells more")
+            yield unanswered(ID, node, answer)
     bad = {node: {pair: said for pair, said in cells.items() if said != "OK"} for node, cells in found.items()}
     for node, pairs in bad.items():
         if not pairs:

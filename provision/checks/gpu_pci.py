@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail
+from provision.checks._gpu import PCI, devices
 from provision.checks._host import unread
 from provision.checks._judging import odd
-from provision.checks._nvidia import PCI, devices
 from provision.model import Finding
 
 ID = "gpu.pci"

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks._gpu import LOG, devices
 from provision.checks._host import unread
-from provision.checks._nvidia import LOG, devices
 from provision.model import Finding
 
 ID = "gpu.pcielog"

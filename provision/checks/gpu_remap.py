@@ -1,7 +1,7 @@
 """gpu.remap: no row of the GPUs' memory waits to be replaced, and none could not be.
 
 Since A100 a bad row of memory is replaced by a spare one at the next reset. Source: NVIDIA, "GPU Memory Error
-Management", row remapping; more than eight uncorrectable ones: the catalogue of Azure's health checks.
+Management", RMA policy: a GPU is to be replaced once a row could not be; a bank of memory has spare rows for eight.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._nvidia import SMI, each, trouble
+from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks._nvidia import SMI, each, said, unanswered
 from provision.model import Finding
 
 ID = "gpu.remap"
@@ -35,16 +35,15 @@ _REPLACE = "have the GPU replaced; nvidia-bug-report.sh makes the report that th
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL for a row that waits and one that could not be replaced, WARN for many that were."""
     for node, answer in answers.items():
-        if answer.out.startswith("No devices were found"):
-            yield ok(ID, node, "no GPU")
-        elif answer.rc or not all(_LINE.fullmatch(line) or _NOT_THERE.fullmatch(line) for line in answer.lines):
-            yield unknown(ID, node, trouble(answer), fix="the check gpu.driver tells more")
+        lines = said(answer)
+        if answer.rc or not lines or not all(_LINE.fullmatch(line) or _NOT_THERE.fullmatch(line) for line in lines):
+            yield unanswered(ID, node, answer)
         else:
-            yield _judge(node, answer, seen.limits["uncorrectable_rows"])
+            yield _judge(node, lines, seen.limits["uncorrectable_rows"])
 
 
-def _judge(node: str, answer: Answer, most: float) -> Finding:
-    rows = [(index, row) for index, line in enumerate(answer.lines) if (row := _LINE.fullmatch(line))]
+def _judge(node: str, lines: tuple[str, ...], most: float) -> Finding:
+    rows = [(index, row) for index, line in enumerate(lines) if (row := _LINE.fullmatch(line))]
     failed = {str(index): "a row could not be replaced" for index, row in rows if row[2].title() in _YES}
     waiting = {str(index): "a row waits to be replaced" for index, row in rows if row[1].title() in _YES}
     many = {str(index): f"{row[3]} rows were replaced" for index, row in rows if int(row[3]) > most}

@@ -1,7 +1,7 @@
 """gpu.sram: few uncorrected errors of on-chip memory in the GPU's life.
 
-SRAM has no spare rows. Source of the threshold: NVIDIA, "GPU Memory Error Management" (A100 and H100): more than four
-uncorrected SRAM errors are a reason to have the GPU replaced.
+SRAM has no spare rows. Source of the threshold: NVIDIA, "GPU Memory Error Management", RMA policy: more than four in
+one bank of memory with parity. The counter is the whole GPU's, so the vendor's field diagnostic decides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         if not bad:
             yield ok(ID, node, "no uncorrected SRAM error" if errors else "these GPUs do not count SRAM errors")
         elif max(errors.values()) > seen.limits["errors"]:
-            fix = "have the GPU replaced; nvidia-bug-report.sh makes the report that the vendor asks for"
+            fix = "have the GPU tested and replaced; nvidia-bug-report.sh makes the report that the vendor asks for"
             yield fail(ID, node, each(bad), expected=f"at most {seen.limits['errors']:.0f}", fix=fix)
         else:
             fix = "run dcgmi diag -r 3 at the next maintenance, and watch whether the number grows"

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks._gpu import LOG, devices
 from provision.checks._host import unread
-from provision.checks._nvidia import LOG, devices
 from provision.model import Finding
 
 ID = "gpu.sxid"

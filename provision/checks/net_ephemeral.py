@@ -20,6 +20,8 @@ MEASURE = "ports"
 TITLE = "nodes reach one another on random ports, over the training network"
 WHY = "NCCL and Gloo listen on random ports: ranks that cannot connect wait for a timeout of 10 to 30 minutes."
 
+_OWN = {"Permission denied", "Network is unreachable", "Operation not permitted"}  # EACCES, ENETUNREACH, EPERM
+
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL on the node at which connections break off; WARN where they come from another address than they should."""
@@ -32,7 +34,12 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
                 worst = tried.get((name, one.peer))
                 tried[name, one.peer] = one if worst is None or worst.state == "open" else worst
     failed = [pair for pair, one in tried.items() if one.state != "open"]
-    blame = blamed(tried, failed)
+    # What a node's own kernel refuses is its own, and what it cannot answer too.
+    own = {pair: pair[0] for pair in failed if tried[pair].text in _OWN}
+    own |= {pair: pair[1] for pair in failed if pair[::-1] in own}
+    blame = blamed(tried, [pair for pair in failed if pair not in own])
+    for pair, name in own.items():
+        blame.setdefault(name, []).append(pair)
     for name, each in found.items():
         detour = [one for (source, _), one in tried.items() if source == name and one.detour]
         if name in blame:

@@ -47,7 +47,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         took = {
             match[1]: float(match[3]) - float(match[2])
             for line in answer.lines
-            if (match := re.fullmatch(r"took (\S+) ([0-9.]+) ([0-9.]+)", line))
+            if (match := re.fullmatch(r"took (\S+) (\d+\.\d+) (\d+\.\d+)", line))
         }
         servers = [line.split()[1] for line in answer.lines if line.startswith("server ")]
         if not took:

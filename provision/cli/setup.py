@@ -11,12 +11,15 @@ from provision import sandbox, summaries
 from provision.cli.cluster import INVENTORY, load_inventory, prompts_of
 from provision.cli.options import reporting
 from provision.errors import UsageError
+from provision.inventory.choosing import wanted
 from provision.output import Reporter
-from provision.tasks.init import init, write_inventory
+from provision.tasks.init import create, foreign, init
 
 
 @click.command("init")
 @click.option("--inventory", "-i", "path", default=INVENTORY, show_default=True, type=click.Path(path_type=Path))
+@click.option("--from", "source", metavar="FILE", type=click.Path(path_type=Path), help="Ansible's, or a hostfile.")
+@click.option("--group", metavar="NAME", help="With --from: only this group of Ansible's.")
 @click.option("--user", "-u", help="The user on the nodes.")
 @click.option("--prefix", help="Where the environment shall be known on the nodes.  [default: /opt/llm/current]")
 @click.option("--accept-host-keys", is_flag=True, help="Pin every host key that is not known yet without asking.")
@@ -25,23 +28,36 @@ from provision.tasks.init import init, write_inventory
 def init_command(
     reporter: Reporter,
     path: Path,
+    source: Path | None,
+    group: str | None,
     user: str | None,
     prefix: str | None,
     hosts: tuple[str, ...],
     *,
     accept_host_keys: bool,
 ) -> None:
-    """Pin the nodes' host keys, and install an ssh key where only a password works.
+    """Pin the nodes' host keys, install an ssh key where only a password works, and write the inventory.
 
-    With HOSTS, the inventory is written first; ranges such as gpu[01-04]=10.0.0.[1-4] are understood.
+    With HOSTS or --from, the nodes are asked for their names, GPUs and networks, and the inventory is written; ranges
+    such as gpu[01-04]=10.0.0.[1-4] are understood. Without, what the inventory names is enrolled.
     """
-    if hosts:
-        write_inventory(path, hosts, user=user, prefix=prefix)
-    elif user or prefix:
-        raise UsageError("--user and --prefix go with hosts: they are written into a new inventory")
-    inventory = load_inventory(path, reporter)
     prompts = prompts_of(reporter, accept_host_keys=accept_host_keys)
-    reporter.result(*summaries.enrolled(init(inventory, prompts=prompts, emit=reporter)))
+    if group and not source:
+        raise UsageError("--group goes with --from")
+    if hosts and source:
+        raise UsageError("name the hosts, or a file that does: not both")
+    if not (hosts or source):
+        if user or prefix:
+            raise UsageError("--user and --prefix go with hosts: they are written into a new inventory")
+        inventory = load_inventory(path, reporter)
+        reporter.result(*summaries.enrolled(init(inventory, prompts=prompts, emit=reporter)))
+        return
+    found = foreign(source, group=group, emit=reporter) if source else None
+    ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}
+    named = found.hosts if found else wanted(hosts)
+    created = create(path, named, ssh=ssh, prefix=prefix, prompts=prompts, emit=reporter)
+    reporter.result(*summaries.created(created))
+    created.raise_failed()
 
 
 @click.group("sandbox")

@@ -163,8 +163,11 @@ def _names(hosts: Sequence[Wanted], facts: Mapping[int, Facts]) -> list[str]:
         for index, name in candidates.items():
             if index not in names and _sane(name) and counts[name] == 1 and name not in names.values():
                 names[index] = name
-    numbers = (number for number in itertools.count(1) if f"node{number}" not in names.values())
-    return [names[index] if index in names else f"node{next(numbers)}" for index in range(len(hosts))]
+    for index in range(len(hosts)):
+        if index not in names:
+            numbers = itertools.chain([index + 1], itertools.count(1))
+            names[index] = next(name for number in numbers if (name := f"node{number}") not in names.values())
+    return [names[index] for index in range(len(hosts))]
 
 
 def _sane(name: str) -> bool:

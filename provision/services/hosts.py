@@ -63,7 +63,7 @@ def _step(inventory: Inventory, node: Node) -> Step:
     names = " ".join(each.name for each in inventory.nodes)
     # The node's host name may be another than its name here; one that is another node's name is left alone.
     before = (
-        "cc_host=$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)\n"
+        "read -r cc_host </proc/sys/kernel/hostname\n"
         f"cc_names={quote(f' {names} ')}\n"
         'case $cc_names in *" $cc_host "*) cc_alias= ;; *) cc_alias=" $cc_host" ;; esac\n'
         f"cc_hosts={quote(others + f'{node.train_address} {node.name}')}$cc_alias'\n'"

@@ -1,8 +1,8 @@
 """opensm: one subnet manager for the InfiniBand fabric, on the node that the inventory names.
 
 Ports are Initializing until a subnet manager configures them, and a fabric whose manager has died goes on working until
-the next node restarts. So the manager is enabled, and it is asked (``sminfo``), since its unit alone tells nothing: that
-of Debian and Ubuntu is a oneshot that stays active when the ``opensm@GUID`` it has started is gone.
+the next node restarts. So the manager is enabled, and it is asked (``sminfo``), since its unit alone tells nothing:
+that of Debian and Ubuntu is a oneshot that stays active when the ``opensm@GUID`` it has started is gone.
 """
 
 from __future__ import annotations
@@ -108,24 +108,22 @@ if ! cc_on "$cc_unit"; then
   cc_say "{ended}"
   cc_why "$cc_unit"
 fi
-cc_wait {SOON} || :"""
+cc_wait {SOON} cc_all || :"""
     return Step("running", unless=f'{_find()}cc_on "$cc_unit"', do=do)
 
 
 def _answers() -> Step:
-    """Ports that wait, or a manager that does not answer: it is restarted, and waited for."""
+    """Ports anywhere that wait, or a manager that does not answer: it is restarted, and waited for."""
     hint = "see /var/log/opensm*.log; a port of another fabric needs a subnet manager of its own"
-    return Step("answers", unless=_fine(), do=f'{_find()}cc_restart "$cc_unit"\n{_wait(hint)}')
+    do = f'{_find()}cc_restart "$cc_unit"\n{_wait("cc_all", hint)}'
+    return Step("answers", unless=f'{_find()}[ -z "$(cc_all)" ]', do=do)
 
 
 def _active() -> Step:
     hint = "the subnet manager does not see this node: is it cabled to the same fabric?"
-    return Step("ports are Active", unless=_fine(), do=f"{_find()}{_wait(hint)}")
+    test = f'{_find()}[ -z "$(cc_here)" ]'
+    return Step("ports are Active", unless=test, do=f"{_find()}{_wait('cc_here', hint)}")
 
 
-def _fine() -> str:
-    return f'{_find()}[ -z "$(cc_waiting; cc_silent)" ]'
-
-
-def _wait(hint: str) -> str:
-    return f'cc_wait {PATIENCE} || {{ cc_say "$cc_left"; cc_say {quote(hint)}; false; }}'
+def _wait(what: str, hint: str) -> str:
+    return f'cc_wait {PATIENCE} {what} || {{ cc_say "$cc_left"; cc_say {quote(hint)}; false; }}'

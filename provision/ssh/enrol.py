@@ -14,12 +14,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from provision import inventory as inventory_file
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted, Step, ignore
 from provision.render import render
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
     from provision.ssh.prompts import Prompts
 
-DEFAULT_PREFIX = "/opt/llm/current"
 _KEY_NAME = "clusterctl_key"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _PATIENCE = 100  # tenths of a second after which whoever writes to a shared home counts as dead
@@ -179,59 +175,7 @@ def _public_line(secret: Any, comment: str = "") -> str:
     return f"{public.decode('ascii')} {comment}".rstrip()
 
 
-# --- a first inventory -----------------------------------------------------------------------------
-
-
-def new_inventory(path: Path, hosts: Sequence[str], *, user: str | None = None, prefix: str | None = None) -> None:
-    """Write an inventory for ``hosts``, each ``[NAME=]ADDRESS`` or ranges of both, such as ``gpu[1-4]=10.0.0.[1-4]``.
-
-    Raises:
-        UsageError: ``path`` is there already, or a host cannot be understood.
-        InventoryError: the hosts make no valid inventory; nothing is left behind.
-    """
-    if path.exists():
-        raise UsageError(f"{path} is there already", hint="clusterctl init without hosts enrols what it names")
-    nodes: dict[str, str] = {}
-    for host in hosts:
-        name, equals, address = host.partition("=")
-        if not equals:
-            name, address = _name(host, 1 + sum(_count(known) for known in nodes)), host
-        if not name or not address or name in nodes:
-            raise UsageError(f"{host!r} is no [NAME=]ADDRESS that is named once")
-        nodes[name] = address
-    ssh: dict[str, Any] = {"user": user} if user else {}
-    if not os.environ.get("SSH_AUTH_SOCK") and not any((Path.home() / ".ssh" / key).exists() for key in _DEFAULT_KEYS):
-        ssh["key"] = _KEY_NAME
-    data: dict[str, Any] = {"prefix": prefix or DEFAULT_PREFIX}
-    if ssh:
-        data["ssh"] = ssh
-    data["nodes"] = nodes
-    text = "# clusterctl's inventory; inventory.example.yaml shows every key.\n" + yaml.safe_dump(
-        data, sort_keys=False, allow_unicode=True, default_flow_style=False
-    )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    try:
-        inventory_file.load(path)
-    except ClusterctlError:
-        path.unlink()
-        raise
-
-
-def _count(nodes: str) -> int:
-    try:
-        return len(NodeSet(nodes))
-    except NodeSetParseError as error:
-        raise UsageError(f"{nodes!r} is no host and no range of hosts: {error}") from error
-
-
-def _name(address: str, first: int) -> str:
-    """The node name of an address that was given without: the host's own, or ``nodeN`` for a bare IP address."""
-    if not set(address) <= set("0123456789.:[]-,abcdefABCDEF") or not any(sign in address for sign in ".:"):
-        return address
-    count = _count(address)
-    return f"node{first}" if count == 1 else f"node[{first}-{first + count - 1}]"
+def default_key() -> str | None:
+    """The name of a key to create beside a new inventory; None where the user has one that ssh finds by itself."""
+    own = os.environ.get("SSH_AUTH_SOCK") or any((Path.home() / ".ssh" / key).exists() for key in _DEFAULT_KEYS)
+    return None if own else _KEY_NAME

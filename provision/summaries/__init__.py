@@ -9,12 +9,13 @@ from provision.summaries.health import checked, finding_rows
 from provision.summaries.nodes import deployed, listed, pruned, pushed, switched, verified
 from provision.summaries.os_packages import os_packed
 from provision.summaries.services import serviced
-from provision.summaries.setup import enrolled, sandbox_up, sandboxes
+from provision.summaries.setup import created, enrolled, sandbox_up, sandboxes
 from provision.summaries.training import trained
 
 __all__ = [
     "Summary",
     "checked",
+    "created",
     "deployed",
     "enrolled",
     "finding_rows",

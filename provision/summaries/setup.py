@@ -11,12 +11,20 @@ from provision.summaries._summary import Summary
 
 if TYPE_CHECKING:
     from provision.sandbox import Sandbox
+    from provision.tasks.init import Created
 
 
 def enrolled(states: Mapping[str, str]) -> Summary:
     """After ``init``."""
     text = "\n".join(f"{names}: {state}" for state, names in fold_equal(states).items())
     return {"nodes": dict(states)}, text
+
+
+def created(result: Created) -> Summary:
+    """After ``init`` has written an inventory: what was done on the nodes, and the file."""
+    data, text = enrolled(result.states)
+    text = f"{text}\nwrote {result.path}:\n" + "\n".join(f"  {line}" for line in result.text.splitlines())
+    return {**data, "inventory": str(result.path), "text": result.text}, text
 
 
 def sandbox_up(box: Sandbox) -> Summary:

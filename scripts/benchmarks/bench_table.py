@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 HEADER = ("figure", "ours", "peer", "ratio", "must", "aim", "met")
 
-Unit = Literal["s", "bytes"]
+Unit = Literal["s", "bytes", "count"]
 # ratio: ours / peer, small is good; speedup: peer / ours, large is good; ours: the value itself, small is good.
 Judged = Literal["ratio", "speedup", "ours"]
 
@@ -124,7 +124,9 @@ def _limit(figure: Figure, value: float | None) -> str:
 
 
 def quantity(value: float, unit: Unit, *, short: bool = False) -> str:
-    """A number for people: seconds, or bytes in powers of 1000."""
+    """A number for people: a count, seconds, or bytes in powers of 1000."""
+    if unit == "count":
+        return f"{value:g}"
     if unit == "s":
         return f"{value:g} s" if short else f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
     for name in ("B", "kB", "MB"):
@@ -156,11 +158,13 @@ def notes(outcomes: Mapping[str, Outcome]) -> list[str]:
     return lines
 
 
-def as_json(outcomes: Mapping[str, Outcome], words: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Every figure with its raw numbers, in seconds and bytes."""
+def as_json(
+    outcomes: Mapping[str, Outcome], words: Mapping[str, object], figures: Mapping[str, Figure] = FIGURES
+) -> list[dict[str, Any]]:
+    """Every figure with its raw numbers, in its unit."""
     found = []
     for name, outcome in outcomes.items():
-        figure = FIGURES[name]
+        figure = figures[name]
         data: dict[str, Any] = {
             "name": name, "title": figure.title.format_map(words).replace("\\|", "|"), "unit": figure.unit,
             "judged": figure.judged, "must": figure.must, "aim": figure.aim, "met": met(figure, outcome),

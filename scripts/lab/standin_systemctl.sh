@@ -30,15 +30,16 @@ start() {
   echo $! >"$at/$unit.pid"
 }
 stop() {
-  alive || return 0
+  alive || { rm -f "$at/$unit.pid"; return 0; }
   kill "$(cat "$at/$unit.pid")"
   while alive; do sleep 0.05; done
+  rm -f "$at/$unit.pid"
 }
 
 case $verb in
   list-unit-files) [ ! -e "$at/$unit" ] || echo "$unit enabled enabled" ;;
   is-enabled) if [ -e "$at/$unit.enabled" ]; then said=enabled rc=0; else said=disabled rc=1; fi ;;
-  is-active) if alive; then said=active rc=0; else said=inactive rc=3; fi ;;
+  is-active) if alive || { [ -e "$at/$unit.oneshot" ] && [ -e "$at/$unit.pid" ]; }; then said=active rc=0; else said=inactive rc=3; fi ;;
   enable) : >"$at/$unit.enabled" ;;
   disable)
     rm -f "$at/$unit.enabled"

@@ -2,7 +2,7 @@
 # --- hosts: names of the nodes
 # unless
 cc_service=hosts
-cc_host=$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)
+read -r cc_host </proc/sys/kernel/hostname
 cc_names=' gpu01 gpu02 gpu03 '
 case $cc_names in *" $cc_host "*) cc_alias= ;; *) cc_alias=" $cc_host" ;; esac
 cc_hosts='10.1.0.2 gpu02
@@ -12,7 +12,7 @@ cc_hosts='10.1.0.2 gpu02
 cc_has_block /etc/hosts nodes "$cc_hosts"
 # do
 cc_service=hosts
-cc_host=$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)
+read -r cc_host </proc/sys/kernel/hostname
 cc_names=' gpu01 gpu02 gpu03 '
 case $cc_names in *" $cc_host "*) cc_alias= ;; *) cc_alias=" $cc_host" ;; esac
 cc_hosts='10.1.0.2 gpu02
@@ -25,7 +25,7 @@ cc_block_done /etc/hosts nodes
 # --- hosts: names of the nodes
 # unless
 cc_service=hosts
-cc_host=$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)
+read -r cc_host </proc/sys/kernel/hostname
 cc_names=' gpu01 gpu02 gpu03 '
 case $cc_names in *" $cc_host "*) cc_alias= ;; *) cc_alias=" $cc_host" ;; esac
 cc_hosts='10.1.0.1 gpu01
@@ -35,7 +35,7 @@ cc_hosts='10.1.0.1 gpu01
 cc_has_block /etc/hosts nodes "$cc_hosts"
 # do
 cc_service=hosts
-cc_host=$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)
+read -r cc_host </proc/sys/kernel/hostname
 cc_names=' gpu01 gpu02 gpu03 '
 case $cc_names in *" $cc_host "*) cc_alias= ;; *) cc_alias=" $cc_host" ;; esac
 cc_hosts='10.1.0.1 gpu01
@@ -48,7 +48,7 @@ cc_block_done /etc/hosts nodes
 # --- hosts: names of the nodes
 # unless
 cc_service=hosts
-cc_host=$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)
+read -r cc_host </proc/sys/kernel/hostname
 cc_names=' gpu01 gpu02 gpu03 '
 case $cc_names in *" $cc_host "*) cc_alias= ;; *) cc_alias=" $cc_host" ;; esac
 cc_hosts='10.1.0.1 gpu01
@@ -58,7 +58,7 @@ cc_hosts='10.1.0.1 gpu01
 cc_has_block /etc/hosts nodes "$cc_hosts"
 # do
 cc_service=hosts
-cc_host=$(hostname 2>/dev/null || cat /proc/sys/kernel/hostname)
+read -r cc_host </proc/sys/kernel/hostname
 cc_names=' gpu01 gpu02 gpu03 '
 case $cc_names in *" $cc_host "*) cc_alias= ;; *) cc_alias=" $cc_host" ;; esac
 cc_hosts='10.1.0.1 gpu01

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,6 +61,8 @@ class Fabric:
         self._library = library
         self._managers: dict[str, subprocess.Popen[bytes]] = {}
         self._sent = 0
+        self._talking = threading.Lock()
+        self._hosts = re.findall(r'^Hca \d+ "(.+)"', net, re.MULTILINE)
         (folder / "net").write_text(net)
         with (folder / "ibsim.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -92,6 +95,10 @@ class Fabric:
 
     def console(self, command: str) -> str:
         """Give ibsim a command; returns what it said when the command has been carried out."""
+        with self._talking:
+            return self._talk(command)
+
+    def _talk(self, command: str) -> str:
         self._sent += 1
         mark = f"mark{self._sent}"
         assert self._process.stdin is not None
@@ -123,12 +130,20 @@ class Fabric:
     def sh(self, host: str, script: str) -> subprocess.CompletedProcess[str]:
         """Run sh on a simulated host: dash, the one sh whose ``*`` the simulator's library serves.
 
-        It joins the simulator before it starts anything, so that its subshells are no clients of their own.
+        dash itself joins the simulator before it starts anything, so that its subshells are no clients of their own; and
+        at another host, since ibsim would hand it what is sent to a subnet manager that has died on its own.
         """
-        return self.run(host, "dash", "-c", f": /sys/class/infiniband/*\n{script}")
+        other = next((name for name in self._hosts if name != host), host)
+        start = f"SIM_HOST={other}; export SIM_HOST; : /sys/class/infiniband/*; SIM_HOST={host}\n"
+        return self.run(host, "dash", "-c", start + script)
 
-    def systemd(self, host: str, *units: str) -> Path:
-        """Give a host a stand-in for systemctl that knows ``units`` and really starts and stops opensm.
+    def systemd(self, host: str, unit: str, *, oneshot: bool = False) -> Path:
+        """Give a host a stand-in for systemctl that knows ``unit`` and really starts and stops opensm.
+
+        Args:
+            host: its name.
+            unit: ``opensm.service`` or ``opensmd.service``.
+            oneshot: the unit stays active when opensm is gone, as that of Debian does.
 
         Returns:
             Its folder, with ``opensm.log``, and ``UNIT.enabled`` and ``UNIT.pid`` for each unit.
@@ -137,8 +152,9 @@ class Fabric:
         folder.mkdir()
         (folder / "systemctl").symlink_to(Path(__file__).parent / "standin_systemctl.sh")
         (folder / "opensm.conf").write_text(_OPENSM)
-        for unit in units:
-            (folder / unit).touch()
+        (folder / unit).touch()
+        if oneshot:
+            (folder / f"{unit}.oneshot").touch()
         return folder
 
     def opensm(self, host: str, *options: str) -> subprocess.Popen[bytes]:
@@ -157,12 +173,17 @@ class Fabric:
                 stderr=out,
             )
         self._managers[host] = process
-        deadline = time.monotonic() + PATIENCE
-        while not re.search("SUBNET UP|Entering STANDBY", log.read_text() if log.exists() else ""):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"opensm on {host}: {(home / 'opensm.out').read_text()}")
-            time.sleep(0.02)  # a log file gives no event
+        self.wait_for(host, "SUBNET UP|Entering STANDBY")
         return process
+
+    def wait_for(self, host: str, said: str) -> None:
+        """Wait until the log of a host's opensm has a line that matches ``said``."""
+        log, process = self.home(host) / "opensm.log", self._managers[host]
+        deadline = time.monotonic() + PATIENCE
+        while not re.search(said, log.read_text() if log.exists() else ""):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"opensm on {host} does not say {said}: {log.read_text() if log.exists() else ''}")
+            time.sleep(0.02)  # a log file gives no event
 
     def kill(self, host: str) -> None:
         """End the subnet manager of a host as a crash would."""

@@ -1,0 +1,70 @@
+"""What was found in another tool's file."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from provision.inventory.choosing import Wanted
+from provision.inventory.names import check_address, check_name
+
+
+@dataclass(frozen=True)
+class Found:
+    """Nodes of another tool's file.
+
+    Attributes:
+        kind: what kind of file it is, for people.
+        hosts: the nodes.
+        ssh: ``user``, ``port`` and ``key`` where all nodes have the same.
+        notes: what has no counterpart and is left out, one sentence each with its lines.
+        problems: what is not understood, with its line; then ``hosts`` is of no use.
+    """
+
+    kind: str
+    hosts: tuple[Wanted, ...]
+    ssh: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def host(name: str, address: str | None = None) -> Wanted:
+    """The node that another tool calls ``name``; a bare address is no name.
+
+    Raises:
+        ValueError: it can be neither.
+    """
+    address = address or name
+    check_address(address)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        check_name(name)
+        return Wanted(address, name)
+    return Wanted(address)
+
+
+def shared(hosts: Iterable[Wanted]) -> tuple[tuple[Wanted, ...], dict[str, Any]]:
+    """The hosts without what all of them have in common, and that."""
+    hosts = tuple(hosts)
+    common: dict[str, Any] = {}
+    for key in ("user", "port"):
+        values = {getattr(each, key) for each in hosts}
+        if len(values) == 1 and None not in values:
+            common[key] = values.pop()
+            hosts = tuple(replace(each, **{key: None}) for each in hosts)
+    return hosts, common
+
+
+def lines(numbers: Iterable[int]) -> str:
+    """``line 3``, ``lines 3-5, 9``."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return f"line {text}" if len(spans) == 1 and spans[0][0] == spans[0][1] else f"lines {text}"

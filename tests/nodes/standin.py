@@ -1,0 +1,61 @@
+"""A stand-in for nvidia-smi on nodes without GPUs: it answers what a real one has answered on two H200, as recorded."""
+
+import re
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))  # for recorded; last, so that it hides no module
+
+from recorded import recorded
+
+from provision import checks
+from provision.checks._nvidia import FIELDS, GPUS, SMI
+from provision.render import quote
+
+PLACE = "usr/local/bin/nvidia-smi"
+_CALL = re.compile(rf"\b{SMI} ([a-z-][^\n)|]*)")  # what a probe asks; the first call of several
+_ADDED = re.compile(r"^(asked|model .*)\n", re.MULTILINE)  # lines that a probe adds to what nvidia-smi prints
+
+
+def nvidia_smi(*, changed=(), also=()):
+    """The program's text.
+
+    Args:
+        changed: (field, value): what the query for all GPUs answers otherwise.
+        also: (check, faulty recording's number): checks whose own query answers as on the first node with a fault.
+    """
+    answers = {}
+    for check in checks.ids():
+        if check.startswith("gpu.") and getattr(checks.load(check), "TOOL", "") == SMI:
+            healthy, faulty = recorded(check).healthy[0], dict(also).get(check)
+            call = _CALL.search(checks.load(check).PROBE)
+            if not healthy.seen or call is None:
+                continue
+            answer = next(iter(healthy.answers.values()))
+            if faulty is not None:
+                fault = recorded(check).faulty[faulty]
+                answer = fault.answers[next(iter(fault.finds))]
+            if checks.load(check).PROBE == GPUS:
+                answer = answers.get(call[1], answer)
+            answers[call[1]] = answer
+    asked = _CALL.search(GPUS)[1]
+    text = answers[asked].out
+    rows = [line.split(", ") for line in text.splitlines()]
+    for field, value in changed:
+        rows[-1][FIELDS.index(field)] = value
+    cases = "".join(
+        f"{quote(call)}) printf %s {quote(_printed(rows, answer.out, same=call == asked))}; exit {answer.rc} ;;\n"
+        for call, answer in answers.items()
+    )
+    return f'#!/bin/sh\ncase "$*" in\n{cases}*) echo "the recording has no answer to $*"; exit 2 ;;\nesac\n'
+
+
+def _printed(rows, out, *, same):
+    return "\n".join(", ".join(row) for row in rows) + "\n" if same else _ADDED.sub("", out).lstrip("\n")
+
+
+def install(box, node, text):
+    """Make ``text`` a node's nvidia-smi."""
+    path = box.node_root(node) / PLACE
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
