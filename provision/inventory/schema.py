@@ -237,6 +237,12 @@ def _sentence(model: type[Section], entry: Any) -> str:
             return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known: {_known(model)}"
         case "dict_type":
             return "must be a mapping of keys"
+        case "list_type" | "tuple_type":
+            return "must be a list, such as [a, b]"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return "must be a whole number"
+        case "bool_type" | "bool_parsing":
+            return "must be true or false"
     return str(entry["msg"])
 
 

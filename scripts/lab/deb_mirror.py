@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Deb:
-    """A package. ``fields`` are further ones of its control file, ``scripts`` what lies beside that, ``files`` its own."""
+    """A package. ``fields`` are further ones of its control file, ``scripts`` what lies beside it."""
 
     name: str
     version: str = "1"

@@ -7,10 +7,12 @@ end of the cable, and nothing else: they have no route.
 """
 
 import contextlib
+import json
 import os
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -75,6 +77,18 @@ class Machine:
         """Shuts the machine down in order and waits until it is up again."""
         self.run("systemctl reboot", check=False)  # the connection may break before the answer
         self.wait_up()
+
+    def power_cycle(self) -> None:
+        """Takes the power away for a moment: nothing is shut down. Wait with ``wait_reached`` or ``wait_up``."""
+        with socket.socket(socket.AF_UNIX) as monitor:  # QEMU's, see docs/interop/qmp-spec
+            monitor.connect(str(self.console.with_suffix(".qmp")))
+            lines = monitor.makefile("rw")
+            lines.readline()  # its greeting
+            for command in ("qmp_capabilities", "system_reset"):
+                lines.write(json.dumps({"execute": command}) + "\n")
+                lines.flush()
+                while "return" not in (answer := json.loads(lines.readline())):
+                    assert "error" not in answer, answer
 
     def wait_reached(self, seconds: float = BOOT_SECONDS) -> None:
         """Waits until people can log in after a boot, also where something is still being started.
@@ -198,7 +212,7 @@ def machines(count: int, folder: Path | None = None) -> Iterator[Lab]:
         shutil.copy(disk.key, key)
         known_hosts.write_text("".join(f"{address} {disk.host_key}\n" for address in addresses))
         options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes", "ConnectTimeout=60",
-                   f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null")  # fmt: skip
+                   "ServerAliveInterval=60",                   f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null")  # fmt: skip
         ssh = ("ssh", "-F", "none", "-i", str(key), *(word for each in options for word in ("-o", each)))
         switch = _switch(stack, names, subnet)
         started = []
@@ -242,6 +256,7 @@ def _qemu(disk: machine_image.Image, name: str, address: str, console: Path, swi
         "-netdev", f"tap,id=cable,ifname={name},script=no,downscript=no",
         "-device", f"virtio-net-pci,netdev=cable,mac={hardware},romfile=", "-device", "virtio-rng-pci",
         "-serial", f"file:{console}", "-serial", "stdio",
+        "-qmp", f"unix:{console.with_suffix('.qmp')},server=on,wait=off",
     ]  # fmt: skip
 
 

@@ -21,7 +21,8 @@ def nvidia_smi(*, changed=(), also=()):
     """The program's text.
 
     Args:
-        changed: (field, value): what the query for all GPUs answers otherwise.
+        changed: (field, value): what the query for all GPUs answers otherwise, for the last GPU or, since it is the
+            node's, for all.
         also: (check, faulty recording's number): checks whose own query answers as on the first node with a fault.
     """
     answers = {}
@@ -42,7 +43,8 @@ def nvidia_smi(*, changed=(), also=()):
     text = answers[asked].out
     rows = [line.split(", ") for line in text.splitlines()]
     for field, value in changed:
-        rows[-1][FIELDS.index(field)] = value
+        for row in rows if field == "driver_version" else rows[-1:]:
+            row[FIELDS.index(field)] = value
     cases = "".join(
         f"{quote(call)}) printf %s {quote(_printed(rows, answer.out, same=call == asked))}; exit {answer.rc} ;;\n"
         for call, answer in answers.items()

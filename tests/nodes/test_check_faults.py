@@ -36,16 +36,16 @@ FAULTS = {
     "fs.space": ("FAIL", "/opt/llm", ""),  # the same mount
     "lim.nofile": ("FAIL", "1024", "prlimit --pid 1 --nofile=1024:1024"),
     "lim.nproc": ("FAIL", "1000", "prlimit --pid 1 --nproc=1000:1000"),
-    "mem.shm": ("FAIL", "64 MiB", "mount -o remount,size=64m /dev/shm"),
+    "mem.shm": ("FAIL", "64.0 MiB", "mount -o remount,size=64m /dev/shm"),
     "mem.shmleft": ("WARN", "nccl-fWk3", "echo old >/dev/shm/nccl-fWk3; touch -d '-1 hour' /dev/shm/nccl-fWk3"),
-    "net.docker0": ("FAIL", "docker0", "ip link add docker0 type bridge && ip addr add 10.80.0.25/29 dev docker0"),
+    "net.docker0": ("FAIL", "docker0", "ip link add docker0 up type bridge && ip addr add 10.80.0.25/29 dev docker0"),
     "net.hostname": ("FAIL", "127.0.1.1", "sed -i '1i 127.0.1.1 node07' /etc/hosts"),
     "net.loopback": ("FAIL", "lo", "ip link set lo down"),
     "net.mtu": ("FAIL", "1400", "ip link set eth0 mtu 1400"),
     "net.proxy": ("WARN", "10.1.1.1", "echo 'export https_proxy=http://10.1.1.1:3128' >>/root/.bashrc"),
     "offline.env": ("WARN", "USE_MODELSCOPE_HUB", "echo 'export USE_MODELSCOPE_HUB=1' >>/root/.bashrc"),
     "os.reboot": ("WARN", "reboot", "touch /run/reboot-required"),
-    "os.release": ("WARN", "trixie", "sed -i 's/bookworm/trixie/; s/12/13/' /etc/os-release"),
+    "os.release": ("WARN", "debian 13", "sed -i 's/bookworm/trixie/; s/12/13/' /etc/os-release"),
     "os.tools": ("FAIL", "od", "mv /usr/bin/od /usr/bin/od.away"),
     "proc.orphans": ("FAIL", "20261122-1", "CLUSTERCTL_RUN=20261122-1 setsid sleep 3600 >/dev/null 2>&1 </dev/null &"),
 }
@@ -122,10 +122,11 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(before_and_after, check):
 
 def test_nothing_else_is_said_of_the_other_nodes(before_and_after):
     before, after = before_and_after
+    of_the_moment = {"cpu.load", "net.slowdns"}  # a busy machine is enough
     changed = {
         (check, node): each["observed"]
         for check, found in after.items()
         for node, each in found.items()
-        if node != NODE and each["verdict"] != before[check][node]["verdict"] and check != "cpu.load"
+        if node != NODE and each["verdict"] != before[check][node]["verdict"] and check not in of_the_moment
     }
     assert changed == {}

@@ -1,4 +1,4 @@
-"""OS packages from an offline bundle on real minimal Debian nodes that reach nothing: real apt and dpkg on both sides."""
+"""OS packages from an offline bundle on minimal Debian nodes that reach nothing, with real apt and dpkg on both sides."""
 
 import base64
 import shutil
@@ -69,7 +69,7 @@ def made_up(box, tmp_path_factory):
 
 @pytest.fixture
 def services(box):
-    """``services(ACTION, options)`` runs ``clusterctl services`` with these options of os_packages; undone at the end."""
+    """``services(ACTION, options)`` runs ``clusterctl services`` with these options of os_packages; undone at last."""
 
     def write(options):
         text = (box.directory / "inventory.yaml").read_text()
@@ -193,7 +193,14 @@ def test_only_what_undo_would_not_take_along_is_undone(box, made_up, services, t
 
 
 def test_an_interrupted_apply_is_finished_by_the_node_and_who_comes_next_waits(box, made_up, services):
-    wanted = "bundle: made-up.osb, packages: [cc-slow]"
+    try:
+        _interrupted_and_waited_for(box, services, "bundle: made-up.osb, packages: [cc-slow]")
+    finally:
+        for node in ("node01", "node02"):
+            sh(box, "touch /tmp/go-on", node)
+
+
+def _interrupted_and_waited_for(box, services, wanted):
     first = subprocess.Popen(
         services.argv("apply", wanted), cwd=box.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -209,11 +216,12 @@ def test_an_interrupted_apply_is_finished_by_the_node_and_who_comes_next_waits(b
     said = []
     for line in second.stdout:
         said.append(line)
-        if "apt-get" in line and "is using dpkg" in line:
+        if "Preparing nodes" in line:  # it has begun to wait, or is about to
             for node in ("node01", "node02"):
                 sh(box, "touch /tmp/go-on", node)
     assert second.wait() == 0, said
-    assert any("installing waits up to 120 s for it" in line for line in said), said
+    assert "node01: apt-get (process " in "".join(said)
+    assert "is using dpkg; installing waits up to 120 s for it" in "".join(said)
     assert "cc-slow 1 installed" in installed(box)
     assert sh(box, "ls /usr/sbin/policy-rc.d* 2>/dev/null || :") == ""
 
@@ -230,28 +238,14 @@ def test_a_half_configured_dpkg_is_named_with_the_command_that_mends_it(box, mad
         assert "cc-plain 1 installed" in installed(box)
 
 
-def test_bundles_that_do_not_fit_are_refused_before_any_node_is_touched(box, made_up, services, tmp_path):
+def test_a_damaged_bundle_is_refused_before_any_node_is_asked(box, made_up, services):
     damaged = box.directory / "damaged.osb"
     data = made_up.read_bytes()
     damaged.write_bytes(data[: len(data) // 2])
-    shutil.copy2(made_up, box.directory / "again.osb")
-    for options, code, said in (
-        ("bundle: damaged.osb", 3, "damaged.osb is truncated"),
-        ("bundle: known_hosts", 3, "is no bundle of OS packages"),
-        ("bundle: absent.osb", 2, "clusterctl pack-os --release"),
-        ("bundle: {ubuntu22.04: made-up.osb}", 2, "and the inventory names it for ubuntu22.04"),
-        ("bundle: {rocky9: made-up.osb}", 2, "rocky9 has rpm packages"),
-        ("bundle: made-up.osb, packages: [cc-else]", 2, "made-up.osb has no cc-else"),
-        ("bundle: made-up.osb, packages: ['$(reboot)']", 2, "is no name of a package"),
-        ("bundle: {}", 2, "needs a bundle of packages"),
-        ("", 3, "damaged.osb is truncated"),  # every bundle beside the inventory
-    ):
-        refused = services("apply", options)
-        assert (refused.returncode, said in refused.stderr) == (code, True), (options, refused.stderr)
+    refused = services("apply", "bundle: damaged.osb")
+    assert (refused.returncode, "damaged.osb is truncated" in refused.stderr) == (3, True), refused.stderr
+    assert "Asking nodes" not in refused.stderr
     damaged.unlink()
-    refused = services("apply", "")
-    assert "are both for" in refused.stderr
-    (box.directory / "again.osb").unlink()
 
 
 def test_a_node_of_another_release_says_which_bundles_there_are(box, made_up, services):

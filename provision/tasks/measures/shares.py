@@ -32,20 +32,17 @@ Said = Mapping[str, Result | ClusterctlError]
 
 @dataclass(frozen=True)
 class _Meant:
-    """One share: who writes first, and where it is on each node."""
+    """One share, and who writes there first."""
 
     number: int
     share: Share
     first: str
     token: str
 
-    def path(self, name: str) -> str:
-        """The folder on a node."""
-        return self.share.export if name == self.share.server else self.share.path
-
-    def file(self, name: str) -> str:
-        """The file that the first node writes; others append their name to its own."""
-        return str(PurePosixPath(self.path(name)) / f".clusterctl-fresh-{self.token}")
+    @property
+    def file(self) -> str:
+        """The file that the first node writes; others append their name to it."""
+        return str(PurePosixPath(self.share.path) / f".clusterctl-fresh-{self.token}")
 
 
 def measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answer]:
@@ -94,8 +91,8 @@ class _Work:
             values = [
                 {
                     "number": each.number,
-                    "path": each.path(node.name),
-                    "file": each.file(node.name),
+                    "path": each.share.path,
+                    "file": each.file,
                     "written": bool(written and written[each.number]),
                 }
                 for each in mine
@@ -113,7 +110,7 @@ def _step(result: Result | ClusterctlError, what: str, number: int) -> tuple[int
 def _side(each: _Meant, name: str, begun: Said, said: Said, ended: Said, *, alone: bool) -> Side:
     own = (begun if name == each.first else said)[name]
     out = own.out if isinstance(own, Result) else ""
-    side = Side(each.number, each.first, each.path(name))
+    side = Side(each.number, each.first, each.share.path)
     for line in out.splitlines():
         words = line.split(" ", 3)
         if words[0] == "mounted" and words[1] == str(each.number):
