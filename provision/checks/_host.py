@@ -59,19 +59,19 @@ def cpus(text: str | None) -> int | None:
 
 def df(answer: Answer) -> tuple[int, int] | None:
     """Size and what is free in the output of ``df -P`` (POSIX) for one folder, in its units; None where it has none."""
-    fields = next((line.split() for line in answer.lines if re.search(r" [0-9]+ +[0-9]+ .* (-|[0-9]+%) +/", line)), [])
-    return (int(fields[1]), int(fields[3])) if len(fields) > 5 else None
+    found = re.search(r"^\S.* ([0-9]{1,20}) +[0-9]+ +([0-9]{1,20}) +(?:-|[0-9]+%) +/", answer.out, re.MULTILINE)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def soft_limit(answer: Answer, name: str) -> str | None:
     """The soft limit in a line of ``/proc/self/limits``: ``unlimited``, a whole number, or None."""
-    found = re.search(rf"^Max {name} +(unlimited|[0-9]+) ", answer.out, re.MULTILINE)
+    found = re.search(rf"^Max {name} +(unlimited|[0-9]{{1,20}}) ", answer.out, re.MULTILINE)
     return found[1] if found else None
 
 
 def may(answer: Answer, capability: int) -> bool:
     """Whether the ``CapEff`` line has a capability; ``<linux/capability.h>`` has their numbers."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", answer.out, re.MULTILINE)
+    found = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", answer.out, re.MULTILINE)
     return bool(found and int(found[1], 16) >> capability & 1)
 
 
@@ -210,12 +210,13 @@ done
 """
 )
 
-# The system: kernel, distribution, user. os-release(5) is sh by definition.
+# The system: kernel, distribution, user. os-release(5) is sh by definition. A number below /proc/sys ends after one byte
+# where it is read byte by byte, as the shell does.
 SYSTEM = (
     SHOW
     + """\
 show kernel /proc/sys/kernel/osrelease
-show taint /proc/sys/kernel/tainted
+echo "taint $(cat /proc/sys/kernel/tainted)"
 if [ -e /sys/fs/selinux/enforce ]; then show selinux /sys/fs/selinux/enforce; else echo "selinux off"; fi
 while read -r key value rest; do
     case $key in Uid: | Gid:) echo "$key $value" ;; esac

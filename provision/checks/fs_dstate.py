@@ -53,7 +53,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if not hung:
             yield ok(ID, name, "none hangs")
             continue
-        shown = ", ".join(f"{program} ({pid})" for pid, _, program in hung[:5])
+        shown = ", ".join(f"{program.strip('()')} ({pid})" for pid, _, program in hung[:5])
         waits = sorted({function for _, function, _ in hung if function != "0"})
         network = any(function.startswith(_NETWORK) for function in waits)
         said = f"{len(hung)} in state D: {shown}" + (f", waiting in {', '.join(waits)}" if waits else "")

@@ -33,9 +33,7 @@ def on_nodes(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-retrying = click.option(
-    "--retry-failed", is_flag=True, help="Only nodes where the last command of this name failed."
-)
+retrying = click.option("--retry-failed", is_flag=True, help="Only nodes where the last command of this name failed.")
 
 relaying = click.option(
     "--relay",

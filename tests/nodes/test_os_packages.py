@@ -1,4 +1,4 @@
-"""OS packages from an offline bundle on minimal Debian nodes that reach nothing, with real apt and dpkg on both sides."""
+"""OS packages from an offline bundle on minimal Debian nodes that reach nothing; apt and dpkg are real on both sides."""
 
 import base64
 import shutil

@@ -31,6 +31,7 @@ spare
 ansible_user=root
 """
 
+DIFFERENT = "nodes have different keys; write them as IdentityFile into ~/.ssh/config"
 YAML = """\
 ---
 all:
@@ -71,8 +72,7 @@ def test_ini():
     assert found.notes == (
         "ansible_become (line 8) is left out: clusterctl uses sudo where it needs root",
         "rack (line 9) is left out",
-        "ansible_ssh_private_key_file (line 11): nodes have different keys; "
-        + "write them as IdentityFile into ~/.ssh/config",
+        f"ansible_ssh_private_key_file (line 11): {DIFFERENT}",
     )
 
 

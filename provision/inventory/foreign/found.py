@@ -50,11 +50,13 @@ def shared(hosts: Iterable[Wanted]) -> tuple[tuple[Wanted, ...], dict[str, Any]]
     """The hosts without what all of them have in common, and that."""
     hosts = tuple(hosts)
     common: dict[str, Any] = {}
-    for key in ("user", "port"):
-        values = {getattr(each, key) for each in hosts}
-        if len(values) == 1 and None not in values:
-            common[key] = values.pop()
-            hosts = tuple(replace(each, **{key: None}) for each in hosts)
+    users, ports = {each.user for each in hosts}, {each.port for each in hosts}
+    if len(users) == 1 and None not in users:
+        common["user"] = users.pop()
+        hosts = tuple(replace(each, user=None) for each in hosts)
+    if len(ports) == 1 and None not in ports:
+        common["port"] = ports.pop()
+        hosts = tuple(replace(each, port=None) for each in hosts)
     return hosts, common
 
 
