@@ -35,8 +35,7 @@ echo @end
 ASK = """\
 for port in /sys/class/infiniband/*/ports/*; do
   device=${{port%/ports/*}}
-  case $(cat "$port/state" 2>/dev/null) in 4:*) ;; *) continue ;; esac
-  case $(cat "$port/link_layer" 2>/dev/null) in '' | IB | InfiniBand) ;; *) continue ;; esac
+  case $(cat "$port/state" "$port/link_layer" 2>/dev/null) in *Ethernet*) continue ;; 4:*) ;; *) continue ;; esac
   echo "@{mark} ${{device##*/}} ${{port##*/}}"
   if PATH=$PATH:/usr/sbin:/sbin; command -v sminfo >/dev/null 2>&1; then
     {{ {command}; }} 2>&1 || echo "exit code $?"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, warn
-from provision.checks._host import PROCESSORS, cpus, many, pairs, unread
+from provision.checks._facts import PROCESSORS
+from provision.checks._host import cpus, many, pairs, unread
 from provision.checks._judging import odd
 from provision.model import Finding
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import PROCESSORS, many, pairs, unread
+from provision.checks._facts import PROCESSORS
+from provision.checks._host import many, pairs, unread
 from provision.model import Finding
 
 ID = "cpu.gov"

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import PROCESSORS, cpus, pairs, unread
+from provision.checks._facts import PROCESSORS
+from provision.checks._host import cpus, pairs, unread
 from provision.model import Finding
 
 ID = "cpu.load"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
-from provision.checks._host import PROCESSORS, compared
+from provision.checks._facts import PROCESSORS
+from provision.checks._host import compared
 from provision.model import Finding
 
 ID = "cpu.same"

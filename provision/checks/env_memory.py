@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import GIB, GPUS, MEMORY, human, kib, pairs, unread
+from provision.checks._facts import GPUS, MEMORY
+from provision.checks._host import GIB, human, kib, pairs, unread
 from provision.model import Finding
 
 ID = "env.memory"

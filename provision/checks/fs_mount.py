@@ -21,7 +21,6 @@ TITLE = "shared folders are mounted from their server"
 WHY = "Checkpoints and data land on the node's own disk: nobody notices until a resume finds half of a checkpoint."
 
 _NFS = frozenset({"nfs", "nfs4"})
-_DEPLOY = "clusterctl deploy mounts it; look with: mount | grep"
 
 
 def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
@@ -56,13 +55,18 @@ def _wrong(share: Share, table: tuple[Mount, ...]) -> tuple[str, str, str] | Non
     expected = f"{share.path} from {share.sources[0]}"
     if found is None or found.type not in _NFS | {"autofs"}:
         where = f"{found.type} of {found.target}" if found else "no file system"
-        return f"{share.path} lies on {where}", expected, f"{_DEPLOY} {share.path}"
+        fix = f"look whether somebody wrote to it, then clusterctl deploy (or mount {share.path})"
+        return f"{share.path} lies on {where}", expected, fix
     if found.type == "autofs":
         fix = f"see why: journalctl -b -u $(systemd-escape -p --suffix=mount {share.path}); showmount -e {share.server}"
         return f"{share.path} is to be mounted on first use, which fails", expected, fix
     source = found.source.rstrip("/") + share.path[len(found.target.rstrip("/")) :]
     if source not in share.sources:
-        return f"{share.path} comes from {source}", expected, f"umount {found.target}, then clusterctl deploy"
+        return (
+            f"{share.path} comes from {source}",
+            expected,
+            f"umount {found.target}, then clusterctl deploy (or mount {share.path})",
+        )
     return None
 
 

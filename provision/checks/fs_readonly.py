@@ -32,7 +32,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     """FAIL for a disk that is read-only, WARN for errors."""
     for name, answer in answers.items():
         table = mounts(answer)
-        used = [line.split(" ", 2)[2] for line in answer.lines if line.startswith("lies ")]
+        used = [line.rpartition(" ")[2] for line in answer.lines if line.startswith("lies ")]
         below = [mount for path in used if (mount := mount_of(table, path))]
         boot = (line.split() for line in answer.lines if line.startswith("fstab "))
         meant = {plain(each[2]) for each in boot if len(each) > 4 and "ro" in each[4].split(",")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok
+from provision.checks import Answer, Plan, fail, ok, warn
 from provision.checks._host import unread
 from provision.model import Finding
 
@@ -38,7 +38,7 @@ WHY = "A process that touches it hangs and cannot be killed: loading data or sav
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
-    """FAIL for the first mount that hangs or refuses."""
+    """FAIL for the first mount that hangs or is stale, WARN for one that this user may not look at."""
     for name, answer in answers.items():
         if "looked" not in answer.lines:
             yield unread(ID, name, answer)
@@ -48,8 +48,13 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if not bad:
             yield ok(ID, name, f"{len(found)} of {len(found)} answer" if found else "no network mounts")
             continue
-        rc, source, target = bad[0][:3]
-        said = bad[0][3] if len(bad[0]) > 3 else f"exit code {rc}"
+        refused = [each for each in bad if each[-1].endswith("Permission denied")]
+        rc, source, target = next((each for each in bad if each not in refused), bad[0])[:3]
+        said = next((each[3] for each in bad if each[2] == target and len(each) > 3), f"exit code {rc}")
+        if len(refused) == len(bad):
+            fix = f"look at the export on the server (exportfs -v), and at the folders above {target}"
+            yield warn(ID, name, f"{target}: {said}", expected="an answer", fix=fix)
+            continue
         observed = f"{target} of {source} did not answer within 4 s" if rc in {"124", "137"} else f"{target}: {said}"
         fix = f"is the server up? then umount -f -l {target} && mount {target}; on the server: exportfs -ra"
         yield fail(ID, name, observed, expected="an answer", fix=fix)

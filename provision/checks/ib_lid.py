@@ -14,7 +14,7 @@ from provision.model import Finding
 
 ID = "ib.lid"
 LEVEL = 0
-TITLE = "Active InfiniBand ports have a LID of their own and the same subnet manager"
+TITLE = "a LID of its own for every Active port, and one subnet manager for all"
 WHY = "Ports without an address, or of two subnets, do not reach each other: the first all-reduce hangs."
 PROBE = PORTS
 

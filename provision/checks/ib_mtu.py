@@ -47,7 +47,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         faults = []
         for at in mine:
             same = {n: other.mtu for n, each in found.items() for other in each if other.device == at.device}
-            faults += list(_faults(at, majority(same), max(same.values()), seen.limits["roce_bytes"]))
+            faults += list(_faults(at, majority(same), sorted(set(same.values())), seen.limits["roce_bytes"]))
         yield told(ID, name, faults, ", ".join(f"{at.shown} {at.mtu}" for at in mine))
 
 
@@ -70,10 +70,11 @@ def _up(out: str, every: tuple[Port, ...]) -> Iterator[_Interface]:
             yield _Interface(device, net, int(mtu), layers[device] == "Ethernet")
 
 
-def _faults(at: _Interface, usual: int | None, largest: int, roce: float) -> Iterator[Fault]:
+def _faults(at: _Interface, usual: int | None, every: list[int], roce: float) -> Iterator[Fault]:
     if at.mtu != usual:
-        said = f"{at.shown} has MTU {at.mtu}, {f'most nodes have {usual}' if usual else f'others up to {largest}'}"
-        fix = f"ip link set {at.net} mtu {usual or largest}, and in its configuration"
+        theirs = str(usual) if usual else " and ".join(map(str, every))
+        said = f"{at.shown} has MTU {at.mtu}, {'most nodes' if usual else 'the nodes'} have {theirs}"
+        fix = f"ip link set {at.net} mtu {usual or every[-1]}, and in its configuration"
         yield Fault("FAIL", said, str(usual or "the same on every node"), fix)
     elif at.roce and at.mtu < roce:
         said = f"{at.shown} has MTU {at.mtu}: RoCE sends small packets"

@@ -49,7 +49,7 @@ def _faults(port: Port, said: Mapping[tuple[str, str], str], *, root: bool) -> I
     if port.state != ACTIVE or not manager:
         yield Fault("FAIL", f"{port.name} waits for a subnet manager", "an answer of sminfo", _START)
     elif text is None or "not installed" in text:
-        fix = "install infiniband-diags, such as with services: os_packages:"
+        fix = "install infiniband-diags with services: os_packages:"
         yield Fault("UNKNOWN", "sminfo is not installed", "an answer of sminfo", fix)
     elif found := _SAID.search(text):
         if found[3] != "MASTER":

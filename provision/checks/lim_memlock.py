@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok
-from provision.checks._host import SESSION, human, many, may, soft_limit, unread
+from provision.checks._facts import SESSION
+from provision.checks._host import human, many, may, soft_limit, unread
 from provision.checks._judging import found_as
 from provision.model import Finding
 

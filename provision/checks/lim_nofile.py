@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import SESSION, soft_limit, unread
+from provision.checks._facts import SESSION
+from provision.checks._host import soft_limit, unread
 from provision.model import Finding
 
 ID = "lim.nofile"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import SESSION, may, soft_limit, unread
+from provision.checks._facts import SESSION
+from provision.checks._host import may, soft_limit, unread
 from provision.model import Finding
 
 ID = "lim.nproc"
@@ -19,7 +20,7 @@ PROBE = SESSION
 LIMITS = {"processes": 16384, "processes_least": 4096}
 WHY = "Eight ranks with data loaders and NCCL's threads are thousands: 'can't start new thread' in the middle of a run."
 
-_FIX = "put `limits: {}` under `services` in the inventory, `clusterctl deploy`, and log in again"
+_FIX = "write the line `* - nproc unlimited` to /etc/security/limits.d/91-nproc.conf, and log in again"
 _SYS_RESOURCE = 24
 
 

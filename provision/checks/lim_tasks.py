@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._host import SESSION, tightest
+from provision.checks._facts import SESSION
+from provision.checks._host import tightest
 from provision.model import Finding
 
 ID = "lim.tasks"

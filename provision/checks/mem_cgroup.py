@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.checks._host import MEMORY, human, kib, pairs, tightest, unread
+from provision.checks._facts import MEMORY
+from provision.checks._host import human, kib, pairs, tightest, unread
 from provision.model import Finding
 
 ID = "mem.cgroup"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._host import MEMORY, many, pairs, unread
+from provision.checks._facts import MEMORY
+from provision.checks._host import many, pairs, unread
 from provision.model import Finding
 
 ID = "mem.ecc"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import GIB, MEMORY, human, kib, number, pairs, unread
+from provision.checks._facts import MEMORY
+from provision.checks._host import GIB, human, kib, number, pairs, unread
 from provision.model import Finding
 
 ID = "mem.hugepages"

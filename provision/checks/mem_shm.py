@@ -6,10 +6,12 @@ holds half of the memory (tmpfs(5)); containers often get 64 MiB.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import GIB, GPUS, df, human, number, unread
+from provision.checks._facts import GPUS
+from provision.checks._host import GIB, df, human, number, unread
 from provision.checks._mounts import mounts
 from provision.model import Finding
 
@@ -44,7 +46,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         gpus = (nodes[name].gpus if name in nodes else None) or gpus
         wanted = GIB * max(seen.limits["size_gib"], seen.limits["size_gib_per_gpu"] * gpus)
         said = f"{human(size)}, {human(free)} free"
-        remount = f"mount -o remount,size={wanted / GIB:.0f}G /dev/shm, and the same size in its line of /etc/fstab"
+        large = f"{math.ceil(wanted / GIB)}G"
+        remount = f"put `limits: {{shm: {large}}}` under `services` in the inventory, and `clusterctl deploy`"
         if not any(mount.target == _SHM for mount in mounts(answer)):
             said = f"{_SHM} is no file system of its own"
             yield fail(

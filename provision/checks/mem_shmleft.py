@@ -7,6 +7,7 @@ made them, unless it was killed. One that a process has mapped is in use; a youn
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
@@ -39,8 +40,8 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             yield unread(ID, name, answer)
             continue
         mapped = {line for line in answer.lines if line.startswith(_SHM)}
-        sizes = (line.split(None, 1) for line in answer.lines if line[0].isdigit())
-        left = {path: int(size) * 1024 for size, path in sizes if path not in mapped}
+        sizes = (re.fullmatch(r"([0-9]{1,12})\s+(/.*)", line) for line in answer.lines)
+        left = {found[2]: int(found[1]) * 1024 for found in sizes if found and found[2] not in mapped}
         if not left:
             yield ok(ID, name, f"{len(mapped)} in use, none left behind" if mapped else "none left behind")
             continue

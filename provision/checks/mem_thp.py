@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
-from provision.checks._host import MEMORY, compared
+from provision.checks._facts import MEMORY
+from provision.checks._host import compared
 from provision.model import Finding
 
 ID = "mem.thp"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from provision.checks import Answer, Plan, fail, ok, unknown
 from provision.checks._interfaces import RESOLVE
 from provision.checks._pairs import partners
+from provision.env.report.words import number
 from provision.model import Finding, Node
 from provision.render import words
 
@@ -33,8 +34,8 @@ cc_ping() {{
   cc_mtu=0
   {{ IFS= read -r cc_mtu <"/sys/class/net/$cc_device/mtu"; }} 2>/dev/null
   case $cc_address in *:*) cc_head=48 ;; *) cc_head=28 ;; esac
-  cc_said=$(ping -n -q -M do -s "$((cc_mtu - cc_head))" -c 3 -i 0.3 -W 2 "$cc_address" 2>&1)
-  echo "path $1 ${{cc_device:--}} $cc_mtu $?" $cc_said
+  cc_said=$(ping -n -q -M "do" -s "$((cc_mtu - cc_head))" -c 3 -i 0.3 -W 2 "$cc_address" 2>&1)
+  echo "path $1 ${{cc_device:--}} $cc_mtu $? $(echo "$cc_said" | tr '\\n' ' ')"
 }}
 for cc_peer in {words(partners(seen.nodes, node))}; do cc_ping "$cc_peer" & done
 wait
@@ -61,4 +62,4 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         elif not found and ("end" not in answer.lines or len(seen.nodes) > 1):
             yield unknown(ID, name, f"ping was not run: {answer.err or 'it said nothing'}")
         else:
-            yield ok(ID, name, f"{found[0][3]} bytes reach {len(found)} nodes" if found else "the only node")
+            yield ok(ID, name, f"{found[0][3]} bytes reach {number(len(found), 'node')}" if found else "the only node")

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan
-from provision.checks._host import SYSTEM, compared, pairs
+from provision.checks._facts import SYSTEM
+from provision.checks._host import compared, pairs
 from provision.model import Finding
 
 ID = "os.kernel"

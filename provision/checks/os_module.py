@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._host import GPUS, SHOW, number, pairs, unread
+from provision.checks._facts import GPUS, SHOW
+from provision.checks._host import number, pairs, unread
 from provision.model import Finding
 
 ID = "os.module"

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import SYSTEM, pairs, unread
+from provision.checks._facts import SYSTEM
+from provision.checks._host import pairs, unread
 from provision.model import Finding
 
 ID = "os.reboot"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import SYSTEM, number, pairs, unread
+from provision.checks._facts import SYSTEM
+from provision.checks._host import number, pairs, unread
 from provision.model import Finding
 
 ID = "os.taint"

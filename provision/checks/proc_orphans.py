@@ -19,7 +19,7 @@ ROOT = True
 # grep names the files first, so that only the few that matter are read again. A run's id has no character that sh or a
 # pattern would take for its own; the brackets keep grep from finding itself.
 PROBE = """\
-for file in $(grep -ls 'CLUSTERCTL_RUN=' /proc/[0-9]*/environ); do
+grep -ls 'CLUSTERCTL_RUN=' /proc/[0-9]*/environ | while read -r file; do
     pid=${file#/proc/}
     pid=${pid%/environ}
     run=$(tr '\\0' '\\n' <"$file" 2>/dev/null | sed -n 's/^CLUSTERCTL_RUN=//p')

@@ -83,6 +83,7 @@ _MODULES = {
     "run": "commands",
     "services": "services",
     "check": "health",
+    "status": "status",
     "train": "training",
     "init": "setup",
     "sandbox": "setup",

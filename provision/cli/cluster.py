@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from provision.cli.terminal import Terminal
 from provision.inventory import load, select
 from provision.model import Inventory, Node
 from provision.output import Reporter
@@ -44,45 +45,10 @@ relaying = click.option(
 )
 
 
-class _Terminal:
-    """Asks the person at the terminal, with the progress display out of the way."""
-
-    def __init__(self, reporter: Reporter, *, accept_host_keys: bool) -> None:
-        self._reporter = reporter
-        self._accept = accept_host_keys
-
-    def confirm_host_key(self, node: Node, key_type: str, fingerprint: str) -> bool:
-        """Show the fingerprint and ask, unless every new key is accepted."""
-        if self._accept:
-            self._reporter.warn(f"{node.name} ({node.address}): pinned {key_type} {fingerprint}")
-            return True
-        if not sys.stdin.isatty():
-            return False
-        with self._reporter.paused():
-            click.echo(f"{node.name} ({node.address}) shows the host key {key_type} {fingerprint}", err=True)
-            return click.confirm("Is that its key?", default=False, err=True)
-
-    def password(self, user: str, where: str) -> str | None:
-        """Ask without echo."""
-        if not sys.stdin.isatty():
-            return None
-        with self._reporter.paused():
-            answer: str = click.prompt(f"Password of {user} on {where}", hide_input=True, err=True)
-            return answer
-
-    def sudo_password(self, user: str, where: str) -> str | None:
-        """Ask without echo, once for all nodes."""
-        if not sys.stdin.isatty():
-            return None
-        with self._reporter.paused():
-            answer: str = click.prompt(f"sudo password of {user} (first needed on {where})", hide_input=True, err=True)
-            return answer
-
-
 def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts | None:
     """Somebody to ask; None where nobody can answer."""
     if sys.stdin.isatty() or accept_host_keys:
-        return _Terminal(reporter, accept_host_keys=accept_host_keys)
+        return Terminal(reporter, accept_host_keys=accept_host_keys)
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from provision.errors import UsageError
+from provision.errors import BundleError, UsageError
 from provision.model import Emit
 from provision.ospackages.apt import Apt
 from provision.ospackages.collection import Collected, Mirrors, Wanted
@@ -80,3 +80,16 @@ def of(release: Release) -> Family:
         f"{release.name} has {release.family} packages, and this version of clusterctl packs none of that family",
         hint=f"it packs {known}; for {release.name}, bring the packages to the nodes by hand",
     )
+
+
+def named(family: str) -> Family:
+    """The family that a bundle names.
+
+    Raises:
+        BundleError: this version has none of that name.
+    """
+    if family not in FAMILIES:
+        raise BundleError(
+            f"this version of clusterctl installs no {family} packages", hint="use the clusterctl that packed them"
+        )
+    return FAMILIES[family]

@@ -94,6 +94,7 @@ def choices(wanted: Mapping[str, Path], packages: Sequence[str]) -> tuple[Choice
     for label, path in wanted.items():
         opened = _opened(path)
         manifest = opened.manifest
+        families.named(manifest.family)
         if label != str(path) and releases.find(label).name != manifest.release:
             raise UsageError(f"{path} is for {manifest.release}, and the inventory names it for {label}")
         known = {each.name for each in manifest.packages}
@@ -245,9 +246,8 @@ def judge(found: Facts, chosen: Sequence[Choice], replace: Sequence[str]) -> str
 
 
 def _templates(chosen: Sequence[Choice]) -> str:
-    # Releases of several families would need a choice on the node; there is one family.
-    name = chosen[0].bundle.manifest.release
-    return families.of(releases.find(name)).templates
+    # Bundles of several families would need a choice on the node; there is one family.
+    return families.named(chosen[0].bundle.manifest.family).templates
 
 
 def _functions(chosen: Sequence[Choice]) -> str:

@@ -58,6 +58,8 @@ def _folder(value: object) -> str:
 
 def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Neither the same twice nor one in another: the inner one would be a mount in a mount."""
+    if not paths:
+        raise ValueError("names no folder: write at least one, such as [/data], or take the key out")
     for number, path in enumerate(paths):
         for other in paths[:number]:
             if path == other:
@@ -72,9 +74,7 @@ class Options(Section):
     """``services: nfs:``."""
 
     server: Text | None = None  # the node that has the folders; None: the first
-    exports: Annotated[tuple[Annotated[str, BeforeValidator(_folder)], ...], AfterValidator(_apart)] = Field(
-        default=("/srv/share",), min_length=1, max_length=64
-    )
+    exports: Annotated[tuple[Annotated[str, BeforeValidator(_folder)], ...], AfterValidator(_apart)] = ("/srv/share",)
     automount: bool = False  # mount on first use
     root_squash: bool = True  # root of a client is nobody on the server
     threads: int = Field(
@@ -194,17 +194,19 @@ def _mounting(options: Options, server: Node) -> Iterator[Step]:
         yield _mounted(options, path, server)
 
 
-def _looking(path: str, server: Node) -> str:
-    """Sets ``$cc_mounted`` and ``$cc_source`` and has the functions that the other templates use."""
-    return render("services/nfs/look.sh.j2", path=path, source=_source(server, path))
+def _looking(path: str, server: Node, functions: str) -> str:
+    """Sets ``$cc_path``, ``$cc_source`` and ``$cc_mounted``; the functions are of ``alive`` or ``free``."""
+    return render("services/nfs/look.sh.j2", path=path, source=_source(server, path)) + render(
+        f"services/nfs/{functions}.sh.j2"
+    )
 
 
 def _place(path: str, server: Node) -> Step:
-    look = _looking(path, server)
+    look = _looking(path, server, "free")
     return Step(
         f"place for {path}",
         unless=f"{look}cc_free",
-        do=f"{look}{render('services/nfs/place.sh.j2', path=path, server=server.name)}",
+        do=look + render("services/nfs/place.sh.j2", server=server.name),
     )
 
 
@@ -228,17 +230,18 @@ def _fstab(options: Options, server: Node) -> Step:
 
 
 def _mounted(options: Options, path: str, server: Node) -> Step:
-    look = _looking(path, server)
+    look = _looking(path, server, "alive")
     undo = render("services/nfs/unmount.sh.j2")
     return Step(
         f"{path} mounted",
         unless=f"{look}cc_alive",
         do=f"{look}cc_undo={quote(undo)}\n"
-        + render("services/nfs/mount.sh.j2", path=path, server=server.name, automount=options.automount),
+        + render("services/nfs/mount.sh.j2", server=server.name, automount=options.automount),
     )
 
 
 def _fresh(path: str, server: Node) -> Step:
-    fresh = _looking(path, server) + render("services/nfs/fresh.sh.j2", path=path, token=_token(server, path))
-    why = render("services/nfs/why.sh.j2", path=path, server=server.name)
-    return Step(f"{path} is fresh", unless=fresh, do=f"{_looking(path, server)}{why}false")
+    look = _looking(path, server, "alive")
+    fresh = render("services/nfs/fresh.sh.j2", token=_token(server, path))
+    why = render("services/nfs/why.sh.j2", server=server.name)
+    return Step(f"{path} is fresh", unless=look + fresh, do=f"{look}{why}false")

@@ -8,6 +8,7 @@ that of Debian and Ubuntu is a oneshot that stays active when the ``opensm@GUID`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from provision.inventory.schema import Section, Text
@@ -52,15 +53,15 @@ def verify(options: Options, inventory: Inventory) -> Iterator[Duty]:
     chosen = _chosen(options, inventory)
     for node in inventory.nodes:
         steps = [
-            _none("ports with a link are Active", "cc_waiting"),
-            _none("cables carry a signal", "cc_loose"),
-            _none("the subnet manager answers", "cc_silent"),
+            _none("ports with a link are Active", "waiting"),
+            _none("cables carry a signal", "loose"),
+            _none("the subnet manager answers", "silent"),
         ]
         if node is chosen:
             steps += [
-                _none("one master", "cc_masters", "masters"),
-                _none("links run at full rate", "cc_slow", "links"),
-                _none("links have no errors", "cc_errors", "errors"),
+                _none("one master", "masters"),
+                _none("links run at full rate", "slow"),
+                _none("links have no errors", "errors"),
             ]
         else:
             running = f'for cc_u in {" ".join(UNITS)}; do ! systemctl is-active -q "$cc_u" || exit 1; done'
@@ -73,24 +74,25 @@ def _chosen(options: Options, inventory: Inventory) -> Node:
     return next(node for node in inventory.nodes if options.node in (None, node.name))
 
 
-def _find() -> str:
-    return render("services/opensm/find.sh.j2")
+def _sh(*names: str) -> str:
+    """The sh of ``templates/services/opensm``: each file has the function ``cc_NAME``, or finds out ``$cc_NAME``."""
+    return "".join(render(f"services/opensm/{name}.sh.j2") for name in names)
 
 
-def _none(name: str, what: str, template: str = "") -> Step:
-    """A step of ``verify`` that fails with what the sh function ``what`` prints, and is fine when that is nothing."""
-    found = f"{_find()}{render(f'services/opensm/{template}.sh.j2') if template else ''}"
-    return must(name, f'{found}[ -z "$({what})" ]', f"{found}{what}")
+def _none(name: str, what: str) -> Step:
+    """A step of ``verify`` that fails with what the function ``what`` prints, and is fine when that is nothing."""
+    found = _sh("ports", what)
+    return must(name, f'{found}[ -z "$(cc_{what})" ]', f"{found}cc_{what}")
 
 
 def _port() -> Step:
     missing = "this node has no InfiniBand port: name one that has with services: opensm: node:"
-    return Step("InfiniBand", unless=f'{_find()}[ -n "$(cc_ports)" ]', do=f'cc_say "{missing}"\nfalse')
+    return Step("InfiniBand", unless=f'{_sh("ports")}[ -n "$(cc_ports)" ]', do=f'cc_say "{missing}"\nfalse')
 
 
 def _installed() -> Step:
     missing = "opensm is not installed: add it with services: os_packages:, or by hand"
-    test = f'{_find()}command -v opensm && cc_has_unit "$cc_unit"'
+    test = f'{_sh("unit")}command -v opensm && cc_has_unit "$cc_unit"'
     return Step("installed", unless=test, do=f'cc_say "{missing}"\nfalse')
 
 
@@ -103,27 +105,40 @@ def _umad() -> Step:
 def _running() -> Step:
     ended = "$cc_unit ended at once; with PORTS=NONE in /etc/default/opensm it starts nothing"
     do = f"""\
-{_find()}cc_start "$cc_unit"
+{_sh("unit", *_FABRIC, "wait")}
+cc_start "$cc_unit"
 if ! cc_on "$cc_unit"; then
   cc_say "{ended}"
   cc_why "$cc_unit"
 fi
-cc_wait {SOON} cc_all || :"""
-    return Step("running", unless=f'{_find()}cc_on "$cc_unit"', do=do)
+cc_wait {SOON} {_ask(_FABRIC)} || :"""
+    return Step("running", unless=f'{_sh("unit")}cc_on "$cc_unit"', do=do)
 
 
 def _answers() -> Step:
     """Ports anywhere that wait, or a manager that does not answer: it is restarted, and waited for."""
     hint = "see /var/log/opensm*.log; a port of another fabric needs a subnet manager of its own"
-    do = f'{_find()}cc_restart "$cc_unit"\n{_wait("cc_all", hint)}'
-    return Step("answers", unless=f'{_find()}[ -z "$(cc_all)" ]', do=do)
+    step = _settled("answers", _FABRIC, hint)
+    return replace(step, do=f'{_sh("unit")}cc_restart "$cc_unit"\n{step.do}')
 
 
 def _active() -> Step:
-    hint = "the subnet manager does not see this node: is it cabled to the same fabric?"
-    test = f'{_find()}[ -z "$(cc_here)" ]'
-    return Step("ports are Active", unless=test, do=f"{_find()}{_wait('cc_here', hint)}")
+    return _settled(
+        "ports are Active", _NODE, "the subnet manager does not see this node: is it cabled to the same fabric?"
+    )
 
 
-def _wait(what: str, hint: str) -> str:
-    return f'cc_wait {PATIENCE} {what} || {{ cc_say "$cc_left"; cc_say {quote(hint)}; false; }}'
+# What is looked at: the node's own ports, and from the manager's node the others' as well.
+_NODE = ("ports", "waiting", "silent")
+_FABRIC = (*_NODE, "joining")
+
+
+def _settled(name: str, what: tuple[str, ...], hint: str) -> Step:
+    """A step that waits until nothing of ``what`` is printed; when it takes too long it says what is left, and ``hint``."""
+    wait = f'cc_wait {PATIENCE} {_ask(what)} || {{ cc_say "$cc_left"; cc_say {quote(hint)}; false; }}'
+    return Step(name, unless=f'{_sh(*what)}[ -z "$(eval {_ask(what)})" ]', do=f"{_sh(*what, 'wait')}{wait}")
+
+
+def _ask(what: tuple[str, ...]) -> str:
+    """The functions of ``what`` after ``ports``, which they all read, as one word of sh."""
+    return quote("; ".join(f"cc_{name}" for name in what if name != "ports"))

@@ -168,8 +168,10 @@ def _not_enrolled(failed: Mapping[str, str], count: int, what_next: str) -> Node
 
 
 def _next(results: Mapping[str, object], prompts: Prompts | None, then: str) -> str:
-    alone = "run it on a terminal: there it can ask about host keys and for a password"
-    return hint(results.values(), then) if prompts else alone
+    asks = any(isinstance(each, ClusterctlError) and each.hint == "clusterctl init" for each in results.values())
+    if asks and prompts is None:
+        return "run it on a terminal: there it can ask about host keys and for a password"
+    return hint(results.values(), then)
 
 
 def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> dict[str, Facts]:

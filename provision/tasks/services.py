@@ -159,7 +159,8 @@ def undo(
         if name not in services.ORDER:
             raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.ORDER)}")
     wanted = tuple(name for name in services.ORDER if name in (names or services.ORDER))
-    asked = tuple(name for name in wanted if name in inventory.services)
+    # os_packages serves nobody, and its bundle may be gone by now.
+    asked = tuple(name for name in wanted if name in inventory.services and name != "os_packages")
     serving = set(plans.planned(inventory, nodes, asked).nodes("serve"))
     steps = tuple(_undoing(name) for name in reversed(wanted))
     with Connections(inventory, prompts) as connections:

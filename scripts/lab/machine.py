@@ -16,12 +16,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
 import machine_image
+import machine_parts
 from lab_run import LabError
 
 from provision.sandbox import network
@@ -29,7 +30,6 @@ from provision.sandbox import network
 PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "mke2fs": "e2fsprogs", "debootstrap": "debootstrap"}
 MEMORY = 640  # MB
 BOOT_SECONDS = 600  # about 20 on a quiet host
-_SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 # mitigations: an emulated CPU leaks nothing, and emulated barriers cost much. panic: a crash is a reboot, not a hang.
 _KERNEL = (
     "console=ttyS0 root=/dev/nvme0n1 rootfstype=ext4 rootflags=noinit_itable rw quiet panic=1 mitigations=off"
@@ -46,7 +46,6 @@ class Machine:
     console: Path
     ssh: tuple[str, ...]  # argv of ssh up to the destination
     process: subprocess.Popen[bytes]
-    switch: int  # the process in whose network namespace the switch is
     boot: str = ""  # the kernel's boot id, of the last boot that was waited for
     _said: bytes = field(default=b"", repr=False)
 
@@ -136,16 +135,6 @@ class Machine:
         finally:
             self.process.send_signal(signal.SIGCONT)
 
-    @contextlib.contextmanager
-    def unplugged(self) -> Iterator[None]:
-        """In this block the machine's network cable is out."""
-        enter = ["nsenter", f"--net=/proc/{self.switch}/ns/net", "ip", "link", "set", self.name]
-        _run([*enter, "down"])
-        try:
-            yield
-        finally:
-            _run([*enter, "up"])
-
     def _trouble(self, what: str) -> LabError:
         tail = "\n".join(self.console.read_text(errors="replace").splitlines()[-30:]) if self.console.exists() else ""
         return LabError(f"{self.name} {what}. The end of {self.console}:\n{tail}")
@@ -187,7 +176,9 @@ def missing() -> str:
     """Why no machine can be started here; empty when one can."""
     if os.geteuid():
         return "emulated machines need root, for a network namespace"
-    lacking = [package for program, package in PROGRAMS.items() if not shutil.which(program, path=_SYSTEM_PATH)]
+    lacking = [
+        package for program, package in PROGRAMS.items() if not shutil.which(program, path=machine_parts.SYSTEM_PATH)
+    ]
     return f"missing: apt-get install {' '.join(lacking)}" if lacking else ""
 
 
@@ -211,37 +202,21 @@ def machines(count: int, folder: Path | None = None) -> Iterator[Lab]:
         key, known_hosts = folder / "id", folder / "known_hosts"
         shutil.copy(disk.key, key)
         known_hosts.write_text("".join(f"{address} {disk.host_key}\n" for address in addresses))
-        options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes", "ConnectTimeout=60",
-                   "ServerAliveInterval=60",                   f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null")  # fmt: skip
+        options = (
+            "BatchMode=yes", "IdentitiesOnly=yes", "ConnectTimeout=60", "ServerAliveInterval=60",
+            "StrictHostKeyChecking=yes", f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null",
+        )  # fmt: skip
         ssh = ("ssh", "-F", "none", "-i", str(key), *(word for each in options for word in ("-o", each)))
-        switch = _switch(stack, names, subnet)
+        switch = machine_parts.switch(stack, names, subnet)
         started = []
         for name, address in zip(names, addresses, strict=True):
             console = folder / f"{name}.console"
             words = _qemu(disk, name, f"{address}/{subnet.prefixlen}", console, switch)
-            process = _start(stack, words)
-            started.append(Machine(name, address, console, ssh, process, switch))
+            process = machine_parts.start(stack, words)
+            started.append(Machine(name, address, console, ssh, process))
         for machine in started:
             machine.wait_up()
         yield Lab(tuple(started), folder, key, known_hosts, subnet)
-
-
-def _switch(stack: contextlib.ExitStack, names: Sequence[str], subnet: IPv4Network) -> int:
-    """A bridge in a network namespace of its own, and this host's cable to it. Returns the process that holds it."""
-    holder = _start(stack, ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"])
-    assert holder.stdout is not None
-    holder.stdout.read(1)  # now the namespace is there
-    cable = f"cclab{os.getpid()}"
-    lines = ["link add switch up type bridge", "link set uplink master switch up"]
-    for name in names:
-        lines += [f"tuntap add dev {name} mode tap", f"link set {name} master switch up"]
-    _run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "uplink", "netns", str(holder.pid)])
-    # It goes with the namespace in any case, but that takes the kernel a moment.
-    stack.callback(_run, ["ip", "link", "delete", cable])
-    _run(["nsenter", f"--net=/proc/{holder.pid}/ns/net", "ip", "-batch", "-"], "\n".join(lines) + "\n")
-    _run(["ip", "address", "add", f"{subnet.network_address + 1}/{subnet.prefixlen}", "dev", cable])
-    _run(["ip", "link", "set", cable, "up"])
-    return holder.pid
 
 
 def _qemu(disk: machine_image.Image, name: str, address: str, console: Path, switch: int) -> list[str]:
@@ -258,34 +233,6 @@ def _qemu(disk: machine_image.Image, name: str, address: str, console: Path, swi
         "-serial", f"file:{console}", "-serial", "stdio",
         "-qmp", f"unix:{console.with_suffix('.qmp')},server=on,wait=off",
     ]  # fmt: skip
-
-
-def _start(stack: contextlib.ExitStack, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts what ends with us, and on leaving ``stack`` at the latest."""
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *argv],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PATH": _SYSTEM_PATH},
-        bufsize=0,
-    )
-
-    def end() -> None:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-    stack.callback(end)
-    return process
-
-
-def _run(argv: Sequence[str], stdin: str = "") -> None:
-    done = subprocess.run(
-        argv, input=stdin, capture_output=True, text=True, env={**os.environ, "PATH": _SYSTEM_PATH}, check=False
-    )
-    if done.returncode:
-        raise LabError(f"`{' '.join(argv)}` exited {done.returncode}: {done.stderr.strip()}")
 
 
 if __name__ == "__main__":  # two machines to try things by hand

@@ -1,4 +1,4 @@
-"""OS packages from an offline bundle on minimal Debian nodes that reach nothing; apt and dpkg are real on both sides."""
+"""OS packages from an offline bundle on minimal Debian nodes that reach nothing; apt and dpkg are real."""
 
 import base64
 import shutil
@@ -144,7 +144,8 @@ def test_packages_of_the_real_mirror_are_installed_without_a_network_and_undone(
     undone = services("undo", "bundle: real.osb")
     assert undone.returncode == 0, undone.stderr
     assert installed(box, "node02") == before
-    assert (installed(box), host(box)) == (before, untouched)
+    assert installed(box) == before
+    assert host(box) == untouched
 
 
 def test_a_removal_is_refused_until_it_is_allowed_and_undo_brings_back_what_gave_way(box, made_up, services, tmp_path):
@@ -201,27 +202,24 @@ def test_an_interrupted_apply_is_finished_by_the_node_and_who_comes_next_waits(b
 
 
 def _interrupted_and_waited_for(box, services, wanted):
-    first = subprocess.Popen(
-        services.argv("apply", wanted), cwd=box.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    until(box, "pgrep -f [c]c-slow.postinst")
-    first.send_signal(signal.SIGINT)
-    _out, err = first.communicate(timeout=60)
+    argv, piped = services.argv("apply", wanted), {"cwd": box.directory, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, **piped) as first:
+        until(box, "pgrep -f [c]c-slow.postinst")
+        first.send_signal(signal.SIGINT)
+        _out, err = first.communicate(timeout=60)
     assert (first.returncode, "Traceback" in err) == (130, False), err
     assert sh(box, "pgrep -f [c]c-slow.postinst || :") != ""  # dpkg is not left half-way
 
-    second = subprocess.Popen(
-        services.argv("apply", wanted), cwd=box.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    said = []
-    for line in second.stdout:
-        said.append(line)
-        if "Preparing nodes" in line:  # it has begun to wait, or is about to
-            for node in ("node01", "node02"):
-                sh(box, "touch /tmp/go-on", node)
-    assert second.wait() == 0, said
-    assert "node01: apt-get (process " in "".join(said)
-    assert "is using dpkg; installing waits up to 120 s for it" in "".join(said)
+    with subprocess.Popen(argv, stderr=subprocess.STDOUT, **piped) as second:
+        said = ""
+        for line in second.stdout:
+            said += line
+            if "Preparing nodes" in line:  # it has begun to wait, or is about to
+                for node in ("node01", "node02"):
+                    sh(box, "touch /tmp/go-on", node)
+    assert second.returncode == 0, said
+    assert "node01: apt-get (process " in said
+    assert "is using dpkg; installing waits up to 120 s for it" in said
     assert "cc-slow 1 installed" in installed(box)
     assert sh(box, "ls /usr/sbin/policy-rc.d* 2>/dev/null || :") == ""
 
@@ -234,7 +232,7 @@ def test_a_half_configured_dpkg_is_named_with_the_command_that_mends_it(box, mad
             "node01: dpkg was interrupted: cc-broken half installed; run there: dpkg --configure -a" in refused.stderr
         )
         sh(box, "touch /tmp/mended; dpkg --configure -a")
-        assert "node[01-02]: " in services("apply", wanted).stdout
+        assert services("apply", wanted).returncode == 0
         assert "cc-plain 1 installed" in installed(box)
 
 

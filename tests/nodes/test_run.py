@@ -84,7 +84,7 @@ def test_ctrl_c_ends_the_command_on_every_node(folder, sandbox):
 
 @pytest.fixture
 def terminal():
-    """Runs a command on a terminal and types; gives its exit code and all that was shown."""
+    """Runs a command on a terminal of its own and types; gives its exit code and all that was shown."""
 
     def run(argv, cwd, typed):
         pid, screen = pty.fork()
@@ -109,7 +109,7 @@ def terminal():
 def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal):
     box = make_sandbox(nodes=2, user="trainer", password=PASSWORD)
     install(box)
-    allow(box, ASKING)
+    allow(box, "Defaults use_pty\n" + ASKING)
     folder = box.inventory.parent
     asked = [(b"sudo password of trainer", PASSWORD.encode() + b"\n")]
     code, shown = terminal([CLUSTERCTL, "run", "--root", "id", "-un"], folder, asked)
@@ -117,6 +117,9 @@ def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal)
     assert "node[01-02] (2)" in shown
     assert "\r\nroot" in shown
     assert PASSWORD not in shown
+    code, shown = terminal([CLUSTERCTL, "run", "--root", "id", "-un"], folder, [(b"sudo password of", b"\x03")])
+    assert code == 130  # Ctrl-C ends the question
+    assert "interrupted" in shown
     refused = run("run", "--root", "id", "-un", cwd=folder)
     assert refused.returncode == 5
     assert "nobody can be asked" in refused.stderr

@@ -18,7 +18,14 @@ from provision import checks
 from provision.checks import Answer, judged
 from provision.inventory import fold
 
-EXAMPLES = int(os.environ.get("CLUSTERCTL_EXAMPLES", "25"))  # for each check; more of them are random ones
+EXAMPLES = int(os.environ.get("CLUSTERCTL_EXAMPLES", "12"))  # for each check; more of them are random ones
+HOW = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=EXAMPLES == 12,
+    suppress_health_check=list(HealthCheck),
+)
 VERDICTS = {"OK", "WARN", "FAIL", "UNKNOWN"}
 WORDS = st.sampled_from(
     ["", "0", "-1", "1", "99999999999999999999", "1e999", "nan", "N/A", "[N/A]", "ERR!", "Enabled", "yes", "{", "[]",
@@ -52,13 +59,7 @@ def garbled(draw, text):
 def test_no_answer_breaks_a_judge(check):
     healthy = recorded(check).healthy
 
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        derandomize=EXAMPLES == 25,
-        suppress_health_check=list(HealthCheck),
-    )
+    @HOW
     @given(answers(healthy), st.sampled_from(healthy))
     def judge(found, recording):
         plan = recording.plan

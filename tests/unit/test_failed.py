@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import PurePosixPath
 
 import pytest
 
+from provision.cli import main
 from provision.errors import BundleError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import Inventory, Node
 from provision.tasks.failed import FILE, last_failed, remembered
@@ -91,6 +93,21 @@ def test_a_file_that_is_not_ours_counts_as_none(inventory, tmp_path, text):
     work(inventory, broken("gpu1"))
     assert failed(inventory) == ["gpu1"]
     assert json.loads((tmp_path / FILE).read_text())
+
+
+@pytest.mark.parametrize("command", ["deploy", "run"])
+def test_the_command_says_when_there_is_nothing_to_retry(command, tmp_path, capsys):
+    path = tmp_path / "inventory.yaml"
+    path.write_text("prefix: /opt/llm/current\nnodes: {n: 127.0.0.1}\n")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as end:
+            main([command, "--inventory", str(path), "--retry-failed", "--limit", "n", "x"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert said == f"the last clusterctl {command} failed on no node of those chosen: nothing to do\n"
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(inventory, tmp_path):

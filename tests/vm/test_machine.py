@@ -27,13 +27,13 @@ RTMGRP_LINK = 1  # linux/rtnetlink.h: links that come, change and go
 KILLED = """
 import signal, sys
 sys.path.append(sys.argv[1])
-import machine
+import machine_parts
 # A switch, a cable and a process on it, as machines() makes them; booting one would show nothing more.
 import contextlib
 from ipaddress import IPv4Network
 stack = contextlib.ExitStack()
-switch = machine._switch(stack, ["vm1"], IPv4Network(sys.argv[2]))
-sleeper = machine._start(stack, ["nsenter", f"--net=/proc/{switch}/ns/net", "setpriv", "--pdeathsig", "KILL",
+switch = machine_parts.switch(stack, ["vm1"], IPv4Network(sys.argv[2]))
+sleeper = machine_parts.start(stack, ["nsenter", f"--net=/proc/{switch}/ns/net", "setpriv", "--pdeathsig", "KILL",
     "sh", "-c", "echo; exec sleep infinity"])
 sleeper.stdout.read(1)
 print(switch, sleeper.pid, flush=True)

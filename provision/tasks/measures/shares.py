@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class _Meant:
 
 
 def measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answer]:
-    """How every node sees the inventory's shares. Three round trips, and one more to clear up; no file stays."""
+    """How every node sees the inventory's shares. Three round trips, one more where a file went astray; none stays."""
     names = [node.name for node in plan.nodes]
     meant = [
         _Meant(number, share, share.server if share.server in names else names[0], secrets.token_hex(8))
@@ -56,73 +57,81 @@ def measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answe
         return {name: Answer("no shares\n") for name in names}
     began = time.monotonic()
     emit(StageStarted("shares", "Trying the shared folders", len(plan.nodes)))
-    work = _Work(meant, connections)
-    begun = work.run(plan.nodes, "server")
-    written = {each.number: outcome(_step(begun[each.first], "write", each.number), "") == "fine" for each in meant}
-    said = work.run(plan.nodes, "client", written)
-    ended = work.run(plan.nodes, "end")
-    work.run(plan.nodes, "tidy")
-    found = {}
-    for node in plan.nodes:
-        lost = next((each for each in (begun[node.name], said[node.name]) if isinstance(each, ClusterctlError)), None)
-        sides = [_side(each, node.name, begun, said, ended, alone=len(names) == 1) for each in meant]
-        found[node.name] = (
-            Answer(rc=1, err=str(lost)) if lost else Answer("".join(f"{x}\n" for side in sides for x in side.lines()))
-        )
-    emit(StageFinished("shares", time.monotonic() - began, dict.fromkeys(found, "done")))
-    return found
+    work = _Work(plan.nodes, connections)
+    begun = work.run("server", {each: {each.first} for each in meant})
+    written = {each for each in meant if _outcome(begun, each.first, "write", each) == "fine"}
+    said = work.run("client", {each: {*names} - {each.first} for each in meant}, written)
+    ended = work.run(
+        "end", {each: {each.first} for each in meant if _outcome(begun, each.first, "write", each) != "hung"}
+    )
+    sides = {name: [_side(each, name, begun, said, ended, alone=len(names) == 1) for each in meant] for name in names}
+    # The first node has removed what it saw; elsewhere, each removes its own.
+    work.run("tidy", {each: {name for name in names if _strayed(sides[name][each.number])} for each in meant})
+    emit(StageFinished("shares", time.monotonic() - began, dict.fromkeys(names, "done")))
+    return {name: _answer(sides[name], begun.get(name), said.get(name)) for name in names}
 
 
 class _Work:
     """Runs one stage on the nodes that have a part in it."""
 
-    def __init__(self, meant: Sequence[_Meant], connections: Connections) -> None:
-        self._meant = meant
+    def __init__(self, nodes: Sequence[Node], connections: Connections) -> None:
+        self._nodes = nodes
         self._connections = connections
 
-    def run(self, nodes: Sequence[Node], role: str, written: Mapping[int, bool] | None = None) -> Said:
-        """What the nodes said; those without a part said nothing."""
+    def run(
+        self, role: str, parts: Mapping[_Meant, AbstractSet[str]], written: AbstractSet[_Meant] = frozenset()
+    ) -> Said:
+        """What the nodes said, those of ``parts``: by share the names of the nodes that are to touch it."""
 
         def one(node: Node) -> Result:
-            firsts = role in {"server", "end"}
-            mine = [each for each in self._meant if (each.first == node.name) == firsts]
-            if not mine:
-                return Result(0, "")
+            mine = [each for each, names in parts.items() if node.name in names]
             values = [
-                {
-                    "number": each.number,
-                    "path": each.share.path,
-                    "file": each.file,
-                    "written": bool(written and written[each.number]),
-                }
+                {"number": each.number, "path": each.share.path, "file": each.file, "written": each in written}
                 for each in mine
             ]
             script = render("measures/shares.sh.j2", shares=values, role=role, node=node.name, limit=LIMIT)
             return self._connections[node].run(script, deadline=LIMIT * _TOUCHES * len(mine) + _GRACE)
 
-        return fan_out(nodes, one, limit=64)
+        names = {name for each in parts.values() for name in each}
+        return fan_out([node for node in self._nodes if node.name in names], one, limit=64)
 
 
-def _step(result: Result | ClusterctlError, what: str, number: int) -> tuple[int, str] | None:
-    return None if isinstance(result, ClusterctlError) else steps(result.out).get((what, number))
+def _answer(sides: Sequence[Side], *said: Result | ClusterctlError | None) -> Answer:
+    lost = next((each for each in said if isinstance(each, ClusterctlError)), None)
+    if lost:
+        return Answer(rc=1, err=str(lost))
+    return Answer("".join(f"{line}\n" for side in sides for line in side.lines()))
+
+
+def _strayed(side: Side) -> bool:
+    """Whether a node's file lies where the first node does not see it."""
+    return side.wrote == "fine" and side.back == "absent"
+
+
+def _outcome(said: Said, name: str, what: str, each: _Meant, token: str = "") -> str:
+    return outcome(_step(said.get(name), what, each.number), token)
+
+
+def _step(result: Result | ClusterctlError | None, what: str, number: int) -> tuple[int, str] | None:
+    return steps(result.out).get((what, number)) if isinstance(result, Result) else None
 
 
 def _side(each: _Meant, name: str, begun: Said, said: Said, ended: Said, *, alone: bool) -> Side:
-    own = (begun if name == each.first else said)[name]
-    out = own.out if isinstance(own, Result) else ""
+    own = begun if name == each.first else said
     side = Side(each.number, each.first, each.share.path)
-    for line in out.splitlines():
+    result = own.get(name)
+    for line in result.out.splitlines() if isinstance(result, Result) else ():
         words = line.split(" ", 3)
         if words[0] == "mounted" and words[1] == str(each.number):
             side.type, side.source = words[2], words[3]
         elif words[0] == "stuck":
             side.stuck.append(" ".join(words[1:]))
-    side.wrote = outcome(_step(own, "write", each.number), "")
+    side.wrote = _outcome(own, name, "write", each)
     if name == each.first:
         side.back = "alone" if alone else "fine"
         return side
-    side.read = outcome(_step(own, "read", each.number), f"from {each.first}")
-    back = _step(ended[each.first], "back", each.number)
+    side.read = _outcome(said, name, "read", each, f"from {each.first}")
+    back = _step(ended.get(each.first), "back", each.number)
     if back and side.wrote == "fine":
         side.back = "fine" if f"from {name}" in back[1].splitlines() else "absent"
     return side

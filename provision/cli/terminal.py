@@ -1,0 +1,108 @@
+"""The person at the terminal: who is asked about host keys and passwords while many nodes are worked on.
+
+Questions come from threads of their own, and Ctrl-C reaches the main thread. So nothing waits in a read that cannot be
+left: an interrupt ends the question, and the terminal shows again what is typed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from provision.model import Node
+    from provision.output import Reporter
+
+
+class Terminal:
+    """Asks the person at the terminal, with the progress display out of the way; ``ssh.prompts.Prompts``.
+
+    To be made in the main thread. Without a terminal every answer is no, or none.
+    """
+
+    def __init__(self, reporter: Reporter, *, accept_host_keys: bool) -> None:
+        self._reporter = reporter
+        self._accept = accept_host_keys
+        self._woken, self._wake = os.pipe()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._leave_on(number)
+
+    def confirm_host_key(self, node: Node, key_type: str, fingerprint: str) -> bool:
+        """Show the fingerprint and ask, unless every new key is accepted."""
+        if self._accept:
+            self._reporter.warn(f"{node.name} ({node.address}): pinned {key_type} {fingerprint}")
+            return True
+        if not sys.stdin.isatty():
+            return False
+        with self._reporter.paused():
+            click.echo(f"{node.name} ({node.address}) shows the host key {key_type} {fingerprint}", err=True)
+            while True:
+                answer = self._answer("Is that its key? [y/N]: ")
+                word = (answer or "").strip().lower()
+                if word in {"y", "yes"}:
+                    return True
+                if word in {"", "n", "no"}:
+                    return False
+                click.echo("yes or no?", err=True)
+
+    def password(self, user: str, where: str) -> str | None:
+        """Ask without echo."""
+        return self._secret(f"Password of {user} on {where}: ")
+
+    def sudo_password(self, user: str, where: str) -> str | None:
+        """Ask without echo, once for all nodes."""
+        return self._secret(f"sudo password of {user} (first needed on {where}): ")
+
+    def _secret(self, question: str) -> str | None:
+        if not sys.stdin.isatty():
+            return None
+        with self._reporter.paused(), _unseen(sys.stdin.fileno()):
+            answer = self._answer(question)
+            click.echo(err=True)  # the user's own newline was not shown
+        return answer or None
+
+    def _answer(self, question: str) -> str | None:
+        """A line of text; None when there will be none: the end of file, or an interrupt."""
+        click.echo(question, nl=False, err=True)
+        typed = b""
+        while not typed.endswith(b"\n"):
+            ready, _, _ = select.select([sys.stdin.fileno(), self._woken], [], [])
+            if self._woken in ready:
+                return None
+            part = os.read(sys.stdin.fileno(), 4096)
+            if not part:
+                return None
+            typed += part
+        return typed[:-1].decode(sys.stdin.encoding or "utf-8", "surrogateescape")
+
+    def _leave_on(self, number: signal.Signals) -> None:
+        """A signal ends the question first, and then does what it does."""
+        before: Any = signal.getsignal(number)
+        if callable(before):
+
+            def leave(received: int, frame: FrameType | None) -> None:
+                os.write(self._wake, b".")
+                before(received, frame)
+
+            signal.signal(number, leave)
+
+
+@contextmanager
+def _unseen(terminal: int) -> Iterator[None]:
+    """What is typed is not shown; what was typed before is dropped."""
+    before = termios.tcgetattr(terminal)
+    hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(terminal, termios.TCSAFLUSH, hidden)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -1,0 +1,96 @@
+"""After ``status``: the nodes, those that are alike folded, and how far their clocks are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from provision.checks._clock import Offset, shown, skews
+from provision.inventory import fold
+from provision.output_text import fold_equal
+from provision.summaries._summary import Summary
+
+if TYPE_CHECKING:
+    from provision.tasks.status import NodeStatus, Status
+
+MATRIX = 8  # nodes whose clocks are shown as a matrix; of more, those that are together are folded
+
+
+def status_shown(result: Status) -> Summary:
+    """Nodes and clocks; times of ``--json`` are seconds."""
+    pairs = skews(result.offsets)
+    data = {
+        "nodes": {
+            name: {
+                "uptime": node.uptime,
+                "release": node.release or None,
+                "clock": _data(result.offsets.get(name)),
+                "skew": {other: _data(skew) for (one, other), skew in pairs.items() if one == name},
+            }
+            for name, node in result.nodes.items()
+        },
+        "unreachable": dict(result.unreachable),
+    }
+    lines = [f"{names}: {said}" for said, names in fold_equal({n: _of(s) for n, s in result.nodes.items()}).items()]
+    lines += [f"{names}: no answer: {why}" for why, names in fold_equal(result.unreachable).items()]
+    return data, "\n".join([*lines, *_clocks(result, pairs)])
+
+
+def _data(offset: Offset | None) -> dict[str, float] | None:
+    return {"seconds": round(offset.seconds, 6), "error": round(offset.error, 6)} if offset else None
+
+
+def _of(node: NodeStatus) -> str:
+    release = f"release {node.release}" if node.release else "no release"
+    return release if node.uptime is None else f"{release}, up {_age(node.uptime)}"
+
+
+def _age(seconds: float) -> str:
+    """In its two largest units, so that machines started together are alike."""
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h"
+    return f"{minutes // 1440} d"
+
+
+def _clocks(result: Status, pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
+    offsets = result.offsets
+    untold = [name for name in result.nodes if name not in offsets]
+    lines = [f"clocks: {fold(untold)} cannot tell the time"] if untold else []
+    if len(offsets) < 2:
+        return lines
+    middle = _middle(offsets)
+    gone = {
+        name: ahead
+        for name, each in offsets.items()
+        if abs((ahead := each.minus(offsets[middle])).seconds) - ahead.error > result.apart
+    }
+    together = [name for name in offsets if name not in gone]
+    if len(together) > 1:
+        low, high = (pick(together, key=lambda name: offsets[name].seconds) for pick in (min, max))
+        lines.append(
+            f"clocks: {fold(together)} agree, at most {shown(offsets[high].minus(offsets[low]), sign=False)} apart"
+        )
+    for name, ahead in gone.items():
+        way = "ahead of" if ahead.seconds > 0 else "behind"
+        far = shown(Offset(abs(ahead.seconds), ahead.error), sign=False)
+        lines.append(f"clocks: {name} is {far} {way} {middle if len(together) == 1 else 'them'}")
+    return lines + (_matrix(list(offsets), pairs) if len(offsets) <= MATRIX else [])
+
+
+def _middle(offsets: Mapping[str, Offset]) -> str:
+    """The node whose clock has as many before it as behind it."""
+    in_order = sorted(offsets, key=lambda name: offsets[name].seconds)
+    return in_order[(len(in_order) - 1) // 2]
+
+
+def _matrix(names: list[str], pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
+    """How far the node of the line is ahead of that of the column."""
+    cells = [["ahead of", *names]]
+    for one in names:
+        row = [shown(pairs[one, other]) if one != other else "-" for other in names]
+        cells.append([one, *row])
+    wide = [max(len(row[index]) for row in cells) for index in range(len(names) + 1)]
+    return ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, wide, strict=True)) for row in cells]

@@ -1,0 +1,574 @@
+# ===== apply, stage serve: gpu02
+# --- nfs: installed
+# unless
+cc_service=nfs
+command -v exportfs && command -v rpc.nfsd
+# do
+cc_service=nfs
+cc_say 'nfs-kernel-server is not installed: add it with services: os_packages:, or by hand'
+false
+# --- nfs: running
+# unless
+cc_service=nfs
+cc_on nfs-server.service
+# do
+cc_service=nfs
+cc_start nfs-server.service
+# --- nfs: threads
+# unless
+cc_service=nfs
+if [ -d /etc/nfs.conf.d ]; then
+cc_is /etc/nfs.conf.d/clusterctl.conf 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
+[nfsd]
+threads=128
+'
+else
+cc_has_block /etc/default/nfs-kernel-server nfs 'RPCNFSDCOUNT=128
+'
+fi
+[ "$(cat /proc/fs/nfsd/threads)" = 128 ]
+# do
+cc_service=nfs
+cc_journal threads rpc.nfsd "$(cat /proc/fs/nfsd/threads)"
+if [ -d /etc/nfs.conf.d ]; then
+cc_stage /etc/nfs.conf.d/clusterctl.conf 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
+[nfsd]
+threads=128
+'
+cc_commit /etc/nfs.conf.d/clusterctl.conf
+cc_done /etc/nfs.conf.d/clusterctl.conf
+else
+cc_block /etc/default/nfs-kernel-server nfs 'RPCNFSDCOUNT=128
+' end
+cc_block_done /etc/default/nfs-kernel-server nfs
+fi
+rpc.nfsd 128
+# --- nfs: folder /data
+# unless
+cc_service=nfs
+[ -d /data ]
+# do
+cc_service=nfs
+cc_folder /data 1777
+# --- nfs: folder for tokens in /data
+# unless
+cc_service=nfs
+[ -d /data/.clusterctl ]
+# do
+cc_service=nfs
+cc_folder /data/.clusterctl 1777
+# --- nfs: token in /data
+# unless
+cc_service=nfs
+cc_is /data/.clusterctl/server 644 'gpu02:/data
+'
+# do
+cc_service=nfs
+cc_stage /data/.clusterctl/server 644 'gpu02:/data
+'
+cc_commit /data/.clusterctl/server
+cc_done /data/.clusterctl/server
+# --- nfs: folder /srv/models
+# unless
+cc_service=nfs
+[ -d /srv/models ]
+# do
+cc_service=nfs
+cc_folder /srv/models 1777
+# --- nfs: folder for tokens in /srv/models
+# unless
+cc_service=nfs
+[ -d /srv/models/.clusterctl ]
+# do
+cc_service=nfs
+cc_folder /srv/models/.clusterctl 1777
+# --- nfs: token in /srv/models
+# unless
+cc_service=nfs
+cc_is /srv/models/.clusterctl/server 644 'gpu02:/srv/models
+'
+# do
+cc_service=nfs
+cc_stage /srv/models/.clusterctl/server 644 'gpu02:/srv/models
+'
+cc_commit /srv/models/.clusterctl/server
+cc_done /srv/models/.clusterctl/server
+# --- nfs: exports
+# unless
+cc_service=nfs
+cc_is /etc/exports.d/clusterctl.exports 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
+/data 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+'
+# do
+cc_service=nfs
+cc_journal reexport exportfs -ra
+cc_stage /etc/exports.d/clusterctl.exports 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
+/data 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/srv/models 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+'
+# exportfs itself reads the new file, where nothing that it writes is seen by anybody: with tables of its own, in a
+# mount namespace of its own. It fails for a line that it does not understand and for a folder that cannot be exported.
+cc_try='set -e
+mount -t tmpfs clusterctl /var/lib/nfs
+cp "$1" /var/lib/nfs/new.exports
+: >/var/lib/nfs/etab
+[ ! -e /etc/exports ] || mount --bind /dev/null /etc/exports
+mount -t tmpfs clusterctl /etc/exports.d
+cp /var/lib/nfs/new.exports /etc/exports.d
+exportfs -ra'
+unshare --mount sh -c "$cc_try" sh "$cc_new"
+
+cc_commit /etc/exports.d/clusterctl.exports
+exportfs -ra
+cc_done /etc/exports.d/clusterctl.exports
+# --- nfs: exported
+# unless
+cc_service=nfs
+# etab is what mountd answers by: a line for each folder and client.
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+for cc_p in /data /srv/models; do
+  cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
+  [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
+done
+
+# do
+cc_service=nfs
+exportfs -ra
+# etab is what mountd answers by: a line for each folder and client.
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+for cc_p in /data /srv/models; do
+  cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
+  [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
+done
+# ===== apply, stage follow: gpu01 gpu03
+# --- nfs: installed
+# unless
+cc_service=nfs
+command -v mount.nfs
+# do
+cc_service=nfs
+cc_say 'nfs-common is not installed: add it with services: os_packages:, or by hand'
+false
+# --- nfs: place for /data
+# unless
+cc_service=nfs
+cc_path=/data cc_source=10.1.0.2:/data
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# Others' lines of fstab for the folder.
+cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
+# Nothing would be hidden by a mount there, and nobody else mounts anything.
+cc_free() {
+  ! cc_foreign >/dev/null || return 1
+  case $cc_mounted in
+    "") [ -d "$cc_path" ] && [ -z "$(ls -A "$cc_path")" ] ;;
+    "autofs systemd-1") ;;
+    *) cc_ours ;;
+  esac
+}
+cc_free
+# do
+cc_service=nfs
+cc_path=/data cc_source=10.1.0.2:/data
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# Others' lines of fstab for the folder.
+cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
+# Nothing would be hidden by a mount there, and nobody else mounts anything.
+cc_free() {
+  ! cc_foreign >/dev/null || return 1
+  case $cc_mounted in
+    "") [ -d "$cc_path" ] && [ -z "$(ls -A "$cc_path")" ] ;;
+    "autofs systemd-1") ;;
+    *) cc_ours ;;
+  esac
+}
+cc_server=gpu02
+if cc_line=$(cc_foreign); then
+  cc_say "/etc/fstab has a line for $cc_path that is not clusterctl's: $cc_line"
+  cc_say "take it out (and unmount it) if $cc_server shall serve the folder"
+  exit 1
+fi
+if [ -n "$cc_mounted" ]; then
+  cc_say "$cc_path is a mount already, of ${cc_mounted#* } (${cc_mounted%% *}): unmount it if $cc_server shall serve it"
+  exit 1
+fi
+if [ -d "$cc_path" ] && [ -n "$(ls -A "$cc_path")" ]; then
+  cc_say "$cc_path is not empty, and a mount would hide what is in it: $(ls -A "$cc_path" | head -n 3 | tr '\n' ' ')..."
+  cc_say "move it to $cc_server or away"
+  exit 1
+fi
+cc_folder "$cc_path" 755
+# --- nfs: place for /srv/models
+# unless
+cc_service=nfs
+cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# Others' lines of fstab for the folder.
+cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
+# Nothing would be hidden by a mount there, and nobody else mounts anything.
+cc_free() {
+  ! cc_foreign >/dev/null || return 1
+  case $cc_mounted in
+    "") [ -d "$cc_path" ] && [ -z "$(ls -A "$cc_path")" ] ;;
+    "autofs systemd-1") ;;
+    *) cc_ours ;;
+  esac
+}
+cc_free
+# do
+cc_service=nfs
+cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# Others' lines of fstab for the folder.
+cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
+# Nothing would be hidden by a mount there, and nobody else mounts anything.
+cc_free() {
+  ! cc_foreign >/dev/null || return 1
+  case $cc_mounted in
+    "") [ -d "$cc_path" ] && [ -z "$(ls -A "$cc_path")" ] ;;
+    "autofs systemd-1") ;;
+    *) cc_ours ;;
+  esac
+}
+cc_server=gpu02
+if cc_line=$(cc_foreign); then
+  cc_say "/etc/fstab has a line for $cc_path that is not clusterctl's: $cc_line"
+  cc_say "take it out (and unmount it) if $cc_server shall serve the folder"
+  exit 1
+fi
+if [ -n "$cc_mounted" ]; then
+  cc_say "$cc_path is a mount already, of ${cc_mounted#* } (${cc_mounted%% *}): unmount it if $cc_server shall serve it"
+  exit 1
+fi
+if [ -d "$cc_path" ] && [ -n "$(ls -A "$cc_path")" ]; then
+  cc_say "$cc_path is not empty, and a mount would hide what is in it: $(ls -A "$cc_path" | head -n 3 | tr '\n' ' ')..."
+  cc_say "move it to $cc_server or away"
+  exit 1
+fi
+cc_folder "$cc_path" 755
+# --- nfs: mounts of every boot
+# unless
+cc_service=nfs
+# nconnect came with Linux 5.3; an older kernel refuses the mount for it.
+cc_kernel=$(uname -r)
+cc_minor=${cc_kernel#*.}
+cc_options=hard,rsize=1048576,wsize=1048576,noatime,_netdev,nofail
+if [ "${cc_kernel%%.*}" -gt 5 ] || { [ "${cc_kernel%%.*}" -eq 5 ] && [ "${cc_minor%%[!0-9]*}" -ge 3 ]; }; then
+  cc_options=$cc_options,nconnect=4
+fi
+cc_options=$cc_options,x-systemd.automount,x-systemd.mount-timeout=60
+cc_lines=
+cc_lines="$cc_lines"10.1.0.2:/data' '/data" nfs $cc_options 0 0
+"
+cc_lines="$cc_lines"10.1.0.2:/srv/models' '/srv/models" nfs $cc_options 0 0
+"
+
+cc_has_block /etc/fstab nfs "$cc_lines"
+# do
+cc_service=nfs
+cc_journal daemon-reload systemctl daemon-reload
+# nconnect came with Linux 5.3; an older kernel refuses the mount for it.
+cc_kernel=$(uname -r)
+cc_minor=${cc_kernel#*.}
+cc_options=hard,rsize=1048576,wsize=1048576,noatime,_netdev,nofail
+if [ "${cc_kernel%%.*}" -gt 5 ] || { [ "${cc_kernel%%.*}" -eq 5 ] && [ "${cc_minor%%[!0-9]*}" -ge 3 ]; }; then
+  cc_options=$cc_options,nconnect=4
+fi
+cc_options=$cc_options,x-systemd.automount,x-systemd.mount-timeout=60
+cc_lines=
+cc_lines="$cc_lines"10.1.0.2:/data' '/data" nfs $cc_options 0 0
+"
+cc_lines="$cc_lines"10.1.0.2:/srv/models' '/srv/models" nfs $cc_options 0 0
+"
+
+cc_block /etc/fstab nfs "$cc_lines" end
+systemctl daemon-reload
+cc_block_done /etc/fstab nfs
+# --- nfs: /data mounted
+# unless
+cc_service=nfs
+cc_path=/data cc_source=10.1.0.2:/data
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_alive
+# do
+cc_service=nfs
+cc_path=/data cc_source=10.1.0.2:/data
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_undo='u=$(systemd-escape -p --suffix=automount "$1")
+systemctl stop "$u" 2>/dev/null || :
+while awk -v p="$1" '\''$2 == p { f = 1 } END { exit !f }'\'' /proc/mounts; do
+  timeout -s KILL 60 umount "$1" || { echo "$1 cannot be unmounted: end what works in it, or umount -l $1" >&2; exit 1; }
+done
+'
+cc_server=gpu02
+cc_hint="Is $cc_server up, its nfs-server.service, and its TCP port 2049 open?"
+if cc_ours; then
+  cc_say "$cc_path hangs: $cc_server has not answered for 10 s. $cc_hint"
+  exit 1
+fi
+cc_journal "mount $cc_path" sh -c "$cc_undo" sh "$cc_path"
+systemctl start "$(systemd-escape -p --suffix=automount "$cc_path")"
+cc_mounted=$(cc_look)
+if ! cc_alive; then
+  cc_say "$cc_path is not mounted. $cc_hint"
+  exit 1
+fi
+# --- nfs: /srv/models mounted
+# unless
+cc_service=nfs
+cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_alive
+# do
+cc_service=nfs
+cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_undo='u=$(systemd-escape -p --suffix=automount "$1")
+systemctl stop "$u" 2>/dev/null || :
+while awk -v p="$1" '\''$2 == p { f = 1 } END { exit !f }'\'' /proc/mounts; do
+  timeout -s KILL 60 umount "$1" || { echo "$1 cannot be unmounted: end what works in it, or umount -l $1" >&2; exit 1; }
+done
+'
+cc_server=gpu02
+cc_hint="Is $cc_server up, its nfs-server.service, and its TCP port 2049 open?"
+if cc_ours; then
+  cc_say "$cc_path hangs: $cc_server has not answered for 10 s. $cc_hint"
+  exit 1
+fi
+cc_journal "mount $cc_path" sh -c "$cc_undo" sh "$cc_path"
+systemctl start "$(systemd-escape -p --suffix=automount "$cc_path")"
+cc_mounted=$(cc_look)
+if ! cc_alive; then
+  cc_say "$cc_path is not mounted. $cc_hint"
+  exit 1
+fi
+# ===== verify, stage serve: gpu02
+# --- nfs: serves
+# unless
+cc_service=nfs
+# etab is what mountd answers by: a line for each folder and client.
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+for cc_p in /data /srv/models; do
+  cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
+  [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
+done
+
+# do
+cc_service=nfs
+# etab is what mountd answers by: a line for each folder and client.
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+for cc_p in /data /srv/models; do
+  cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
+  [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
+done
+# ===== verify, stage follow: gpu01 gpu03
+# --- nfs: /data is fresh
+# unless
+cc_service=nfs
+cc_path=/data cc_source=10.1.0.2:/data
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_alive
+# The server's own token: the mount shows the very folder that the server calls so.
+cc_want='gpu02:/data
+'
+[ "$(cc_ask 10 cat "$cc_path/.clusterctl/server"; echo x)" = "$cc_want"x ]
+# Ours, written as who logs in, and read through a mount that shares nothing with the first. The time limits are inside
+# su, which gives its child a session of its own.
+cc_user=${SUDO_USER:-root}
+cc_token=$(cat /proc/sys/kernel/random/uuid)
+cc_new=$cc_path/.clusterctl/$cc_token
+cc_other=$(mktemp -d)
+cc_write='umask 022; echo "$1" | timeout -s KILL 10 tee "$0" >/dev/null'
+cc_read='mount -t nfs -o ro,nosharecache,retry=0 "$1" "$2" && cat "$2/.clusterctl/$3"'
+su -s /bin/sh "$cc_user" -c "$cc_write" "$cc_new" "$cc_token"
+cc_seen=$(cc_ask 30 unshare --mount sh -c "$cc_read" sh "$cc_source" "$cc_other" "$cc_token") || :
+rmdir "$cc_other"
+su -s /bin/sh "$cc_user" -c 'timeout -s KILL 10 rm -f "$0"' "$cc_new"
+[ "$cc_seen" = "$cc_token" ]
+
+# do
+cc_service=nfs
+cc_path=/data cc_source=10.1.0.2:/data
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_server=gpu02 cc_user=${SUDO_USER:-root}
+cc_hint="Is $cc_server up, its nfs-server.service, and its TCP port 2049 open?"
+case $cc_mounted in
+  "") echo "$cc_path is not mounted: what is written there stays on this node's own disk" ;;
+  "autofs systemd-1") echo "$cc_path does not come when it is looked into. $cc_hint" ;;
+  *)
+    if ! cc_ours; then
+      echo "$cc_path is mounted from ${cc_mounted#* }, not from $cc_source"
+    elif ! cc_ask 5 stat -f "$cc_path" >/dev/null; then
+      echo "$cc_path hangs: $cc_server has not answered for 5 s. $cc_hint"
+    else
+      su -s /bin/sh "$cc_user" -c 'echo | timeout -s KILL 5 tee "$0" && rm -f "$0"' "$cc_path/.clusterctl/of-$$" || :
+      echo "$cc_path: a token that $cc_user writes there is not what $cc_server has"
+    fi
+    ;;
+esac
+false
+# --- nfs: /srv/models is fresh
+# unless
+cc_service=nfs
+cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_alive
+# The server's own token: the mount shows the very folder that the server calls so.
+cc_want='gpu02:/srv/models
+'
+[ "$(cc_ask 10 cat "$cc_path/.clusterctl/server"; echo x)" = "$cc_want"x ]
+# Ours, written as who logs in, and read through a mount that shares nothing with the first. The time limits are inside
+# su, which gives its child a session of its own.
+cc_user=${SUDO_USER:-root}
+cc_token=$(cat /proc/sys/kernel/random/uuid)
+cc_new=$cc_path/.clusterctl/$cc_token
+cc_other=$(mktemp -d)
+cc_write='umask 022; echo "$1" | timeout -s KILL 10 tee "$0" >/dev/null'
+cc_read='mount -t nfs -o ro,nosharecache,retry=0 "$1" "$2" && cat "$2/.clusterctl/$3"'
+su -s /bin/sh "$cc_user" -c "$cc_write" "$cc_new" "$cc_token"
+cc_seen=$(cc_ask 30 unshare --mount sh -c "$cc_read" sh "$cc_source" "$cc_other" "$cc_token") || :
+rmdir "$cc_other"
+su -s /bin/sh "$cc_user" -c 'timeout -s KILL 10 rm -f "$0"' "$cc_new"
+[ "$cc_seen" = "$cc_token" ]
+
+# do
+cc_service=nfs
+cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
+cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
+cc_mounted=$(cc_look)
+# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+cc_ask() { timeout -s KILL "$@"; }
+# Ours and answering. An automount is looked into first, which mounts it.
+cc_alive() {
+  case $cc_mounted in
+    "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
+  esac
+  cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
+}
+cc_server=gpu02 cc_user=${SUDO_USER:-root}
+cc_hint="Is $cc_server up, its nfs-server.service, and its TCP port 2049 open?"
+case $cc_mounted in
+  "") echo "$cc_path is not mounted: what is written there stays on this node's own disk" ;;
+  "autofs systemd-1") echo "$cc_path does not come when it is looked into. $cc_hint" ;;
+  *)
+    if ! cc_ours; then
+      echo "$cc_path is mounted from ${cc_mounted#* }, not from $cc_source"
+    elif ! cc_ask 5 stat -f "$cc_path" >/dev/null; then
+      echo "$cc_path hangs: $cc_server has not answered for 5 s. $cc_hint"
+    else
+      su -s /bin/sh "$cc_user" -c 'echo | timeout -s KILL 5 tee "$0" && rm -f "$0"' "$cc_path/.clusterctl/of-$$" || :
+      echo "$cc_path: a token that $cc_user writes there is not what $cc_server has"
+    fi
+    ;;
+esac
+false
