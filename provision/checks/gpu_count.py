@@ -18,6 +18,8 @@ PROBE = GPUS
 WHY = "A rank without a GPU fails at once, and a node that starts fewer ranks than the others makes them all wait."
 
 _FIX = "look for Xid 79 in dmesg; power cycle the node, then reseat or replace the GPU"
+ABSENT = "FAIL"
+ABSENT_FIX = f"install the driver; where it is there, {_FIX}"
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:

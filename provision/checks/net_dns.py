@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._interfaces import as_address
 from provision.checks._judging import groups, majority
+from provision.checks._routing import as_address
 from provision.inventory import fold
 from provision.model import Finding, Node
 from provision.render import words

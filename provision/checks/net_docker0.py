@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
-from provision.checks._interfaces import Address, Network, as_address
+from provision.checks._interfaces import Network
 from provision.checks._net import each, facts, read
+from provision.checks._routing import Address, as_address
 from provision.model import Finding
 
 ID = "net.docker0"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._interfaces import as_address
+from provision.checks._routing import as_address
 from provision.model import Finding
 
 ID = "net.hostname"

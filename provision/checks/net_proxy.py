@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 
 from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.checks._interfaces import as_address
+from provision.checks._routing import as_address
 from provision.model import Finding
 
 ID = "net.proxy"

@@ -121,7 +121,9 @@ def _write_settings(wanted: Wanted, folder: Path) -> None:
     dump = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=False).stdout
     network = apt_config.network_settings(dump)
     text = apt_config.configuration(folder, wanted.architecture, network)
-    (folder / "apt.conf").write_text(text, encoding="utf-8")
+    settings = folder / "apt.conf"
+    settings.touch(mode=0o600)  # a proxy's address may hold a password
+    settings.write_text(text, encoding="utf-8")
     (folder / "sources.list").write_text(apt_config.sources(wanted), encoding="utf-8")
 
 

@@ -59,6 +59,7 @@ def verify(options: Options, inventory: Inventory) -> Iterator[Duty]:
         ]
         if node is chosen:
             steps += [
+                _tools(),
                 _none("one master", "masters"),
                 _none("links run at full rate", "slow"),
                 _none("links have no errors", "errors"),
@@ -83,6 +84,13 @@ def _none(name: str, what: str) -> Step:
     """A step of ``verify`` that fails with what the function ``what`` prints, and is fine when that is nothing."""
     found = _sh("ports", what)
     return must(name, f'{found}[ -z "$(cc_{what})" ]', f"{found}cc_{what}")
+
+
+def _tools() -> Step:
+    """What the steps after it ask with: where it is missing, they print nothing and know nothing."""
+    missing = "infiniband-diags is not installed: nobody can ask the fabric; add it with services: os_packages:"
+    test = f"{_sh('ports')}command -v sminfo && command -v iblinkinfo && command -v ibqueryerrors"
+    return must("infiniband-diags is there", test, f'cc_say "{missing}"')
 
 
 def _port() -> Step:
@@ -123,9 +131,8 @@ def _answers() -> Step:
 
 
 def _active() -> Step:
-    return _settled(
-        "ports are Active", _NODE, "the subnet manager does not see this node: is it cabled to the same fabric?"
-    )
+    hint = "the subnet manager does not see this node: is it cabled to the same fabric?"
+    return _settled("ports are Active", _NODE, hint)
 
 
 # What is looked at: the node's own ports, and from the manager's node the others' as well.
@@ -134,7 +141,7 @@ _FABRIC = (*_NODE, "joining")
 
 
 def _settled(name: str, what: tuple[str, ...], hint: str) -> Step:
-    """A step that waits until nothing of ``what`` is printed; when it takes too long it says what is left, and ``hint``."""
+    """A step that waits until ``what`` prints nothing; when that takes too long it says what is left, and ``hint``."""
     wait = f'cc_wait {PATIENCE} {_ask(what)} || {{ cc_say "$cc_left"; cc_say {quote(hint)}; false; }}'
     return Step(name, unless=f'{_sh(*what)}[ -z "$(eval {_ask(what)})" ]', do=f"{_sh(*what, 'wait')}{wait}")
 

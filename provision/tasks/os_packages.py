@@ -11,7 +11,8 @@ from provision.errors import ClusterctlError
 from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.ospackages import node as on_node
-from provision.ospackages.node import Choice, Facts
+from provision.ospackages.facts import Facts, judge, read
+from provision.ospackages.node import Choice
 from provision.output_text import fold_equal
 from provision.services import os_packages as service
 from provision.ssh.remote import Connections, fan_out
@@ -86,12 +87,12 @@ def _ask(work: _Work, nodes: Sequence[Node], chosen: Sequence[Choice], replace: 
         result = work.connections[node].run(script, stdin=[index], deadline=_DEADLINE)
         if result.rc != 0:
             raise ClusterctlError(" ".join((result.err or result.out).split()) or "its packages could not be listed")
-        return on_node.read(result.out)
+        return read(result.out)
 
     answers = work.each(nodes, ask)
     found = {name: answer for name, answer in answers.items() if isinstance(answer, Facts)}
     for name, facts in found.items():
-        if why := on_node.judge(facts, chosen, replace):
+        if why := judge(facts, chosen, replace):
             work.failed[name] = why
     _warn(work, {name: facts for name, facts in found.items() if name not in work.failed})
     states = {name: "cannot" if name in work.failed else _state(facts) for name, facts in found.items()}

@@ -1,12 +1,13 @@
 """The steps of the service opensm on simulated hosts: its own scripts under dash, opensm and the tools for real.
 
-systemctl is a stand-in that really starts and stops opensm (``scripts/lab/standin_systemctl.sh``); the ring ``vm`` has
-the real one.
+systemctl is a stand-in that really starts and stops opensm (``scripts/lab/standin_systemctl.sh``).
 """
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -15,7 +16,7 @@ from ib_fabric import star
 from provision.model import Inventory, Node, Step
 from provision.script import parse
 from provision.services import opensm, plans
-from provision.tasks.services import _undoing, script, verifying
+from provision.services.scripts import script, undoing, verifying
 
 HOSTS = ["node01", "node02", "node03"]
 
@@ -41,7 +42,7 @@ class Cluster:
 
     def undo(self, host):
         state = self._state(host)
-        step = _undoing("opensm")
+        step = undoing("opensm")
         return self._run(host, script([Step(step.name, step.do, f"[ ! -d {state}/opensm ]")], "t", state=state))
 
     def states(self, host, **options):
@@ -175,6 +176,33 @@ def test_opensm_that_is_not_installed_is_said(make):
     results = cluster.apply("node01")
     assert results["installed"][0] == "failed"
     assert "opensm is not installed" in results["installed"][1]
+
+
+def test_without_the_tools_verify_does_not_say_that_all_is_well(make, monkeypatch, tmp_path):
+    cluster = Cluster(make(star(HOSTS)))
+    cluster.apply("node01")
+    few = tmp_path / "few"
+    few.mkdir()
+    for name in ("awk", "cat", "date", "grep", "sed", "sh", "tail", "dash", "sleep"):
+        (few / name).symlink_to(shutil.which(name))
+    there = cluster.fabric.environment("node01")
+    monkeypatch.setattr(cluster.fabric, "environment", lambda _host="": there | {"PATH": f"{cluster.units['node01']}:{few}"})
+    monkeypatch.setattr("provision.services.opensm.PATHS", str(few))
+    assert list(cluster.verify("node01")) == ["infiniband-diags is there"]
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["bash", "--posix"], ["busybox", "sh"]], ids=lambda argv: argv[0])
+def test_every_shell_reads_the_scripts(shell):
+    """Only dash can run them on ibsim; the others must understand them as well."""
+    inventory = Inventory(
+        Path("i"), PurePosixPath("/opt/x"), (Node("a", "a"), Node("b", "b")), services={"opensm": opensm.Options()}
+    )
+    for what in (plans.planned, plans.verifying):
+        plan = what(inventory, inventory.nodes, ("opensm",))
+        for of_nodes in plan.steps.values():
+            for steps in of_nodes.values():
+                done = subprocess.run([*shell, "-n"], input=script(steps, "t"), text=True, capture_output=True, check=False)
+                assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_node_that_there_is_not_is_a_mistake_of_the_inventory():

@@ -27,12 +27,13 @@ def answer(require_sandbox, tmp_path_factory):
         text = box.inventory.read_text(encoding="utf-8")
         box.inventory.write_text(text.replace("ssh:\n", f"ssh:\n  timeout: {ASKED}\n"), encoding="utf-8")
         done = run("check", "--json", cwd=box.directory, timeout=280)
+        dead = run("check", "--only", "cpu.count", "--limit", "node[04-05]", cwd=box.directory)
         box.inventory.write_text(text, encoding="utf-8")  # so that it goes with the sandbox
-    return done, json.loads(done.stdout)
+    return done, json.loads(done.stdout), dead
 
 
 def test_the_dead_node_is_named_and_all_others_have_answered(answer):
-    done, data = answer
+    done, data, _dead = answer
     assert list(data["unreachable"]) == [DEAD]
     assert len(data["nodes"]) == 63
     assert done.returncode == 4  # for what hangs; 5 is for the dead one alone
@@ -43,7 +44,7 @@ def test_the_dead_node_is_named_and_all_others_have_answered(answer):
 
 
 def test_the_tool_that_hangs_is_named_on_its_node_only(answer):
-    _done, data = answer
+    _done, data, _dead = answer
     silent = [finding for finding in data["findings"] if "no answer from" in finding["observed"]]
     assert {finding["node"] for finding in silent} == {HANGS}
     assert {finding["check"] for finding in silent} >= {"gpu.driver", "gpu.mig", "gpu.nvlink"}
@@ -54,9 +55,17 @@ def test_the_tool_that_hangs_is_named_on_its_node_only(answer):
 
 
 def test_the_gpus_of_all_other_nodes_are_known(answer):
-    _done, data = answer
+    _done, data, _dead = answer
     for check in ("gpu.driver", "gpu.temp", "gpu.nvlink"):
         found = {each["node"]: each["verdict"] for each in data["findings"] if each["check"] == check}
         assert {verdict for node, verdict in found.items() if node != HANGS} == {"OK"}, check
     other = {each["verdict"] for each in data["findings"] if each["node"] == HANGS and each["check"] == "mem.shm"}
     assert other == {each["verdict"] for each in data["findings"] if each["check"] == "mem.shm"}
+
+
+def test_a_dead_node_alone_is_a_failure_of_its_own(answer):
+    _done, _data, dead = answer
+    assert dead.returncode == 5
+    assert "no answer from 1 of 2 nodes" in dead.stderr
+    assert "node04: 1 check" in dead.stdout
+    assert "--exclude node05" in dead.stderr

@@ -215,7 +215,8 @@ def test_init_writes_a_first_inventory(folder, box):
     code, err, _ = init(folder, f"gpu01={first}", f"gpu02={second}", "--user", "root", "--prefix", "/opt/e/current")
     assert code == 0, err
     text = (folder / "inventory.yaml").read_text()
-    assert f"gpu01: {first}" in text
+    network, _, one = first.rpartition(".")
+    assert f"gpu[01-02]: {network}.[{one}-{second.rpartition('.')[2]}]" in text
     assert "prefix: /opt/e/current" in text
     code, err, _ = init(folder, f"gpu03={first}")
     assert code == 2

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
+from os import getpid
 
 import pytest
 from command import CLUSTERCTL, run
@@ -18,7 +19,7 @@ from provision.sandbox import mirror as machine
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.skipif(not shutil.which("gpg"), reason="needs gpg, which signs the tests' mirror"),
+    pytest.mark.skipif(not shutil.which("gpg-agent"), reason="needs gpg and gpg-agent, which sign the tests' mirror"),
 ]
 
 REAL = ("rpcbind", "tree")  # one that brings a daemon, one that brings nothing
@@ -48,7 +49,7 @@ def box(tmp_path_factory, require_sandbox):
         releases.find(CODENAME)
     except UsageError as error:
         pytest.skip(f"the nodes are made of {CODENAME}: {error}")
-    with sandboxes.up(nodes=2, name="os-packages-test", directory=tmp_path_factory.mktemp("os-packages")) as box:
+    with sandboxes.up(nodes=2, name=f"os-packages-{getpid()}", directory=tmp_path_factory.mktemp("os-packages")) as box:
         yield box
 
 
@@ -117,6 +118,9 @@ def test_packages_of_the_real_mirror_are_installed_without_a_network_and_undone(
     packed = run("pack-os", "--release", CODENAME, "-o", "real.osb", *REAL, cwd=box.directory, timeout=280)
     assert packed.returncode == 0, packed.stderr
     assert sh(box, "cut -f2 /proc/net/route | grep -cx 00000000 || :").strip() == "0"  # no default route
+    # Settings of a host that would get in the way: a release that our repository is not, and a hook of its updates.
+    settings = 'APT::Default-Release "stable"; APT::Update::Post-Invoke-Success { "touch /tmp/hooked"; };'
+    sh(box, f"echo '{settings}' >/etc/apt/apt.conf.d/99host")
     before, untouched = installed(box), host(box)
 
     would = services("apply", "bundle: real.osb", "--dry-run")
@@ -146,6 +150,7 @@ def test_packages_of_the_real_mirror_are_installed_without_a_network_and_undone(
     assert installed(box, "node02") == before
     assert installed(box) == before
     assert host(box) == untouched
+    assert sh(box, "rm /etc/apt/apt.conf.d/99host; ls /tmp/hooked 2>/dev/null || :") == ""
 
 
 def test_a_removal_is_refused_until_it_is_allowed_and_undo_brings_back_what_gave_way(box, made_up, services, tmp_path):

@@ -49,11 +49,11 @@ def test_a_dead_node_and_a_slow_one_cost_their_own_time_only(folder):
     inventory = folder / "inventory.yaml"
     address = next(iter(inventory_file.load(inventory).nodes)).address
     inventory.write_text(inventory.read_text() + f"  dead: {address.rsplit('.', 1)[0]}.251\n")
-    done = run("run", "--deadline", "5", "--json", "[ $(hostname) != node01 ] || sleep 100; echo hi", cwd=folder)
+    done = run("run", "--deadline", "8", "--json", "[ $(hostname) != node01 ] || sleep 100; echo hi", cwd=folder)
     data = json.loads(done.stdout)
     assert done.returncode == 5
     assert {name for name, node in data["nodes"].items() if node["out"] == "hi\n"} == {"node02", "node03"}
-    assert data["error"]["reasons"]["node01"] == "not finished within 5 s"
+    assert data["error"]["reasons"]["node01"] == "not finished within 8 s"
     assert "no " in data["error"]["reasons"]["dead"]
     assert json.loads((folder / ".clusterctl-failed.json").read_text()) == {
         "inventory.yaml": {"run": ["dead", "node01"]}

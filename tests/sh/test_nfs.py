@@ -15,8 +15,8 @@ from provision.services import nfs, plans
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 NODES = (Node("gpu01", "10.0.0.1"), Node("gpu02", "fd00::2", "10.1.0.2"))
-# A loop over one folder, ls of names that are ours, $ in quotes for another shell, variables that live in a subshell or come from outside it,
-# and functions that a step does not call.
+# A loop over one folder, ls of names that are ours, $ in quotes for another shell, variables that live in a subshell or
+# are set and used outside it, and functions that a step does not call.
 NOT_MEANT = "SC2012,SC2016,SC2030,SC2031,SC2034,SC2043,SC2154,SC2317,SC2329"
 
 

@@ -15,7 +15,7 @@ from provision.render import quote, render
 from provision.script import compile_steps, parse
 from provision.services import changes
 from provision.services.plans import Duty, _gathered
-from provision.tasks.services import _undoing, script, verifying
+from provision.services.scripts import script, undoing, verifying
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 NASTY = (
@@ -58,7 +58,7 @@ class Node:
         return self.run(script(named, "t", dry_run=dry_run, state=self.state))
 
     def undo(self, service="svc"):
-        step = _undoing(service)
+        step = undoing(service)
         there = str(self.state / service)
         step = Step(step.name, step.do, f"[ ! -d {quote(there)} ]")
         return self.run(script([step], "t", state=self.state))
@@ -277,7 +277,7 @@ def test_a_verification_asks_everything(node):
 def test_another_command_is_waited_for(node, monkeypatch):
     if shutil.which("flock") is None:
         pytest.fail("flock is missing: apt-get install util-linux")
-    monkeypatch.setattr("provision.tasks.services._LOCK_SECONDS", 1)
+    monkeypatch.setattr("provision.services.scripts._LOCK_SECONDS", 1)
     Path(node.state.parent).mkdir()
     with subprocess.Popen(["flock", str(node.state.parent / "lock"), "sh", "-c", "echo held; read x"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:  # fmt: skip

@@ -35,7 +35,20 @@ from provision.env.bundle.manifest import Entry, Manifest, Package, PrefixFiles
 from provision.model import Inventory, Node, TrainDefaults
 
 FOLDER = Path(__file__).parent / "recorded"
-KNOWN = {"name", "source", "seen", "nodes", "finds", "says", "limits", "manifest", "inventory", "train", "user", "services"}
+KNOWN = {
+    "name",
+    "source",
+    "seen",
+    "nodes",
+    "finds",
+    "says",
+    "limits",
+    "manifest",
+    "inventory",
+    "train",
+    "user",
+    "services",
+}
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

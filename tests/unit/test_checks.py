@@ -128,3 +128,16 @@ def test_what_is_missing_or_hung_is_never_ok(check):
 
 def test_every_recording_belongs_to_a_check():
     assert {path.stem for path in FOLDER.glob("*.yaml")} - set(checks.ids()) == set()
+
+
+def test_a_node_without_the_hardware_is_ok_unless_others_have_it():
+    plan = recorded("gpu.count").faulty[0].plan
+    healthy = next(iter(recorded("gpu.count").healthy[0].answers.values()))
+    nowhere = {"a": Answer(state="absent"), "b": Answer(state="absent")}
+    assert {each.verdict for each in judged("gpu.count", plan, nowhere)} == {"OK"}
+    found = {each.node: each for each in judged("gpu.count", plan, {**nowhere, "c": healthy})}
+    assert {node: each.verdict for node, each in found.items()} == {"a": "FAIL", "b": "FAIL", "c": "OK"}
+    assert found["a"].observed == "no NVIDIA GPU, no nvidia-smi; 1 of the other 2 nodes have it"
+    assert found["a"].fix
+    other = {each.node: each.verdict for each in judged("gpu.mig", plan, {"a": Answer(state="absent"), "c": healthy})}
+    assert other == {"a": "OK", "c": "OK"}  # one check that says it is enough

@@ -18,7 +18,8 @@ from provision.ospackages.bundle import open_bundle
 from provision.tasks.pack_os import pack_os
 
 needs = pytest.mark.skipif(
-    not all(map(shutil.which, ("apt-get", "dpkg-deb", "gpg"))), reason="needs apt-get, dpkg-deb and gpg"
+    not all(map(shutil.which, ("apt-get", "dpkg-deb", "gpg", "gpg-agent"))),
+    reason="needs apt-get, dpkg-deb, gpg and gpg-agent",
 )
 
 DEBS = (

@@ -67,7 +67,7 @@ cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " por
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -118,7 +118,7 @@ cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " por
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -157,7 +157,7 @@ cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " por
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -210,7 +210,7 @@ cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " por
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -236,7 +236,7 @@ cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " por
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -351,7 +351,7 @@ cc_ports() {
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -375,7 +375,7 @@ cc_ports() {
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -400,7 +400,7 @@ cc_ports() {
 }
 # Every subnet manager that the master knows, by port: its LID, its state, and the node that it runs on.
 cc_masters() {
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     cc_lids=$(saquery -C "$cc_d" -P "$cc_n" SMIR </dev/null 2>/dev/null | sed -n 's/^[[:space:]]*LID\.*\([0-9]*\)$/\1/p')
     cc_all=
@@ -429,7 +429,7 @@ cc_ports() {
 }
 # Every subnet manager that the master knows, by port: its LID, its state, and the node that it runs on.
 cc_masters() {
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     cc_lids=$(saquery -C "$cc_d" -P "$cc_n" SMIR </dev/null 2>/dev/null | sed -n 's/^[[:space:]]*LID\.*\([0-9]*\)$/\1/p')
     cc_all=
@@ -676,7 +676,7 @@ cc_ports() {
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"
@@ -700,7 +700,7 @@ cc_ports() {
 # The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
-  cc_ports | while read -r cc_d cc_n cc_s cc_y; do
+  cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
     sminfo -C "$cc_d" -P "$cc_n" -t 500 </dev/null 2>/dev/null | grep -q SMINFO_MASTER ||
       echo "the subnet manager of $cc_d port $cc_n does not answer"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from provision.env.bundle.find import find_bundle
 from provision.env.packing import output, temporary
 from provision.env.packing.pack import pack
 from provision.errors import UsageError
 from provision.model import ignore
-from provision.env.bundle.find import find_bundle
 
 ROOT = Path(__file__).parents[3]
 OUT_OF = {errno.ENOSPC: r"\d+\.\d\d GB free in", errno.EDQUOT: "your disk quota is used up"}

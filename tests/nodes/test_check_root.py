@@ -1,0 +1,85 @@
+"""Probes that want root's rights, where the ssh user is an ordinary one."""
+
+from os import getpid
+
+import pytest
+from sudo_nodes import ASKING, FREE, allow, install
+
+from provision import inventory, sandbox
+from provision.tasks.check import check
+
+PASSWORD = "correct $horse' battery"
+CHECKS = ("net.fw", "os.uid")  # only the first wants root's rights
+
+
+@pytest.fixture(scope="module")
+def box(require_sandbox, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sandbox")
+    with sandbox.up(nodes=3, name=f"rights-{getpid()}", directory=folder, user="trainer", password=PASSWORD) as box:
+        install(box)
+        allow(box, FREE, ASKING, "# nothing\n")
+        for node in box.nodes:  # says who has run the probe of net.fw
+            nft = box.node_root(node.name) / "usr/sbin/nft"
+            nft.write_text("#!/bin/sh\nid -un >>/tmp/nft\n", encoding="utf-8")
+            nft.chmod(0o755)
+        yield box
+
+
+@pytest.fixture
+def look(box):
+    """Runs the checks, and says on which nodes root was asked, and what was told to the user."""
+
+    def run(**options):
+        for node in box.nodes:
+            (box.node_root(node.name) / "tmp/nft").unlink(missing_ok=True)
+        said = []
+        cluster = inventory.load(box.inventory)
+        result = check(cluster, cluster.nodes, only=CHECKS, emit=said.append, **options)
+        assert not result.unreachable
+        asked = [box.node_root(node.name) / "tmp/nft" for node in box.nodes]
+        rooted = [node.name for node, file in zip(box.nodes, asked, strict=True) if file.exists()]
+        return result, rooted, " ".join(str(event) for event in said)
+
+    return run
+
+
+class Typing:
+    """Somebody who types a password when asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def confirm_host_key(self, *_about):
+        raise AssertionError("the host keys are pinned")
+
+    def password(self, *_about):
+        raise AssertionError("the key logs in")
+
+    def sudo_password(self, *_about):
+        self.asked += 1
+        return PASSWORD
+
+
+def test_by_default_root_is_used_where_it_asks_for_nothing(look):
+    somebody = Typing()
+    result, rooted, said = look(prompts=somebody)
+    assert rooted == ["node01"]
+    assert somebody.asked == 0
+    verdicts = {each.node: each.verdict for each in result.findings if each.check == "net.fw"}
+    assert verdicts == {"node01": "OK", "node02": "UNKNOWN", "node03": "UNKNOWN"}
+    assert {each.verdict for each in result.findings if each.check == "os.uid"} == {"OK"}
+    assert "node[02-03]: not as root" in said
+
+
+def test_with_the_wish_for_root_the_password_is_asked_for_once(look):
+    somebody = Typing()
+    _result, rooted, _said = look(prompts=somebody, root=True)
+    assert rooted == ["node01", "node02"]
+    assert somebody.asked == 1
+
+
+def test_without_root_nobody_becomes_root(look):
+    result, rooted, said = look(root=False)
+    assert rooted == []
+    assert {each.verdict for each in result.findings if each.check == "net.fw"} == {"UNKNOWN"}
+    assert "not as root" not in said

@@ -1,0 +1,78 @@
+"""One clock for two machines: the client follows the head, and a clock that is put wrong is found and put right."""
+
+import json
+import re
+import time
+
+import pytest
+
+ETC = 'cd / && { find etc -type f -exec sha256sum {} +; find etc -printf "%p %m %u %g %y %l\\n"; } | sort'
+SERVICES = "os_packages: {}\nchrony: {}"
+SECONDS = 300  # until a clock must be right again; a tenth of it on a quiet host
+CLOSE = 0.05
+
+
+@pytest.fixture(scope="module")
+def before(lab, chronyd):
+    return [machine.out(ETC) for machine in lab.machines]
+
+
+@pytest.fixture(scope="module")
+def followed(lab, before, clusterctl):
+    """vm2 follows vm1."""
+    lab.inventory(SERVICES)
+    return json.loads(clusterctl("services", "apply", "--json", "chrony").stdout)
+
+
+def offset(lab):
+    """Seconds that the client's clock is off the head's, asked by a chronyd that sets nothing."""
+    said = lab.client.run(f"chronyd -Q -t 60 'server {lab.head.address} iburst' 2>&1").stdout
+    return abs(float(re.search(r"System clock wrong by (-?[0-9.]+) seconds", said)[1]))
+
+
+def until(what, seconds=SECONDS):
+    """Asks again until the answer is yes; asking takes seconds itself."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"not within {seconds} s"
+
+
+def test_the_client_follows_the_head_and_nothing_else_sets_its_clock(lab, followed, clusterctl):
+    source = lab.client.out("chronyc -n tracking | sed -n 's/^Reference ID *: [0-9A-F]* (\\(.*\\))/\\1/p'")
+    assert source == lab.head.address
+    assert lab.head.out("chronyc -n tracking | sed -n 's/^Stratum *: //p'") == "10"
+    assert lab.client.run("systemctl is-active systemd-timesyncd", check=False).stdout != "active\n"
+    assert offset(lab) < CLOSE
+    assert "does its work" in clusterctl("services", "verify", "chrony").stdout
+
+
+def test_a_second_apply_changes_nothing(lab, followed, clusterctl):
+    again = json.loads(clusterctl("services", "apply", "--json", "chrony").stdout)
+    assert {step["state"] for node in again["nodes"].values() for step in node["steps"]} == {"ok"}
+
+
+def test_eighty_milliseconds_are_slewed_away(lab, followed):
+    lab.client.run("date -s '+0.08 sec'")
+    assert 0.06 < offset(lab) < 0.2
+    until(lambda: offset(lab) < CLOSE)
+
+
+def test_five_seconds_are_named_and_apply_corrects_them(lab, followed, clusterctl):
+    lab.client.run("date -s '+5 sec'")
+    assert 4 < offset(lab) < 6
+    lab.client.run("chronyc burst 2/2")  # chronyd would ask within 64 s by itself
+    until(lambda: "follows the head" in json.dumps(failed(clusterctl)))
+    clusterctl("services", "apply", "chrony")
+    assert offset(lab) < CLOSE
+
+
+def failed(clusterctl):
+    """What verify says is wrong."""
+    done = clusterctl("services", "verify", "--json", "chrony", code={0, 5})
+    nodes = json.loads(done.stdout)["nodes"]
+    return [step["name"] for node in nodes.values() for step in node["steps"] if step["state"] == "failed"]
+
+
+def test_undo_restores_every_file(lab, before, followed, clusterctl):
+    clusterctl("services", "undo", "chrony")
+    assert [machine.out(ETC) for machine in lab.machines] == before
