@@ -1,6 +1,6 @@
 """The way to the nodes. The only folder that knows ssh: everything else sees ``model.Remote``.
 
-- ``remote``: one connection a node, over Fabric and paramiko (``channel``, ``session``, ``client``, ``login``), for scripts
+- ``remote``, with ``channel``, ``session``, ``client``, ``login``: one connection a node over Fabric and paramiko
 - ``openssh``, ``transfer``: many bytes, over the system's ssh, to many nodes at once
 - ``wire``, ``framing``: what both say to a node's shell
 - ``become``: root's rights there

@@ -43,10 +43,10 @@ def remembered(inventory: Inventory, command: str, nodes: Sequence[Node], *, dry
         yield
     except (NodesError, InterruptedByUser, KeyboardInterrupt) as error:
         if not dry_run:
-            _keep(inventory.path, command, nodes, undone(error, nodes))
+            _keep(inventory, command, nodes, undone(error, nodes))
         raise
     if not dry_run:
-        _keep(inventory.path, command, nodes, ())
+        _keep(inventory, command, nodes, ())
 
 
 def undone(error: BaseException, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -56,21 +56,23 @@ def undone(error: BaseException, nodes: Sequence[Node]) -> tuple[str, ...]:
     return tuple(node.name for node in nodes)
 
 
-def _keep(inventory: Path, command: str, nodes: Sequence[Node], failed: Sequence[str]) -> None:
-    kept = _load(inventory)
+def _keep(inventory: Inventory, command: str, nodes: Sequence[Node], failed: Sequence[str]) -> None:
+    path = inventory.path
+    kept = _load(path)
     before = json.dumps(kept)
-    commands = kept.pop(inventory.name, {})
-    others = set(commands.get(command, ())) - {node.name for node in nodes}
-    commands = {key: value for key, value in {**commands, command: sorted({*others, *failed})}.items() if value}
+    commands = kept.pop(path.name, {})
+    others = {node.name for node in inventory.nodes} - {node.name for node in nodes}
+    names = sorted({*others.intersection(commands.get(command, ())), *failed})
+    commands = {key: value for key, value in {**commands, command: names}.items() if value}
     if commands:
-        kept[inventory.name] = commands
+        kept[path.name] = commands
     if json.dumps(kept) == before:
         return
     with suppress(OSError):
         if kept:
-            _write(inventory.with_name(FILE), kept)
+            _write(path.with_name(FILE), kept)
         else:
-            inventory.with_name(FILE).unlink(missing_ok=True)
+            path.with_name(FILE).unlink(missing_ok=True)
 
 
 def _write(path: Path, kept: Mapping[str, object]) -> None:

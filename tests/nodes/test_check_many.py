@@ -1,4 +1,4 @@
-"""``clusterctl check`` on 64 nodes at once: a dead one and one whose nvidia-smi hangs cost their own time and no more."""
+"""``clusterctl check`` on 64 nodes: a dead one and one whose nvidia-smi hangs cost their own time and no more."""
 
 import json
 from collections import Counter

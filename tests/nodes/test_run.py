@@ -13,6 +13,7 @@ import time
 import pytest
 from command import CLUSTERCTL, run
 from sudo_nodes import ASKING, FREE, allow, install
+from tiny_env import inventory, make_env, pack
 
 from provision import inventory as inventory_file
 
@@ -46,9 +47,9 @@ def test_answers_are_folded_and_exit_statuses_told(folder):
 
 
 def test_a_dead_node_and_a_slow_one_cost_their_own_time_only(folder):
-    inventory = folder / "inventory.yaml"
-    address = next(iter(inventory_file.load(inventory).nodes)).address
-    inventory.write_text(inventory.read_text() + f"  dead: {address.rsplit('.', 1)[0]}.251\n")
+    file = folder / "inventory.yaml"
+    address = inventory_file.load(file).nodes[0].address
+    file.write_text(file.read_text() + f"  dead: {address.rpartition('.')[0]}.251\n")
     done = run("run", "--deadline", "8", "--json", "[ $(hostname) != node01 ] || sleep 100; echo hi", cwd=folder)
     data = json.loads(done.stdout)
     assert done.returncode == 5
@@ -126,6 +127,22 @@ def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal)
     allow(box, FREE)
     again = json.loads(run("run", "--root", "--retry-failed", "--json", "id", "-un", cwd=folder).stdout)
     assert {name: node["out"] for name, node in again["nodes"].items()} == {"node01": "root\n", "node02": "root\n"}
+
+
+def test_a_deploy_that_was_refused_is_retried_everywhere(make_sandbox, tmp_path):
+    """One node is down, so nothing is done on the others either: they are among those to retry."""
+    box = make_sandbox(nodes=2)
+    dead = f"  dead: {box.nodes[0].address.rpartition('.')[0]}.251\n"
+    folder = inventory(box, tmp_path / "work", extra=dead)
+    bundle = pack(make_env(tmp_path / "env"), tmp_path / "tiny.ccb")
+    refused = run("deploy", bundle, cwd=folder)
+    assert refused.returncode == 5
+    assert "nothing was changed" in refused.stderr
+    file = folder / "inventory.yaml"
+    file.write_text(file.read_text().replace(dead, ""))
+    assert "node[01-02]: deployed" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
+    assert "failed on no node" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
+    assert not (folder / ".clusterctl-failed.json").exists()
 
 
 def wait(true, seconds=60):

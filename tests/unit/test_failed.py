@@ -54,6 +54,13 @@ def test_failed_nodes_are_kept_until_they_succeed(inventory, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_node_that_the_inventory_no_longer_has_is_forgotten(inventory, tmp_path):
+    work(inventory, broken("gpu4"))
+    smaller = Inventory(path=inventory.path, prefix=inventory.prefix, nodes=NODES[:3])
+    work(smaller, nodes=NODES[:1])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_commands_and_inventories_are_apart(inventory, tmp_path):
     other = Inventory(path=tmp_path / "other.yaml", prefix=PurePosixPath("/opt/env"), nodes=NODES)
     work(inventory, broken("gpu1"))

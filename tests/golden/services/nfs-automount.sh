@@ -20,104 +20,104 @@ cc_service=nfs
 if [ -d /etc/nfs.conf.d ]; then
 cc_is /etc/nfs.conf.d/clusterctl.conf 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
 [nfsd]
-threads=128
+threads=16
 '
 else
-cc_has_block /etc/default/nfs-kernel-server nfs 'RPCNFSDCOUNT=128
+cc_has_block /etc/default/nfs-kernel-server nfs 'RPCNFSDCOUNT=16
 '
 fi
-[ "$(cat /proc/fs/nfsd/threads)" = 128 ]
+[ "$(cat /proc/fs/nfsd/threads)" = 16 ]
 # do
 cc_service=nfs
 cc_journal threads rpc.nfsd "$(cat /proc/fs/nfsd/threads)"
 if [ -d /etc/nfs.conf.d ]; then
 cc_stage /etc/nfs.conf.d/clusterctl.conf 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
 [nfsd]
-threads=128
+threads=16
 '
 cc_commit /etc/nfs.conf.d/clusterctl.conf
 cc_done /etc/nfs.conf.d/clusterctl.conf
 else
-cc_block /etc/default/nfs-kernel-server nfs 'RPCNFSDCOUNT=128
+cc_block /etc/default/nfs-kernel-server nfs 'RPCNFSDCOUNT=16
 ' end
 cc_block_done /etc/default/nfs-kernel-server nfs
 fi
-rpc.nfsd 128
-# --- nfs: folder /data
+rpc.nfsd 16
+# --- nfs: folder /data/a
 # unless
 cc_service=nfs
-[ -d /data ]
+[ -d /data/a ]
 # do
 cc_service=nfs
-cc_folder /data 1777
-# --- nfs: folder for tokens in /data
+cc_folder /data/a 1777
+# --- nfs: folder for tokens in /data/a
 # unless
 cc_service=nfs
-[ -d /data/.clusterctl ]
+[ -d /data/a/.clusterctl ]
 # do
 cc_service=nfs
-cc_folder /data/.clusterctl 1777
-# --- nfs: token in /data
+cc_folder /data/a/.clusterctl 1777
+# --- nfs: token in /data/a
 # unless
 cc_service=nfs
-cc_is /data/.clusterctl/server 644 'gpu02:/data
+cc_is /data/a/.clusterctl/server 644 'gpu02:/data/a
 '
 # do
 cc_service=nfs
-cc_stage /data/.clusterctl/server 644 'gpu02:/data
+cc_stage /data/a/.clusterctl/server 644 'gpu02:/data/a
 '
-cc_commit /data/.clusterctl/server
-cc_done /data/.clusterctl/server
-# --- nfs: folder /srv/models
+cc_commit /data/a/.clusterctl/server
+cc_done /data/a/.clusterctl/server
+# --- nfs: folder /data/b
 # unless
 cc_service=nfs
-[ -d /srv/models ]
+[ -d /data/b ]
 # do
 cc_service=nfs
-cc_folder /srv/models 1777
-# --- nfs: folder for tokens in /srv/models
+cc_folder /data/b 1777
+# --- nfs: folder for tokens in /data/b
 # unless
 cc_service=nfs
-[ -d /srv/models/.clusterctl ]
+[ -d /data/b/.clusterctl ]
 # do
 cc_service=nfs
-cc_folder /srv/models/.clusterctl 1777
-# --- nfs: token in /srv/models
+cc_folder /data/b/.clusterctl 1777
+# --- nfs: token in /data/b
 # unless
 cc_service=nfs
-cc_is /srv/models/.clusterctl/server 644 'gpu02:/srv/models
+cc_is /data/b/.clusterctl/server 644 'gpu02:/data/b
 '
 # do
 cc_service=nfs
-cc_stage /srv/models/.clusterctl/server 644 'gpu02:/srv/models
+cc_stage /data/b/.clusterctl/server 644 'gpu02:/data/b
 '
-cc_commit /srv/models/.clusterctl/server
-cc_done /srv/models/.clusterctl/server
+cc_commit /data/b/.clusterctl/server
+cc_done /data/b/.clusterctl/server
 # --- nfs: exports
 # unless
 cc_service=nfs
 cc_is /etc/exports.d/clusterctl.exports 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
-/data 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
-/data 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
-/data 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
-/data 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
 '
 # do
 cc_service=nfs
 cc_journal reexport exportfs -ra
 cc_stage /etc/exports.d/clusterctl.exports 644 '# Written by clusterctl; `clusterctl services undo nfs` removes it.
-/data 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
-/data 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
-/data 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
-/data 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
-/srv/models 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/a 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.1.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.0.0.1(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
+/data/b 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
 '
 # exportfs itself reads the new file, where nothing that it writes is seen by anybody: with tables of its own, in a
 # mount namespace of its own. It fails for a line that it does not understand and for a folder that cannot be exported.
@@ -139,7 +139,7 @@ cc_done /etc/exports.d/clusterctl.exports
 cc_service=nfs
 # etab is what mountd answers by: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
-for cc_p in /data /srv/models; do
+for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
 done
@@ -149,7 +149,7 @@ cc_service=nfs
 exportfs -ra
 # etab is what mountd answers by: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
-for cc_p in /data /srv/models; do
+for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
 done
@@ -162,10 +162,10 @@ command -v mount.nfs
 cc_service=nfs
 cc_say 'nfs-common is not installed: add it with services: os_packages:, or by hand'
 false
-# --- nfs: place for /data
+# --- nfs: place for /data/a
 # unless
 cc_service=nfs
-cc_path=/data cc_source=10.1.0.2:/data
+cc_path=/data/a cc_source=10.1.0.2:/data/a
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -184,7 +184,7 @@ cc_free() {
 cc_free
 # do
 cc_service=nfs
-cc_path=/data cc_source=10.1.0.2:/data
+cc_path=/data/a cc_source=10.1.0.2:/data/a
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -216,10 +216,10 @@ if [ -d "$cc_path" ] && [ -n "$(ls -A "$cc_path")" ]; then
   exit 1
 fi
 cc_folder "$cc_path" 755
-# --- nfs: place for /srv/models
+# --- nfs: place for /data/b
 # unless
 cc_service=nfs
-cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+cc_path=/data/b cc_source=10.1.0.2:/data/b
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -238,7 +238,7 @@ cc_free() {
 cc_free
 # do
 cc_service=nfs
-cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+cc_path=/data/b cc_source=10.1.0.2:/data/b
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -282,9 +282,9 @@ if [ "${cc_kernel%%.*}" -gt 5 ] || { [ "${cc_kernel%%.*}" -eq 5 ] && [ "${cc_min
 fi
 cc_options=$cc_options,x-systemd.automount,x-systemd.mount-timeout=60
 cc_lines=
-cc_lines="$cc_lines"10.1.0.2:/data' '/data" nfs $cc_options 0 0
+cc_lines="$cc_lines"10.1.0.2:/data/a' '/data/a" nfs $cc_options 0 0
 "
-cc_lines="$cc_lines"10.1.0.2:/srv/models' '/srv/models" nfs $cc_options 0 0
+cc_lines="$cc_lines"10.1.0.2:/data/b' '/data/b" nfs $cc_options 0 0
 "
 
 cc_has_block /etc/fstab nfs "$cc_lines"
@@ -300,18 +300,18 @@ if [ "${cc_kernel%%.*}" -gt 5 ] || { [ "${cc_kernel%%.*}" -eq 5 ] && [ "${cc_min
 fi
 cc_options=$cc_options,x-systemd.automount,x-systemd.mount-timeout=60
 cc_lines=
-cc_lines="$cc_lines"10.1.0.2:/data' '/data" nfs $cc_options 0 0
+cc_lines="$cc_lines"10.1.0.2:/data/a' '/data/a" nfs $cc_options 0 0
 "
-cc_lines="$cc_lines"10.1.0.2:/srv/models' '/srv/models" nfs $cc_options 0 0
+cc_lines="$cc_lines"10.1.0.2:/data/b' '/data/b" nfs $cc_options 0 0
 "
 
 cc_block /etc/fstab nfs "$cc_lines" end
 systemctl daemon-reload
 cc_block_done /etc/fstab nfs
-# --- nfs: /data mounted
+# --- nfs: /data/a mounted
 # unless
 cc_service=nfs
-cc_path=/data cc_source=10.1.0.2:/data
+cc_path=/data/a cc_source=10.1.0.2:/data/a
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -328,7 +328,7 @@ cc_alive() {
 cc_alive
 # do
 cc_service=nfs
-cc_path=/data cc_source=10.1.0.2:/data
+cc_path=/data/a cc_source=10.1.0.2:/data/a
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -361,10 +361,10 @@ if ! cc_alive; then
   cc_say "$cc_path is not mounted. $cc_hint"
   exit 1
 fi
-# --- nfs: /srv/models mounted
+# --- nfs: /data/b mounted
 # unless
 cc_service=nfs
-cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+cc_path=/data/b cc_source=10.1.0.2:/data/b
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -381,7 +381,7 @@ cc_alive() {
 cc_alive
 # do
 cc_service=nfs
-cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+cc_path=/data/b cc_source=10.1.0.2:/data/b
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -420,7 +420,7 @@ fi
 cc_service=nfs
 # etab is what mountd answers by: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
-for cc_p in /data /srv/models; do
+for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
 done
@@ -429,15 +429,15 @@ done
 cc_service=nfs
 # etab is what mountd answers by: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
-for cc_p in /data /srv/models; do
+for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
 done
 # ===== verify, stage follow: gpu01 gpu03
-# --- nfs: /data is fresh
+# --- nfs: /data/a is fresh
 # unless
 cc_service=nfs
-cc_path=/data cc_source=10.1.0.2:/data
+cc_path=/data/a cc_source=10.1.0.2:/data/a
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -453,7 +453,7 @@ cc_alive() {
 }
 cc_alive
 # The server's own token: the mount shows the very folder that the server calls so.
-cc_want='gpu02:/data
+cc_want='gpu02:/data/a
 '
 [ "$(cc_ask 10 cat "$cc_path/.clusterctl/server"; echo x)" = "$cc_want"x ]
 # Ours, written as who logs in, and read through a mount that shares nothing with the first. The time limits are inside
@@ -472,7 +472,7 @@ su -s /bin/sh "$cc_user" -c 'timeout -s KILL 10 rm -f "$0"' "$cc_new"
 
 # do
 cc_service=nfs
-cc_path=/data cc_source=10.1.0.2:/data
+cc_path=/data/a cc_source=10.1.0.2:/data/a
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -503,10 +503,10 @@ case $cc_mounted in
     ;;
 esac
 false
-# --- nfs: /srv/models is fresh
+# --- nfs: /data/b is fresh
 # unless
 cc_service=nfs
-cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+cc_path=/data/b cc_source=10.1.0.2:/data/b
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
@@ -522,7 +522,7 @@ cc_alive() {
 }
 cc_alive
 # The server's own token: the mount shows the very folder that the server calls so.
-cc_want='gpu02:/srv/models
+cc_want='gpu02:/data/b
 '
 [ "$(cc_ask 10 cat "$cc_path/.clusterctl/server"; echo x)" = "$cc_want"x ]
 # Ours, written as who logs in, and read through a mount that shares nothing with the first. The time limits are inside
@@ -541,7 +541,7 @@ su -s /bin/sh "$cc_user" -c 'timeout -s KILL 10 rm -f "$0"' "$cc_new"
 
 # do
 cc_service=nfs
-cc_path=/srv/models cc_source=10.1.0.2:/srv/models
+cc_path=/data/b cc_source=10.1.0.2:/data/b
 # The last line wins: an automount stands below what it has mounted. Reading this asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }

@@ -1,4 +1,4 @@
-# ===== apply, stage serve: gpu02
+# ===== apply, stage serve: gpu03
 # --- opensm: InfiniBand
 # unless
 cc_service=opensm
@@ -182,7 +182,7 @@ cc_wait() {
   [ -z "$cc_left" ]
 }
 cc_wait 60 'cc_waiting; cc_silent; cc_joining' || { cc_say "$cc_left"; cc_say 'see /var/log/opensm*.log; a port of another fabric needs a subnet manager of its own'; false; }
-# ===== apply, stage follow: gpu01 gpu03
+# ===== apply, stage follow: gpu01 gpu02
 # --- opensm: no other subnet manager
 # unless
 cc_service=opensm
@@ -252,7 +252,7 @@ cc_wait() {
   [ -z "$cc_left" ]
 }
 cc_wait 60 'cc_waiting; cc_silent' || { cc_say "$cc_left"; cc_say 'the subnet manager does not see this node: is it cabled to the same fabric?'; false; }
-# ===== verify, stage serve: gpu02
+# ===== verify, stage serve: gpu03
 # --- opensm: ports with a link are Active
 # unless
 cc_service=opensm
@@ -382,6 +382,26 @@ cc_silent() {
   done
 }
 cc_silent
+false
+# --- opensm: infiniband-diags is there
+# unless
+cc_service=opensm
+# DEVICE PORT STATE PHYSICAL of every InfiniBand port, such as `mlx5_0 1 ACTIVE LinkUp`.
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+cc_ports() {
+  for cc_p in /sys/class/infiniband/*/ports/*; do
+    # shellcheck disable=SC2046 # words such as `4: ACTIVE 5: LinkUp InfiniBand`; old kernels tell no link layer
+    set -- $(cat "$cc_p/state" "$cc_p/phys_state" "$cc_p/link_layer" 2>/dev/null)
+    case ${5:-IB} in IB | InfiniBand) ;; *) continue ;; esac
+    [ $# -ge 4 ] || continue
+    cc_d=${cc_p%/ports/*}
+    echo "${cc_d##*/} ${cc_p##*/} $2 $4"
+  done
+}
+command -v sminfo && command -v iblinkinfo && command -v ibqueryerrors
+# do
+cc_service=opensm
+cc_say "infiniband-diags is not installed: nobody can ask the fabric; add it with services: os_packages:"
 false
 # --- opensm: one master
 # unless
@@ -577,7 +597,7 @@ cc_errors() {
 }
 cc_errors
 false
-# ===== verify, stage follow: gpu01 gpu03
+# ===== verify, stage follow: gpu01 gpu02
 # --- opensm: ports with a link are Active
 # unless
 cc_service=opensm
@@ -714,5 +734,5 @@ cc_service=opensm
 for cc_u in opensmd.service opensm.service; do ! systemctl is-active -q "$cc_u" || exit 1; done
 # do
 cc_service=opensm
-cc_say "a subnet manager runs here too; that of gpu02 is enough"
+cc_say "a subnet manager runs here too; that of gpu03 is enough"
 false

@@ -1,0 +1,116 @@
+"""How findings are shown, and what becomes of a judge that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from provision import summaries
+from provision.checks import Answer, Plan, fail, load, ok, unknown, warn
+from provision.cli.health import _refusal
+from provision.errors import NodesFailedError, PreflightError
+from provision.model import Inventory, Node
+from provision.tasks.check import CheckResult, _judge
+
+NAMES = [f"gpu{number:02}" for number in range(1, 17)]
+TEMP = "gpu.temp"
+
+
+def result(*findings, unreachable=None, checks=None):
+    found = checks or tuple(dict.fromkeys(each.check for each in findings))
+    nodes = tuple(name for name in NAMES if name not in (unreachable or {}))
+    return CheckResult(findings, found, nodes, unreachable or {}, 1.25)
+
+
+def rows(*findings, **options):
+    return [line.text for line in summaries.finding_rows(result(*findings), **options)]
+
+
+def test_the_worst_comes_first_and_equal_nodes_are_folded():
+    hot = [fail(TEMP, name, "GPU 0: 97 C", expected="below 95 C", fix="see the fans") for name in NAMES[2:5]]
+    off = [warn("gpu.persist", name, "GPU 0: off", expected="", fix="switch it on") for name in NAMES]
+    lost = [unknown("gpu.topo", "gpu01", "not understood")]
+    fine = [ok("gpu.mig", name, "off") for name in NAMES]
+    assert rows(*lost, *off, *fine, *hot) == [
+        f"FAIL  gpu.temp: {load(TEMP).TITLE}",
+        "    gpu[03-05]: GPU 0: 97 C",
+        "    expected: below 95 C",
+        f"    why: {load(TEMP).WHY}",
+        "    try: see the fans",
+        f"WARN  gpu.persist: {load('gpu.persist').TITLE}",
+        "    gpu[01-16]: GPU 0: off",
+        f"    why: {load('gpu.persist').WHY}",
+        "    try: switch it on",
+        f"UNKNOWN  gpu.topo: {load('gpu.topo').TITLE}",
+        "    gpu01: not understood",
+        f"    why: {load('gpu.topo').WHY}",
+    ]
+    assert rows(*fine) == []
+    assert rows(*fine, verbose=True) == ["OK  gpu.mig  gpu[01-16]: off"]
+
+
+def test_nodes_that_differ_stand_in_one_block_each_with_its_advice():
+    found = rows(
+        fail(TEMP, "gpu01", "97 C", expected="below 95 C", fix="see the fans"),
+        fail(TEMP, "gpu02", "99 C", expected="below 95 C", fix="switch it off"),
+    )
+    assert found[1:3] == ["    gpu01: 97 C", "    gpu02: 99 C"]
+    assert found.count("    expected: below 95 C") == 1
+    assert found[-2:] == ["    try: see the fans (gpu01)", "    try: switch it off (gpu02)"]
+
+
+def test_checks_that_lack_the_same_tool_stand_together():
+    found = rows(
+        *(unknown(check, name, "no nvidia-smi", fix="install it") for check in (TEMP, "gpu.mig") for name in NAMES)
+    )
+    assert found == ["UNKNOWN  gpu.temp, gpu.mig", "    gpu[01-16]: no nvidia-smi", "    try: install it"]
+
+
+def test_what_a_node_prints_cannot_move_the_cursor():
+    assert "\x1b" not in "".join(rows(fail(TEMP, "gpu01", "\x1b[2Jhot\r", expected="\x07cold", fix="\x1b]0;x\x07run")))
+
+
+def test_the_numbers():
+    data, text = summaries.checked(
+        result(
+            fail(TEMP, "gpu01", "97 C", expected="", fix="x"),
+            fail("gpu.mig", "gpu01", "on", expected="", fix="x"),
+            unknown("gpu.topo", "gpu01", "?"),
+            *(ok("gpu.topo", name, "x") for name in NAMES[1:]),
+        )
+    )
+    assert data["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "OK": 15}
+    assert data["findings"][0]["why"] == load(TEMP).WHY
+    assert text == "gpu[01-16]: 3 checks in 1.2 s, 2 FAIL (2 checks), 1 UNKNOWN (1 check), 15 OK"
+    assert summaries.checked(result(ok(TEMP, "gpu01", "x")))[1] == "gpu[01-16]: 1 check in 1.2 s, all OK"
+
+
+def test_the_exit_code_is_4_for_what_is_found_and_5_for_who_is_not():
+    bad = fail(TEMP, "gpu03", "97 C", expected="", fix="x")
+    harmless = [warn(TEMP, "gpu01", "86 C", expected="", fix="x"), unknown(TEMP, "gpu02", "?")]
+    assert _refusal(result(*harmless)) is None
+    refused = _refusal(result(*harmless, bad))
+    assert isinstance(refused, PreflightError)
+    assert "--exclude gpu03" in refused.hint
+    away = _refusal(result(*harmless, unreachable={"gpu16": "timed out"}))
+    assert isinstance(away, NodesFailedError)
+    assert away.reasons == {"gpu16": "timed out"}
+    assert "no answer from 1 of 16 nodes" in str(away)
+    both = _refusal(result(bad, unreachable={"gpu16": "timed out"}))
+    assert (both.exit_code, both.reasons) == (4, {"gpu16": "timed out"})
+    assert "--exclude gpu[03,16]" in both.hint
+
+
+def test_a_judge_that_fails_is_one_check_less(monkeypatch):
+    nodes = tuple(Node(name, f"10.0.0.{number}") for number, name in enumerate(NAMES, 1))
+    plan = Plan(Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), nodes), nodes)
+    answers = {name: Answer("what a new driver prints") for name in NAMES[:2]}
+
+    def broken(*_):
+        raise ValueError("not enough values to unpack")
+        yield
+
+    monkeypatch.setattr(load(TEMP), "judge", broken)
+    first, second = _judge(TEMP, plan, answers)
+    assert (first.node, second.node) == ("gpu01", "gpu02")
+    assert first.verdict == second.verdict == "UNKNOWN"
+    assert "ValueError: not enough values" in first.observed
