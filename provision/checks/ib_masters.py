@@ -1,7 +1,8 @@
 """ib.masters: a fabric has one master subnet manager, and all nodes know the same one.
 
-``saquery SMIR`` lists the subnet managers that the master knows, and ``sminfo LID`` asks each for its state; both are
-of infiniband-diags and need root. Others in state STANDBY are right: they take over when the master dies.
+``saquery SMIR`` (infiniband-diags, needs root) asks the master for the subnet managers that it knows. SMState is 3 of a
+master and 2 of one in STANDBY, which is right: it takes over when the master dies (InfiniBand Architecture
+Specification 1, 14.4.1).
 """
 
 from __future__ import annotations
@@ -20,43 +21,38 @@ LEVEL = 0
 ROOT = True
 TITLE = "one master subnet manager"
 WHY = "Two masters overwrite each other's routes: links reset in the middle of a training, and NCCL times out."
-_LIST = """\
-said=$(saquery -C "${device##*/}" -P "${port##*/}" SMIR 2>&1)
-    for lid in $(printf '%s\\n' "$said" | sed -n 's/^[[:space:]]*LID\\.*\\([0-9][0-9]*\\)$/\\1/p' | sort -u); do
-      echo "at $lid"
-      sminfo -C "${device##*/}" -P "${port##*/}" -t 500 "$lid"
-    done
-    [ -n "$said" ]"""
-PROBE = PORTS + ASK.format(mark="managers", command=_LIST)
+PROBE = PORTS + ASK.format(mark="managers", command='saquery -C "${device##*/}" -P "${port##*/}" SMIR')
 TIMEOUT = 30
 
-_SAID = re.compile(r"sm lid (\d+) sm guid (0x[0-9a-f]+), activity count \d+ priority (\d+) state \d+ SMINFO_(\w+)")
+_SAID = re.compile(r"\bGUID\.+(0x[0-9a-f]+)$.*?\bSMState\.+(\d+)$", re.MULTILINE | re.DOTALL)
+_MASTER = 3
 _FIX = (
     "stop all but one: systemctl disable --now opensm (opensmd with OFED) on the others, "
     "or switch the switch's own subnet manager off"
 )
 
 
+_Managers = tuple[tuple[str, int], ...]  # port GUID and SMState
+
+
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Name two masters of one fabric, and a node whose port has another master than its like."""
     cluster, others = fabric(ID, answers)
     yield from others
-    known: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {}
+    known: dict[str, dict[str, _Managers]] = {}
     for name, ports in cluster.items():
         said = {f"{device} port {number}": text for (device, number), text in sections(answers[name].out, "managers")}
         active = [port.name for port in ports if port.state == ACTIVE]
-        known[name] = {at: tuple((f[2], f[4]) for f in _SAID.finditer(said.get(at, ""))) for at in active}
+        known[name] = {at: _managers(said.get(at, "")) for at in active}
     for name, managers in known.items():
-        masters = {at: tuple(guid for guid, state in each if state == "MASTER") for at, each in managers.items()}
-        standby = {guid for each in managers.values() for guid, state in each if state != "MASTER"}
+        masters = {at: tuple(guid for guid, state in each if state == _MASTER) for at, each in managers.items()}
+        standby = {guid for each in managers.values() for guid, state in each if state != _MASTER}
         fine = f"master {', '.join(sorted({guid for each in masters.values() for guid in each}))}"
         fine += f", in reserve {', '.join(sorted(standby))}" if standby else ""
         yield told(ID, name, _faults(masters, known), fine if masters else "no port is Active")
 
 
-def _faults(
-    masters: Mapping[str, tuple[str, ...]], known: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]]
-) -> Iterator[Fault]:
+def _faults(masters: Mapping[str, tuple[str, ...]], known: Mapping[str, Mapping[str, _Managers]]) -> Iterator[Fault]:
     for at, guids in masters.items():
         if not guids:
             yield Fault("UNKNOWN", f"{at}: no list of subnet managers", "saquery SMIR", "as root, see ib.sm")
@@ -73,6 +69,10 @@ def _faults(
                 yield Fault("FAIL", said, f"master {common}", f"{_FIX}; is it cabled to another fabric?")
 
 
-def _master(managers: tuple[tuple[str, str], ...]) -> str | None:
-    guids = [guid for guid, state in managers if state == "MASTER"]
+def _managers(text: str) -> _Managers:
+    return tuple((hex(int(guid, 16)), int(state)) for guid, state in _SAID.findall(text))
+
+
+def _master(managers: _Managers) -> str | None:
+    guids = [guid for guid, state in managers if state == _MASTER]
     return guids[0] if len(guids) == 1 else None

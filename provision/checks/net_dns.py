@@ -24,11 +24,35 @@ def names(seen: Plan) -> tuple[str, ...]:
 
 
 def probe(seen: Plan, _node: Node) -> str:
-    """Looks every name up: ``name NAME ADDRESS``, and ``-`` where it has none."""
+    """Looks every name up: ``name NAME ADDRESS``, and ``-`` where it has none.
+
+    One getent for all of them: its lines of type STREAM hold address and canonical name. Only where that is another
+    name than the one that was asked for (an alias), names without an answer are asked for one by one.
+    """
+    every = words(names(seen))
     return f"""\
 command -v getent >/dev/null 2>&1 || {{ echo "no getent"; exit 0; }}
-for cc_name in {words(names(seen))}; do
-  getent ahostsv4 "$cc_name" | {{ read -r cc_address _; echo "name $cc_name ${{cc_address:--}}"; }}
+set -- {every}
+cc_known=' '
+cc_alias=
+while read -r cc_address cc_type cc_name; do
+  case $cc_type:$cc_name in STREAM:?*) ;; *) continue ;; esac
+  case " $* " in
+    *" $cc_name "*) cc_known="$cc_known$cc_name $cc_address " ;;
+    *) cc_alias=yes ;;
+  esac
+done <<CC_END
+$([ $# -eq 0 ] || getent ahostsv4 "$@")
+CC_END
+for cc_name; do
+  cc_address=
+  case $cc_known in
+    *" $cc_name "*)
+      cc_address=${{cc_known#*" $cc_name "}}
+      cc_address=${{cc_address%% *}} ;;
+    *) [ -z "$cc_alias" ] || cc_address=$(getent ahostsv4 "$cc_name" | {{ read -r cc_first _; echo "$cc_first"; }}) ;;
+  esac
+  echo "name $cc_name ${{cc_address:--}}"
 done
 echo end
 """

@@ -139,6 +139,7 @@ def _banner(node: NodeState, until: float) -> str:
         pidfd = os.pidfd_open(node.init.pid)
     except ProcessLookupError:
         return "it died while it started"
+    reason = "sshd closes every connection"
     try:
         while (left := until - time.monotonic()) > 0:
             try:

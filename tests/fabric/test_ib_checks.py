@@ -1,8 +1,12 @@
 """The checks' own probes on simulated hosts, with the real opensm and tools: each fault is named, and no other."""
 
+import signal
 import threading
+import time
 
-from ib_fabric import star
+from ib_fabric import PATIENCE, star
+
+from provision.render import render
 
 SYSFS = ("ib.ports", "ib.state", "ib.phys", "ib.rate", "ib.width", "ib.lid", "ib.fw", "ib.board")
 COUNTERS = ("ib.symbols", "ib.errors", "ib.flap")
@@ -73,8 +77,8 @@ Switch 8 "SW2"
         net += f'\nHca 1 "{host}"\n[1] "{switch}"[{number % 2 + 1}]\n'
     fabric = make(net)
     fabric.console('Unlink "SW1"[8]')
-    fabric.opensm("node01")
-    fabric.opensm("node03")
+    fabric.opensm("node01", "-p", "1")
+    second = fabric.opensm("node03", "-p", "14")
     fabric.console('ReLink "SW1"[8]')
     found = bad(fabric, list(places), *MANAGERS, "ib.lid", "ib.state")
     said = f"{PORT}: two masters, node[01-02] 0x100001, node[03-04] 0x100005"
@@ -82,6 +86,17 @@ Switch 8 "SW2"
     assert list(found) == ["ib.lid"]  # both have given the same addresses
     assert {verdict for verdict, _ in found["ib.lid"].values()} == {"FAIL"}
     assert all(said.endswith("another port of the same subnet has it too") for _, said in found["ib.lid"].values())
+
+    second.send_signal(signal.SIGHUP)  # look at the fabric anew: the second one learns of the first, and stays
+    deadline = time.monotonic() + PATIENCE
+    while fabric.run("node04", "saquery", "SMIR").stdout.count("SMState...............3") < 2:
+        assert time.monotonic() < deadline
+    verdict, said = bad(fabric, ["node04"], "ib.masters")["ib.masters"]["node04"]
+    assert (verdict, said) == ("FAIL", f"{PORT}: 2 masters, 0x100005 and 0x100001")
+    masters = render("services/opensm/ports.sh.j2") + render("services/opensm/masters.sh.j2") + "cc_masters"
+    assert fabric.sh("node04", masters).stdout == (
+        f"{PORT} sees 2 masters: 0x0000000000100005 at LID 1, 0x0000000000100001 at LID 1; stop all but one\n"
+    )
 
 
 def test_a_cable_that_is_out(four, bad):

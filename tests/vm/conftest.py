@@ -1,8 +1,8 @@
 """One pair of emulated machines for the whole session; whoever changes one puts it back.
 
 Fixtures: ``lab`` (scripts/lab/machine.py: ``lab.head``, ``lab.client``, ``lab.inventory(services)``) and ``clusterctl``
-(runs the command against the lab), ``bundle`` (chrony for these machines, packed once) and ``chronyd`` (it is installed).
-The machines have no route to anywhere; ``train`` logs in and may sudo.
+(runs the command against the lab), ``bundle`` (chrony for these machines, packed once) and ``chronyd`` (it is installed
+on both). The machines have no route to anywhere; ``train`` logs in and may sudo.
 """
 
 import os
@@ -78,4 +78,4 @@ def chronyd(lab, bundle, clusterctl):
     """chrony is installed on both machines, from the bundle."""
     if any(machine.run("command -v chronyd", check=False).returncode for machine in lab.machines):
         lab.inventory("os_packages: {}")
-        clusterctl("services", "apply", "os_packages")
+        clusterctl("services", "apply", "os_packages", "--deadline", 1500)

@@ -418,18 +418,16 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Every subnet manager that the master knows, by port: its LID, its state, and the node that it runs on.
+# Fabrics with several masters, as their own lists of subnet managers tell: SMState is 3 of a master, 2 of one in reserve.
 cc_masters() {
   cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
-    cc_lids=$(saquery -C "$cc_d" -P "$cc_n" SMIR </dev/null 2>/dev/null | sed -n 's/^[[:space:]]*LID\.*\([0-9]*\)$/\1/p')
-    cc_all=
-    for cc_l in $cc_lids; do
-      sminfo -C "$cc_d" -P "$cc_n" -t 500 "$cc_l" </dev/null 2>/dev/null | grep -q SMINFO_MASTER || continue
-      cc_name=$(smpquery -C "$cc_d" -P "$cc_n" -t 500 nodedesc "$cc_l" </dev/null 2>/dev/null | sed 's/^.*:\.*//')
-      cc_all="$cc_all, LID $cc_l${cc_name:+ ($cc_name)}"
-    done
-    case $cc_all in *,*,*) echo "$cc_d port $cc_n sees several masters: ${cc_all#, }; stop all but one" ;; esac
+    saquery -C "$cc_d" -P "$cc_n" SMIR </dev/null 2>/dev/null | awk -v at="$cc_d port $cc_n" '
+      { value = $1; sub(/.*\.\./, "", value) }
+      $1 ~ /^LID\./ { lid = value }
+      $1 ~ /^GUID\./ { guid = value }
+      $1 == "SMState...............3" { n++; said = said (n > 1 ? ", " : "") guid " at LID " lid }
+      END { if (n > 1) print at " sees " n " masters: " said "; stop all but one" }'
   done
 }
 [ -z "$(cc_masters)" ]
@@ -447,18 +445,16 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Every subnet manager that the master knows, by port: its LID, its state, and the node that it runs on.
+# Fabrics with several masters, as their own lists of subnet managers tell: SMState is 3 of a master, 2 of one in reserve.
 cc_masters() {
   cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
-    cc_lids=$(saquery -C "$cc_d" -P "$cc_n" SMIR </dev/null 2>/dev/null | sed -n 's/^[[:space:]]*LID\.*\([0-9]*\)$/\1/p')
-    cc_all=
-    for cc_l in $cc_lids; do
-      sminfo -C "$cc_d" -P "$cc_n" -t 500 "$cc_l" </dev/null 2>/dev/null | grep -q SMINFO_MASTER || continue
-      cc_name=$(smpquery -C "$cc_d" -P "$cc_n" -t 500 nodedesc "$cc_l" </dev/null 2>/dev/null | sed 's/^.*:\.*//')
-      cc_all="$cc_all, LID $cc_l${cc_name:+ ($cc_name)}"
-    done
-    case $cc_all in *,*,*) echo "$cc_d port $cc_n sees several masters: ${cc_all#, }; stop all but one" ;; esac
+    saquery -C "$cc_d" -P "$cc_n" SMIR </dev/null 2>/dev/null | awk -v at="$cc_d port $cc_n" '
+      { value = $1; sub(/.*\.\./, "", value) }
+      $1 ~ /^LID\./ { lid = value }
+      $1 ~ /^GUID\./ { guid = value }
+      $1 == "SMState...............3" { n++; said = said (n > 1 ? ", " : "") guid " at LID " lid }
+      END { if (n > 1) print at " sees " n " masters: " said "; stop all but one" }'
   done
 }
 cc_masters
