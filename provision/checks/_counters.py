@@ -118,10 +118,10 @@ def _read(text: str) -> dict[tuple[str, int], dict[str, int]]:
     found: dict[tuple[str, int], dict[str, int]] = {}
     for device, port, name, value in _FILE.findall(text):
         found.setdefault((device, int(port)), {})[name] = int(value)
-    for (device, number), said in sections(text, "perfquery"):
+    for (device, number), said in sections(text, "perfquery", words=2):
         values = dict(_SAID.findall(said))
         told_of = {name: int(values[theirs]) for name, theirs in NAMES.items() if theirs in values}
-        if told_of:
+        if told_of and number.isdecimal():
             found[device, int(number)] = told_of
     return found
 
@@ -129,9 +129,9 @@ def _read(text: str) -> dict[tuple[str, int], dict[str, int]]:
 def _peers(out: str) -> dict[tuple[str, int], str]:
     """What is at the other end of a cable, such as ``SW1 port 7``."""
     found = {}
-    for (device, number), said in sections(out, "peer"):
+    for (device, number), said in sections(out, "peer", words=2):
         name = re.search(r"^Node Description:\.*(.+)$", said, re.MULTILINE)
         port = re.search(r"^LocalPort:\.*(\d+)$", said, re.MULTILINE)
-        if name and port:
+        if name and port and number.isdecimal():
             found[device, int(number)] = f"{name[1].strip()} port {port[1]}"
     return found

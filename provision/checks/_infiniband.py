@@ -200,12 +200,18 @@ def told(check: str, node: str, faults: Iterable[Fault], fine: str) -> Finding:
     )
 
 
-def sections(out: str, mark: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The parts of a probe's output that begin with a line ``@mark WORD...``: the words, and what follows."""
+def sections(out: str, mark: str, *, words: int | None = None) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The parts of a probe's output that begin with a line ``@mark WORD...``: the words, and what follows.
+
+    Args:
+        out: the output.
+        mark: the first word.
+        words: how many must follow it; parts with another number of them are left out.
+    """
     for part in re.split(r"^@", out, flags=re.MULTILINE)[1:]:
         head, _, text = part.partition("\n")
         name, *given = head.split() or [""]
-        if name == mark:
+        if name == mark and words in (None, len(given)):
             yield tuple(given), text
 
 

@@ -115,14 +115,16 @@ def _hardware(probes: Iterable[Probe]) -> str:
 
 def parse(script: Script, out: str) -> dict[str, Answer]:
     """The answer of every check whose probe the script holds."""
-    frame = re.compile(rf"\n@clusterctl:{re.escape(script.token)}:([a-z]+):([0-9]*):([a-z0-9]*):\n")
+    # The line break behind a frame may be the one before the next: bash writes each line on its own, and so may others
+    # write between two lines of a runner.
+    frame = re.compile(rf"\n@clusterctl:{re.escape(script.token)}:([a-z]+):([0-9]*):([a-z0-9]*):(?=\n)")
     texts: dict[tuple[str, int], str] = {}
     states: dict[int, str] = {}
     root = False
     _, *pieces = frame.split("\n" + out)
     for kind, index, word, text in zip(*(iter(pieces),) * 4, strict=True):
         if kind in ("out", "err"):
-            texts[kind, int(index)] = _printable(text)
+            texts[kind, int(index)] = _printable(text[1:])
         elif kind == "state":
             states[int(index)] = word
         elif kind == "root":

@@ -36,11 +36,14 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             version = alike[name, port.device]
             common = majority({f"{node} {device}": each for (node, device), each in alike.items()})
             fix = _FIX.format(device=port.device)
+            if not version:
+                faults.append(Fault("UNKNOWN", f"{port.device} does not tell its firmware", "fw_ver", "ibv_devinfo"))
+                continue
             if common is None:
                 said = ", ".join(f"{each} on {len(at)}" for each, at in groups(_texts(alike)).items())
                 faults.append(Fault("WARN", f"{port.device} has {version}; its model has {said}", "one version", fix))
             elif version != common:
-                said = f"{port.device} has {version or 'no known firmware'}, most of its model have {common}"
+                said = f"{port.device} has {version}, most of its model have {common}"
                 faults.append(Fault("WARN", said, common, fix))
         yield told(ID, name, faults, ", ".join(sorted({port.values.get("fw_ver", "") for port in ports})))
 

@@ -41,7 +41,10 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     yield from others
     known: dict[str, dict[str, _Managers]] = {}
     for name, ports in cluster.items():
-        said = {f"{device} port {number}": text for (device, number), text in sections(answers[name].out, "managers")}
+        said = {
+            f"{device} port {number}": text
+            for (device, number), text in sections(answers[name].out, "managers", words=2)
+        }
         active = [port.name for port in ports if port.state == ACTIVE]
         known[name] = {at: _managers(said.get(at, "")) for at in active}
     for name, managers in known.items():

@@ -35,7 +35,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     yield from others
     for name, ports in cluster.items():
         answer = answers[name]
-        said = {(device, number): text for (device, number), text in sections(answer.out, "sminfo")}
+        said = {(device, number): text for (device, number), text in sections(answer.out, "sminfo", words=2)}
         linked = [port for port in ports if port.up]
         masters = {found[2] for text in said.values() if (found := _SAID.search(text))}
         fine = f"master {', '.join(sorted(masters))}" if masters else "no port has a link"

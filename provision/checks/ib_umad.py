@@ -15,7 +15,14 @@ ID = "ib.umad"
 LEVEL = 0
 TITLE = "/dev/infiniband/umad* for the InfiniBand tools"
 WHY = "Without it no subnet manager starts on this node, and no tool tells why a link is slow."
-PROBE = PORTS + "echo \"@umad $(ls /dev/infiniband 2>/dev/null | grep -c '^umad')\"\n"
+PROBE = (
+    PORTS
+    + """\
+set -- /dev/infiniband/umad*
+[ -e "$1" ] || shift
+echo "@umad $#"
+"""
+)
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
@@ -23,7 +30,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     cluster, others = fabric(ID, answers)
     yield from others
     for name in cluster:
-        number = sum(int(count) for (count,), _ in sections(answers[name].out, "umad"))
+        number = sum(int(count) for (count,), _ in sections(answers[name].out, "umad", words=1))
         if number:
             yield ok(ID, name, f"{number} devices")
         else:

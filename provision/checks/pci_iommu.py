@@ -31,7 +31,7 @@ echo "@end"
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Name nodes whose GPUs or adapters have their addresses translated."""
     for name, answer in answers.items():
-        kinds = {device: kind for (device, kind), _ in sections(answer.out, "device")}
+        kinds = {device: kind for (device, kind), _ in sections(answer.out, "device", words=2)}
         translated = [device for device, kind in kinds.items() if kind.startswith("DMA")]
         if "@end" not in answer.lines:
             yield unknown(ID, name, "what the node printed about its PCI devices is not understood")

@@ -26,7 +26,8 @@ done
 head -n 1 "$@" 2>/dev/null
 echo @end
 """
-_FILE = re.compile(r"^==> /sys/class/infiniband/([^/]+)/device/(\w+)_link_(\w+) <==\n([\d.]+)", re.MULTILINE)
+_FILE = re.compile(r"^==> /sys/class/infiniband/([^/]+)/device/(\w+)_link_(\w+) <==\n(\d+(?:\.\d+)?)", re.MULTILINE)
+_WHOLE = {"current width", "current speed", "max width", "max speed"}
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
@@ -40,7 +41,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         for device, kind, what, value in _FILE.findall(answer.out):
             every[name].setdefault(device, {})[f"{kind} {what}"] = float(value)
     for name, mine in every.items():
-        links = {device: link for device, link in mine.items() if len(link) == 4 and link["current width"]}
+        links = {device: link for device, link in mine.items() if link.keys() == _WHOLE and link["current width"]}
         if not links:
             yield ok(ID, name, "no RDMA adapter on a PCI slot that tells its speed")
             continue
@@ -52,7 +53,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
                 f"{node} {other}": (each["current width"], each["current speed"])
                 for node, devices in every.items()
                 for other, each in devices.items()
-                if len(each) == 4 and (each["max width"], each["max speed"]) == most
+                if each.keys() == _WHOLE and (each["max width"], each["max speed"]) == most
             }
             usual = majority(alike) if len(alike) > 1 else None
             wanted = usual or most

@@ -61,7 +61,7 @@ def driver(out: str) -> str:
 
 def peer_modules(out: str) -> tuple[str, ...]:
     """The peer memory modules that are loaded."""
-    return tuple(module for (module,), _ in sections(out, "module"))
+    return tuple(module for (module,), _ in sections(out, "module", words=1))
 
 
 def dma_buf(out: str) -> bool:

@@ -27,8 +27,8 @@ echo @end
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
     """Name the nodes that have software devices."""
     for name, answer in answers.items():
-        soft = [device for (device,), _ in sections(answer.out, "soft")]
-        real = [device for (device,), _ in sections(answer.out, "real")]
+        soft = [device for (device,), _ in sections(answer.out, "soft", words=1)]
+        real = [device for (device,), _ in sections(answer.out, "real", words=1)]
         if "@end" not in answer.lines:
             yield unknown(ID, name, "what the node printed about its RDMA devices is not understood")
         elif soft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from provision.render import quote
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
-TOKEN = "Tok3n"
+TOKEN = f"Tok3n{os.getpid()}"  # other runs of these tests have their own
 PLACES = "/dev/shm /tmp /var/tmp"
 
 
@@ -45,8 +46,13 @@ def ask(shell, *probes, limit=60, env=None, change=lambda text: text):
     )
     out = done.stdout.decode("utf-8", "surrogateescape")
     assert out.endswith(f"@clusterctl:{TOKEN}:end:::\n")
-    assert [path for place in PLACES.split() for path in Path(place).glob(f".clusterctl-{TOKEN}*")] == []
+    assert left() == []
     return parse(script, out)
+
+
+def left():
+    """What a script has written, as long as it is there."""
+    return [path for place in PLACES.split() for path in Path(place).glob(f".clusterctl-{TOKEN}*")]
 
 
 def test_outputs_and_exit_codes_are_kept_apart(shell):
@@ -130,6 +136,20 @@ def test_a_probe_that_does_not_die_is_left_behind(shell, tmp_path):
     assert found["fs.b"].out == "next\n"
 
 
+def test_a_script_that_is_stopped_leaves_nothing(shell, tmp_path):
+    """As the controller stops it, when it is interrupted itself: the process group gets SIGTERM."""
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    probes = [Probe("os.a", f"echo >{quote(begun)}; sleep 600", 500), Probe("net.b", "sleep 600", 500)]
+    script = compile_probes(probes, token=TOKEN, limit=500)
+    with subprocess.Popen([*shell, "-c", script.text], stdout=subprocess.PIPE, start_new_session=True) as running:
+        begun.read_text()
+        assert left()
+        os.killpg(running.pid, signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert left() == []
+
+
 def test_at_the_limit_it_tells_what_it_has(shell):
     found = ask(shell, Probe("os.a", "echo a", 60), Probe("os.b", "sleep 600", 500), Probe("os.c", ":", 5), limit=5)
     assert [found[check].state for check in ("os.a", "os.b", "os.c")] == ["answered", "hung", "hung"]
@@ -161,6 +181,12 @@ def test_much_output_is_cut(shell):
     assert 60_000 < len(found["os.a"].out) <= LONGEST
     assert found["os.a"].rc != 0
     assert found["os.b"].out == "b\n"
+
+
+def test_frames_of_two_writers_may_mix():
+    script = compile_probes([Probe("os.a", ":", 10), Probe("net.b", "exit", 10)], token=TOKEN, limit=9)
+    found = parse(script, f"\n\n@clusterctl:{TOKEN}:state:0:0:\n@clusterctl:{TOKEN}:state:1:missing:\n")
+    assert [found[check].state for check in ("os.a", "net.b")] == ["answered", "missing"]
 
 
 def test_an_output_that_was_cut_off_is_no_answer():

@@ -67,8 +67,9 @@ def test_five_seconds_are_named_and_apply_corrects_them(lab, followed, clusterct
     assert 4 < offset(lab) < 6
     lab.client.run("chronyc burst 2/2")  # chronyd would ask within 64 s by itself
     until(lambda: "follows the head" in json.dumps(failed(clusterctl)))
-    clusterctl("services", "apply", "chrony")
-    assert close(lab)
+    # A chronyd whose clock was put wrong under it takes the jump for a drift, and needs some rounds to forget it.
+    until(lambda: clusterctl("services", "apply", "chrony", code={0, 5}).returncode == 0)
+    until(lambda: close(lab))
 
 
 def failed(clusterctl):
