@@ -24,16 +24,18 @@ hung() {
 first=$(hung)
 if [ -n "$first" ]; then
     sleep 1
-    hung | while read -r pid rest; do
-        name=${rest% D *}
-        parent=${rest##*) D }
-        parent=${parent%% *}
+    hung | while IFS= read -r line; do
+        # Equal to the last figure: it has not run in between, as a process of a busy node may have.
         case "
-$first" in *"
-$pid $name D $parent "*)
-                [ "$parent" = 2 ] || echo "hung $pid $(cat "/proc/$pid/wchan" 2>/dev/null || echo 0) $name"
-                ;;
-        esac
+$first
+" in *"
+$line
+"*) ;; *) continue ;; esac
+        pid=${line%% *}
+        parent=${line##*) D }
+        parent=${parent%% *}
+        line=${line#* }
+        [ "$parent" = 2 ] || echo "hung $pid $(cat "/proc/$pid/wchan" 2>/dev/null || echo 0) ${line% D *}"
     done
 fi
 echo looked

@@ -157,7 +157,10 @@ def _build(wanted: rootfs.Recipe, work: Path) -> None:
     home.mkdir()
     with log.step("packages of the emulated machines"):
         os.environ["INITRD"] = "No"  # Debian's kernel packages then make no initrd; nobody would use it
-        packages = rootfs.minimal(wanted)
+        try:
+            packages = rootfs.minimal(wanted)
+        finally:
+            del os.environ["INITRD"]
     with log.step("disk of the emulated machines"):
         log.run(["cp", "-a", "--reflink=auto", packages, root])
         (home / "kernel").write_bytes(next((root / "boot").glob("vmlinuz-*")).read_bytes())

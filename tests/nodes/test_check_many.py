@@ -10,7 +10,7 @@ from standin import install, nvidia_smi
 from provision import checks
 
 DEAD, HANGS = "node05", "node23"
-ASKED = 6  # seconds that the inventory gives a connection
+ASKED = 4  # seconds that the inventory gives a connection
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def answer(require_sandbox, tmp_path_factory):
             install(box, node.name, hangs if node.name == HANGS else healthy)
         box.power_off(DEAD)
         text = box.inventory.read_text(encoding="utf-8")
-        box.inventory.write_text(text.replace("ssh:\n", f"ssh:\n  timeout: {ASKED}\n"), encoding="utf-8")
+        box.inventory.write_text(text.replace("ssh: {", f"ssh: {{timeout: {ASKED}, "), encoding="utf-8")
         done = run("check", "--json", cwd=box.directory, timeout=280)
         dead = run("check", "--only", "cpu.count", "--limit", "node[04-05]", cwd=box.directory)
         box.inventory.write_text(text, encoding="utf-8")  # so that it goes with the sandbox
