@@ -115,4 +115,4 @@ def _running() -> Step:
 
 def _close() -> Step:
     near = render("services/chrony/near.sh.j2", seconds=CLOSE)
-    return Step("synchronised", unless=near, do=render("services/chrony/wait.sh.j2", seconds=CLOSE))
+    return Step("synchronised", unless=near, do=_before() + render("services/chrony/wait.sh.j2", seconds=CLOSE))

@@ -19,7 +19,7 @@ SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", 
 @pytest.fixture(params=SHELLS)
 def shell(request):
     if shutil.which(SHELLS[request.param][0]) is None:
-        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox-static")
+        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox")
     return SHELLS[request.param]
 
 

@@ -28,9 +28,15 @@ NASTY = ("plain", "a b", "it's", "$(touch owned)", "new\nline", "back\\slash", "
 
 
 @pytest.fixture(params=SHELLS)
-def shell(request):
+def shell(request, tmp_path_factory, monkeypatch):
+    """A shell, and for that of busybox its own tools as well."""
     if shutil.which(SHELLS[request.param][0]) is None:
-        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox-static")
+        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox")
+    if request.param == "busybox":
+        tools = tmp_path_factory.mktemp("busybox")
+        (tools / "busybox").symlink_to(shutil.which("busybox"))
+        subprocess.run(["busybox", "--install", "-s", tools], check=True)
+        monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     return SHELLS[request.param]
 
 

@@ -34,7 +34,7 @@ ODD = "it's \udcff\n$(touch owned) \\x"  # of a file: no UTF-8, a newline
 @pytest.fixture(params=SHELLS)
 def shell(request):
     if shutil.which(SHELLS[request.param][0]) is None:
-        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox-static")
+        pytest.fail(f"{request.param} is missing: apt-get install dash bash busybox")
     return SHELLS[request.param]
 
 

@@ -135,11 +135,15 @@ chronyc -n tracking 2>/dev/null | awk -v near=0.05 '
 
 # do
 cc_service=chrony
-# chronyc itself waits: until the clock is within the bound, or 60 s have passed. A clock that is a second off or more
-# would be slewed for minutes, so it is stepped; this runs before a training, not in one.
+# Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
+if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
+if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
+# chronyc itself waits: until chronyd has a source, then until the clock is within the bound. A running chronyd slews, a
+# second takes it about twelve, and it takes a clock that somebody has set for one that drifts. So where it is a second
+# off or more, chronyd starts anew, forgets that and steps: this runs before a training, not in one.
 chronyc -n burst 4/4 >/dev/null 2>&1 || :
 chronyc -n waitsync 30 0 0 1 >/dev/null 2>&1 || :
-if chronyc -n tracking | awk '/^System time/ { exit !($4 >= 1) }'; then chronyc -n makestep >/dev/null; fi
+if chronyc -n tracking | awk '/^System time/ { exit !($4 >= 1) }'; then cc_restart "$cc_unit"; fi
 if ! chronyc -n waitsync 60 0.05 0 1 >/dev/null 2>&1; then
   cc_say "the clock does not follow: is UDP port 123 of the head open?"
   chronyc -n sources >&2 || :
