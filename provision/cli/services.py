@@ -11,7 +11,7 @@ from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying, to_work_on
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError, UsageError
-from provision.inventory import select
+from provision.inventory import fold, select
 from provision.output import Reporter
 from provision.tasks import services as tasks
 from provision.tasks.failed import remembered
@@ -126,6 +126,12 @@ def services_verify(
     result = tasks.verify(inventory, nodes, names, prompts=prompts_of(reporter), deadline=deadline, emit=reporter)
     reporter.result(*summaries.serviced(result, "verify"))
     wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
+    if result.unreached:
+        raise NodesFailedError(
+            f"{len(result.unreached)} of {len(nodes)} nodes could not be asked",
+            reasons=result.unreached,
+            hint=f"to go on without: clusterctl services verify --exclude {fold(result.unreached)}",
+        )
     if wrong:
         raise NodesFailedError(
             f"services do not do their work on {len(wrong)} of {len(nodes)} nodes",

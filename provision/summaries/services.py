@@ -46,6 +46,8 @@ def serviced(result: ServicesResult, verb: Verb) -> Summary:
     }
     if not result.services:
         return data, "the inventory asks for no service: docs/inventory.md lists them"
+    if result.unreached:
+        data["unreached"] = dict(result.unreached)
     if not any(states.values()):
         return data, f"{fold(states)}: nothing to do"
     lines = []

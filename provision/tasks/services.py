@@ -32,12 +32,14 @@ class ServicesResult:
         steps: by node name, in the order in which they ran.
         seconds: of each stage.
         dry_run: nothing was written.
+        unreached: of a verification, the nodes that could not be asked, each with its reason.
     """
 
     services: tuple[str, ...]
     steps: Mapping[str, tuple[StepResult, ...]]
     seconds: Mapping[str, float] = field(default_factory=dict)
     dry_run: bool = False
+    unreached: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -107,19 +109,18 @@ def verify(
 ) -> ServicesResult:
     """Ask the services on the nodes whether they do their work; a step that fails says what is wrong.
 
+    Returns:
+        What every node said; ``unreached`` has those that could not be asked.
+
     Raises:
         UsageError: a service that there is not, or that the inventory does not ask for.
-        NodesFailedError: nodes that could not be asked.
     """
     wanted = plans.chosen(inventory, names)
     with Connections(inventory, prompts) as connections:
         work = Work(connections, nodes, deadline, emit)
         work.verify(plans.verifying(inventory, nodes, wanted))
     unreached = {name: why for name, why in work.failed.items() if name not in work.wrong}
-    if unreached:
-        work.failed = unreached
-        work.raise_failed("services verify")
-    return ServicesResult(wanted, work.done(), work.seconds)
+    return ServicesResult(wanted, work.done(), work.seconds, unreached=unreached)
 
 
 def undo(

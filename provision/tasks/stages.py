@@ -52,11 +52,10 @@ class Work:
         """One error for all nodes that failed."""
         if self.failed:
             others = "; the others are done" if len(self.failed) < len(self._nodes) else ""
-            again = "" if command == "services verify" else " --retry-failed"
             raise NodesFailedError(
                 f"{command} failed on {len(self.failed)} of {len(self._nodes)} nodes{others}",
                 reasons=self.failed,
-                hint=f"mend what is named, then: clusterctl {command}{again}",
+                hint=f"mend what is named, then: clusterctl {command} --retry-failed",
             )
 
     def _run(

@@ -127,6 +127,22 @@ def test_a_node_that_is_gone_keeps_no_other_from_being_finished(box, services, t
     assert "node[01-03]: set up" in again.stdout  # all of them know its right address now
 
 
+def test_verify_tells_what_it_knows_though_a_node_is_gone(box, services, tmp_path):
+    services("apply", "hosts")
+    inventory = tmp_path / "inventory.yaml"
+    text = (box.directory / "services.yaml").read_text().replace("ssh: {", "ssh: {timeout: 2, ")
+    text = text.replace("key: id_ed25519", f"key: {box.key}").replace(
+        "known_hosts: known", f"known_hosts: {box.directory}/known"
+    )
+    lost = box.nodes[1].address
+    inventory.write_text(text.replace(lost, f"{lost[: lost.rindex('.')]}.250"))
+    result = services("verify", "hosts", inventory=str(inventory))
+    assert result.returncode == 5
+    assert "node[01,03]: not as it should be" in result.stdout  # there, node02 has another address
+    assert "1 of 3 nodes could not be asked" in result.stderr
+    assert "--exclude node02" in result.stderr
+
+
 def test_a_step_that_fails_says_why_and_a_rerun_completes(box, services):
     on(box, "node03", "sh", "-c", "cp -p /etc/hosts /root/hosts; printf '# BEGIN clusterctl nodes\\n' >>/etc/hosts")
     result = services("apply", "hosts")
