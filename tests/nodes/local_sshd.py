@@ -98,7 +98,7 @@ class LocalSshd:
     def cut(self) -> None:
         """End every connection as if the node had lost power; the listener stays."""
         assert self.process
-        for pid in children(self.process.pid):
+        for pid in reversed(children(self.process.pid)):  # sshd first: a script whose program dies would still report
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
