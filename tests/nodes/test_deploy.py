@@ -19,7 +19,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
-    with sandboxes.up(nodes=2, name="deploy-test", directory=tmp_path_factory.mktemp("deploy")) as box:
+    with sandboxes.up(nodes=2, name=f"deploy-test-{os.getpid()}", directory=tmp_path_factory.mktemp("deploy")) as box:
         yield box
 
 

@@ -19,7 +19,7 @@ PASSWORD = "correct horse"
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
     folder = tmp_path_factory.mktemp("contact")
-    with sandboxes.up(nodes=2, name="contact-test", directory=folder, password=PASSWORD) as box:
+    with sandboxes.up(nodes=2, name=f"contact-test-{os.getpid()}", directory=folder, password=PASSWORD) as box:
         yield box
 
 
@@ -130,7 +130,7 @@ def test_a_node_that_does_not_answer_times_out(folder, box):
 
 @pytest.mark.parametrize("shell", ["tcsh", "fish"])
 def test_login_shells_and_noisy_rc_files_make_no_difference(require_sandbox, tmp_path, shell):
-    with sandboxes.up(nodes=1, name="shell-test", directory=tmp_path, packages=["tcsh", "fish"]) as box:
+    with sandboxes.up(nodes=1, name=f"shell-test-{os.getpid()}", directory=tmp_path, packages=["tcsh", "fish"]) as box:
         where = box.enter("node01", ["sh", "-c", f"command -v {shell}"]).stdout.strip()
         script = (
             f"usermod -s {where} root; cd /root; echo 'echo noise from csh' >.cshrc; mkdir -p .config/fish;"

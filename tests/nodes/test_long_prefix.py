@@ -29,7 +29,7 @@ run = functools.partial(command.run, timeout=600)  # a real environment takes it
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, require_sandbox, lab_project):
     folder = tmp_path_factory.mktemp("long")
-    with sandboxes.up(nodes=1, name="long-test", directory=folder, user="trainer", prefix=PREFIX):
+    with sandboxes.up(nodes=1, name=f"long-test-{os.getpid()}", directory=folder, user="trainer", prefix=PREFIX):
         shutil.copytree(lab_project, folder, dirs_exist_ok=True)
         yield folder
 

@@ -5,6 +5,7 @@ Slow by nature: one environment of 2 GB, two nodes, real torch and gloo between 
 
 import functools
 import json
+import os
 import re
 import shutil
 import signal
@@ -30,7 +31,7 @@ train = functools.partial(command.train, timeout=600)
 def folder(tmp_path_factory, require_sandbox, lab_project):
     """A user's folder: the sandbox's inventory (as an ordinary user) and a training project."""
     folder = tmp_path_factory.mktemp("job")
-    with sandboxes.up(nodes=2, name="job-test", directory=folder, user="trainer", prefix=PREFIX):
+    with sandboxes.up(nodes=2, name=f"job-test-{os.getpid()}", directory=folder, user="trainer", prefix=PREFIX):
         shutil.copytree(lab_project, folder, dirs_exist_ok=True)
         yield folder
 

@@ -1,6 +1,7 @@
 """Node services on real sshd nodes, as a user sets them up: hosts and limits need no systemd."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,9 @@ SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 def box(tmp_path_factory, require_sandbox):
     from provision import sandbox as sandboxes
 
-    with sandboxes.up(nodes=3, name="services-test", directory=tmp_path_factory.mktemp("services")) as box:
+    with sandboxes.up(
+        nodes=3, name=f"services-test-{os.getpid()}", directory=tmp_path_factory.mktemp("services")
+    ) as box:
         (box.directory / "services.yaml").write_text((box.directory / "inventory.yaml").read_text() + SERVICES)
         yield box
 
