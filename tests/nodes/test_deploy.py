@@ -222,6 +222,25 @@ def test_a_node_without_tar_is_refused(box, bundle, tmp_path):
     assert "tar is missing" in result.stderr
 
 
+def test_services_come_first_and_can_be_left_out(box, bundle, tmp_path):
+    folder = inventory(box, tmp_path / "i", prefix="/opt/svc/current", extra="services:\n  hosts:\n")
+    left = run("deploy", "--no-services", bundle, cwd=folder)
+    assert left.returncode == 0, left.stderr
+    assert "BEGIN clusterctl" not in on(box, "node01", "cat", "/etc/hosts")
+    would = run("deploy", "--dry-run", bundle, cwd=folder)
+    assert "hosts  node[01-02]: would change: names of the nodes" in would.stdout
+    first = run("deploy", "--json", bundle, cwd=folder)
+    assert first.returncode == 0, first.stderr
+    said = json.loads(first.stdout)
+    assert said["changed"] is True
+    assert said["services"]["nodes"]["node02"]["services"] == {"hosts": "set up (names of the nodes)"}
+    assert "BEGIN clusterctl nodes" in on(box, "node02", "cat", "/etc/hosts")
+    again = run("deploy", bundle, cwd=folder)
+    assert "hosts  node[01-02]: unchanged" in again.stdout
+    assert "nothing changed" in again.stdout
+    assert run("services", "undo", cwd=folder).returncode == 0
+
+
 @pytest.mark.parametrize("where", [0.02, 0.3, 0.6, 0.9, 0.999])
 @pytest.mark.parametrize("how", ["truncated", "flipped"])
 def test_a_damaged_bundle_changes_nothing(box, bundle, tmp_path, how, where):
