@@ -13,7 +13,7 @@ from provision.summaries._summary import Summary
 if TYPE_CHECKING:
     from provision.tasks.status import NodeStatus, Status
 
-MATRIX = 8  # nodes whose clocks are shown as a matrix; of more, those that are together are folded
+WIDTH = 80  # columns; a matrix of the clocks that is wider is not shown, and the lines above it have told the rest
 
 
 def status_shown(result: Status) -> Summary:
@@ -77,7 +77,12 @@ def _clocks(result: Status, pairs: Mapping[tuple[str, str], Offset]) -> list[str
         way = "ahead of" if ahead.seconds > 0 else "behind"
         far = shown(Offset(abs(ahead.seconds), ahead.error), sign=False)
         lines.append(f"clocks: {name} is {far} {way} {middle if len(together) == 1 else 'them'}")
-    return lines + (_matrix(list(offsets), pairs) if len(offsets) <= MATRIX else [])
+    matrix = _matrix(list(offsets), pairs)
+    return lines + (matrix if max(map(len, matrix)) <= WIDTH else [])
+
+
+def _milliseconds(offset: Offset) -> str:
+    return f"{offset.seconds * 1000:+.1f} ±{offset.error * 1000:.1f}"
 
 
 def _middle(offsets: Mapping[str, Offset]) -> str:
@@ -87,10 +92,10 @@ def _middle(offsets: Mapping[str, Offset]) -> str:
 
 
 def _matrix(names: list[str], pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
-    """How far the node of the line is ahead of that of the column."""
-    cells = [["ahead of", *names]]
+    """How far the node of the line is ahead of that of the column, in milliseconds."""
+    cells = [["ms ahead of", *names]]
     for one in names:
-        row = [shown(pairs[one, other]) if one != other else "-" for other in names]
+        row = [_milliseconds(pairs[one, other]) if one != other else "-" for other in names]
         cells.append([one, *row])
     wide = [max(len(row[index]) for row in cells) for index in range(len(names) + 1)]
     return ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, wide, strict=True)) for row in cells]
