@@ -16,6 +16,9 @@ from provision.render import quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# A script that is the input of this one: what reads a script on a node reads it byte by byte, which a long one feels.
+FROM_INPUT = 'eval "$(cat)"'
+
 DETAIL_LINES = 40  # of a failed step's output
 _DETAIL_BYTES = 16000
 _TOKEN = re.compile(r"[0-9A-Za-z]+")

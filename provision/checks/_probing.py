@@ -23,9 +23,6 @@ LONGEST = 65536  # characters of an answer that are kept
 _ERR_LONGEST = 1000
 _TOKEN = re.compile(r"[0-9A-Za-z]+")
 
-# The script comes as input, since what reads a script on a node reads it byte by byte.
-FROM_INPUT = 'eval "$(cat)"'
-
 
 @dataclass(frozen=True)
 class Probe:

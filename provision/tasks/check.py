@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 from provision import checks
 from provision.checks import Answer, Plan
 from provision.checks._choosing import choose, limits
-from provision.checks._probing import FROM_INPUT, compile_probes, parse, probe_of
+from provision.checks._probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError
 from provision.inventory import fold
 from provision.model import Emit, Finding, Inventory, Node, Notice, Progress, StageFinished, StageStarted
+from provision.script import FROM_INPUT
 from provision.ssh.remote import Connections, RootRefused, fan_out
 from provision.tasks.answers import reason
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from provision.errors import NodesFailedError
 from provision.model import Emit, Node, Progress, Result, StageFinished, StageStarted, Step, StepResult
-from provision.script import parse
+from provision.script import FROM_INPUT, parse
 from provision.services import plans
 from provision.services.scripts import script, verifying
 from provision.ssh.remote import Connections, fan_out
@@ -74,8 +74,9 @@ class Work:
         finished = itertools.count(1)
 
         def work(node: Node) -> Result:
-            text = compiled(steps[node.name], tokens[node.name])
-            result = self._connections[node].run(text, root=True, deadline=self._deadline)
+            text = compiled(steps[node.name], tokens[node.name]).encode("utf-8", "surrogateescape")
+            remote = self._connections[node]
+            result = remote.run(FROM_INPUT, stdin=[text], root=True, deadline=self._deadline)
             self._emit(Progress(stage, next(finished), len(nodes)))
             return result
 
