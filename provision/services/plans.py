@@ -44,6 +44,18 @@ class Plan:
         return tuple(self.steps.get(stage, {}))
 
 
+def known(names: Sequence[str]) -> Sequence[str]:
+    """The same names.
+
+    Raises:
+        UsageError: one of them is no service.
+    """
+    for name in names:
+        if name not in services.ORDER:
+            raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.ORDER)}")
+    return names
+
+
 def chosen(inventory: Inventory, names: Sequence[str] = ()) -> tuple[str, ...]:
     """The services that a command works on, in their order.
 
@@ -54,9 +66,7 @@ def chosen(inventory: Inventory, names: Sequence[str] = ()) -> tuple[str, ...]:
     Raises:
         UsageError: a name that is no service, or one that the inventory does not ask for.
     """
-    for name in names:
-        if name not in services.ORDER:
-            raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.ORDER)}")
+    for name in known(names):
         if name not in inventory.services:
             raise UsageError(
                 f"{inventory.path} does not ask for the service {name}",
@@ -67,18 +77,12 @@ def chosen(inventory: Inventory, names: Sequence[str] = ()) -> tuple[str, ...]:
 
 def planned(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
     """The steps of the services ``names`` for ``nodes``."""
-    return _gathered(nodes, ((name, services.load(name).plan(_options(inventory, name), inventory)) for name in names))
+    return _gathered(nodes, ((name, services.load(name).plan(inventory.services[name], inventory)) for name in names))
 
 
 def verifying(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
     """The steps that ask the services ``names`` on ``nodes`` whether they do their work."""
-    return _gathered(
-        nodes, ((name, services.load(name).verify(_options(inventory, name), inventory)) for name in names)
-    )
-
-
-def _options(inventory: Inventory, name: str) -> object:
-    return inventory.services[name]
+    return _gathered(nodes, ((name, services.load(name).verify(inventory.services[name], inventory)) for name in names))
 
 
 def _gathered(nodes: Iterable[Node], duties: Iterable[tuple[str, Iterator[Duty]]]) -> Plan:

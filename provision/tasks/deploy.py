@@ -22,6 +22,7 @@ from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Emit, Inventory, Node, Notice, Progress, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps, parse
+from provision.services.scripts import REVIEW
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks import services
 from provision.tasks.answers import failures, split
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
 
 EXAMINE_DEADLINE = 60.0
-REVIEW = "review"  # the token of scripts that are written for people
 SMOKE_DEADLINE = 600.0
 
 

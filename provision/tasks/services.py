@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision import services
-from provision.errors import UsageError
 from provision.model import Emit, Inventory, Node, StepResult
 from provision.services import plans, scripts
 from provision.ssh.remote import Connections
@@ -148,10 +147,8 @@ def undo(
         UsageError: a name that is no service.
         NodesFailedError: some nodes failed; a rerun goes on where they stopped.
     """
-    for name in names:
-        if name not in services.ORDER:
-            raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.ORDER)}")
-    wanted = tuple(name for name in services.ORDER if name in (names or services.ORDER))
+    chosen = plans.known(names) or services.ORDER
+    wanted = tuple(name for name in services.ORDER if name in chosen)
     # os_packages serves nobody, and its bundle may be gone by now.
     asked = tuple(name for name in wanted if name in inventory.services and name != "os_packages")
     serving = set(plans.planned(inventory, nodes, asked).nodes("serve"))
