@@ -142,10 +142,9 @@ def _verify_layout(prefix: Path, source: lab_tree.Python, log: Log) -> None:
 
 def _install_stand_ins(pip: list[str | Path], wheels: Path, log: Log) -> None:
     """By name rather than by file: pip would record where a file lay, a path outside the environment."""
-    version = lab_recipe.STAND_IN_VERSION
-    for name, module in lab_recipe.STAND_INS.items():
+    for name, (version, module) in lab_recipe.STAND_INS.items():
         lab_package.stand_in_wheel(name, version, wheels, module=module)
-    names = [f"{name}=={version}" for name in lab_recipe.STAND_INS]
+    names = [f"{name}=={version}" for name, (version, _) in lab_recipe.STAND_INS.items()]
     log.run([*pip, "--no-deps", "--no-index", "--find-links", wheels, *names])
 
 

@@ -26,10 +26,10 @@ BUILD_TOOLS = ("hatchling==1.33.0", "editables==0.6", "ninja==1.13.2")
 LLAMAFACTORY = "llamafactory==0.9.5"
 
 # LLaMA-Factory imports torchaudio when it starts and its metadata asks for torchvision, while neither has a release for
-# this torch that works without CUDA. torchaudio: an empty module. torchvision: metadata alone, so that transformers
-# finds nothing to import and uses its paths without it.
-STAND_INS = {"torchaudio": True, "torchvision": False}
-STAND_IN_VERSION = "2.13.0+standin"
+# this torch that works without CUDA. torchaudio: an empty module (True). torchvision: metadata alone, so that
+# transformers finds nothing to import and uses its paths without it. The versions are those that belong to this torch:
+# a site's own pip constraints may name a range.
+STAND_INS = {"torchaudio": ("2.13.0+standin", True), "torchvision": ("0.28.0+standin", False)}
 
 REQUIREMENTS = (
     "accelerate==1.11.0",
@@ -49,12 +49,14 @@ REQUIREMENTS = (
     "pandas==2.3.3",
     "peft==0.18.1",
     "protobuf==7.36.2",
+    "py-spy==0.4.3",
     "pydantic==2.12.3",
     "pyyaml==6.0.3",
     "safetensors==0.8.0",
     "scipy==1.17.1",
     "sentencepiece==0.2.3",
     "sse-starlette==3.7.0",
+    "tensorboard==2.21.0",
     "tiktoken==0.14.0",
     "tokenizers==0.22.2",
     "torchdata==0.11.0",
@@ -66,19 +68,20 @@ REQUIREMENTS = (
 
 # What the requirements bring along, as one set that was tried together.
 _TRIED = """
-aiofiles==24.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 annotated-doc==0.0.7 annotated-types==0.8.0
-anyio==4.16.0 attrs==26.1.0 brotli==1.2.1 certifi==2026.10.18 cffi==2.1.1 charset-normalizer==3.5.2 click==8.5.1
-contourpy==1.3.3 cryptography==50.0.2 cycler==0.12.1 dill==0.3.8 docstring-parser==0.18.0 ffmpy==1.0.0 filelock==4.2.11
-fonttools==4.68.0 frozenlist==1.8.0 fsspec==2025.3.0 gradio-client==1.14.0 groovy==0.1.2 h11==0.16.0 hf-xet==1.8.0
-hjson==3.1.0 httpcore==1.0.9 httpx==0.28.1 huggingface-hub==1.33.0 idna==3.20 jinja2==3.1.6 kiwisolver==1.5.1
-markdown-it-py==4.3.0 markupsafe==3.0.4 mdurl==0.1.2 modelscope-hub==0.5.1 mpmath==1.3.0 msgpack==1.2.4 multidict==7.2.1
-multiprocess==0.70.16 networkx==3.6.1 opentelemetry-api==1.45.2 orjson==3.13.0 pathspec==1.1.1 pillow==11.3.0
-pluggy==1.7.0 propcache==0.5.4 psutil==7.2.2 py-cpuinfo==9.0.0 pyarrow==26.0.1 pycparser==3.12 pydantic-core==2.41.4
-pydub==0.25.1 pygments==2.21.0 pyparsing==3.3.3 python-dateutil==4.0.0 python-multipart==0.0.34 pytz==2026.6
-regex==2026.11.15 requests==2.34.2 rich==15.0.0 ruff==0.17.5 safehttpx==0.1.7 semantic-version==2.10.0
-shellingham==1.5.4 shtab==1.13.0 starlette==0.52.1 sympy==1.14.0 termcolor==3.3.0 tomlkit==0.13.3 tqdm==4.70.1
-trove-classifiers==2026.9.21.13 typer==0.29.2 typing-extensions==4.16.0 typing-inspection==0.4.5 tzdata==2026.6
-urllib3==2.8.0 websockets==15.0.1 xxhash==4.1.0 yarl==1.25.1
+absl-py==2.5.1 aiofiles==24.1.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 annotated-doc==0.0.7
+annotated-types==0.8.0 anyio==4.16.0 attrs==26.1.0 brotli==1.2.1 certifi==2026.10.18 cffi==2.1.1
+charset-normalizer==3.5.2 click==8.5.1 contourpy==1.3.3 cryptography==50.0.2 cycler==0.12.1 dill==0.3.8
+docstring-parser==0.18.0 ffmpy==1.0.0 filelock==4.2.11 fonttools==4.68.0 frozenlist==1.8.0 fsspec==2025.3.0
+gradio-client==1.14.0 groovy==0.1.2 grpcio==1.85.1 h11==0.16.0 hf-xet==1.8.0 hjson==3.1.0 httpcore==1.0.9
+httpx==0.28.1 huggingface-hub==1.33.0 idna==3.20 jinja2==3.1.6 kiwisolver==1.5.1 markdown==3.11.3
+markdown-it-py==4.3.0 markupsafe==3.0.4 mdurl==0.1.2 modelscope-hub==0.5.1 mpmath==1.3.0 msgpack==1.2.4
+multidict==7.2.1 multiprocess==0.70.16 networkx==3.6.1 opentelemetry-api==1.45.2 orjson==3.13.0 pathspec==1.1.1
+pillow==11.3.0 pluggy==1.7.0 propcache==0.5.4 psutil==7.2.2 py-cpuinfo==9.0.0 pyarrow==26.0.1 pycparser==3.12
+pydantic-core==2.41.4 pydub==0.25.1 pygments==2.21.0 pyparsing==3.3.3 python-dateutil==4.0.0 python-multipart==0.0.34
+pytz==2026.6 regex==2026.11.15 requests==2.34.2 rich==15.0.0 ruff==0.17.5 safehttpx==0.1.7 semantic-version==2.10.0
+shellingham==1.5.4 shtab==1.13.0 starlette==0.52.1 sympy==1.14.0 tensorboard-data-server==0.7.2 termcolor==3.3.0
+tomlkit==0.13.3 tqdm==4.70.1 trove-classifiers==2026.9.21.13 typer==0.29.2 typing-extensions==4.16.0
+typing-inspection==0.4.5 tzdata==2026.6 urllib3==2.8.0 websockets==15.0.1 werkzeug==3.1.9 xxhash==4.1.0 yarl==1.25.1
 """
 CONSTRAINTS = tuple(_TRIED.split())
 
