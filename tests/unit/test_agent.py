@@ -1,4 +1,4 @@
-"""The run agent against real processes: whatever they do, none of them is left."""
+"""The run agent on one node, in the foreground, against real processes: whatever they do, none of them is left."""
 
 from __future__ import annotations
 
@@ -12,112 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
 
-AGENT = Path(__file__).parents[2] / "trainer" / "agent"
-PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
-SOURCES = sorted((AGENT.parent).rglob("*.py"))
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-# A process that leaves its group and its session, says its pid in a file, and cannot be asked to end.
-STUBBORN = """
-import os, signal, sys
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
-os.rename(sys.argv[1] + ".new", sys.argv[1])
-while True:
-    signal.pause()
-"""
+from agents import AGENT, PYTHON, STUBBORN, Run, alive, eventually, lives
 
+sys.path.append(str(AGENT))  # its modules import one another from there
 
-def alive(mark):
-    """Pids of living processes whose environment holds ``mark``."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state = (path / "stat").read_bytes().rpartition(b")")[2].split()[0]
-            if state not in b"ZX" and mark.encode() in (path / "environ").read_bytes():
-                found.append(int(path.name))
-    return found
-
-
-def eventually(test, seconds=20.0):
-    """Wait for what no descriptor tells."""
-    limit = time.monotonic() + seconds
-    while not test():
-        assert time.monotonic() < limit, "did not happen"
-        time.sleep(0.01)
-
-
-class Run:
-    """An agent that carries out a plan."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.id = f"test-{uuid.uuid4().hex}"
-        self.mark = f"CLUSTERCTL_RUN={self.id}"
-        self.agent = None
-
-    def start(self, code, *arguments, env=None, stdout=subprocess.PIPE, inherited=None, argv=None, **plan):
-        plan = {
-            "run": self.id,
-            "node": "n0",
-            "argv": argv or [sys.executable, "-c", code, *map(str, arguments)],
-            "env": {"PYTHONUNBUFFERED": "1"} | (env or {}),
-            "cwd": ".",
-            "logs": "logs",
-            "grace": 0.5,
-        } | plan
-        (self.folder / "plan-0.json").write_text(json.dumps(plan))
-        self.agent = subprocess.Popen(
-            [PYTHON, "-IB", AGENT, "run", self.folder / "plan-0.json"],
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            env=inherited,
-            text=True,
-        )
-        return self
-
-    def until(self, event):
-        """The next event of this kind."""
-        for line in self.agent.stdout:
-            said = json.loads(line)
-            if said["event"] == event:
-                return said
-        raise AssertionError(self.agent.stderr.read())
-
-    def finish(self):
-        """All other events; nothing of the run is left then."""
-        events = [json.loads(line) for line in self.agent.stdout]
-        assert self.agent.wait() == (0 if events[-1].get("rc") == 0 else 1)
-        assert alive(self.mark) == []
-        assert self.agent.stderr.read() == ""
-        assert [event["event"] for event in events].count("exit") == 1
-        assert events[-1]["event"] == "exit"
-        return events
-
-    def lines(self):
-        return [(event["rank"], event["line"]) for event in self.finish() if event["event"] == "log"]
-
-    def wait_for(self, name):
-        path = self.folder / name
-        eventually(path.exists)
-        return path.read_text()
-
-    def close(self):
-        if self.agent is None:
-            return
-        self.agent.kill()
-        self.agent.wait()
-        for stream in (self.agent.stdin, self.agent.stdout, self.agent.stderr):
-            with contextlib.suppress(OSError):
-                if stream:
-                    stream.close()
-        for pid in alive(self.mark):
-            os.kill(pid, signal.SIGKILL)
+SOURCES = sorted(AGENT.rglob("*.py"))
 
 
 @pytest.fixture
@@ -132,36 +37,52 @@ def run(tmp_path):
 
 def test_a_run_that_succeeds(run):
     events = run.start("print('hello')").finish()
-    assert [event["event"] for event in events] == ["started", "log", "exit"]
-    assert events[1]["rank"] is None
-    assert events[1]["line"] == "hello"
-    exit_ = {key: value for key, value in events[-1].items() if key != "time"}
-    assert exit_ == {"event": "exit", "rc": 0, "signal": None, "stopped": False}
+    assert [event["event"] for event in events] == ["attempt", "started", "log", "exit", "end"]
+    assert events[2]["rank"] is None
+    assert events[2]["line"] == "hello"
+    assert {key: value for key, value in events[-2].items() if key != "time"} == {
+        "event": "exit",
+        "attempt": 1,
+        "rc": 0,
+        "signal": None,
+        "stopped": False,
+    }
+    assert (events[-1]["state"], events[-1]["why"]) == ("finished", None)
+    assert run.events() == events
+    assert run.state()["state"] == "finished"
 
 
 def test_a_run_that_fails(run):
-    *_, exit_ = run.start("import sys; sys.exit(3)").finish()
+    *_, exit_, end = run.start("import sys; sys.exit(3)").finish()
     assert (exit_["rc"], exit_["signal"], exit_["stopped"]) == (3, None, False)
+    assert end["state"] == "failed"
+    assert end["why"] == {"node": "n0", "rank": None, "text": "the command ended with exit code 3"}
+    assert run.state()["why"] == end["why"]
 
 
 def test_a_run_that_dies_by_a_signal(run):
-    *_, exit_ = run.start("import os; os.kill(os.getpid(), 11)").finish()
+    *_, exit_, end = run.start("import os; os.kill(os.getpid(), 11)").finish()
     assert (exit_["rc"], exit_["signal"], exit_["stopped"]) == (None, "SIGSEGV", False)
+    assert end["why"]["text"] == "the command was ended by SIGSEGV"
 
 
 @pytest.mark.parametrize("program", ["/nowhere/python", "/"])
 def test_a_command_that_cannot_be_started(run, program):
-    *_, exit_ = run.start("", argv=[program]).finish()
+    *_, exit_, end = run.start("", argv=[program]).finish()
     assert exit_["rc"] is None
     assert program in exit_["error"]
+    assert program in end["why"]["text"]
 
 
-def test_a_plan_that_is_none(tmp_path):
-    (tmp_path / "plan.json").write_text("{")
-    argv = [PYTHON, "-IB", AGENT, "run", tmp_path / "plan.json"]
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x", "node": "n0", "argv": "ls", "env": {}}'])
+@pytest.mark.parametrize("command", ["start", "run", "stop", "follow"])
+def test_a_plan_that_is_none(tmp_path, text, command):
+    (tmp_path / "plan.json").write_text(text)
+    argv = [PYTHON, "-IB", AGENT, command, tmp_path / "plan.json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "plan.json" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # --- nothing is left -----------------------------------------------------------------------------
@@ -177,8 +98,7 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.mark.parametrize("rc", [0, 3])
 def test_a_worker_that_outlives_its_launcher(run, rc):
-    *_, exit_ = run.start(LEAVES_ONE.format(""), STUBBORN, rc).finish()
-    assert exit_["rc"] == rc
+    assert run.start(LEAVES_ONE.format(""), STUBBORN, rc).exit()["rc"] == rc
     assert not Path(f"/proc/{run.wait_for('pid')}").exists()
 
 
@@ -195,18 +115,17 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["stdin", "SIGTERM", "SIGINT", "SIGHUP"])
-def test_stopping(run, how):
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("whom", ["guard", "pid"])
+def test_stopping_by_a_signal(run, how, whom):
     run.start(WAITS_WITH_WORKERS, STUBBORN)
     for name in ("a", "b"):
         run.wait_for(name)
     assert len(alive(run.mark)) == 3
-    if how == "stdin":
-        run.agent.stdin.close()
-    else:
-        run.agent.send_signal(signal.Signals[how])
-    *_, exit_ = run.finish()
+    os.kill(run.state()[whom], signal.Signals[how])
+    *_, exit_, end = run.finish()
     assert (exit_["rc"], exit_["signal"], exit_["stopped"]) == (None, "SIGTERM", True)
+    assert (end["state"], end["why"]) == ("stopped", None)
 
 
 def test_stopping_leaves_time_to_save(run):
@@ -223,59 +142,81 @@ print("saved")
     run.until("log")
     run.agent.terminate()
     events = run.finish()
-    assert events[0]["line"] == "saved"
-    assert (events[-1]["rc"], events[-1]["stopped"]) == (0, True)
+    assert [event["line"] for event in events if event["event"] == "log"] == ["saved"]
+    assert (events[-2]["rc"], events[-2]["stopped"]) == (0, True)
+    assert events[-1]["state"] == "stopped"
+
+
+def test_a_stop_that_saves_nothing_is_short(run):
+    """Launchers take their time: DeepSpeed's 30 s for each rank, torchrun's Python some to end."""
+    run.start(STUBBORN, "pid", grace=60)
+    run.wait_for("pid")
+    began = time.monotonic()
+    run.agent.terminate()
+    assert run.exit()["signal"] == "SIGKILL"
+    assert time.monotonic() - began < 8  # 2, and what a busy machine takes
+
+
+def test_the_sampler_is_no_process_of_the_run(run, tmp_path):
+    """Its nvidia-smi runs all the time, ends with the run, and neither holds it up nor is told as left over."""
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(
+        f"#!{sys.executable}\nimport os, signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(tmp_path / 'smi.new')!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'smi.new')!r}, {str(tmp_path / 'smi')!r})\n"
+        "while True: signal.pause()\n"
+    )
+    smi.chmod(0o755)
+    code = "import os, time\nwhile not os.path.exists('smi'): time.sleep(0.01)"
+    inherited = dict(os.environ, PATH=f"{smi.parent}:{os.environ['PATH']}")
+    *_, exit_, end = run.start(code, inherited=inherited, grace=60).finish()
+    assert (exit_["rc"], "left" in exit_, end["state"]) == (0, False, "finished")
+    eventually(lambda: not lives(int((tmp_path / "smi").read_text())))
 
 
 def test_a_process_that_sleeps_under_sigstop_is_ended_in_the_grace(run):
     run.start("import os, signal; print(1); os.kill(os.getpid(), signal.SIGSTOP)", grace=60)
     run.until("log")
-    run.agent.stdin.close()
-    *_, exit_ = run.finish()
-    assert exit_["signal"] == "SIGTERM"
+    run.agent.terminate()
+    assert run.exit()["signal"] == "SIGTERM"
 
 
-def test_a_controller_that_is_gone(run):
-    """Its end of both pipes closes at once, while the run goes on writing."""
-    run.start("import itertools\nfor i in itertools.count(): print(i)")
+def test_a_reader_that_is_gone_ends_nothing(run):
+    run.start("import os, time; print(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint(2)")
     run.until("log")
     run.agent.stdout.close()
+    (run.folder / "go").touch()
+    assert run.agent.wait(timeout=30) == 0
+    assert [event["line"] for event in run.events() if event["event"] == "log"] == ["1", "2"]
+
+
+def test_lines_without_end_fill_neither_the_memory_nor_the_events(run):
+    run.start(
+        "import itertools\nfor i in itertools.count(): print(i, 'x' * 1000, flush=True)", stdout=subprocess.DEVNULL
+    )
+    log = run.logs / "launcher.log"
+    eventually(lambda: log.exists() and log.stat().st_size > 48 << 20)  # the run is not held up
+    status = Path(f"/proc/{run.state()['pid']}/status").read_text()
+    assert int(status.split("VmRSS:")[1].split()[0]) < 50_000  # kB
+    run.agent.terminate()
     assert run.agent.wait(timeout=30) == 1
     assert alive(run.mark) == []
-    assert run.agent.stderr.read() == ""
-
-
-def test_a_controller_that_no_longer_reads(run):
-    reading, writing = os.pipe()
-    try:
-        run.start("import itertools\nfor i in itertools.count(): print(i, 'x' * 1000, flush=True)", stdout=writing)
-        log = run.folder / "logs" / "launcher.log"
-        eventually(lambda: log.exists() and log.stat().st_size > 48 << 20)  # the run is not held up
-        status = Path(f"/proc/{run.agent.pid}/status").read_text()
-        assert int(status.split("VmRSS:")[1].split()[0]) < 50_000  # kB
-        run.agent.terminate()
-        eventually(lambda: alive(run.mark) == [])
-    finally:
-        os.close(writing)
-        os.close(reading)
-    assert run.agent.wait() == 1
-
-
-def test_the_command_is_told_when_the_agent_is_killed(run):
-    run.start("import time; print(1); time.sleep(600)")
-    run.until("log")
-    run.agent.kill()
-    eventually(lambda: alive(run.mark) == [])
+    events = run.events()
+    assert (run.logs / "events.jsonl").stat().st_size < 16 << 20
+    assert sum(event["lines"] for event in events if event["event"] == "dropped") > 1000
 
 
 def test_another_node_of_the_run_on_this_machine_is_spared(run):
     env = {"CLUSTERCTL_RUN": run.id, "CLUSTERCTL_NODE": "n1"}
     with subprocess.Popen(["/bin/sleep", "600"], env=env) as other:
         run.start("pass")
-        run.agent.wait()
-        assert other.poll() is None
+        run.until("end")
+        assert run.agent.wait(timeout=30) == 0
+        spared = other.poll() is None
         other.kill()
-    run.finish()
+    assert spared
 
 
 # --- what it tells -------------------------------------------------------------------------------
@@ -290,7 +231,30 @@ sys.stderr.write("\ndone\n\n20%\r40%\r\nunfinished")
 """
     run.start(code)
     assert run.lines() == [(None, "100% done"), (None, "done"), (None, "40%"), (None, "unfinished")]
-    assert b"\r50% done\r55% done" in (run.folder / "logs" / "launcher.log").read_bytes()
+    assert b"\r50% done\r55% done" in (run.logs / "launcher.log").read_bytes()
+
+
+def test_what_grows_is_heard_line_or_not(tmp_path):
+    """A progress bar is no line until it ends, and yet a sign of life: of the launcher's, and of a rank's own log."""
+    from events import Events
+    from life.output import Output
+    from plan import Plan
+
+    heard = []
+    plan = Plan({"first_rank": 4}, tmp_path, tmp_path / "plan-0.json")
+    output = Output(plan, Events(tmp_path), lambda *_: None, lambda _: None, lambda *said: heard.append(said))
+    log = tmp_path / "ranks" / "x" / "attempt_0" / "1" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"10%\r20%\r")
+    theirs, ours = os.pipe()
+    os.write(ours, b"\r3%")
+    output.look()
+    output.take(theirs)
+    output.tell()
+    assert [said for said in heard if said[1]] == [(None, 3), (5, 8)]
+    os.close(ours)
+    os.close(theirs)
+    output.close()
 
 
 def test_a_bar_without_end_and_a_line_without_end_stay_small(run):
@@ -324,9 +288,9 @@ for local in (0, 1):
     (folder / str(local) / "stderr.log").write_text(f"1/9\r2/9\rlast words {local}")
     (folder / str(local) / "error.json").write_text("{}")
 """
-    run.start(code, "logs/ranks", rank_logs="logs/ranks", first_rank=8)
+    run.start(code, "logs/node0/ranks", rank_logs="logs/node0/ranks", first_rank=8)
     assert sorted(run.lines()) == [(8, "last words 0"), (8, "out 0"), (9, "last words 1"), (9, "out 1")]
-    kept = (run.folder / "logs" / "run.log").read_text().splitlines()
+    kept = (run.logs / "run.log").read_text().splitlines()
     assert any(line.endswith("Z [9] out 1") for line in kept)
     assert len(kept) == 4
 
@@ -345,7 +309,7 @@ sys.stdin.read()
     run.start(code, progress="trainer_log.jsonl")
     told = [event for event in run.finish() if event["event"] == "progress"]
     for event in told:
-        del event["time"]
+        del event["time"], event["attempt"]
     assert told == [
         {"event": "progress", "step": 1, "total": 2, "loss": 6.2, "lr": 0.1},
         {"event": "progress", "step": 2, "total": 2, "loss": None},
@@ -373,12 +337,79 @@ for step in (1, 2):
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_run(run):
-    (run.folder / "logs").mkdir()
-    (run.folder / "logs" / "launcher.log").symlink_to("/dev/full")
+    run.logs.mkdir(parents=True)
+    (run.logs / "launcher.log").symlink_to("/dev/full")
     events = run.start("print('still here')").finish()
     assert "launcher.log" in next(event["text"] for event in events if event["event"] == "notice")
-    assert events[-1]["rc"] == 0
+    assert events[-2]["rc"] == 0
     assert any(event.get("line") == "still here" for event in events)
+
+
+@pytest.fixture
+def eventing(tmp_path):
+    """The module ``events`` with a disk of our own: ``room`` bytes are left on it."""
+    import events
+
+    class Disk:
+        room = 1 << 30
+
+        def write(self, fd, data):
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            taken = data[: self.room]
+            self.room -= len(taken)
+            return os.write(fd, taken)
+
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+    disk = Disk()
+    kept, events.os = events.os, disk
+    yield events.Events(tmp_path), disk, tmp_path / events.NAME
+    events.os = kept
+
+
+def told(path):
+    found = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def test_events_on_a_full_disk(eventing):
+    events, disk, path = eventing
+    events.emit("started", pid=1)
+    disk.room = 20  # half a line
+    events.emit("log", rank=0, line="lost")
+    events.emit("notice", text="kept")
+    for _ in range(5):
+        events.emit("log", rank=0, line="lost")
+    disk.room = 1 << 30
+    events.emit("end", state="failed")
+    events.close()
+    found = told(path)
+    assert [event["event"] for event in found] == ["started", "notice", "dropped", "end"]
+    assert found[2]["lines"] == 6
+
+
+def test_events_of_a_disk_that_stays_full_stay_few(eventing):
+    events, disk, _ = eventing
+    disk.room = 0
+    for index in range(10_000):
+        events.emit("notice", text=str(index))
+    assert len(events._kept) == 100
+
+
+def test_the_state_on_a_full_disk(tmp_path, monkeypatch):
+    import state
+
+    kept = state.State(tmp_path, pid=1)
+    kept.set(state="running")
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    kept.set(state="failed", why={"node": "n0", "rank": 3, "text": "x" * 100})
+    assert state.read(tmp_path)["why"]["rank"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
 # --- what the processes get ----------------------------------------------------------------------
@@ -415,8 +446,7 @@ def test_a_private_folder_that_somebody_else_could_have_made(run, kind):
     else:
         mine.mkdir()
         mine.chmod(0o777)
-    *_, exit_ = run.start("pass", private=[str(mine)]).finish()
-    assert str(mine) in exit_["error"]
+    assert str(mine) in run.start("pass", private=[str(mine)]).exit()["error"]
 
 
 # --- probe ---------------------------------------------------------------------------------------
@@ -430,7 +460,7 @@ def probe(*arguments, env=None):
 
 @pytest.fixture
 def probing():
-    spec = importlib.util.spec_from_file_location("agent_probe", AGENT / "probe.py")
+    spec = importlib.util.spec_from_file_location("agent_probe", AGENT / "node" / "probe.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -490,9 +520,10 @@ def test_infiniband_ports(probing, tmp_path):
         port.mkdir(parents=True)
         (port / "state").write_text(state + "\n")
         (port / "link_layer").write_text(layer + "\n")
+    shared = {"port": 1, "rate": None, "gid_index": None}
     assert probing.infiniband(str(tmp_path)) == [
-        {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link_layer": "InfiniBand"},
-        {"device": "mlx5_1", "port": 1, "state": "INIT", "link_layer": "Ethernet"},
+        {"device": "mlx5_0", "state": "ACTIVE", "link_layer": "InfiniBand", **shared},
+        {"device": "mlx5_1", "state": "INIT", "link_layer": "Ethernet", **shared},
     ]
 
 
@@ -502,7 +533,7 @@ def test_infiniband_ports(probing, tmp_path):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_python_3_8_reads_it_and_needs_nothing_else(path):
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
-    ours = {each.stem for each in SOURCES}
+    ours = {each.relative_to(AGENT).parts[0].removesuffix(".py") for each in SOURCES}
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert {name.split(".")[0] for name in names} <= ours | sys.stdlib_module_names

@@ -3,35 +3,50 @@
 ::
 
     python -I agent probe --master ADDR --rank N [--port P] [--folder DIR]
+    python -I agent digest [--patience SECONDS] PATH...
+    python -I agent talk [--patience SECONDS] [PATH...]
+    python -I agent start plan.json
+    python -I agent follow plan.json [--from OFFSET]
+    python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
     python -I agent run plan.json
 
-``probe`` prints one JSON object (see ``probe.py``) and ends with 0, also when the object's ``error`` says that
+``probe`` prints one JSON object (see ``node/probe.py``) and ends with 0, also when the object's ``error`` says that
 the node cannot take part.
 
-``run`` reads the plan (see ``supervise.py``), starts its command and prints one JSON object a line:
+``start`` reads the plan (see ``plan.py``), starts a daemon that outlives this command and its session, and prints
+``{"started": true, "pid", "guard", "at"}`` once it owns the run: its events begin at byte ``at`` of ``events.jsonl``.
+Else ``{"started": false, "error"}`` and exit code 1. ``run`` is the same in the foreground.
 
-=========================================================================  ==========================================
-``{"event": "started", "pid": N}``                                         the command runs
-``{"event": "log", "rank": 0, "line": "…"}``                               a finished line; rank null: the launcher
-``{"event": "progress", "step": 3, "total": 12, "loss": 6.2, "lr": 1e-4}``  a line of the trainer's own log; also
-                                                                           ``epoch``, ``eval_loss``, ``throughput``;
-                                                                           null: not a finite number
-``{"event": "dropped", "lines": N}``                                       lines that came faster than the reader
-                                                                           took them; the log files have them all
-``{"event": "notice", "text": "…"}``                                       the run goes on, but something is wrong
-``{"event": "exit", "rc": 0, "signal": null, "stopped": false}``           always the last; ``rc`` is null and
-                                                                           ``signal`` "SIGKILL" after a signal;
-                                                                           ``error`` when it could not be started,
-                                                                           ``left``: processes nothing could end
-=========================================================================  ==========================================
+``follow`` prints the events from a byte on, as they come, each with ``at``, the byte behind it. It ends after the event
+``end``, or with ``{"event": "gone"}`` when the agent is there no longer and has not written one.
 
-Every event also carries ``time``, in seconds since the epoch. Whoever reads must ignore events and fields it
-does not know.
+``stop`` ends the run here, also when its agent was killed, and looks again afterwards. It prints ``{"event": "stopped",
+"left": [pids], "gpu": [pids], "port_free", "step", "saved", "state"}``; exit code 1 when something is left, or with
+``{"error"}`` when it is somebody else's run. ``step`` is that of the checkpoint when the work was ``saved``.
 
-The run is stopped by the end of stdin, by a stdout nobody reads any more, and by SIGTERM, SIGINT and SIGHUP.
-However it ends, every process of the run on this node is ended before the exit event.
+Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt``:
 
-Exit code: 0 when the command ended with 0, 1 otherwise, 2 for wrong arguments.
+==================================================  ===================================================================
+``attempt`` ``checkpoint port``                     all nodes have met, the attempt begins
+``started`` ``pid``                                 the command runs
+``log`` ``rank line``                               a finished line; rank null: the launcher
+``progress`` ``step total loss lr epoch …``         a line of the trainer's own log; null: not a finite number
+``phase`` ``phase``                                 what the run does, see ``watch/phases.py``
+``dropped`` ``lines``                               lines that came too fast, or that a full disk did not take
+``notice`` ``text level``                           the run goes on, but something is wrong; level "info": all is well
+``hang`` ``kind rank text stacks``                  see ``watch/watch.py``
+``peer`` ``node state text``                        what another agent has said, or that it is lost, gone or back
+``exit`` ``rc signal stopped``                      the attempt has ended here; ``rc`` is null and ``signal`` "SIGKILL"
+                                                    after a signal; ``error``: it could not be started; ``left``:
+                                                    processes nothing could end
+``end`` ``state why step saved``                    always the last; ``state`` finished, failed or stopped; ``why`` the
+                                                    first failure, ``{"node", "rank", "text"}``
+==================================================  ===================================================================
+
+Whoever reads must ignore events and fields it does not know. The run is stopped by ``stop``, and by SIGTERM, SIGINT
+and SIGHUP to the agent. However it ends, every process of the run on this node is ended before the event ``end``.
+
+Exit code of ``run``: 0 when the run has finished, 1 otherwise, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -40,14 +55,75 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import List, Optional
-
-import probe
-import supervise
+from typing import Any, Dict, List, Optional
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Read the command line and do it."""
+    """Read the command line and do it. Modules are imported late: the guard is to stay small."""
+    given = _parser().parse_args(arguments)
+    if given.command == "probe":
+        from node import probe  # noqa: PLC0415
+
+        return _print(probe.facts(given.master, given.rank, port=given.port, folder=given.folder))
+    if given.command == "digest":
+        from node import digests  # noqa: PLC0415
+
+        return _print(digests.digests(given.paths, given.patience))
+    if given.command == "talk":
+        from node import talk  # noqa: PLC0415
+
+        return talk.talk(given.paths, given.patience)
+    from plan import PlanError, load  # noqa: PLC0415
+
+    try:
+        return _do(given, load(given.plan))
+    except PlanError as error:
+        sys.stderr.write("agent: %s\n" % error)
+        return 2
+    except PermissionError as error:
+        return _refuse(given.plan, error)
+
+
+def _do(given: argparse.Namespace, plan: Any) -> int:
+    if given.command == "follow":
+        from commands.following import follow  # noqa: PLC0415
+
+        return follow(plan, given.offset)
+    if given.command == "stop":
+        from commands.stopping import RefusedError, stop  # noqa: PLC0415
+
+        try:
+            said = stop(plan, save=given.save, who=given.who, patience=given.patience)
+        except RefusedError as error:
+            return _print({"event": "stopped", "error": str(error)}, 1)
+        return _print(said, 1 if said["left"] or said["gpu"] or not said["port_free"] else 0)
+    from commands import control  # noqa: PLC0415
+
+    if given.command == "start":
+        said = control.start(plan)
+        return _print(said, 0 if said["started"] else 1)
+    return control.daemon(plan, given.notice) if given.command == "daemon" else control.run(plan)
+
+
+def _refuse(path: str, error: PermissionError) -> int:
+    """Say whose a plan is that may not be read, or a folder that may not be written."""
+    text = str(error)
+    try:
+        from commands.stopping import refusal  # noqa: PLC0415
+
+        text = refusal(Path(path).stat().st_uid)
+    except OSError:
+        pass
+    return _print({"event": "stopped", "started": False, "error": text}, 1)
+
+
+def _print(said: Dict[str, Any], code: int = 0) -> int:
+    sys.stdout.write(json.dumps(said, sort_keys=True) + "\n")
+    sys.stdout.flush()
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agent")
     commands = parser.add_subparsers(dest="command", required=True)
     asked = commands.add_parser("probe", help="print the facts of this node")
@@ -55,15 +131,31 @@ def main(arguments: Optional[List[str]] = None) -> int:
     asked.add_argument("--rank", required=True, type=int, help="rank of this node")
     asked.add_argument("--port", type=int, help="the port rank 0 is to listen on")
     asked.add_argument("--folder", default=str(Path(__file__).resolve().parent), help="where the run writes")
-    started = commands.add_parser("run", help="start a plan and own its processes")
-    started.add_argument("plan", help="the plan, a JSON file")
-    given = parser.parse_args(arguments)
-    if given.command == "run":
-        return supervise.main(given.plan)
-    facts = probe.facts(given.master, given.rank, port=given.port, folder=given.folder)
-    sys.stdout.write(json.dumps(facts, sort_keys=True) + "\n")
-    sys.stdout.flush()
-    return 0
+    for name, number, text in (
+        ("digest", "+", "print what lies at paths of this node"),
+        ("talk", "*", "the same, and answer to lines of stdin"),
+    ):
+        read = commands.add_parser(name, help=text)
+        read.add_argument("--patience", type=float, default=2.0, help="seconds of reading")
+        read.add_argument("paths", nargs=number)
+    for name, text in (
+        ("start", "start a plan as a daemon"),
+        ("follow", "print the events of a run"),
+        ("stop", "stop a run and prove it"),
+        ("run", "start a plan in the foreground"),
+        ("daemon", "what start starts"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("plan", help="the plan, a JSON file")
+        if name == "follow":
+            command.add_argument("--from", dest="offset", type=int, default=0, help="the byte to begin at")
+        elif name == "stop":
+            command.add_argument("--save", action="store_true", help="let the trainer save first")
+            command.add_argument("--who", default="somebody", help="who asks")
+            command.add_argument("--patience", type=float, help="seconds to wait for the agent")
+        elif name == "daemon":
+            command.add_argument("--notice", default="", help="what the run's events begin with")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,100 +1,95 @@
-"""Events to the controller: JSON lines on stdout that can never hold up the run.
+"""The run's events on this node: ``events.jsonl``, appended to, one JSON object a line.
 
-A controller that stops reading must not stop the training, and its going away must not raise here: a thread of
-its own writes, and what waits to be written is bounded. When it grows too long the oldest *log* lines go.
+A full disk ends the log and not the run: log lines and progress are dropped then and counted, all other events are
+kept in memory (a few) and written when there is room again. So many log lines that they would fill the disk are
+dropped as well; ``run.log`` has them all.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
-import select
-import threading
 import time
-from typing import Any, Callable, Deque, Dict, Tuple
+from pathlib import Path
+from typing import Any, Deque, Dict, Optional
 
-WAITING = 4 << 20  # bytes that may wait for a slow reader
-BATCH = 64 << 10  # bytes in one write
+NAME = "events.jsonl"
+KEPT = 100  # events that wait for room on the disk
+BURST = 4 << 20  # bytes of log lines at once,
+RATE = 256 << 10  # and in a second when they never end
 
-
-def _line(event: str, fields: Dict[str, Any]) -> bytes:
-    return json.dumps(dict(event=event, time=round(time.time(), 3), **fields)).encode() + b"\n"
+_PASSING = ("log", "progress")
 
 
 class Events:
-    """The way out. ``broken`` is true once nobody reads any more; ``on_broken`` is called then, from the thread."""
+    """The way out. ``attempt`` goes into every event; ``echo`` is a descriptor that gets a copy."""
 
-    def __init__(self, fd: int, on_broken: Callable[[], None]) -> None:
-        self.broken = False
-        self._fd = fd
-        self._on_broken = on_broken
-        self._waiting: Deque[Tuple[bytes, bool]] = collections.deque()
-        self._size = 0
+    def __init__(self, logs: Path, echo: Optional[int] = None) -> None:
+        self.attempt = 0
+        self._fd = os.open(logs / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._echo = echo
+        self._kept: Deque[bytes] = collections.deque(maxlen=KEPT)
+        self._torn = False  # the disk took only a part of the last line
         self._dropped = 0
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._write_all, name="events", daemon=True)
+        self._room = float(BURST)
+        self._at = time.monotonic()
+
+    def size(self) -> int:
+        """Bytes written so far, in all attempts and by whoever was here before."""
+        return os.fstat(self._fd).st_size
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Queue one event. The first one starts the thread: the command must have been forked before that."""
-        if self._thread.ident is None:
-            self._thread.start()
-        line = _line(event, fields)
-        with self._changed:
-            if self.broken:
-                return
-            self._waiting.append((line, event == "log"))
-            self._size += len(line)
-            while self._size > WAITING and self._drop():
-                pass
-            self._changed.notify()
-
-    def close(self, patience: float) -> None:
-        """Write what waits, for at most ``patience`` seconds."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join(patience)
-
-    def _drop(self) -> bool:
-        for index, (line, droppable) in enumerate(self._waiting):
-            if droppable:
-                del self._waiting[index]
-                self._size -= len(line)
+        """Write one event."""
+        data = self._line(event, fields)
+        if event == "log" and not self._has_room(len(data)):
+            self._dropped += 1
+            return
+        while self._kept and self._write(self._kept[0]):
+            self._kept.popleft()
+        if self._dropped and not self._kept and self._write(self._line("dropped", {"lines": self._dropped})):
+            self._dropped = 0
+        if self._kept or not self._write(data):
+            if event in _PASSING:
                 self._dropped += 1
-                return True
-        return False
+            else:
+                self._kept.append(data)
+        if self._echo is not None:
+            try:
+                os.write(self._echo, data)
+            except OSError:  # nobody reads any more
+                self._echo = None
 
-    def _take(self) -> bytes:
-        """The next bytes to write; empty at the end."""
-        with self._changed:
-            while not self._waiting and not self._closing:
-                self._changed.wait()
-            batch = []
-            size = 0
-            if self._dropped:
-                batch.append(_line("dropped", {"lines": self._dropped}))
-                self._dropped = 0
-            while self._waiting and size < BATCH:
-                line, _ = self._waiting.popleft()
-                self._size -= len(line)
-                size += len(line)
-                batch.append(line)
-            return b"".join(batch)
+    def close(self) -> None:
+        """Write what waits, if there is room, and close the file."""
+        while self._kept and self._write(self._kept[0]):
+            self._kept.popleft()
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
 
-    def _write_all(self) -> None:
+    def _line(self, event: str, fields: Dict[str, Any]) -> bytes:
+        said = dict(event=event, time=round(time.time(), 3), attempt=self.attempt, **fields)
+        return json.dumps(said).encode() + b"\n"
+
+    def _has_room(self, size: int) -> bool:
+        now = time.monotonic()
+        self._room = min(BURST, self._room + (now - self._at) * RATE) - size
+        self._at = now
+        if self._room < 0:
+            self._room += size
+            return False
+        return True
+
+    def _write(self, data: bytes) -> bool:
+        if self._torn:
+            data = b"\n" + data  # readers skip the line that is none
         try:
-            while True:
-                data = memoryview(self._take())
-                if not data:
-                    return
-                while data:
-                    select.select([], [self._fd], [])  # in case somebody made it non-blocking
-                    data = data[os.write(self._fd, data[: select.PIPE_BUF]) :]
-        except (OSError, ValueError):
-            with self._changed:
-                self.broken = True
-                self._waiting.clear()
-                self._size = 0
-            self._on_broken()
+            written = os.write(self._fd, data)
+            if written < len(data):
+                self._torn = True
+                os.write(self._fd, data[written:])  # the rest, or why it cannot be
+        except OSError:
+            return False
+        self._torn = False
+        return True

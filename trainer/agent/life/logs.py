@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,18 +122,26 @@ class Tail:
 
 
 class RankLogs:
-    """Follows the files of torchrun's ``--log-dir``: ``<run>_<random>/attempt_<n>/<local rank>/std{out,err}.log``."""
+    """Follows the files of torchrun's ``--log-dir``: ``<run>_<random>/attempt_<n>/<local rank>/std{out,err}.log``.
 
-    def __init__(self, folder: Path, first_rank: int) -> None:
+    ``heard(rank, count)`` is told how many bytes have come.
+    """
+
+    def __init__(self, folder: Path, first_rank: int, heard: Callable[[int, int], None]) -> None:
+        self._heard = heard
         self._folder = folder
         self._first = first_rank
         self._followed: Dict[Path, Tuple[int, Tail, Lines]] = {}
+        self._old = set(self._found())  # an earlier attempt's
+
+    def _found(self) -> Iterator[Path]:
+        return self._folder.glob("*/attempt_*/*/std*.log")
 
     def look(self) -> None:
-        """Find files that have appeared."""
-        for path in sorted(self._folder.glob("*/attempt_*/*/std*.log")):
+        """Find files that have appeared since this was made."""
+        for path in sorted(self._found()):
             local = path.parent.name
-            if path not in self._followed and local.isdigit():
+            if path not in self._followed and path not in self._old and local.isdigit():
                 self._followed[path] = (self._first + int(local), Tail(path), Lines())
 
     def lines(self, last: bool = False) -> Iterator[Tuple[int, str]]:
@@ -141,6 +149,7 @@ class RankLogs:
         for rank, tail, lines in self._followed.values():
             while True:
                 data, jumped = tail.read()
+                self._heard(rank, jumped + len(data))
                 if jumped:
                     yield rank, "… (%d bytes came too fast; the log file has them)" % jumped
                 for line in lines.feed(data):

@@ -8,9 +8,13 @@
                        ``eth0``); on the master itself the interface that carries the master's address
 ``port``               rank 0: the asked port, or a free one outside the range of outgoing connections
 ``port_free``          rank 0: whether the asked port can be listened on; null when none was asked for
+``link_port``          rank 0: another free port, for the link between the agents
 ``gpus``, ``cpus``     counts; ``memory_available`` and ``disk_free`` in bytes
-``infiniband``         ``[{"device", "port", "state": "ACTIVE", "link_layer": "InfiniBand"}]``
+``infiniband``         ``[{"device", "port", "state": "ACTIVE", "link_layer": "InfiniBand", "rate": Gbit/s,
+                       "gid_index": of Ethernet's RoCE v2 address over IPv4}]``; what is not known is null
+``packages``           names of the distributions in the environment that runs this, lower case, ``_`` for ``-``
 ``leaks``              variables that would change what Python imports
+``runs``               runs with processes here, see ``others.py``
 ``clock``              seconds since the epoch; ``boot_id``, ``uid``, ``python``, ``rank`` as they say
 =====================  ===========================================================================
 """
@@ -26,10 +30,13 @@ import re
 import shutil
 import socket
 import struct
+import sysconfig
 import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional
+
+from node import others
 
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "LD_PRELOAD", "LD_LIBRARY_PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
 PATIENCE = 5.0  # seconds for a name: a node without network may have a dead name server
@@ -53,7 +60,9 @@ def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[s
         "memory_available": memory_available(),
         "disk_free": shutil.disk_usage(folder).free,
         "infiniband": infiniband(),
+        "packages": packages(),
         "leaks": {name: os.environ[name] for name in LEAKS if name in os.environ},
+        "runs": others.runs(),
         "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
         "uid": os.getuid(),
         "clock": time.time(),
@@ -64,6 +73,7 @@ def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[s
         "interface": None,
         "port": None,
         "port_free": None,
+        "link_port": None,
     }
     found["error"] = _reach(found, master, rank, port)
     return found
@@ -87,11 +97,12 @@ def _reach(found: Dict[str, Any], master: str, rank: int, port: Optional[int]) -
         return None
     if found["ip"] != addresses[0]:
         return "%s (%s) is no address of this node, which is to be rank 0" % (master, addresses[0])
+    found["link_port"] = free_port(addresses[0], port)
     if port is not None:
         found["port"] = port
         found["port_free"] = can_listen(addresses[0], port)
         return None if found["port_free"] else "port %d is in use" % port
-    found["port"] = free_port(addresses[0])
+    found["port"] = free_port(addresses[0], found["link_port"])
     return None if found["port"] else "no free port between %d and %d" % (PORTS[0], PORTS[-1])
 
 
@@ -168,9 +179,9 @@ def can_listen(address: str, port: int) -> bool:
     return True
 
 
-def free_port(address: str) -> Optional[int]:
-    """A port to listen on at ``address``."""
-    return next((port for port in random.sample(PORTS, 200) if can_listen(address, port)), None)
+def free_port(address: str, taken: Optional[int] = None) -> Optional[int]:
+    """A port to listen on at ``address``, other than ``taken``."""
+    return next((port for port in random.sample(PORTS, 200) if port != taken and can_listen(address, port)), None)
 
 
 def gpus() -> int:
@@ -190,15 +201,42 @@ def infiniband(root: str = "/sys/class/infiniband") -> List[Dict[str, Any]]:
     ports = []
     for path in sorted(Path(root).glob("*/ports/*")):
         state = _text(path / "state")  # "4: ACTIVE"
+        rate = re.match(r"[\d.]+", _text(path / "rate"))  # "200 Gb/sec (4X HDR)"
+        link_layer = _text(path / "link_layer")
         ports.append(
             {
                 "device": path.parent.parent.name,
                 "port": int(path.name),
                 "state": state.split(":")[-1].strip(),
-                "link_layer": _text(path / "link_layer"),
+                "link_layer": link_layer,
+                "rate": float(rate.group()) if rate else None,
+                "gid_index": _gid_index(path) if link_layer == "Ethernet" else None,
             }
         )
     return ports
+
+
+def _gid_index(port: Path) -> Optional[int]:
+    """The first GID that is an IPv4 address spoken as RoCE v2 (kernel: ``ABI/stable/sysfs-class-infiniband``)."""
+    types = [path for path in (port / "gid_attrs" / "types").glob("*") if path.name.isdigit()]
+    for path in sorted(types, key=lambda each: int(each.name)):
+        mapped = _text(port / "gids" / path.name).startswith("0000:0000:0000:0000:0000:ffff:")
+        if mapped and _text(path) == "RoCE v2":  # reading an empty place is an error
+            return int(path.name)
+    return None
+
+
+def packages(folders: Optional[List[str]] = None) -> List[str]:
+    """The names of the distributions in ``site-packages``, from its folders alone; also of editable installs."""
+    if folders is None:
+        folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    found = set()
+    for folder in folders:
+        for path in Path(folder).glob("*"):
+            match = re.match(r"(.+?)(?:-\d.*)?\.(?:dist-info|egg-info|egg-link)$", path.name)
+            if match:
+                found.add(re.sub(r"[-_.]+", "_", match.group(1)).lower())
+    return sorted(found)
 
 
 def _text(path: Path) -> str:

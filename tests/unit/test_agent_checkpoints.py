@@ -1,0 +1,452 @@
+"""Checkpoints on disks: whole or torn, complete over all nodes or not, and what each node lacks."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
+
+from checkpoints import files as checkpoint_files
+from checkpoints.stock import newest, offer, scan, step_of
+from link.copying import TEMPORARY
+
+
+class FloatStorage:
+    """Stands for torch's class of that name: pickles name it only."""
+
+
+def safetensors(elements=100, fill=0):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes([fill]) * (4 * elements)
+
+
+def torch_zip(text=b"state", big=4000):
+    """What torch.save writes: members one after another, uncompressed, their list last."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in (("data.pkl", text), ("data/0", text * big), ("version", b"3\n")):
+            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), data)
+    return file.getvalue()
+
+
+def torch_legacy(elements=50):
+    """What torch.save writes with ``_use_new_zipfile_serialization=False``."""
+    file = io.BytesIO()
+    for value in (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True}):
+        pickle.dump(value, file, 2)
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            return ("storage", FloatStorage, "94", "cpu", elements, None) if value is storage else None
+
+    storage = object()
+    Pickler(file, 2).dump({"weight": [Path("a"), {1, 2}, storage], "n": 1})
+    pickle.dump(["94"], file, 2)
+    file.write(struct.pack("<q", elements) + b"\1" * (4 * elements))
+    return file.getvalue()
+
+
+FORMATS = {
+    "model.safetensors": safetensors(),
+    "optimizer.pt": torch_zip(),
+    "old.bin": torch_legacy(),
+    "trainer_state.json": json.dumps({"global_step": 20, "log_history": [{"loss": 1.5}] * 30}, indent=1).encode(),
+}
+
+
+def write(folder, files, mtime=None):
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        if mtime is not None:
+            os.utime(path, (mtime, mtime))
+
+
+def trainer(step, world=2, **changes):
+    """The files of a Trainer's checkpoint without DeepSpeed."""
+    files = {
+        "config.json": b"{}",
+        "model.safetensors": safetensors(),
+        "training_args.bin": torch_zip(b"args", 3),
+        "optimizer.pt": torch_zip(b"optimizer"),
+        "scheduler.pt": torch_zip(b"scheduler", 2),
+        "trainer_state.json": json.dumps({"global_step": step}).encode(),
+    }
+    files |= {f"rng_state_{rank}.pth": torch_zip(b"%d" % rank, 2) for rank in range(world)}
+    return place(f"checkpoint-{step}", files, changes)
+
+
+def deepspeed(step, world=2, stage=2, **changes):
+    """The files of a Trainer's checkpoint with DeepSpeed's inside."""
+    tag = f"global_step{step}"
+    files = {
+        "latest": tag.encode(),
+        "zero_to_fp32.py": b"#",
+        "trainer_state.json": b"{}",
+        "training_args.bin": torch_zip(b"args", 3),
+    }
+    for rank in range(world):
+        files[f"rng_state_{rank}.pth"] = torch_zip(b"%d" % rank, 2)
+        files[f"{tag}/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"] = torch_zip(b"%d" % rank)
+        if stage == 3:
+            files[f"{tag}/zero_pp_rank_{rank}_mp_rank_00_model_states.pt"] = torch_zip(b"%d" % rank, 2)
+    if stage < 3:
+        files[f"{tag}/mp_rank_00_model_states.pt"] = torch_zip(b"model")
+    return place(f"checkpoint-{step}", files, changes)
+
+
+def place(folder, files, changes):
+    files |= changes.get("more", {})
+    for name in changes.get("without", ()):
+        del files[name]
+    return {f"{folder}/{name}": data for name, data in files.items()}
+
+
+def choose(folders, world=2):
+    """The choice over nodes that have these folders, one rank each (the last has the rest)."""
+    count = len(folders)
+    each = [1] * (count - 1) + [world - count + 1]
+    offers = {rank: json.loads(json.dumps(offer(folder, rank, each[rank]))) for rank, folder in enumerate(folders)}
+    return newest(offers, world)
+
+
+def why(folder, world=2):
+    """Why the only checkpoint there is refused."""
+    choice = choose([folder], world)
+    assert choice.name is None
+    assert len(choice.refused) == 1
+    return choice.refused[0][1]
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_whole_files_are_whole(tmp_path, name):
+    write(tmp_path, FORMATS)
+    assert checkpoint_files.look(tmp_path / name)[0].torn is None
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_file_that_is_cut_anywhere_is_torn(tmp_path_factory, data):
+    name = data.draw(st.sampled_from(sorted(FORMATS)))
+    whole = FORMATS[name]
+    size = data.draw(st.integers(0, len(whole) - 1))
+    path = tmp_path_factory.mktemp("cut") / name
+    path.write_bytes(whole[:size])
+    assert checkpoint_files.look(path)[0].torn
+    path.write_bytes(whole[:size] + b"\0" * (len(whole) - size))  # a file system may give the length and no content
+    if name != "trainer_state.json" and size < 60:
+        assert checkpoint_files.look(path)[0].torn
+
+
+def test_a_pickle_of_an_old_checkpoint_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    start = torch_legacy()[:20]
+    (tmp_path / "old.bin").write_bytes(start + pickle.dumps(Evil(), 2))
+    assert checkpoint_files.look(tmp_path / "old.bin")[0].torn
+    (tmp_path / "worse.pt").write_bytes(pickle.dumps(Evil(), 2))
+    assert checkpoint_files.look(tmp_path / "worse.pt")[0].torn
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0" * 8, struct.pack("<Q", 1 << 60), struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 9) + b'{"w":{}} '],
+)
+def test_safetensors_that_are_none(tmp_path, data):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    assert checkpoint_files.look(tmp_path / "model.safetensors")[0].torn
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_mark_tells_files_of_equal_size_apart(tmp_path, name):
+    make = safetensors if name == "model.safetensors" else lambda elements, fill: torch_zip(b"%d" % fill, elements)
+    marks = set()
+    for fill in (1, 1, 2):
+        (tmp_path / name).write_bytes(make(200000, fill))
+        marks.add(checkpoint_files.look(tmp_path / name)[0].mark)
+    assert len(marks) == 2
+
+
+# --- one checkpoint ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        trainer(20),
+        trainer(20, world=1, without=["rng_state_0.pth"], more={"rng_state.pth": torch_zip()}),
+        trainer(20, world=4),  # ranks that this run has not, but no gap
+        trainer(20, without=["model.safetensors"], more={"adapter_model.safetensors": safetensors()}),
+        trainer(20, without=["model.safetensors"], more={"pytorch_model.bin": torch_legacy()}),
+        trainer(
+            20,
+            without=["model.safetensors"],
+            more={
+                "model-00001-of-00002.safetensors": safetensors(),
+                "model-00002-of-00002.safetensors": safetensors(),
+                "model.safetensors.index.json": json.dumps(
+                    {"weight_map": {n: f"model-0000{n}-of-00002.safetensors" for n in "12"}}
+                ).encode(),
+            },
+        ),
+        deepspeed(20),
+        deepspeed(20, stage=3),
+        trainer(
+            20,
+            without=["model.safetensors", "optimizer.pt"],
+            more={
+                f"{folder}/{name}": b"x"
+                for folder in ("pytorch_model_fsdp_0", "optimizer_0")
+                for name in (".metadata", "__0_0.distcp", "__1_0.distcp")
+            },
+        ),
+    ],
+)
+def test_complete_ones(tmp_path, files):
+    write(tmp_path, files)
+    choice = choose([tmp_path])
+    assert choice == ("checkpoint-20", 20, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (trainer(20, without=["trainer_state.json"]), "trainer_state.json, which is written last, is not there"),
+        (trainer(20, without=["model.safetensors"]), "it has no weights"),
+        (trainer(20, without=["optimizer.pt"]), "it has no state of the optimizer (save_only_model?)"),
+        (trainer(20, without=["scheduler.pt"]), "scheduler.pt is not there"),
+        (trainer(20, without=["rng_state_1.pth"]), "rng_state of rank 1 is not there"),
+        (trainer(20, without=["rng_state_0.pth"]), "rng_state of rank 0 is not there"),
+        (trainer(20, more={"checkpoint-is-incomplete.txt": b""}), "checkpoint-is-incomplete.txt says so"),
+        (
+            trainer(20, more={"model.safetensors.index.json": b'{"weight_map": {"a": "m-2.safetensors"}}'}),
+            "model.safetensors.index.json names m-2.safetensors, which is not there",
+        ),
+        (trainer(20, more={"optimizer.pt": torch_zip()[:-1]}), "optimizer.pt: the list of its members is not there"),
+        (trainer(20, more={"model.safetensors": safetensors()[:-1]}), "model.safetensors: it has 472 of 473 bytes"),
+        (deepspeed(20, without=["latest"]), "the file latest is not there or is empty"),
+        (deepspeed(20, more={"latest": b"global_step19"}), "the file latest names global_step19, which is not there"),
+        (deepspeed(20, world=1), "global_step20: ZeRO of rank 1 is not there"),
+        (deepspeed(20, world=3), "global_step20: ZeRO: it was saved by 3 ranks, this run has 2"),
+        (
+            deepspeed(20, without=["global_step20/mp_rank_00_model_states.pt"]),
+            "global_step20: it has no model states",
+        ),
+        (
+            deepspeed(20, stage=3, without=["global_step20/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"]),
+            "global_step20: of rank 1 there is only one of model states and optimizer states",
+        ),
+        (
+            deepspeed(20, more={"global_step20/zero_pp_rank_0_mp_rank_01_optim_states.pt": torch_zip()}),
+            "global_step20: optimizer states of some ranks are not there",
+        ),
+        (
+            trainer(20, more={"pytorch_model_fsdp_0/__0_0.distcp": b"x"}),
+            "pytorch_model_fsdp_0/.metadata, which is written last, is not there",
+        ),
+        ({"iter_20/model.safetensors": safetensors()}, "complete.json is not there: it was not finished"),
+    ],
+)
+def test_incomplete_ones(tmp_path, files, said):
+    write(tmp_path, files)
+    assert why(tmp_path).startswith(said)
+
+
+@pytest.mark.parametrize("make", [trainer, deepspeed])
+def test_what_a_killed_save_leaves_is_never_taken(tmp_path, make):
+    """In the order of writing, whatever the last file that was begun."""
+    files = make(20)
+    last = "checkpoint-20/trainer_state.json"
+    order = [name for name in files if name != last] + [last]
+    for count in range(len(order)):
+        folder = tmp_path / str(count)
+        write(folder, {name: files[name] for name in order[:count]})
+        write(folder, {order[count]: files[order[count]][:-1]})
+        assert choose([folder]).name is None
+
+
+def test_deepspeeds_own_layout(tmp_path):
+    inside = deepspeed(20, without=["latest"])
+    files = {name.partition("/")[2]: data for name, data in inside.items() if "/global_step20/" in name}
+    write(tmp_path, files | {"latest": b"global_step20\n", "logs/x.txt": b"", "tokenizer.json": b"{}"})
+    assert choose([tmp_path]) == ("global_step20", 20, {}, [])
+    other = {name.replace("20", "30"): data for name, data in files.items()}
+    write(tmp_path, other)  # rank 0 has not written latest yet
+    assert choose([tmp_path]).name == "global_step20"
+    assert choose([tmp_path]).refused == [
+        ("global_step30", "the file latest does not name it yet: it was not finished")
+    ]
+    (tmp_path / "latest").write_text("global_step30")
+    assert choose([tmp_path]).name == "global_step30"
+    (tmp_path / "latest").unlink()  # save_latest=False
+    assert choose([tmp_path]).name == "global_step30"
+
+
+def test_ours_counts_with_its_complete_json_only(tmp_path):
+    write(tmp_path, {"iter_30/model.safetensors": safetensors(), "iter_30/complete.json": b"{}"})
+    assert choose([tmp_path]).name == "iter_30"
+
+
+def test_steps_are_numbers(tmp_path):
+    for step in (9, 10, 100, 20):
+        write(tmp_path, trainer(step))
+    assert [one.step for one in scan(tmp_path)] == [100, 20, 10, 9]
+    assert choose([tmp_path]).name == "checkpoint-100"
+    assert [step_of(name) for name in ("checkpoint-7", "global_step12", "epoch3_step40", "best")] == [7, 12, 40, 0]
+
+
+def test_newer_ones_that_are_torn_are_skipped_and_named(tmp_path):
+    write(tmp_path, trainer(10) | trainer(20) | trainer(30, without=["trainer_state.json"]))
+    (tmp_path / "checkpoint-20/optimizer.pt").write_bytes(b"")
+    choice = choose([tmp_path])
+    assert choice.name == "checkpoint-10"
+    assert [name for name, _ in choice.refused] == ["checkpoint-30", "checkpoint-20"]
+    assert scan(tmp_path)[1].torn == ["optimizer.pt"]
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    assert scan(tmp_path / "none") == []
+    write(tmp_path, {"checkpoint-x/a": b"", "runs/b": b"", "c": b"", "checkpoint-": b""})
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "elsewhere", trainer(5))
+    (tmp_path / "checkpoint-5").symlink_to(tmp_path / "elsewhere/checkpoint-5")
+    assert scan(tmp_path) == []
+    assert choose([tmp_path]) == (None, None, {}, [])
+    write(tmp_path, trainer(6))
+    (tmp_path / "checkpoint-6" / (TEMPORARY + "1")).write_bytes(b"x")
+    (tmp_path / "checkpoint-6" / "link.pt").symlink_to("/etc/passwd")
+    assert set(scan(tmp_path)[0].files) == {name.partition("/")[2] for name in trainer(6)}
+
+
+# --- several nodes -----------------------------------------------------------------------------------------------
+
+
+def parts(files, *patterns):
+    """The files whose names hold one of the patterns, and the others."""
+    some = {name: data for name, data in files.items() if any(pattern in name for pattern in patterns)}
+    return some, {name: data for name, data in files.items() if name not in some}
+
+
+def test_each_node_with_its_own_disk(tmp_path):
+    own, main = parts(trainer(20), "rng_state_1")
+    write(tmp_path / "a", main)
+    write(tmp_path / "b", own)
+    choice = choose([tmp_path / "a", tmp_path / "b"])
+    assert choice.name == "checkpoint-20"
+    assert sorted(choice.copy) == [1]
+    assert sorted(choice.copy[1]) == sorted((name, len(data), 0) for name, data in main.items() if "rng" not in name)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_node_gets_no_zero_files_of_others(tmp_path, stage):
+    own, main = parts(deepspeed(20, stage=stage), "rank_1_mp", "rng_state_1")
+    write(tmp_path / "a", main)
+    write(tmp_path / "b", own)
+    copied = {name for name, _, _ in choose([tmp_path / "a", tmp_path / "b"]).copy[1]}
+    assert copied == {name for name in main if "rank_0" not in name and "rng" not in name} | {
+        name for name in main if "/mp_rank_00" in name
+    }
+
+
+def test_ranks_that_moved_to_other_nodes_bring_their_files(tmp_path):
+    own, main = parts(deepspeed(20), "rank_1_mp", "rng_state_1")
+    write(tmp_path / "a", own)  # this node was rank 1 and is rank 0 now
+    write(tmp_path / "b", main)
+    copy = choose([tmp_path / "a", tmp_path / "b"]).copy
+    assert {name for name, _, giver in copy[0] if giver == 1} == set(main)
+    assert {(name, giver) for name, _, giver in copy[1]} == {(name, 0) for name in own}
+
+
+def test_a_shared_folder_needs_no_copy(tmp_path):
+    write(tmp_path, deepspeed(20))
+    assert choose([tmp_path, tmp_path]).copy == {}
+
+
+def test_all_nodes_save_everything(tmp_path):
+    """``save_on_each_node``: what names the process differs, and that is no harm."""
+    for node, text in (("a", b'{"is_world_process_zero": true}'), ("b", b'{"is_world_process_zero": false}')):
+        extra = {"trainer_state.json": text, "training_args.bin": torch_zip(node.encode(), 5 + len(text))}
+        write(tmp_path / node, trainer(20, more=extra))
+    choice = choose([tmp_path / "a", tmp_path / "b"])
+    assert (choice.name, choice.copy) == ("checkpoint-20", {})
+
+
+def test_weights_of_different_sizes_are_refused(tmp_path):
+    write(tmp_path / "a", trainer(20))
+    write(tmp_path / "b", trainer(20, more={"model.safetensors": safetensors(99)}))
+    choice = choose([tmp_path / "a", tmp_path / "b"])
+    assert choice.refused == [("checkpoint-20", "model.safetensors has different sizes on the nodes")]
+
+
+def test_a_copy_from_an_earlier_time_is_replaced(tmp_path):
+    write(tmp_path / "a", trainer(20, more={"model.safetensors": safetensors(fill=2)}), mtime=2000)
+    write(tmp_path / "b", trainer(20), mtime=1000)
+    assert choose([tmp_path / "a", tmp_path / "b"]).copy == {1: [("checkpoint-20/model.safetensors", 473, 0)]}
+    assert choose([tmp_path / "b", tmp_path / "a"]).copy == {0: [("checkpoint-20/model.safetensors", 473, 1)]}
+
+
+def test_a_file_torn_on_one_node_comes_from_another(tmp_path):
+    write(tmp_path / "a", trainer(20))
+    write(tmp_path / "b", trainer(20, more={"optimizer.pt": torch_zip(b"optimizer")[:-5]}))
+    size = len(torch_zip(b"optimizer"))
+    assert choose([tmp_path / "a", tmp_path / "b"]).copy == {1: [("checkpoint-20/optimizer.pt", size, 0)]}
+
+
+def test_deepspeeds_latest_travels(tmp_path):
+    files = {"latest": b"global_step20"}
+    for name, data in deepspeed(20).items():
+        if "/global_step20/" in name:
+            files[name.partition("/")[2]] = data
+    own, main = parts(files, "rank_1_mp")
+    write(tmp_path / "a", main)
+    write(tmp_path / "b", own)
+    assert ("latest", 13, 0) in choose([tmp_path / "a", tmp_path / "b"]).copy[1]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_after_the_copies_every_node_has_what_its_ranks_read(tmp_path_factory, data):
+    """However the files lie about, and whichever are missing on all nodes."""
+    make = data.draw(st.sampled_from([trainer, deepspeed]))
+    nodes, world = data.draw(st.integers(1, 3)), 3
+    files = make(20, world=world)
+    folders = [tmp_path_factory.mktemp("node") for _ in range(nodes)]
+    holders = {name: data.draw(st.sets(st.integers(0, nodes - 1)), label=name) for name in files}
+    for name, where in holders.items():
+        for node in where:
+            write(folders[node], {name: files[name]})
+    choice = choose(folders, world)
+    spare = {"checkpoint-20/config.json", "checkpoint-20/training_args.bin", "checkpoint-20/zero_to_fp32.py"}
+    if any(not where for name, where in holders.items() if name not in spare):
+        assert choice.name is None
+        return
+    assert choice.name == "checkpoint-20"
+    for node, wanted in choice.copy.items():
+        for name, size, giver in wanted:
+            assert len(files[name]) == size
+            assert giver in holders[name]
+            write(folders[node], {name: (folders[giver] / name).read_bytes()})
+    assert choose(folders, world) == ("checkpoint-20", 20, {}, [])
+    for node, folder in enumerate(folders):
+        last = world if node == nodes - 1 else node + 1
+        for rank in range(node, last):
+            assert (folder / f"checkpoint-20/rng_state_{rank}.pth").exists()
+        assert (folder / "checkpoint-20/trainer_state.json").exists()

@@ -1,0 +1,326 @@
+"""Checkpoint files from node to node: whole or not at all, below the shared folder only, while the link goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
+
+from link import copying
+from link import stream as copy_stream
+from link.copying import TEMPORARY, parts_of, pump, receive, serve
+from link.links import Link
+from link.stream import CopyError, Stream
+
+
+@pytest.fixture
+def agents(tmp_path):
+    """``agents(n)``: that many links which have met, each with a folder of its own."""
+    made = []
+
+    def make(count, **changes):
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        names = [f"n{rank}" for rank in range(count)]
+        for rank in range(count):
+            shared = {"host": "127.0.0.1", "port": port, "token": "t" * 64, "nodes": names} | changes.get(str(rank), {})
+            link = Link({"run": "r", "node": names[rank], "node_rank": rank, "link": shared}, lambda: None)
+            link.start()
+            folder = tmp_path / names[rank]
+            folder.mkdir()
+            link.share(str(folder))
+            made.append(link)
+        meeting = [threading.Thread(target=link.meet, args=({}, lambda _: {}, 20)) for link in made]
+        for thread in meeting:
+            thread.start()
+        for thread in meeting:
+            thread.join(30)
+        return made
+
+    yield make
+    closing = [threading.Thread(target=link.close) for link in made]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(20)
+
+
+def put(folder, name, data):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1700000000123456789))
+
+
+def nothing_left(folder):
+    assert not [path for path in folder.rglob("*") if path.name.startswith(TEMPORARY)]
+
+
+@pytest.mark.parametrize(("giver", "taker"), [(0, 1), (1, 0), (2, 1), (1, 2)])
+def test_files_go_from_every_node_to_every_node(agents, tmp_path, giver, taker):
+    links = agents(3)
+    files = {"checkpoint-2/a.bin": os.urandom(5 << 20), "checkpoint-2/global_step2/b c.pt": b"x", "checkpoint-2/c": b""}
+    for name, data in files.items():
+        put(tmp_path / f"n{giver}", name, data)
+    put(tmp_path / f"n{taker}", "checkpoint-2/a.bin", b"torn")
+    told = []
+    links[taker].fetch([[name, len(data), giver] for name, data in files.items()], told=told.append)
+    for name, data in files.items():
+        path = tmp_path / f"n{taker}" / name
+        assert path.read_bytes() == data
+        assert path.stat().st_mtime_ns == 1700000000123456789
+    assert sum(told) == (5 << 20) + 1
+    nothing_left(tmp_path / f"n{taker}")
+
+
+def test_all_nodes_fetch_at_once_from_several(agents, tmp_path):
+    links = agents(5)
+    data = {rank: os.urandom(2 << 20) for rank in range(5)}
+    for rank in range(5):
+        put(tmp_path / f"n{rank}", f"c/{rank}", data[rank])
+    errors = []
+
+    def fetch(rank):
+        try:
+            links[rank].fetch([(f"c/{other}", 2 << 20, other) for other in range(5) if other != rank])
+        except CopyError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=fetch, args=(rank,)) for rank in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    for rank in range(5):
+        assert {other: (tmp_path / f"n{rank}/c/{other}").read_bytes() for other in range(5)} == data
+
+
+def test_messages_go_on_while_files_are_copied(agents, tmp_path):
+    links = agents(2)
+    put(tmp_path / "n0", "big", bytes(64 << 20))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def told(_):
+        begun.set()
+        assert go_on.wait(30)
+
+    thread = threading.Thread(target=links[1].fetch, args=([("big", 64 << 20, 0)],), kwargs={"told": told})
+    thread.start()
+    assert begun.wait(10)
+    links[0].tell("failed", text="x")
+    limit = time.monotonic() + 0.5
+    come = []
+    while not come and time.monotonic() < limit:
+        come = links[1].take()
+        time.sleep(0.01)
+    go_on.set()
+    thread.join(60)
+    assert [message["kind"] for message in come] == ["failed"]
+    assert (tmp_path / "n1/big").stat().st_size == 64 << 20
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/.", "a/", "a\0b", None, 3])
+def test_names_that_lead_out_of_the_folder(name):
+    with pytest.raises(CopyError, match="is no name of a file below the folder"):
+        parts_of(name)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "link", "folder/secret", "dir", "pipe", "none"])
+def test_only_files_below_the_folder_are_given(agents, tmp_path, name):
+    links = agents(2)
+    put(tmp_path, "secret", b"secret")
+    (tmp_path / "n0/link").symlink_to(tmp_path / "secret")
+    (tmp_path / "n0/folder").symlink_to(tmp_path)
+    (tmp_path / "n0/dir").mkdir()
+    os.mkfifo(tmp_path / "n0/pipe")
+    stream = Stream(links[1]._copies._channel(0))
+    with stream.sock:
+        stream.say({"get": name, "size": 6})
+        assert set(stream.hear()) == {"error"}
+        put(tmp_path / "n0", "fine", b"123456")  # the connection is still good
+        stream.say({"get": "fine", "size": 6})
+        assert stream.hear()["size"] == 6
+
+
+def test_nothing_is_written_through_a_symlink(agents, tmp_path):
+    links = agents(2)
+    put(tmp_path / "n0", "folder/a", b"new")
+    put(tmp_path / "n0", "b", b"new")
+    (tmp_path / "elsewhere").mkdir()
+    put(tmp_path, "elsewhere/a", b"old")
+    (tmp_path / "n1/folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "n1/b").symlink_to(tmp_path / "elsewhere/a")
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        links[1].fetch([("folder/a", 3, 0)])
+    links[1].fetch([("b", 3, 0)])  # the link itself is replaced
+    assert (tmp_path / "elsewhere/a").read_bytes() == b"old"
+    assert not (tmp_path / "n1/b").is_symlink()
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_another_size_is_not_taken(agents, tmp_path):
+    links = agents(2)
+    put(tmp_path / "n0", "a", b"1234")
+    put(tmp_path / "n1", "a", b"old")
+    with pytest.raises(CopyError, match=r"from rank 0: a: it is no file of 5 bytes \(it has 4\)"):
+        links[1].fetch([("a", 5, 0)])
+    assert (tmp_path / "n1/a").read_bytes() == b"old"
+
+
+def test_a_node_that_shares_nothing_or_is_not_there(agents, tmp_path, monkeypatch):
+    monkeypatch.setattr("link.copies.COMES", 0.5)
+    links = agents(3)
+    links[2]._copies.folder = None
+    with pytest.raises(CopyError, match="from rank 2: a: no folder is shared there"):
+        links[0].fetch([("a", 5, 2)])
+    with pytest.raises(CopyError, match="rank 9 did not connect"):
+        links[0].fetch([("a", 5, 9)])
+
+
+def test_another_runs_agent_gets_nothing(agents):
+    links = agents(2)
+    links[1]._copies._token = "x" * 64
+    with pytest.raises(CopyError, match="no connection to rank 0: does not know this run's token"):
+        links[1].fetch([("a", 1, 0)])
+
+
+def test_a_copy_can_be_given_up(agents, tmp_path):
+    links = agents(2)
+    put(tmp_path / "n0", "a", bytes(8 << 20))
+    pieces = []
+    with pytest.raises(CopyError, match="it was given up"):
+        links[1].fetch([("a", 8 << 20, 0)], alive=lambda: len(pieces) < 2, told=pieces.append)
+    assert not (tmp_path / "n1/a").exists()
+    nothing_left(tmp_path / "n1")
+
+
+def test_close_ends_copies_that_are_under_way(agents, tmp_path):
+    links = agents(2)
+    put(tmp_path / "n0", "a", bytes(64 << 20))
+    begun = threading.Event()
+    raised = []
+
+    def told(_):
+        begun.set()
+        time.sleep(0.05)
+
+    def fetch():
+        try:
+            links[1].fetch([("a", 64 << 20, 0)], told=told)
+        except CopyError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    assert begun.wait(10)
+    links[1].close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(raised) == 1
+    nothing_left(tmp_path / "n1")
+
+
+def exchange(tmp_path, *answers, size=4):
+    """What ``receive`` makes of a giver that says this."""
+    one, other = socket.socketpair()
+    with one, other:
+        for answer in answers:
+            other.sendall(answer if isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n")
+        other.shutdown(socket.SHUT_WR)
+        receive(Stream(one), str(tmp_path), "c/a", size, "0", lambda _: None)
+
+
+GOOD = {"sha256": hashlib.sha256(b"1234").hexdigest()}
+
+
+def test_what_came_is_checked(tmp_path):
+    put(tmp_path, "c/a", b"old")
+    for answers, said in (
+        ([], "the other side ended the connection"),
+        ([{"error": "no"}], "c/a: no"),
+        ([{"size": 5}], "it is not 4 bytes there"),
+        ([b"x" * (70 << 10)], "what came is no answer"),
+        ([b"[]\n"], "what came is no answer"),
+        ([{"size": 4}, b"12"], "ended the connection 2 bytes before its end"),
+        ([{"size": 4}, b"1234"], "what came is not what was sent"),
+        ([{"size": 4}, b"1235", GOOD], "what came is not what was sent"),
+    ):
+        with pytest.raises(CopyError, match=said):
+            exchange(tmp_path, *answers)
+        assert (tmp_path / "c/a").read_bytes() == b"old"
+        nothing_left(tmp_path)
+    exchange(tmp_path, {"size": 4}, b"1234", GOOD)
+    assert (tmp_path / "c/a").read_bytes() == b"1234"
+
+
+def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
+    put(tmp_path, "a", b"12345678")
+    one, other = socket.socketpair()
+    with one, other, (tmp_path / "a").open("rb", buffering=0) as file:
+
+        class Shrinks:
+            name, fileno = "a", file.fileno
+
+            def readinto(self, view):
+                os.truncate(tmp_path / "a", 0)
+                return file.readinto(view)
+
+        with pytest.raises(CopyError, match="became shorter"):
+            copying._send(Stream(one), Shrinks())
+
+
+def test_silence_ends_a_copy(monkeypatch):
+    monkeypatch.setattr(copying, "SILENCE", 0.2)
+    monkeypatch.setattr(copy_stream, "SILENCE", 0.2)
+    monkeypatch.setattr(copy_stream, "LOOK", 0.05)
+    one, other = socket.socketpair()
+    three, four = socket.socketpair()
+    with one, other, three, four:
+        with pytest.raises(CopyError, match="no byte came or went"):
+            Stream(one).hear()
+        with pytest.raises(CopyError, match="no byte came or went"):
+            Stream(one).write(memoryview(bytes(32 << 20)))
+        with pytest.raises(CopyError, match="no byte came in"):
+            pump(Stream(three), Stream(four))
+
+
+def test_a_broken_connection_is_made_again(agents, tmp_path):
+    links = agents(2)
+    for number in range(4):
+        put(tmp_path / "n0", f"c/{number}", bytes(3 << 20))
+    cut = []
+
+    def told(_):
+        if len(cut) < 2 and len(list((tmp_path / "n1/c").iterdir())) == 2 + len(cut):
+            cut.append(1)
+            for sock in list(links[0]._copies._open):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    links[1].fetch([(f"c/{number}", 3 << 20, 0) for number in range(4)], told=told)
+    assert len(cut) == 2
+    assert {path.name: path.stat().st_size for path in (tmp_path / "n1/c").iterdir()} == dict.fromkeys("0123", 3 << 20)
+
+
+def test_serve_ends_with_the_connection(tmp_path):
+    one, other = socket.socketpair()
+    with one:
+        other.close()
+        serve(Stream(one), str(tmp_path))

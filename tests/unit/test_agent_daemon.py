@@ -1,0 +1,505 @@
+"""The agent as a daemon on one node: start, follow, stop, and what happens when one of its two processes is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
+
+from agents import AGENT, PYTHON, RANK, SAVE, STUBBORN, Run, alive, eventually, lives
+
+sys.path.append(str(AGENT))  # its modules import one another from there
+
+import plan as plans
+from commands import detach, stopping
+
+SLEEPS = "import time; print('ready'); time.sleep(600)"
+LEAVES_THE_SESSION = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1], "pid"], start_new_session=True)
+time.sleep(600)
+"""
+WIPES = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1], "pid"], start_new_session=True, env={})
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(tmp_path)
+    yield run
+    run.close()
+
+
+def ready(run):
+    eventually(lambda: any(event.get("line") == "ready" for event in run.events()))
+
+
+# --- start ---------------------------------------------------------------------------------------
+
+
+def test_the_daemon_outlives_its_starter_and_its_session(run):
+    run.plan(SLEEPS)
+    with subprocess.Popen(run.command("start"), stdout=subprocess.PIPE, start_new_session=True) as starter:
+        said = json.loads(starter.stdout.read())
+    assert starter.returncode == 0
+    ready(run)
+    for pid in (said["pid"], said["guard"]):
+        assert os.getsid(pid) == said["guard"] != starter.pid
+        log = run.logs / "agent.log"
+        assert [Path(f"/proc/{pid}/fd/{fd}").readlink() for fd in (0, 1, 2)] == [Path(os.devnull), log, log]
+        assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+    assert Path(f"/proc/{said['guard']}/stat").read_text().split()[6] == "0"  # no terminal
+    assert run.do("stop")["state"] == "stopped"
+    run.wait_end()
+
+
+def test_start_says_what_owns_the_run(run):
+    said = run.plan(SLEEPS).begin()
+    state = run.state()
+    assert (said["pid"], said["guard"]) == (state["pid"], state["guard"])
+    assert state["start"] == Path(f"/proc/{state['pid']}/stat").read_text().rpartition(")")[2].split()[19]
+    assert said["at"] == 0
+
+
+def test_two_starts_of_one_plan(run):
+    said = run.plan(SLEEPS).begin()
+    again = run.do("start", check=False)
+    assert again["rc"] == 1
+    assert again["error"] == f"the run {run.id} is already running on n0 (process {said['pid']})"
+    assert lives(said["pid"])
+
+
+def test_two_starts_at_once(run):
+    run.plan(SLEEPS)
+    both = [subprocess.Popen(run.command("start"), stdout=subprocess.PIPE) for _ in range(2)]
+    said = [json.loads(each.communicate(timeout=30)[0]) for each in both]
+    assert sorted(each["started"] for each in said) == [False, True]
+    eventually(lambda: run.state().get("state") == "running")
+    assert len(alive(run.mark)) == 1
+
+
+def test_a_start_that_cannot_write(run, tmp_path):
+    (tmp_path / "logs").write_text("in the way")
+    said = run.plan(SLEEPS).do("start", check=False)
+    assert said["rc"] == 1
+    assert "logs" in said["error"]
+
+
+def test_a_run_may_be_started_again_after_its_end(run):
+    run.plan("print('one')").begin()
+    run.wait_end()
+    before = (run.logs / "events.jsonl").stat().st_size
+    assert run.plan("print('two')").begin()["at"] == before
+    eventually(lambda: len([event for event in run.events() if event["event"] == "end"]) == 2)
+
+
+# --- follow --------------------------------------------------------------------------------------
+
+
+def follow(run, *arguments):
+    return subprocess.Popen(run.command("follow", *arguments), stdout=subprocess.PIPE, text=True)
+
+
+def test_following_to_the_end_and_from_an_offset(run):
+    run.plan("for i in range(3): print(i)").begin()
+    with follow(run) as follower:
+        first = [json.loads(line) for line in follower.stdout]
+    assert follower.returncode == 0
+    assert [event["line"] for event in first if event["event"] == "log"] == ["0", "1", "2"]
+    assert first[-1]["event"] == "end"
+    assert first[-1]["at"] == (run.logs / "events.jsonl").stat().st_size
+    with follow(run, "--from", str(first[2]["at"])) as follower:
+        assert [json.loads(line) for line in follower.stdout] == first[3:]
+
+
+def test_following_tells_at_once(run):
+    run.plan("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('went')").begin()
+    with follow(run) as follower:
+        for line in follower.stdout:
+            if json.loads(line)["event"] == "started":
+                break
+        began = time.monotonic()
+        (run.folder / "go").touch()
+        for line in follower.stdout:
+            if json.loads(line).get("line") == "went":
+                break
+        assert time.monotonic() - began < 2
+        follower.stdout.read()
+
+
+def test_a_follower_whose_reader_is_gone_ends(run):
+    run.plan(SLEEPS).begin()
+    follower = follow(run)
+    follower.stdout.readline()
+    follower.stdout.close()
+    assert follower.wait(timeout=10) == 1
+
+
+def test_following_an_agent_that_was_killed(run):
+    run.plan(SLEEPS).begin()
+    ready(run)
+    with follow(run) as follower:
+        for line in follower.stdout:
+            if json.loads(line).get("line") == "ready":
+                break
+        kill_both(run)
+        rest = [json.loads(line) for line in follower.stdout]
+    assert rest[-1]["event"] == "gone"
+
+
+def test_following_an_end_that_the_disk_did_not_take(run):
+    run.plan("print('ready')").begin()
+    run.wait_end()
+    path = run.logs / "events.jsonl"
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:-1]))
+    with follow(run) as follower:
+        last = [json.loads(line) for line in follower.stdout][-1]
+    assert (last["event"], last["state"]) == ("end", "finished")
+
+
+# --- the agent is killed -------------------------------------------------------------------------
+
+
+def kill_both(run):
+    state = run.state()
+    os.kill(state["guard"], signal.SIGKILL)
+    os.kill(state["pid"], signal.SIGKILL)
+    eventually(lambda: not lives(state["guard"]) and not lives(state["pid"]))
+
+
+@pytest.mark.parametrize("code", [LEAVES_THE_SESSION, WIPES])
+def test_the_supervisor_is_killed(run, code):
+    run.plan(code, STUBBORN).begin()
+    stubborn = int(run.wait_for("pid"))
+    began = time.monotonic()
+    os.kill(run.state()["pid"], signal.SIGKILL)
+    end = run.wait_end()
+    assert time.monotonic() - began < 5
+    assert not lives(stubborn)
+    assert end["state"] == "failed"
+    assert end["why"] == {"node": "n0", "rank": None, "text": "the agent was killed: it was ended by SIGKILL"}
+    assert [event["event"] for event in run.events()][-2:] == ["exit", "end"]
+
+
+@pytest.mark.parametrize("code", [LEAVES_THE_SESSION, WIPES])
+def test_the_guard_is_killed(run, code):
+    run.plan(code, STUBBORN).begin()
+    stubborn = int(run.wait_for("pid"))
+    eventually(lambda: run.state().get("state") == "running")
+    began = time.monotonic()
+    os.kill(run.state()["guard"], signal.SIGKILL)
+    end = run.wait_end()
+    assert time.monotonic() - began < 5
+    assert not lives(stubborn)
+    assert end["why"]["text"] == "the guard of the agent was killed"
+
+
+def test_both_are_killed_and_stop_cleans(run):
+    run.plan(LEAVES_THE_SESSION, STUBBORN).begin()
+    stubborn = int(run.wait_for("pid"))
+    kill_both(run)
+    assert lives(stubborn)
+    said = run.do("stop")
+    assert (said["left"], said["state"]) == ([], "stopped")
+    assert not lives(stubborn)
+    assert run.wait_end()["state"] == "stopped"
+
+
+def test_a_mistake_of_the_agent_itself(run):
+    run.plan(SLEEPS, first_rank="not a number").begin()
+    eventually(lambda: run.state().get("state") == "failed")
+    assert "agent.log" in run.state()["why"]["text"]
+    assert "not a number" in run.log()
+
+
+# --- stop ----------------------------------------------------------------------------------------
+
+
+def test_stop_and_proof(run):
+    run.plan(LEAVES_THE_SESSION, STUBBORN).begin()
+    run.wait_for("pid")
+    said = run.do("stop", "--who", "alice at example")
+    assert {key: said[key] for key in ("event", "left", "gpu", "port_free", "state", "saved")} == {
+        "event": "stopped",
+        "left": [],
+        "gpu": [],
+        "port_free": True,
+        "state": "stopped",
+        "saved": False,
+    }
+    assert run.wait_end()["state"] == "stopped"
+    assert any(event.get("text") == "asked to stop by alice at example" for event in run.events())
+
+
+def test_stop_of_a_run_that_has_ended(run):
+    run.plan("pass").begin()
+    run.wait_end()
+    assert run.do("stop")["state"] == "finished"
+    assert run.events()[-1]["state"] == "finished"
+
+
+@pytest.mark.parametrize("whom", ["guard", "pid", "both"])
+def test_stop_of_an_agent_that_sleeps_under_sigstop(run, whom):
+    run.plan(SLEEPS).begin()
+    ready(run)
+    for key in ("guard", "pid") if whom == "both" else (whom,):
+        os.kill(run.state()[key], signal.SIGSTOP)
+    assert run.do("stop", "--patience", 3)["left"] == []
+    assert run.left() == []
+    assert run.state()["state"] == "stopped"
+
+
+def test_stop_waits_for_the_port(run):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        run.plan(SLEEPS, port=server.getsockname()[1]).begin()
+        ready(run)
+        said = run.do("stop", check=False)
+    assert (said["rc"], said["port_free"], said["left"]) == (1, False, [])
+
+
+def test_stop_sees_what_holds_a_gpu(run, tmp_path):
+    """A driver may hold memory for a process that is there no longer; nvidia-smi tells."""
+    (tmp_path / "bin").mkdir()
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text(
+        f"#!/bin/sh\nread calls <{tmp_path}/calls; echo $((calls - 1)) >{tmp_path}/calls\n"
+        f"[ $calls -gt 0 ] && cat {tmp_path}/holders\nexit 0\n"
+    )
+    smi.chmod(0o755)
+    (tmp_path / "calls").write_text("0\n")
+    run.plan(SLEEPS).begin()
+    ready(run)
+    holder = run.left()[0]
+    with subprocess.Popen(["/bin/sleep", "600"], env={"CLUSTERCTL_RUN": run.id, "CLUSTERCTL_NODE": "n0"}) as child:
+        # A zombie of the run: ended, and not collected by its parent, which is this test.
+        eventually(lambda: child.pid in run.left())
+        (tmp_path / "holders").write_text(f"{child.pid}\n{holder}\n1\n")
+        (tmp_path / "calls").write_text("3\n")
+        said = run.do("stop", env=dict(os.environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}"))
+    assert said["gpu"] == []
+    assert int((tmp_path / "calls").read_text()) < 0  # it was asked until nobody held one
+
+
+def test_stop_of_somebody_elses_run(run, monkeypatch):
+    run.plan(SLEEPS).begin()
+    ready(run)
+    loaded = plans.load(str(run.path))
+    owner = detach.owner_name(os.getuid())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1000)
+    with pytest.raises(stopping.RefusedError, match=f"belongs to {owner}: only {owner} or root may stop it"):
+        stopping.stop(loaded, save=False, who="mallory", patience=1)
+    assert run.state()["state"] == "running"
+
+
+def test_stop_of_a_run_whose_plan_may_not_be_read(run, monkeypatch, capsys):
+    import importlib.util
+
+    run.plan(SLEEPS)
+    spec = importlib.util.spec_from_file_location("agent_main", AGENT / "__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    assert module.main(["stop", str(run.path)]) == 1
+    assert "or root may stop it" in json.loads(capsys.readouterr().out)["error"]
+
+
+SAVES_WHEN_ASKED = (
+    SAVE
+    + """
+import signal, threading, time
+asked = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: asked.set())
+print("ready")
+while not asked.wait(0.05):
+    pass
+time.sleep(1)
+save(7, rank=None)
+sys.exit(1)
+"""
+)
+
+
+def test_stop_and_save(run):
+    run.plan(SAVES_WHEN_ASKED, resume={"output": "out", "argv": []}, grace=0.2).begin()
+    ready(run)
+    said = run.do("stop", "--save")
+    assert (said["step"], said["saved"], said["state"]) == (7, True, "stopped")
+    end = run.wait_end()
+    assert (end["step"], end["saved"]) == (7, True)
+
+
+def test_stop_and_save_of_a_trainer_that_saves_nothing(run):
+    run.plan(SLEEPS, resume={"output": "out", "argv": []}).begin()
+    ready(run)
+    said = run.do("stop", "--save")
+    assert (said["saved"], said["state"]) == (False, "stopped")
+
+
+WAITS_AND_SAVES = """
+import signal, sys, threading
+asked = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: asked.set())
+sys.stdout.write("ready\\n")  # in one piece: the ranks share a pipe
+while not asked.wait(0.05):
+    pass
+time.sleep(1)
+sys.stdout.write("saved\\n")
+"""
+
+
+def test_only_ranks_are_asked_to_save(run):
+    """A launcher would pass the signal on and kill its ranks soon after."""
+    code = RANK.replace("time.sleep(600)", WAITS_AND_SAVES)
+    run.launch(2, code=code, resume={"output": "out", "argv": []}, grace=0.2).begin()
+    for rank in (0, 1):
+        run.rank_pid(rank)
+    eventually(lambda: len([event for event in run.events() if event.get("line") == "ready"]) == 2)
+    said = run.do("stop", "--save")
+    assert said["state"] == "stopped"
+    assert len([event for event in run.events() if event.get("line") == "saved"]) == 2
+    assert next(event for event in run.events() if event["event"] == "exit")["rc"] == 0
+
+
+def test_a_stop_without_saving_overtakes_one_that_saves(run):
+    run.plan(STUBBORN, "pid", resume={"output": "out", "argv": []}).begin()
+    run.wait_for("pid")
+    with subprocess.Popen(run.command("stop", "--save"), stdout=subprocess.PIPE) as saving:
+        eventually(lambda: run.state().get("state") == "ending")
+        assert run.do("stop")["state"] == "stopped"
+        assert json.loads(saving.stdout.read())["saved"] is False
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_killed_is_noticed_before_its_launcher_notices(run):
+    if subprocess.run([PYTHON, "-c", "import os; os.pidfd_open"], capture_output=True, check=False).returncode:
+        pytest.skip("without pidfds the launcher tells")
+    run.launch(2, first=4, lag=20).begin()
+    victim = run.rank_pid(5)
+    run.rank_pid(4)
+    time.sleep(3)  # until the agent has looked for ranks: it does so every two seconds
+    began = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: run.left() == [])
+    assert time.monotonic() - began < 2
+    assert run.wait_end()["why"] == {"node": "n0", "rank": 5, "text": "rank 5 was ended by SIGKILL"}
+
+
+def test_the_launcher_is_killed(run):
+    run.launch(2).begin()
+    ranks = [run.rank_pid(rank) for rank in (0, 1)]
+    launcher = next(event["pid"] for event in run.events() if event["event"] == "started")
+    began = time.monotonic()
+    os.kill(launcher, signal.SIGKILL)
+    assert run.wait_end()["why"]["text"] == "the command was ended by SIGKILL"
+    assert time.monotonic() - began < 5
+    assert not any(map(lives, ranks))
+
+
+def test_restarts_with_backoff_from_the_newest_checkpoint(run):
+    code = """
+done = int(sys.argv[-1].rpartition("-")[2]) if "resume" in sys.argv[-1] else 0
+print("from", sys.argv[-1], "on port", os.environ["MASTER_PORT"], sys.argv[1])
+if done < 2:
+    save(done + 1, rank=None)
+    sys.exit(9)
+"""
+    run.plan(
+        SAVE + code,
+        "{port}",
+        port=23456,
+        restarts=3,
+        backoff=0.2,
+        resume={"output": "out", "argv": ["resume={checkpoint}"], "env": {"FROM": "{checkpoint}"}},
+    ).begin()
+    end = run.wait_end()
+    assert end["state"] == "finished", run.events()
+    attempts = [event for event in run.events() if event["event"] == "attempt"]
+    assert [event["checkpoint"] for event in attempts] == [None, "checkpoint-1", "checkpoint-2"]
+    assert attempts[0]["port"] == 23456 != attempts[1]["port"]
+    words = [event["line"].split() for event in run.events() if event["event"] == "log"]
+    assert [each[1] for each in words[1:]] == [f"resume={run.folder}/out/checkpoint-{step}" for step in (1, 2)]
+    assert [each[4] for each in words] == [each[5] for each in words] == [str(each["port"]) for each in attempts]
+    assert run.state()["attempt"] == 3
+
+
+def test_restarts_end(run):
+    run.plan("import sys; sys.exit(4)", restarts=2, backoff=0.05).begin()
+    end = run.wait_end()
+    assert (end["state"], end["attempt"]) == ("failed", 3)
+    assert [event["rc"] for event in run.events() if event["event"] == "exit"] == [4, 4, 4]
+
+
+def test_a_stop_ends_the_wait_before_a_restart(run):
+    run.plan("import sys; sys.exit(4)", restarts=1, backoff=50).begin()
+    eventually(lambda: any(event["event"] == "exit" for event in run.events()))
+    began = time.monotonic()
+    assert run.do("stop")["state"] == "stopped"
+    assert time.monotonic() - began < 10
+    assert len([event for event in run.events() if event["event"] == "exit"]) == 1
+
+
+def test_resuming_without_a_checkpoint(run):
+    plan = {"resume": {"output": "out", "argv": []}, "resuming": True}
+    run.plan("pass", **plan).begin()
+    assert "no complete checkpoint" in run.wait_end()["why"]["text"]
+    run.plan("pass", checkpoint="none-ok", **plan).begin()
+    eventually(lambda: [event["state"] for event in run.events() if event["event"] == "end"] == ["failed", "finished"])
+
+
+# --- logging out ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("logind", "scope", "told"),
+    [
+        (detach.Logind(), False, False),
+        (detach.Logind(in_session=True), False, False),
+        (detach.Logind(in_session=True, kills=True), True, True),
+        (detach.Logind(in_session=True, kills=True, lingers=True), True, False),
+        (detach.Logind(in_session=True, kills=True, spared=("root", "alice")), False, False),
+        (detach.Logind(in_session=True, kills=True, only=("bob",)), False, False),
+        (detach.Logind(in_session=True, kills=True, only=("alice",), lingers=True), True, False),
+        (detach.Logind(kills=True), False, False),
+    ],
+)
+def test_what_logind_would_end(logind, scope, told):
+    before, notice = detach.way(logind, "alice")
+    assert bool(before) == scope
+    assert bool(notice) == told
+    if notice:
+        assert "loginctl enable-linger alice" in notice
+
+
+def test_what_the_agent_costs(run):
+    run.launch(4, link=None).begin()
+    for rank in range(4):
+        run.rank_pid(rank)
+    state = run.state()
+    time.sleep(2)
+
+    def used():
+        fields = [Path(f"/proc/{state[key]}/stat").read_text().rpartition(")")[2].split() for key in ("pid", "guard")]
+        return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
+
+    before, began = used(), time.monotonic()
+    time.sleep(8)
+    share = (used() - before) / (time.monotonic() - began)
+    memory = sum(
+        int(Path(f"/proc/{state[key]}/status").read_text().split("VmRSS:")[1].split()[0]) for key in ("pid", "guard")
+    )
+    assert share < 0.02  # the aim is 0.01; the machine that tests has other things to do
+    assert memory < 40 << 10  # kB

@@ -1,0 +1,155 @@
+"""The phase of a run, from the words that the frameworks really write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
+
+from watch import phases
+
+# Lines as they come, with the prefixes that each framework puts before its words.
+LINES = [
+    ("[INFO|2026-07-01 10:00:00] llamafactory.data.loader:143 >> Loading dataset identity.json...", "tokenizing"),
+    ("Converting format of dataset (num_proc=16): 100%|####| 91/91 [00:00<00:00, 503.67 examples/s]", "tokenizing"),
+    ("Running tokenizer on dataset (num_proc=16): 100%|###| 91/91 [00:01<00:00, 48 examples/s]", "tokenizing"),
+    ("Tokenizing train dataset: 100%|####| 5/5 [00:00<00:00, 503.67 examples/s]", "tokenizing"),
+    (
+        "[INFO|configuration_utils.py:763] 2026-07-01 10:00:00,101 >> loading configuration file m/config.json",
+        "loading",
+    ),
+    ("[INFO|modeling_utils.py:1169] 2026-07-01 10:00:00,101 >> loading weights file m/model.safetensors", "loading"),
+    ("Loading checkpoint shards: 100%|####| 4/4 [00:06<00:00,  1.6s/it]", "loading"),
+    ("Loading weights: 100%|####| 290/290 [00:06<00:00,  1.6s/it]", "loading"),
+    (
+        "[2026-07-01 10:00:00,101] [INFO] [logging.py:107:log_dist] [Rank 0] [Torch] Begin Load checkpoint from x",
+        "loading",
+    ),
+    ("[INFO|trainer.py:2519] 2026-07-01 10:00:00,101 >> ***** Running training *****", "training"),
+    ("[INFO|trainer.py:4643] 2026-07-01 10:00:00,101 >> ***** Running Evaluation *****", "evaluating"),
+    ("***** Running Prediction *****", "evaluating"),
+    ("[INFO|trainer.py:4309] 2026-07-01 10:00:00,101 >> Saving model checkpoint to out/checkpoint-5", "saving"),
+    ("[Rank 0] [Torch] Checkpoint global_step5 is about to be saved!", "saving"),
+    ("[Rank 0] Saving model checkpoint: out/global_step5/mp_rank_00_model_states.pt", "saving"),
+    ("INFO:accelerate.accelerator:Saving current state to out/step_5", "saving"),
+    ("Training completed. Do not forget to share your model on huggingface.co/models =)", "finishing"),
+    ("{'train_runtime': '4.1', 'train_samples_per_second': '2.9', 'epoch': '1'}", "finishing"),
+    ("***** train metrics *****", "finishing"),
+    ("Figure saved at: out/training_loss.png", "finishing"),
+    ("clusterctl: phase saving", "saving"),
+    ("2026-07-01 INFO my.trainer clusterctl: phase evaluating", "evaluating"),
+    ("clusterctl: phase sleeping", None),
+    ("an ordinary line about training and saving", None),
+]
+
+
+@pytest.mark.parametrize(("text", "phase"), LINES)
+def test_what_a_line_announces(text, phase):
+    assert phases.announced(text) == phase
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("[INFO] [logging.py:107:log_dist] [Rank 0] step=120, skipped=0, lr=[0.0001], mom=[[0.9, 0.999]]", 120),
+        ("iter 40: loss 2.3154, time 30.91ms, mfu 4.20%", 40),
+        (" [2026-07-01] iteration       7/     100 | consumed samples:           56 |", 7),
+        ("step=1 of the recipe", None),
+        ("iterating 5 times", None),
+    ],
+)
+def test_the_step_in_a_line(text, step):
+    assert phases.step_of(text) == step
+
+
+def said(*texts):
+    """The phases after lines, ten seconds apart."""
+    known = phases.Phases()
+    for number, text in enumerate(texts):
+        known.line(text, 10.0 * number)
+    return known
+
+
+def test_nothing_is_known_at_first():
+    assert (said().current, said("hello").current, said().spoken) == ("starting", "starting", False)
+
+
+def test_a_whole_run_of_llamafactory():
+    known = phases.Phases()
+    seen = []
+    for number, (text, _) in enumerate(LINES[:-4]):
+        known.line(text, 10.0 * number)
+        seen.append(known.current)
+    assert seen == [phase for _, phase in LINES[:-4]]
+
+
+def test_reading_the_configuration_again_while_saving_is_not_loading():
+    again = "loading configuration file m/config.json"
+    assert said("***** Running training *****", "Saving model checkpoint to x", again).current == "saving"
+    assert said("***** Running training *****", again).current == "training"
+    assert said("Training completed. Do not forget", again).current == "finishing"
+
+
+def test_a_script_may_say_any_phase_at_any_time():
+    assert said("clusterctl: phase training", "clusterctl: phase loading").current == "loading"
+
+
+def test_a_step_ends_an_evaluation_but_not_at_once():
+    """The progress of step 10 is written before the evaluation begins, and read after it."""
+    for late, phase in [(0.0, "evaluating"), (1.9, "evaluating"), (2.0, "training"), (900.0, "training")]:
+        known = said("***** Running training *****", "***** Running Evaluation *****")
+        known.progress({"step": 10, "total": 100}, 10.0 + late)
+        assert known.current == phase, late
+
+
+def test_the_end_of_an_evaluation():
+    known = said("***** Running training *****", "***** Running Evaluation *****", "{'eval_loss': '1.5', 'epoch': '1'}")
+    assert known.current == "training"
+
+
+def test_a_step_begins_training_without_a_word():
+    known = phases.Phases()
+    known.progress({"step": 1, "total": 9}, 0.5)
+    assert (known.current, known.spoken) == ("training", False)
+
+
+def test_the_last_step_finishes():
+    known = said("***** Running training *****")
+    known.progress({"step": 99, "total": 100}, 5.0)
+    assert (known.current, known.finished) == ("training", False)
+    known.progress({"step": 100, "total": 100}, 6.0)
+    assert (known.current, known.finished) == ("finishing", True)
+
+
+def test_a_step_is_not_the_last_unless_it_is_said():
+    known = phases.Phases()
+    known.step(1.0)
+    assert (known.current, known.finished) == ("training", False)
+
+
+def test_the_evaluation_after_the_last_step_ends_in_finishing():
+    known = said("***** Running training *****", "Training completed. Do not forget", "***** Running Evaluation *****")
+    assert known.current == "evaluating"
+    known.line("***** eval metrics *****", 60.0)
+    assert known.current == "finishing"
+
+
+def test_who_announces_training():
+    assert said("***** Running training *****").spoken
+    assert said("clusterctl: phase training").spoken
+    assert not said("***** Running Evaluation *****").spoken
+
+
+def test_a_second_training_is_not_finished():
+    known = said("***** Running training *****", "Training completed. Do not forget", "***** Running training *****")
+    assert (known.current, known.finished) == ("training", False)
+
+
+def test_lines_are_cheap():
+    import timeit
+
+    text = "x" * 4096
+    assert timeit.timeit(lambda: phases.announced(text) or phases.step_of(text), number=200) / 200 < 0.001

@@ -1,0 +1,72 @@
+"""``agent start`` and ``agent run``: begin a plan as a daemon, or in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+from commands.detach import ask_logind, spawn, user_name, way
+from life import guard
+from plan import Plan
+
+LOG = "agent.log"  # what the agent itself has to say: tracebacks
+
+
+def start(plan: Plan) -> Dict[str, Any]:
+    """Start the daemon and wait until it owns the run. Says how that went, see ``__main__.py``."""
+    before, notice = way(ask_logind(), user_name())
+    flags = "-IB" if sys.dont_write_bytecode else "-I"
+    argv = [sys.executable, flags, str(Path(__file__).resolve().parents[1]), "daemon", str(plan.path)]
+    said, other = spawn([*before, *argv, *_noted(notice)])
+    if not said and before:  # the user's own systemd cannot be reached: without it
+        notice = "%s; systemd-run cannot take it out of the session: %s" % (notice or "it ends at logout", other)
+        said, other = spawn([*argv, *_noted(notice)])
+    if not said:
+        return {"started": False, "error": other.strip() or "the agent ended without a word; see %s" % LOG}
+    answer: Dict[str, Any] = json.loads(said)
+    return answer
+
+
+def _noted(notice: Any) -> List[str]:
+    return ["--notice", notice] if notice else []
+
+
+def daemon(plan: Plan, notice: str) -> int:
+    """Be the daemon: own the run to its end. ``start`` reads what is written to stdout until both processes let go."""
+
+    def ready(said: Dict[str, Any]) -> None:
+        if said:
+            with contextlib.suppress(OSError):  # the starter may be gone already
+                os.write(1, json.dumps(said).encode() + b"\n")
+        _let_go(plan)
+
+    return guard.run(plan, ready, notice=notice)
+
+
+def _let_go(plan: Plan) -> None:
+    """From now on stdout and stderr are the agent's own log."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        fd = os.open(plan.logs / LOG, flags, 0o644)
+    except OSError:  # a full disk
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    for number in (1, 2):
+        os.dup2(fd, number)
+    os.close(fd)
+
+
+def run(plan: Plan) -> int:
+    """Own the run in the foreground; its events are printed as well."""
+    return guard.run(plan, _complaining(), echo=1)
+
+
+def _complaining() -> Callable[[Dict[str, Any]], None]:
+    def ready(said: Dict[str, Any]) -> None:
+        if said.get("error"):
+            sys.stderr.write("agent: %s\n" % said["error"])
+
+    return ready

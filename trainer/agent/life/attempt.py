@@ -1,0 +1,191 @@
+"""One attempt of a run on one node: the command from its start until none of its processes is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import time
+from typing import Any, Dict, Optional
+
+from events import Events
+from life import command
+from life.inbox import Inbox
+from life.meeting import before_saving
+from life.output import Output
+from life.saving import Saving
+from metrics.record import Metrics
+from plan import Plan
+from processes.census import Census
+from processes.cgroup import Group
+from processes.ending import HURRY, Ending
+from processes.proc import described, reap, signal_name
+from state import State
+from watch.hangs import Hangs
+from watch.watch import Watch
+
+TICK = 0.25  # seconds between looks at the files that grow
+LOOK = 1.0  # seconds between looks for new files, and at what is noted down
+DRAIN = 2.0  # seconds for what is still in the command's pipe
+# After a failure no rank can go on, and a stop that was not asked to save saves nothing: this is for closing files. No
+# launcher is waited for that takes its time: DeepSpeed's gives each rank 30 s, torchrun on a busy machine ends in 10 s.
+SHORT_GRACE = 2.0
+SAVE_PATIENCE = 600.0
+
+
+class Attempt:
+    """One attempt. ``run`` does all of it and gives this node's outcome, see ``verdict.py``."""
+
+    def __init__(self, plan: Plan, decision: Dict[str, Any], inbox: Inbox, events: Events, state: State) -> None:
+        self._plan, self._inbox, self._events, self._state = plan, inbox, events, state
+        self._given = command.for_attempt(plan, decision.get("port"), decision.get("checkpoint"))
+        self._group = Group(plan.run, plan.node)
+        self._census = Census(plan.run, plan.node, self._group, inbox.guard_pid)
+        self._watch = Watch(plan.given)
+        self._hangs = Hangs(plan, self._watch, self._census, inbox, events)
+        self._metrics = Metrics(plan, inbox, events)
+        self._child: Optional["subprocess.Popen[bytes]"] = None
+        self._status: Optional[int] = None  # of the command, once it has ended
+        self._stopped = False  # a stop came before the command's own end
+        self._saving: Optional[Saving] = None
+        self._ending: Optional[Ending] = None
+        self._before: Optional[Dict[str, Any]] = None  # the checkpoints when a stop was to save
+        self._looked = self._ticked = 0.0
+        self._step: Optional[int] = None
+
+    def run(self) -> Dict[str, Any]:
+        """Start the command, follow it to its end, end what is left of it."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._census.close)
+            stack.callback(self._metrics.close)
+            try:
+                self._output = Output(self._plan, self._events, self._line, self._progress, self._bytes)
+                stack.callback(self._output.close)
+                self._group.make()
+                self._child = command.start(self._plan, self._given, self._group)
+            except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
+                why = "%s: %s" % (type(error).__name__, error)
+                self._inbox.fail(None, "the command could not be started: " + why)
+                return self._outcome(error=why)
+            self._census.command = self._child.pid
+            self._events.emit("started", pid=self._child.pid)
+            self._state.set(state="running", phase=self._watch.phase, command=self._child.pid)
+            self._follow(self._child)
+            self._output.look()
+            self._output.tell(last=True)
+            return self._outcome()
+
+    def _follow(self, child: "subprocess.Popen[bytes]") -> None:
+        """Until every process of the run has ended."""
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        with selectors.DefaultSelector() as selector:
+            self._inbox.register(selector)
+            selector.register(child.stdout, selectors.EVENT_READ, self._take)
+            while True:
+                for key, _ in selector.select(TICK if self._ending is None else HURRY):
+                    if key.data is not None and not key.data(key.fd):
+                        selector.unregister(key.fileobj)
+                self._reap(child.pid)
+                now = time.monotonic()
+                self._regular(selector, now)
+                if self._over(child.pid, now):
+                    break
+        self._reap(child.pid)
+        limit = time.monotonic() + DRAIN  # somebody else may hold the pipe, and write
+        while time.monotonic() < limit and self._output.take(child.stdout.fileno()):
+            pass
+        child.stdout.close()
+
+    def _take(self, fd: int) -> bool:
+        """Take some of what the command itself has written. False at its end."""
+        return self._output.take(fd) != b""
+
+    def _reap(self, pid: int) -> None:
+        status = reap(pid)
+        if status is None or self._child is None:
+            return
+        self._census.command = None
+        self._status = self._child.returncode = status  # Popen must not wait for it again
+        if status != 0:
+            self._inbox.fail(None, "the command %s" % described(status))
+
+    def _regular(self, selector: selectors.BaseSelector, now: float) -> None:
+        """What is done again and again; chatty output must not make it more often."""
+        self._census.adopter = self._inbox.guard_pid
+        ticking = now - self._ticked >= TICK
+        if self._saving is None and self._ending is None:
+            for death in self._census.deaths(selector):
+                if death.status:
+                    self._inbox.fail(death.rank, "rank %d %s" % (death.rank, described(death.status)))
+        if ticking:
+            self._ticked = now
+            self._output.tell()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        self._output.look()
+        if self._ending is None:
+            if self._census.due(now):
+                self._census.look()
+                self._census.watch(selector)
+            self._hangs.look(now)
+            self._inbox.look(now)
+            self._metrics.look(self._census.known, now)
+        if self._watch.phase != self._state.fields.get("phase"):
+            self._events.emit("phase", phase=self._watch.phase)
+            self._state.set(phase=self._watch.phase)
+        self._state.refresh(now)
+
+    def _bytes(self, rank: Optional[int], count: int) -> None:
+        self._watch.bytes(rank, count, time.monotonic())
+
+    def _line(self, rank: Optional[int], text: str) -> None:
+        self._watch.line(rank, text, time.monotonic())
+
+    def _progress(self, fields: Dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._watch.progress(fields, now)
+        self._inbox.moved = now
+        self._step = fields.get("step", self._step)
+        self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
+        self._metrics.progress(fields)
+
+    def _over(self, pid: int, now: float) -> bool:
+        """One step of the end, when it has come. True when no process is left."""
+        inbox = self._inbox
+        if self._status is None and not inbox.over():
+            return False
+        if inbox.stop is not None and inbox.failure is None and self._status is None:
+            self._stopped = True
+            if inbox.stop.save and self._ending is None:
+                if self._saving is None:
+                    self._state.set(state="ending")
+                    self._before = before_saving(self._plan)
+                    patience = float(self._plan.given.get("save_patience") or SAVE_PATIENCE)
+                    self._saving = Saving(self._census, pid, self._plan.output, patience, now)
+                if self._saving.going(now):
+                    return False
+        if self._ending is None:
+            self._metrics.close()
+            self._ending = Ending(self._census, self._plan.grace)
+            self._state.set(state="ending")
+        if inbox.failure is not None or (inbox.stop is not None and not inbox.stop.save):
+            self._ending.hurry(SHORT_GRACE)
+        return self._ending.step(now)
+
+    def _outcome(self, error: Optional[str] = None) -> Dict[str, Any]:
+        """This node's part, told as the event ``exit`` too."""
+        status = self._status
+        rc = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
+        ended: Dict[str, Any] = {
+            "rc": rc,
+            "signal": None if number is None else signal_name(number),
+            "stopped": self._stopped,
+        }
+        left = self._ending.left if self._ending is not None else []
+        said = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
+        self._events.emit("exit", **said)
+        return dict(ended, left=left, failed=self._inbox.failure, step=self._step, before=self._before)

@@ -1,0 +1,209 @@
+"""The agent's two processes: a guard that does nothing but outlive the supervisor, and the supervisor.
+
+The guard adopts what the run leaves orphaned. When the supervisor ends without having ended the run (killed, or by
+a mistake of its own) the guard ends every process of the run, tells the other nodes, and writes how it ended. When
+the guard is killed, the supervisor notices the end of a pipe and ends the run as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any, Callable, Dict, Optional
+
+import state as states
+from events import Events
+from plan import Plan
+from processes.proc import adopt_orphans, described
+
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the supervisor is gone
+RETURN = 4.0  # seconds in which the other agents come back to be told
+BROKEN = 70  # the supervisor's exit code after a mistake of its own (EX_SOFTWARE of sysexits.h)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+def run(plan: Plan, ready: Callable[[Dict[str, Any]], None], echo: Optional[int] = None, notice: str = "") -> int:
+    """Own a run on this node, to its end. The exit code: 0 when it has finished.
+
+    Args:
+        plan: what to do.
+        ready: called in both processes when the supervisor owns the run or it is clear that it cannot, with what is
+            to be said of it.
+        echo: a descriptor for a copy of the events.
+        notice: an event of this text comes first.
+
+    Raises:
+        OSError: the folder of the run cannot be written.
+    """
+    plan.logs.mkdir(parents=True, exist_ok=True)
+    lock = states.lock(plan.logs)
+    if lock is None:
+        who = states.read(plan.logs)
+        text = "the run %s is already running on %s (process %s)" % (plan.run, plan.node, who.get("pid"))
+        ready({"started": False, "error": text})
+        return 1
+    states.forget(plan.logs)
+    adopt_orphans()
+    ours, theirs = os.pipe()
+    guard = os.getpid()
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.close(theirs)
+        os._exit(_supervise(plan, ready, ours, guard, echo, notice))
+    os.close(ours)
+    return _Guard(plan, supervisor, echo).watch(ready)
+
+
+def _supervise(
+    plan: Plan,
+    ready: Callable[[Dict[str, Any]], None],
+    pipe: int,
+    guard: int,
+    echo: Optional[int],
+    notice: str,
+) -> int:
+    """The supervisor's process, from the fork to its exit code."""
+    try:
+        from life.supervise import Supervisor  # noqa: PLC0415 - the guard is to stay small
+
+        events = Events(plan.logs, echo)
+        given = plan.given
+        state = states.State(
+            plan.logs,
+            run=plan.run,
+            node=plan.node,
+            node_rank=plan.rank,
+            nnodes=plan.nnodes,
+            phase="starting",
+            step=None,
+            total=None,
+            loss=None,
+            attempt=1,
+            attempts=plan.attempts,
+            checkpoint=None,
+            port=given.get("port"),
+            why=None,
+            left=[],
+            resumable=plan.output is not None,
+            world_size=None,
+            **_who(os.getpid(), guard),
+        )
+        at = events.size()
+        state.set(state="starting")
+        ready({"started": True, "pid": os.getpid(), "guard": guard, "at": at})
+        if notice:
+            events.emit("notice", text=notice)
+        return Supervisor(plan, events, state, pipe).run()
+    except OSError as error:
+        traceback.print_exc()
+        ready({"started": False, "error": "%s: %s" % (plan.logs, error)})
+        return BROKEN
+    except BaseException:  # noqa: BLE001 - the guard must know that the run is not looked after any more
+        traceback.print_exc()
+        return BROKEN
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
+def _who(supervisor: int, guard: int) -> Dict[str, Any]:
+    return {
+        "pid": supervisor,
+        "start": states.identity(supervisor),
+        "guard": guard,
+        "guard_start": states.identity(guard),
+    }
+
+
+class _Guard:
+    """The guard's process."""
+
+    def __init__(self, plan: Plan, supervisor: int, echo: Optional[int]) -> None:
+        self._plan = plan
+        self._supervisor = supervisor
+        self._echo = echo
+
+    def watch(self, ready: Callable[[Dict[str, Any]], None]) -> int:
+        """Wait for the supervisor's end, and do its work if it has not."""
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
+        status = self._wait(ready)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 1):
+            return os.WEXITSTATUS(status)
+        if os.WIFEXITED(status):
+            text = "the agent has failed, by a mistake of its own; %s says which" % (self._plan.logs / "agent.log")
+        else:
+            text = "the agent was killed: it %s" % described(status)
+        self._clean(text)
+        return 1
+
+    def _wait(self, ready: Callable[[Dict[str, Any]], None]) -> int:
+        """Collect orphans until it is the supervisor that has ended."""
+        ready({})  # this process has nothing to say, and lets go of what it was to be said with
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self._supervisor:
+                return status
+
+    def _forward(self, number: int, _: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._supervisor, number)
+
+    def _clean(self, text: str) -> None:
+        """End the run here, tell the others, and write the end."""
+        told = threading.Thread(target=self._tell, args=(text,), name="tell", daemon=True)
+        told.start()
+        left = end_here(self._plan, GRACE, adopter=os.getpid())
+        told.join(RETURN + 1)
+        finish(self._plan, "failed", {"node": self._plan.node, "rank": None, "text": text}, left, self._echo)
+
+    def _tell(self, text: str) -> None:
+        """Tell the other agents, in the supervisor's stead. Without that they miss it after some seconds."""
+        if not self._plan.given.get("link"):
+            return
+        from link.links import Link, LinkError  # noqa: PLC0415 - rarely needed
+
+        link = Link(self._plan.given, lambda: None)
+        try:
+            link.start()
+        except LinkError as error:
+            sys.stderr.write("%s\n" % error)
+            return
+        link.tell("failed", attempt=states.read(self._plan.logs).get("attempt", 1), failed=None, text=text)
+        link.close()
+
+
+def end_here(plan: Plan, grace: float, adopter: Optional[int] = None) -> Any:
+    """End every process of a run that no supervisor looks after. Returns the pids that nothing could end."""
+    from processes.census import Census  # noqa: PLC0415 - rarely needed
+    from processes.cgroup import Group  # noqa: PLC0415
+    from processes.ending import end_all  # noqa: PLC0415
+
+    census = Census(plan.run, plan.node, Group(plan.run, plan.node), adopter)
+    left = end_all(census, grace)
+    census.close()
+    return left
+
+
+def finish(
+    plan: Plan, state: str, why: Optional[Dict[str, Any]], left: Any, echo: Optional[int] = None
+) -> Dict[str, Any]:
+    """Write the end of a run in its supervisor's stead: the events ``exit`` and ``end``, and the state."""
+    known = states.read(plan.logs)
+    events = Events(plan.logs, echo)
+    events.attempt = int(known.get("attempt") or 1)
+    said: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
+    events.emit("exit", **said, **({"left": left} if left else {}))
+    events.emit("end", state=state, why=why, step=known.get("step"), saved=False)
+    events.close()
+    written = states.State(plan.logs, **{key: value for key, value in known.items() if key not in _FRESH})
+    written.fields["began"] = known.get("began")
+    written.set(state=state, why=why, left=left)
+    return written.fields
+
+
+_FRESH = ("boot_id", "uid", "began")

@@ -1,0 +1,183 @@
+"""What reaches the supervisor from outside of its attempt: signals, the guard's end, the request to stop, the link.
+
+Everything wakes one pipe, so that one selector can wait for all of it; ``take`` turns it into ``stop`` and
+``failure``, of which only the first one counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import state as states
+from events import Events
+from plan import Plan
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOST_AFTER = 60.0  # seconds of silence, where the plan names none
+
+
+class Stop(NamedTuple):
+    """A request to stop: whether the work is to be saved, and who asked."""
+
+    save: bool
+    who: str
+
+
+class Inbox:
+    """See the module. ``link`` is set once there is one."""
+
+    def __init__(self, plan: Plan, events: Events, guard: Optional[int] = None) -> None:
+        self.stop: Optional[Stop] = None
+        self.failure: Optional[Dict[str, Any]] = None  # the first one known of this attempt
+        self.stacks_wanted = False
+        self.stacks: Dict[int, str] = {}  # of other nodes' ranks
+        self.answered: Dict[str, bool] = {}  # nodes that have sent their stacks
+        self.moved = time.monotonic()  # when the run was last seen to make progress
+        self.communicated = 0.0  # when its traffic was last seen, which tells the same where no log does
+        self.link: Any = None
+        self.broken = False  # the link has failed here, so nobody can be met any more
+        self._plan = plan
+        self._events = events
+        self.guard_pid = os.getppid() if guard is not None else None
+        self._guard = guard  # a pipe that ends with the guard
+        self._silent: Dict[str, float] = {}  # nodes whose heartbeats are missed: since when
+        self._waits: Dict[str, bool] = {}  # it was said that the run goes on without their heartbeats
+        self._lost_after = float((plan.given.get("link") or {}).get("lost_after") or LOST_AFTER)
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._waker, False)
+
+    def open(self) -> None:
+        """Catch signals. Only the main thread may."""
+        for number in (*STOPPING, signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def nudge(self) -> None:
+        """Wake the selector; from any thread."""
+        with contextlib.suppress(OSError):  # it is full: the reader is about to wake
+            os.write(self._waker, b"\0")
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Have a selector wait for all of it; the keys' data is what to call."""
+        selector.register(self._wake, selectors.EVENT_READ, self.take)
+        if self._guard is not None:
+            selector.register(self._guard, selectors.EVENT_READ, self.take)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for something to come, take it. False when the time has passed first."""
+        with selectors.DefaultSelector() as selector:
+            self.register(selector)
+            ready = selector.select(max(0.0, seconds))
+        self.take()
+        return bool(ready)
+
+    def begin(self) -> None:
+        """A new attempt: the failure of the last one is over."""
+        self.failure = None
+        self.moved = time.monotonic()
+        self._waits.clear()
+
+    def over(self) -> bool:
+        """Whether the run is to end here."""
+        return self.stop is not None or self.failure is not None
+
+    def take(self, _: int = -1) -> bool:
+        """Take all that has come. Always true: the selector goes on with it."""
+        numbers = set()
+        with contextlib.suppress(BlockingIOError):
+            numbers = set(os.read(self._wake, 4096))
+        for number in numbers & set(STOPPING):
+            self.asked(Stop(False, "signal %s" % signal.Signals(number).name))
+        if signal.SIGUSR1 in numbers:
+            request = states.asked(self._plan.logs)
+            if request is not None:
+                self.asked(Stop(bool(request.get("save")), str(request.get("who") or "somebody")))
+        if self._guard is not None and _ended(self._guard):
+            self._guard = self.guard_pid = None
+            self.fail(None, "the guard of the agent was killed")
+        for message in self.link.take() if self.link is not None else ():
+            self._message(message)
+        return True
+
+    def asked(self, stop: Stop, relay: bool = True) -> None:
+        """Somebody wants the run to stop. A stop that saves gives way to one that does not."""
+        if self.stop is None or (self.stop.save and not stop.save):
+            self.stop = stop
+            how = " and to keep the work" if stop.save else ""
+            self._events.emit("notice", level="info", text="asked to stop%s by %s" % (how, stop.who))
+            if relay and self.link is not None:
+                self.link.tell("stop", save=stop.save, who=stop.who)
+
+    def fail(self, rank: Optional[int], text: str, node: Optional[str] = None) -> None:
+        """Something has failed. The first failure is told to all nodes; what follows from a stop is none."""
+        if self.failure is None and self.stop is None:
+            own = node is None
+            node = node or self._plan.node
+            self.failure = {"node": node, "rank": rank, "text": text, "time": round(time.time(), 3)}
+            if own and self.link is not None:
+                self.link.tell("failed", attempt=self._events.attempt, failed=rank, text=text)
+
+    def look(self, now: float) -> None:
+        """Judge the nodes whose heartbeats are missed."""
+        for node, since in list(self._silent.items()):
+            silent = now - since
+            if silent <= self._lost_after:
+                continue
+            # A blip of the management network must not end a run that goes on over another one.
+            if now - max(self.moved, self.communicated) > self._lost_after:
+                self.fail(None, "has not been heard for %d s, and the run makes no progress" % silent, node)
+            elif not self._waits.get(node):
+                self._waits[node] = True
+                text = "%s has not been heard for %d s, but the run makes progress: it goes on" % (node, silent)
+                self._events.emit("notice", text=text)
+
+    def lacking(self) -> List[str]:
+        """Nodes that have been silent for too long."""
+        now = time.monotonic()
+        return [node for node, since in self._silent.items() if now - since > self._lost_after]
+
+    def _message(self, message: Dict[str, Any]) -> None:
+        kind, node = message.get("kind"), str(message.get("node"))
+        if kind == "stop":
+            self.asked(Stop(bool(message.get("save")), str(message.get("who"))), relay=False)
+        elif kind == "failed" and message.get("attempt", self._events.attempt) == self._events.attempt:
+            self._peer(node, kind, str(message.get("text")))
+            self.fail(message.get("failed"), str(message.get("text")), node)
+        elif kind == "gone":
+            self._peer(node, kind, "its agent has ended")
+            self.fail(None, "its agent has ended without a word", node)
+        elif kind == "lost":
+            self._peer(node, kind, "not heard for %s s" % message.get("silent"))
+            self._silent[node] = time.monotonic() - float(message.get("silent") or 0)
+        elif kind == "back":
+            self._peer(node, kind, "heard again")
+            self._silent.pop(node, None)
+            self._waits.pop(node, None)
+        elif kind == "broken":
+            self.broken = True
+            self.fail(None, "the link between the agents is broken: %s" % message.get("text"))
+        elif kind == "ended":
+            self._peer(node, kind, str(message.get("text") or ""))
+        elif kind == "stacks?":
+            self.stacks_wanted = True
+        elif kind == "stacks":
+            self.answered[node] = True
+            self.stacks.update({int(rank): text for rank, text in dict(message["rank_stacks"]).items()})
+
+    def _peer(self, node: str, kind: Any, text: str) -> None:
+        self._events.emit("peer", node=node, state=kind, text=text)
+
+
+def _ended(fd: int) -> bool:
+    """Whether a pipe has come to its end; nothing is ever written into it."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 1) == b""
+    except BlockingIOError:
+        return False

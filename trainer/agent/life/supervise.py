@@ -1,0 +1,180 @@
+"""Owns a run on one node: its attempts one after the other, together with the agents of the other nodes.
+
+Each attempt begins with a meeting of all agents, in which rank 0 decides on the port and the checkpoint, and ends
+with another one, in which it decides how the attempt went as a whole: so all nodes tell the same state and the same
+reason. Where the agents cannot meet any more, each decides by what it knows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, Optional
+
+from events import Events
+from life.attempt import SAVE_PATIENCE, Attempt
+from life.inbox import Inbox
+from life.meeting import decide_end, decide_start, kept, offer_end, offer_start
+from life.verdict import AGAIN, FAILED, STOPPED, judge
+from link.links import Link, LinkError
+from link.stream import CopyError
+from plan import Plan
+from processes.ending import STUBBORN
+from state import State
+
+MEET = 180.0  # seconds in which all agents must have come to begin an attempt
+SLACK = 15.0  # seconds that a meeting waits beyond what ending may take
+FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are known to live
+RELAY = 2.0  # seconds in which rank 0 tells what it has decided
+
+
+class Supervisor:
+    """One run on one node. ``run`` does all of it. ``guard``: a pipe that ends with the guard."""
+
+    def __init__(self, plan: Plan, events: Events, state: State, guard: Optional[int]) -> None:
+        self._plan, self._events, self._state = plan, events, state
+        self._inbox = Inbox(plan, events, guard)
+        self._link = Link(plan.given, self._inbox.nudge)
+
+    def run(self) -> int:
+        """All attempts, and the event ``end``. The exit code: 0 when the run has finished, else 1."""
+        self._inbox.open()
+        self._inbox.link = self._link
+        try:
+            self._link.start()
+            if self._plan.output is not None:
+                self._link.share(str(self._plan.output))
+            verdict = self._attempts()
+        except LinkError as error:  # rank 0 cannot listen
+            self._inbox.fail(None, str(error))
+            verdict = self._alone({})
+        try:
+            return self._end(verdict)
+        finally:
+            self._link.close()
+
+    def _attempts(self) -> Dict[str, Any]:
+        number = 1
+        while True:
+            self._events.attempt = number
+            self._inbox.begin()
+            verdict = self._wait(number) or self._attempt(number)
+            if verdict["state"] != AGAIN:
+                return verdict
+            text = "attempt %d of %d has failed: %s" % (number, self._plan.attempts, said(verdict["why"]))
+            self._events.emit("notice", text=text)
+            number += 1
+
+    def _wait(self, number: int) -> Optional[Dict[str, Any]]:
+        """Wait before an attempt that is not the first. The verdict, when a stop or the end of a peer comes first."""
+        until = time.monotonic() + (self._plan.backoff(number - 1) if number > 1 else 0.0)
+        while not self._inbox.over() and time.monotonic() < until:
+            self._inbox.wait(until - time.monotonic())
+        return self._alone({}) if self._inbox.over() else None
+
+    def _attempt(self, number: int) -> Dict[str, Any]:
+        """One attempt from meeting to meeting. The verdict, see ``verdict.judge``; also ``saved``."""
+        self._state.set(state="meeting", attempt=number)
+        try:
+            decision = self._begin(number)
+        except (LinkError, CopyError, OSError) as error:
+            self._settle()
+            self._inbox.fail(None, str(error))
+            return self._alone({})
+        if decision.get("error"):
+            why = {"node": decision["node"], "rank": None, "text": decision["error"]}
+            return {"state": FAILED, "why": why, "step": None, "saved": False}
+        self._events.emit("attempt", checkpoint=decision["checkpoint"], port=decision["port"])
+        self._state.set(
+            checkpoint=decision["checkpoint"], port=decision["port"], world_size=decision["world_size"], step=None
+        )
+        outcome = Attempt(self._plan, decision, self._inbox, self._events, self._state).run()
+        self._link.tell("ended", text=self._said(outcome))
+        return self._judge(outcome)
+
+    def _begin(self, number: int) -> Dict[str, Any]:
+        """Meet, and copy what this node lacks of the checkpoint.
+
+        Raises:
+            LinkError, CopyError, OSError: the attempt cannot begin.
+        """
+        plan = self._plan
+        resume = bool(plan.given.get("resuming")) or number > 1
+
+        def going() -> bool:
+            self._inbox.take()
+            return not self._inbox.over()
+
+        decision = self._link.meet(
+            offer_start(plan, resume), lambda offers: decide_start(plan, offers, number, resume), MEET, going
+        )
+        copies = decision.get("copy") or {}
+        if copies:
+            mine = [tuple(each) for each in copies.get(str(plan.rank), [])]
+            if mine and plan.output is not None:
+                plan.output.mkdir(parents=True, exist_ok=True)
+                text = "copying %d files of %s" % (len(mine), decision["checkpoint"])
+                self._events.emit("notice", level="info", text=text)
+                self._link.fetch(mine, going)
+            self._link.meet({}, lambda _: {}, FOREVER, going)
+        return decision
+
+    def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
+        """How the attempt went as a whole."""
+        plan, inbox = self._plan, self._inbox
+        more = self._events.attempt < plan.attempts
+
+        def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
+            return decide_end(offers, inbox.failure, more=more)
+
+        def going() -> bool:
+            inbox.take()
+            return not inbox.broken and not inbox.lacking()
+
+        patience = plan.grace + STUBBORN + SLACK
+        if inbox.stop is not None and inbox.stop.save:
+            patience += float(plan.given.get("save_patience") or SAVE_PATIENCE)
+        offer = offer_end(plan, outcome)
+        try:
+            return self._link.meet(offer, decide, patience if inbox.over() else FOREVER, going)
+        except LinkError as error:
+            self._settle()
+            inbox.fail(None, str(error))
+            return self._alone(offer)
+
+    def _alone(self, offer: Dict[str, Any]) -> Dict[str, Any]:
+        """A verdict by what is known here."""
+        stopped = self._inbox.stop is not None
+        nothing: Dict[str, Any] = {"rc": None, "signal": None, "stopped": stopped, "left": [], "step": None}
+        verdict = judge({0: offer.get("outcome") or nothing}, self._inbox.failure, more=False)
+        return dict(verdict, saved=kept({0: offer}) if verdict["state"] == STOPPED and offer else None)
+
+    def _settle(self) -> None:
+        """Take what came before a meeting failed; what rank 0 has to say of it comes a moment later."""
+        self._inbox.take()
+        until = time.monotonic() + RELAY
+        while self._plan.rank and not self._inbox.over() and time.monotonic() < until:
+            self._inbox.wait(until - time.monotonic())
+
+    def _said(self, outcome: Dict[str, Any]) -> str:
+        if outcome["stopped"]:
+            return "its part was stopped"
+        if outcome["signal"]:
+            return "its command was ended by %s" % outcome["signal"]
+        return "its command ended with exit code %s" % outcome["rc"]
+
+    def _end(self, verdict: Dict[str, Any]) -> int:
+        """Tell the end."""
+        why, saved = verdict["why"], verdict.get("saved")
+        step = saved if saved is not None else verdict["step"]
+        why = why and {key: why.get(key) for key in ("node", "rank", "text")}
+        self._events.emit("end", state=verdict["state"], why=why, step=step, saved=saved is not None)
+        self._events.close()
+        self._state.set(state=verdict["state"], why=why, step=step, saved=saved is not None)
+        return 0 if verdict["state"] == "finished" else 1
+
+
+def said(why: Optional[Dict[str, Any]]) -> str:
+    """A reason in words."""
+    if why is None:
+        return "nobody knows why"
+    return "%s: %s" % (why["node"], why["text"])

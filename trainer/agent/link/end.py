@@ -1,0 +1,164 @@
+"""What both ends of the link do: speak with peers over connections that come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import threading
+import time
+from typing import Any, Callable, Dict, List
+
+from link.frames import Connection, EndedError, NotOursError, frame
+from link.loop import Loop
+from link.peer import BEAT, Peer
+
+PATIENCE = 3.0  # seconds of silence that are never too many: one heartbeat may be late
+
+
+class End:
+    """One agent's end. ``deliver(message)`` gets what has come for this agent, in the link's thread."""
+
+    def __init__(self, plan: Dict[str, Any], peers: List[Peer], deliver: Callable[[Dict[str, Any]], None]) -> None:
+        link = plan["link"]
+        self.run = plan["run"]
+        self.node = plan["node"]
+        self.rank = int(plan["node_rank"])
+        self.token = link["token"]
+        self.lost_after = max(PATIENCE, float(link.get("lost_after", 60.0)))
+        self.peers = {peer.rank: peer for peer in peers}
+        self.loop = Loop(self._tick, self._broken)
+        self._deliver = deliver
+        self._beaten = 0.0
+        self._closing = False
+        self._said = threading.Event()
+
+    def start(self) -> None:
+        """Begin."""
+        self.loop.start()
+
+    def tell(self, message: Dict[str, Any]) -> None:
+        """Tell all others. Rank 0 is told by everybody and relays."""
+        self.loop.post(lambda: self._tell_all(message))
+
+    def tell_one(self, rank: int, message: Dict[str, Any]) -> None:
+        """Tell the agent of one rank, to which this end must have a connection."""
+        self.loop.post(lambda: self._tell(self.peers[rank], message))
+
+    def close(self, patience: float) -> None:
+        """Say what is still to be said (for at most ``patience`` seconds), say goodbye, and end."""
+        self.loop.post(self._close)
+        self._said.wait(patience)
+        self.loop.post(self._goodbye)
+        self.loop.stop(patience)
+
+    def _close(self) -> None:
+        self._closing = True
+        self._look_whether_said()
+
+    def _look_whether_said(self) -> None:
+        if all(peer.said_all() or peer.left for peer in self.peers.values()):
+            self._said.set()
+
+    def _goodbye(self) -> None:
+        for peer in self.peers.values():
+            connection = peer.connection
+            if connection is not None:
+                with contextlib.suppress(EndedError):
+                    connection.send(frame({"bye": True}))
+                    connection.flush()
+                self._cut(connection)
+
+    def _broken(self, error: BaseException) -> None:
+        self._said.set()
+        self._deliver({"kind": "broken", "text": "%s: %s" % (type(error).__name__, error)})
+
+    def _cut(self, connection: Connection) -> None:
+        self.loop.forget(connection)
+        connection.close()
+
+    def _tell(self, peer: Peer, message: Dict[str, Any]) -> None:
+        peer.tell(message)
+        self._pump(peer)
+
+    def _tell_all(self, message: Dict[str, Any]) -> None:
+        for peer in self.peers.values():
+            self._tell(peer, message)
+
+    def _attach(self, peer: Peer, connection: Connection, received: int) -> None:
+        before = peer.attach(connection, received, time.monotonic())
+        if before is not None:
+            self._cut(before)
+        self._pump(peer)
+
+    def _pump(self, peer: Peer, beat: bool = False) -> None:
+        connection = peer.connection
+        if connection is None:
+            return
+        peer.pump(beat)
+        try:
+            connection.flush()
+        except EndedError as error:
+            self._ended(peer, connection, error)
+            return
+        self.loop.watch(connection, lambda events: self._ready(peer, connection, events))
+
+    def _ready(self, peer: Peer, connection: Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._take(peer, connection)
+        except (EndedError, NotOursError) as error:
+            self._ended(peer, connection, error)
+        else:
+            self._pump(peer)
+
+    def _take(self, peer: Peer, connection: Connection) -> int:
+        lines = connection.receive()
+        self._heard(peer, lines)
+        return len(lines)
+
+    def _heard(self, peer: Peer, lines: List[Dict[str, Any]]) -> None:
+        for line in lines:
+            peer.heard = time.monotonic()
+            message = peer.take(line)
+            if message is not None:
+                self._come(peer, message)
+
+    def _ended(self, peer: Peer, connection: Connection, error: Exception) -> None:
+        by_peer = isinstance(error, EndedError) and error.by_peer
+        with contextlib.suppress(EndedError, NotOursError):
+            while by_peer and self._take(peer, connection):  # what it said last
+                pass
+        self._cut(connection)
+        if peer.connection is connection:
+            peer.detach(by_peer, time.monotonic())
+
+    def _come(self, peer: Peer, message: Dict[str, Any]) -> None:
+        """A message has come."""
+        raise NotImplementedError
+
+    def _news(self, peer: Peer, message: Dict[str, Any]) -> None:
+        """A peer was lost, is back or is gone."""
+        raise NotImplementedError
+
+    def _more(self, now: float) -> bool:
+        """What else is done at a tick. True: do it again soon."""
+        raise NotImplementedError
+
+    def _tick(self, now: float, late: float) -> bool:
+        beat = now - self._beaten >= BEAT
+        if beat:
+            self._beaten = now
+        hurried = self._closing
+        for peer in self.peers.values():
+            peer.heard += late
+            self._pump(peer, beat)
+            news = peer.judge(now, self.lost_after)
+            if news is not None:
+                message = {"kind": news, "node": peer.node, "rank": peer.rank}
+                if news == "lost":
+                    message["silent"] = round(now - peer.heard, 1)
+                self._news(peer, message)
+            hurried = hurried or (peer.closed is not None and not peer.gone and not peer.left)
+        if self._closing:
+            self._look_whether_said()
+        return self._more(now) or hurried

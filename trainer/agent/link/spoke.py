@@ -1,0 +1,149 @@
+"""The link's end of every rank but 0: it connects to rank 0, and connects again for as long as it takes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from link.end import End
+from link.frames import MESSAGE, Connection, EndedError, NotOursError
+from link.peer import Peer
+from link.proof import DEADLINE, HELLO, Caller, RefusedError, StrangerError
+
+SOON = 0.05  # seconds to the second try; doubled each time
+LATER = 0.5  # and never more
+STALE = 5.0  # seconds of silence after which a second connection is tried; the first is kept until one of them speaks
+
+
+def reason(error: OSError, place: str) -> str:
+    """Why no connection to ``place`` can be made, and what that usually means."""
+    if error.errno == errno.ECONNREFUSED:
+        return "nothing listens at %s: the agent of rank 0 has not begun or has ended" % place
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return "no route to %s: %s" % (place, error.strerror)
+    if error.errno == errno.ETIMEDOUT:
+        return no_answer(place)
+    return "no connection to %s: %s" % (place, error.strerror or error)
+
+
+def no_answer(place: str) -> str:
+    """Why nothing has come back from ``place``."""
+    return "no answer from %s within %d s: is a firewall in between, or the machine down?" % (place, DEADLINE)
+
+
+class _Try:
+    """A connection that is being made."""
+
+    def __init__(self, connection: Connection, caller: Caller) -> None:
+        self.connection = connection
+        self.caller = caller
+        self.deadline = time.monotonic() + DEADLINE
+        self.connected = False
+
+
+class Spoke(End):
+    """See the module. ``why`` says why there is no connection; ``refused`` why rank 0 will have none."""
+
+    def __init__(
+        self,
+        plan: Dict[str, Any],
+        address: Tuple[Any, Any],
+        place: str,
+        instance: str,
+        deliver: Callable[[Dict[str, Any]], None],
+    ) -> None:
+        self.hub = Peer(0, plan["link"]["nodes"][0])
+        super().__init__(plan, [self.hub], deliver)
+        self.why = ""
+        self.refused: Optional[str] = None
+        self._address = address
+        self._place = place
+        self._instance = instance
+        self._try: Optional[_Try] = None
+        self._next = 0.0
+        self._pause = SOON
+
+    def _come(self, _: Peer, message: Dict[str, Any]) -> None:
+        self._deliver(message)
+
+    def _news(self, _: Peer, message: Dict[str, Any]) -> None:
+        self._deliver(message)
+
+    def _goodbye(self) -> None:
+        super()._goodbye()
+        if self._try is not None:
+            self._cut(self._try.connection)
+            self._try = None
+
+    def _more(self, now: float) -> bool:
+        if self._try is not None:
+            if self.hub.connection is not None and now - self.hub.heard < STALE:
+                self._cut(self._try.connection)  # the old connection has spoken again
+                self._try = None
+            elif now > self._try.deadline:
+                self._failed(self._try, no_answer(self._place))
+        silent = self.hub.connection is None or now - self.hub.heard >= STALE
+        wanted = silent and self.refused is None and not self.hub.left
+        if wanted and self._try is None and now >= self._next:
+            self._connect()
+        return wanted
+
+    def _connect(self) -> None:
+        sock = socket.socket(self._address[0], socket.SOCK_STREAM)
+        hello = {"run": self.run, "rank": self.rank, "instance": self._instance, "purpose": "link"}
+        caller = Caller(self.token, dict(hello, of=self.hub.instance, received=self.hub.received))
+        attempt = self._try = _Try(Connection(sock, HELLO), caller)
+        code = sock.connect_ex(self._address[1])
+        if code not in (0, errno.EINPROGRESS):
+            self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
+            return
+        attempt.connection.send(caller.first())
+        self.loop.watch(attempt.connection, lambda events: self._greet(attempt, events))
+
+    def _failed(self, attempt: _Try, why: str) -> None:
+        self._cut(attempt.connection)
+        self._try = None
+        self.why = why
+        self._next = time.monotonic() + self._pause
+        self._pause = min(LATER, self._pause * 2)
+
+    def _greet(self, attempt: _Try, events: int) -> None:
+        connection = attempt.connection
+        try:
+            if not attempt.connected:
+                code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
+                    return
+                attempt.connected = True
+            lines = connection.receive() if events & selectors.EVENT_READ else []
+            for index, line in enumerate(lines):
+                connection.send(attempt.caller.take(line))
+                connection.limit = MESSAGE  # it has proved who it is
+                if attempt.caller.welcome is not None:
+                    self._welcomed(connection, attempt.caller.welcome)
+                    self._heard(self.hub, lines[index + 1 :])
+                    return
+            connection.flush()
+            self.loop.watch(connection, lambda events: self._greet(attempt, events))
+        except EndedError as error:
+            self._failed(attempt, "%s ended the connection: %s" % (self._place, error))
+        except (NotOursError, StrangerError) as error:
+            self._failed(attempt, "what listens at %s is no agent of this run: it %s" % (self._place, error))
+        except RefusedError as error:
+            self.refused = str(error)
+            self._failed(attempt, "rank 0 refuses this agent: %s" % error)
+
+    def _welcomed(self, connection: Connection, welcome: Dict[str, Any]) -> None:
+        self.loop.forget(connection)
+        self._try = None
+        self._pause = SOON
+        self._next = 0.0
+        self.why = ""
+        self.hub.known_as(str(welcome.get("instance")))
+        received = welcome.get("received")
+        self._attach(self.hub, connection, received if isinstance(received, int) else 0)

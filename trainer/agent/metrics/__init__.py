@@ -1,0 +1,1 @@
+"""Samples of what a run uses of its node: GPUs, memory, network, processors."""

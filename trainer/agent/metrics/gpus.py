@@ -1,0 +1,122 @@
+"""What the GPUs of a node do: one nvidia-smi that repeats itself, listened to without ever waiting for it.
+
+Its start costs more than all other sampling together, so it runs once. Its pipe is read only when something is in it:
+one that hangs, as it does with a driver that has failed, costs nothing. It is a child of the agent but no process of
+the run; ``pid`` tells it apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from typing import Any, Dict, List, Optional, Tuple
+
+EVERY = 10  # seconds between what nvidia-smi says
+STALE = 30.0  # seconds after which what it has said is no longer true
+AGAIN = 300.0  # seconds until one that ended or hangs is started anew
+
+# nvidia-smi --help-query-gpu: our name, theirs, the factor to our unit
+QUERY = (
+    ("index", "index", 1),
+    ("use", "utilization.gpu", 1),
+    ("memory", "memory.used", 1 << 20),
+    ("memory_total", "memory.total", 1 << 20),
+    ("power", "power.draw", 1),
+    ("temperature", "temperature.gpu", 1),
+)
+NVIDIA_SMI = (
+    "nvidia-smi",
+    "--query-gpu=" + ",".join(theirs for _, theirs, _ in QUERY),
+    "--format=csv,noheader,nounits",
+    "--loop=%d" % EVERY,
+)
+
+
+class Gpus:
+    """The latest that nvidia-smi has said. ``now`` is any clock that only goes forward, in seconds."""
+
+    def __init__(self, argv: Tuple[str, ...] = NVIDIA_SMI) -> None:
+        self._argv = argv
+        self._child: Optional["subprocess.Popen[bytes]"] = None
+        self._begun: Optional[float] = None
+        self._rest = b""
+        self._latest: Dict[int, Tuple[float, Dict[str, Any]]] = {}  # index: when it was said, and what
+        self._there = True
+
+    @property
+    def pid(self) -> Optional[int]:
+        """nvidia-smi's, while there is one."""
+        return self._child.pid if self._child else None
+
+    def look(self, now: float) -> Optional[List[Dict[str, Any]]]:
+        """What was said last of each GPU; None when there is nothing, or it is too old."""
+        self._listen(now)
+        if self._child is None and (self._begun is None or now - self._begun >= AGAIN):
+            self._start(now)
+        fresh = [said for _, (at, said) in sorted(self._latest.items()) if now - at <= STALE]
+        if self._child is not None and self._begun is not None:
+            heard = max([at for at, _ in self._latest.values()] + [self._begun])
+            if now - heard > STALE:
+                self.close()
+        return fresh or None
+
+    def close(self) -> None:
+        """End nvidia-smi, without waiting: one that hangs in its driver does not end."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with contextlib.suppress(OSError):
+            child.kill()
+        assert child.stdout is not None
+        child.stdout.close()
+        if child.poll() is None:
+            child.returncode = 0  # whoever reaps all children gets it; Popen would ask for it again and again
+
+    def _start(self, now: float) -> None:
+        if not self._there:
+            return
+        self._begun, self._rest = now, b""
+        try:
+            child = subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            self._there = False  # it is not installed
+            return
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        self._child = child
+
+    def _listen(self, now: float) -> None:
+        if self._child is None or self._child.stdout is None:
+            return
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                part = os.read(self._child.stdout.fileno(), 64 << 10)
+                data += part
+                if not part:
+                    self.close()
+                    break
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            said = gpu(line.decode("ascii", "replace"))
+            if said:
+                self._latest[said["index"]] = (now, said)
+
+
+def gpu(line: str) -> Optional[Dict[str, Any]]:
+    """A line of nvidia-smi's answer; None when it is none ("Unable to determine the device handle …")."""
+    values = [_number(value) for value in line.split(",")]
+    if len(values) != len(QUERY) or not isinstance(values[0], int):
+        return None
+    return {ours: None if value is None else value * unit for (ours, _, unit), value in zip(QUERY, values)}  # noqa: B905
+
+
+def _number(text: str) -> Any:
+    try:
+        value = float(text)
+    except ValueError:
+        return None  # "[N/A]", "[Not Supported]", "[GPU requires reset]"
+    return int(value) if value == int(value) else value

@@ -1,0 +1,182 @@
+"""What a run uses of its node, sampled now and then: one JSON object a line in ``metrics.jsonl``.
+
+====================  ===============================================================================================
+``time``              seconds since the epoch
+``gpus``              ``[{"index", "use", "memory", "memory_total", "power", "temperature"}]``: use in percent, memory
+                      in bytes, watts, degrees Celsius; null where the GPU does not tell. Left out without nvidia-smi,
+                      and when it has not answered for 30 s
+``memory_available``  bytes (MemAvailable); ``memory_total``
+``rss``               bytes in memory of the run's processes that they do not share with files
+``load``              the load average of one minute
+``cpu``               ``{rank: cores}``: processor time of each rank with its workers, over the time since the last
+                      sample; 1.5 is one and a half cores
+``network``           ``{interface: {"in", "out"}}`` in bytes a second, without loopback and the ends of containers
+``infiniband``        ``{"mlx5_0/1": {"in", "out"}}`` in bytes a second, of the port's own counters: what RDMA moves
+                      is not in ``network``
+``disk_free``         bytes left to this user where the run's folder lies
+====================  ===============================================================================================
+
+Rates are left out of the first sample. What cannot be read is left out. The supervisor adds what it knows itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Set, Tuple
+
+from metrics.gpus import Gpus
+from processes.proc import Stat, read
+from watch.snapshots import Proc, of_ranks
+
+LIMIT = 64 << 20  # bytes that metrics.jsonl and the part before it may have together
+
+_VIRTUAL = ("lo", "veth", "cali", "docker", "br-", "virbr", "cni", "flannel", "lxc")  # beginnings of names
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Sampler:
+    """Takes samples for one attempt of a run on this node. ``folder`` is where the run writes.
+
+    Of the plan it uses ``first_rank``. ``sys`` and ``proc`` are other places for /sys and /proc/net.
+    """
+
+    def __init__(
+        self,
+        plan: Dict[str, Any],
+        folder: str = ".",
+        gpus: Optional[Gpus] = None,
+        clock: Callable[[], float] = time.monotonic,
+        proc: str = "/proc",
+        sys: str = "/sys",
+    ) -> None:
+        self._ranks = Proc(int(plan.get("first_rank") or 0))
+        self._folder = folder
+        self._gpus = gpus or Gpus()
+        self._clock = clock
+        self._proc, self._sys = proc, sys
+        self._at: Optional[float] = None
+        self._ticks: Dict[Tuple[int, str], int] = {}
+        self._network: Dict[str, Tuple[int, int]] = {}
+        self._infiniband: Dict[str, Tuple[int, int]] = {}
+
+    def own(self) -> Set[int]:
+        """Pids of the sampler's own children: they are below the agent, but no processes of the run."""
+        return {self._gpus.pid} if self._gpus.pid is not None else set()
+
+    def close(self) -> None:
+        """End the sampler's own children."""
+        self._gpus.close()
+
+    def sample(self, members: Dict[int, Stat]) -> Dict[str, Any]:
+        """One sample, with the fields that this module's text lists. ``members`` are the run's living processes."""
+        now = self._clock()
+        elapsed = now - self._at if self._at is not None else 0.0
+        self._at = now
+        members = {pid: stat for pid, stat in members.items() if pid not in self.own()}
+        sample: Dict[str, Any] = {"time": round(time.time(), 3), "rss": sum(map(_resident, members))}
+        gpus = self._gpus.look(now)
+        if gpus is not None:
+            sample["gpus"] = gpus
+        sample.update(memory(read(self._proc + "/meminfo").decode()))
+        with contextlib.suppress(OSError):
+            sample["load"] = round(os.getloadavg()[0], 2)
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self._folder)
+            sample["disk_free"] = disk.f_bavail * disk.f_frsize
+        cpu = self._cpu(members, elapsed)
+        network, self._network = self._network, traffic(read(self._proc + "/net/dev").decode())
+        infiniband, self._infiniband = self._infiniband, ports(self._sys)
+        if elapsed > 0:
+            sample["cpu"] = cpu
+            sample["network"] = _rates(network, self._network, elapsed)
+            sample["infiniband"] = _rates(infiniband, self._infiniband, elapsed)
+        return sample
+
+    def _cpu(self, members: Dict[int, Stat], elapsed: float) -> Dict[str, float]:
+        """Cores that each rank has used. JSON has no numbers as keys."""
+        ranks = of_ranks(members, self._ranks.rank)
+        self._ranks.forget(members)
+        before, self._ticks = self._ticks, {(pid, stat.start): stat.ticks for pid, stat in members.items()}
+        used: Dict[int, int] = {}
+        for pid, rank in ranks.items():
+            key = (pid, members[pid].start)
+            used[rank] = used.get(rank, 0) + members[pid].ticks - before.get(key, members[pid].ticks)
+        return {str(rank): round(ticks / _TICKS / elapsed, 2) for rank, ticks in sorted(used.items()) if elapsed > 0}
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process's own memory, from /proc/PID/statm (proc(5)): resident less shared."""
+    fields = read("/proc/%d/statm" % pid).split()
+    return (int(fields[1]) - int(fields[2])) * _PAGE if len(fields) > 2 else 0
+
+
+def memory(text: str) -> Dict[str, int]:
+    """From /proc/meminfo (proc(5), in kB)."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name in ("MemAvailable", "MemTotal"):
+            found["memory_available" if name == "MemAvailable" else "memory_total"] = int(value.split()[0]) << 10
+    return found
+
+
+def traffic(text: str) -> Dict[str, Tuple[int, int]]:
+    """Bytes in and out of each interface so far, from /proc/net/dev (proc(5)): the first and the ninth number."""
+    found = {}
+    for line in text.splitlines()[2:]:
+        name, _, values = line.partition(":")
+        numbers = values.split()
+        if len(numbers) > 8 and not name.strip().startswith(_VIRTUAL):
+            found[name.strip()] = (int(numbers[0]), int(numbers[8]))
+    return found
+
+
+def ports(sys: str) -> Dict[str, Tuple[int, int]]:
+    """Bytes in and out of each InfiniBand port so far. The kernel counts words of four bytes (IB specification)."""
+    found = {}
+    for counters in sorted(Path(sys, "class/infiniband").glob("*/ports/*/counters")):
+        values = [read(str(counters / name)).strip() for name in ("port_rcv_data", "port_xmit_data")]
+        if all(value.isdigit() for value in values):
+            port = "%s/%s" % (counters.parents[2].name, counters.parent.name)
+            found[port] = (4 * int(values[0]), 4 * int(values[1]))
+    return found
+
+
+def _rates(
+    before: Dict[str, Tuple[int, int]], now: Dict[str, Tuple[int, int]], elapsed: float
+) -> Dict[str, Dict[str, int]]:
+    """Bytes a second; a counter that went back was begun anew, and tells nothing."""
+    rates = {}
+    for name in sorted(now.keys() & before.keys()):
+        moved = [is_ - was for is_, was in zip(now[name], before[name])]  # noqa: B905
+        if min(moved) >= 0:
+            rates[name] = {"in": round(moved[0] / elapsed), "out": round(moved[1] / elapsed)}
+    return rates
+
+
+def append(path: str, sample: Dict[str, Any], limit: int = LIMIT) -> bool:
+    """Add a line to a file that is never longer than half of ``limit``: then it becomes ``<path>.1``.
+
+    False when it could not be written, as on a full disk; half a line is never left behind.
+    """
+    line = json.dumps(sample, separators=(",", ":")).encode() + b"\n"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_size + len(line) > limit // 2:  # noqa: PTH116
+                os.replace(path, path + ".1")  # noqa: PTH105
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(fd).st_size
+            if os.write(fd, line) < len(line):
+                os.ftruncate(fd, size)
+                return False
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""What lies at a path, as a fingerprint that is cheap enough to be taken before every run.
+
+Equal fingerprints mean: the same names and sizes, the same content of every file below 16 MiB, and of larger ones the
+same first and last MiB. So another checkpoint, a download that was cut short or a file that was edited is told apart,
+while 140 GB of weights cost a few reads. A change in the middle of a large file, which no copy makes, is not seen.
+
+Links are followed: a model from a hub's cache is a folder of links. Names that begin with a dot are left out: there
+a download notes things down for itself. What is not read in time counts by name and size alone (``partial``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import signal
+import stat
+import time
+from typing import Any, Dict, List, Tuple
+
+WHOLE = 16 << 20  # bytes up to which a file is read as a whole
+EDGE = 1 << 20  # bytes of a larger one that are read at either end
+LISTED = 200  # files up to which each is told, so that the one that differs can be named
+PATIENCE = 2.0  # seconds of reading
+READERS = 8  # files at once
+_SPARE = 1.0  # seconds more until a path is given up: what hangs in the kernel cannot be interrupted
+
+
+def digests(paths: List[str], patience: float = PATIENCE) -> Dict[str, Dict[str, Any]]:
+    """What lies at each path.
+
+    ================  =================================================================================
+    ``state``         "file", "folder", "missing", "unread" (``error`` says why) or "hung"
+    ``names``         a digest of all names and sizes; "" when not all were seen in time
+    ``content``       a digest of what was read of all of them
+    ``partial``       something was not read in time: ``content`` cannot be compared
+    ``files``         how many; ``bytes``: their size
+    ``entries``       ``{name: "SIZE DIGEST"}`` of up to 200 files; DIGEST is "-" where it was not read
+    ================  =================================================================================
+
+    Each path is read by a process of its own: one on a dead file system holds up neither the others nor the answer.
+    """
+    waiting = {}
+    for path in paths:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _child(path, patience, writer)
+        os.close(writer)
+        waiting[reader] = (path, pid, bytearray())
+    found: Dict[str, Dict[str, Any]] = {}
+    until = time.monotonic() + patience + _SPARE
+    while waiting and time.monotonic() < until:
+        for reader in select.select(list(waiting), [], [], max(0.0, until - time.monotonic()))[0]:
+            path, pid, said = waiting[reader]
+            data = os.read(reader, 1 << 16)
+            said += data
+            if not data:
+                del waiting[reader]
+                os.close(reader)
+                os.waitpid(pid, 0)
+                found[path] = json.loads(said.decode()) if said else _nothing("unread", "it could not be read")
+    for path, pid, _ in waiting.values():
+        os.kill(pid, signal.SIGKILL)  # and it is not waited for: it may hang in the kernel
+        found[path] = _nothing("hung", "no answer within %g s" % (patience + _SPARE))
+    return {path: found[path] for path in paths}
+
+
+def _child(path: str, patience: float, writer: int) -> None:
+    """Write what lies at ``path`` and end. It lets go of the outputs, which would be held open by what hangs."""
+    status = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        with os.fdopen(writer, "w") as out:
+            json.dump(look(path, patience), out)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def look(path: str, patience: float) -> Dict[str, Any]:
+    """What lies at one path; see ``digests``."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - no other command of the agent needs it
+
+    until = time.monotonic() + patience
+    try:
+        kind = os.stat(path).st_mode  # noqa: PTH116
+        if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+            return _nothing("unread", "it is neither a file nor a folder")
+        files, complete = _walk(path, until) if stat.S_ISDIR(kind) else ([("", path, os.stat(path).st_size)], True)  # noqa: PTH116
+        with ThreadPoolExecutor(READERS) as pool:
+            read = list(pool.map(lambda each: _content(each[1], each[2], until), files))
+    except FileNotFoundError:
+        return _nothing("missing", "")
+    except OSError as error:
+        return _nothing("unread", "%s: %s" % (error.filename or path, error.strerror))
+    entries = {files[at][0]: "%d %s" % (files[at][2], digest) for at, digest in enumerate(read)}
+    names = "".join("%d %s\0" % (size, name) for name, _, size in files)
+    return {
+        "state": "folder" if stat.S_ISDIR(kind) else "file",
+        "error": "",
+        "names": _hex(names) if complete else "",
+        "content": _hex("".join("%s\0%s\0" % item for item in entries.items())),
+        "partial": not complete or "-" in read,
+        "files": len(files),
+        "bytes": sum(size for _, _, size in files),
+        "entries": entries if complete and len(entries) <= LISTED else {},
+    }
+
+
+def _nothing(state: str, error: str) -> Dict[str, Any]:
+    empty = {"names": "", "content": "", "partial": False, "files": 0, "bytes": 0, "entries": {}}
+    return dict(empty, state=state, error=error)
+
+
+def _hex(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _walk(top: str, until: float) -> Tuple[List[Tuple[str, str, int]], bool]:
+    """Every file below ``top``: its name there, its path, its size; and whether all were seen in time."""
+    found: List[Tuple[str, str, int]] = []
+    todo = [("", top, frozenset([_identity(top)]))]
+    while todo:
+        above, folder, seen = todo.pop()
+        with os.scandir(folder) as items:
+            for item in items:
+                if time.monotonic() > until:
+                    return sorted(found), False
+                if item.name.startswith("."):
+                    continue
+                name = above + item.name
+                if item.is_dir():
+                    identity = _identity(item.path)
+                    if identity not in seen:  # a link to a folder above
+                        todo.append((name + "/", item.path, seen | {identity}))
+                elif item.is_file():
+                    found.append((name, item.path, item.stat().st_size))
+                elif item.is_symlink():
+                    found.append((name, item.path, -1))  # it leads nowhere
+    return sorted(found), True
+
+
+def _identity(path: str) -> Tuple[int, int]:
+    found = os.stat(path)  # noqa: PTH116
+    return found.st_dev, found.st_ino
+
+
+def _content(path: str, size: int, until: float) -> str:
+    """A digest of a file, of its ends when it is large; "-" when there was no time, "!" when it cannot be read."""
+    if size < 0:
+        return "!"
+    if time.monotonic() > until:
+        return "-"
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            if size > WHOLE:
+                digest.update(file.read(EDGE))
+                file.seek(-EDGE, os.SEEK_END)
+            while True:
+                piece = file.read(EDGE)
+                digest.update(piece)
+                if not piece:
+                    return digest.hexdigest()[:32]
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, path) from error
+    except OSError:  # it has gone meanwhile
+        return "!"

@@ -1,0 +1,148 @@
+"""What is known about a run on this node from outside of its agent: ``state.json``, the lock, the request to stop.
+
+``state.json`` holds ``run node node_rank nnodes state phase step total loss attempt attempts checkpoint port why
+left saved resumable world_size uid began time`` and who the agent is: ``pid`` and ``start`` (field 22 of
+/proc/PID/stat) of the supervisor, ``guard`` and ``guard_start`` of its guard, and ``boot_id``. ``state`` is one of
+starting, meeting, running, ending, finished, failed, stopped; the last three are final.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from processes.proc import read as read_proc
+from processes.proc import stat_of
+
+NAME = "state.json"
+REQUEST = "request.json"
+LOCK = "agent.lock"
+FINAL = ("finished", "failed", "stopped")
+SAVE = 5.0  # seconds between writes when only progress has changed
+BLOCK = 4096  # state.json is filled up to a multiple of this, so that a full disk can still take another one
+TEXT = 2000  # characters of a reason
+
+
+def boot_id() -> str:
+    """What tells one start of the machine from another."""
+    return read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
+
+
+def identity(pid: int) -> str:
+    """When a process has started, in clock ticks since the boot; empty when it is gone."""
+    stat = stat_of(pid)
+    return stat.start if stat is not None and stat.state not in "ZX" else ""
+
+
+class State:
+    """The state of a run here. Every change is on the disk at once, but progress only every few seconds."""
+
+    def __init__(self, logs: Path, **fields: Any) -> None:
+        self.fields: Dict[str, Any] = dict(fields, boot_id=boot_id(), uid=os.getuid(), began=round(time.time(), 3))
+        self._path = logs / NAME
+        self._saved = 0.0
+        self._stale = False
+
+    def set(self, **fields: Any) -> None:
+        """Change it, and write it.
+
+        Raises:
+            OSError: it has never been written, and cannot be.
+        """
+        self.fields.update(fields)
+        self._save()
+
+    def note(self, **fields: Any) -> None:
+        """Change what may be a few seconds late on the disk."""
+        self.fields.update(fields)
+        self._stale = True
+
+    def refresh(self, now: float) -> None:
+        """Write what was noted, when it is time."""
+        if self._stale and now - self._saved >= SAVE:
+            self._save()
+
+    def _save(self) -> None:
+        first = not self._saved
+        self._saved = time.monotonic()
+        self._stale = False
+        self.fields["time"] = round(time.time(), 3)
+        data = json.dumps(self.fields, sort_keys=True).encode()
+        data += b" " * (-(len(data) + 1) % BLOCK) + b"\n"
+        fresh = self._path.with_name(".%s.%d" % (NAME, os.getpid()))
+        try:
+            fresh.write_bytes(data)
+            fresh.replace(self._path)
+        except OSError:
+            if first:
+                raise
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            with contextlib.suppress(OSError):  # a full disk: over what is there already
+                fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+                os.pwrite(fd, data, 0)
+                os.close(fd)
+
+
+def read(logs: Path) -> Dict[str, Any]:
+    """The state as it was written last; empty when there is none.
+
+    Raises:
+        PermissionError: it is another user's.
+    """
+    try:
+        found = json.loads((logs / NAME).read_text(encoding="utf-8"))
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def agents(state: Dict[str, Any]) -> List[Tuple[int, str]]:
+    """Pid and start time of the supervisor and the guard, as far as they live on this machine."""
+    if state.get("boot_id") != boot_id():
+        return []
+    said = [(state.get("pid"), state.get("start")), (state.get("guard"), state.get("guard_start"))]
+    return [(pid, start) for pid, start in said if pid and start and identity(pid) == start]
+
+
+def lock(logs: Path) -> Optional[int]:
+    """Own the run on this node, as long as the descriptor is open; None when another agent does."""
+    fd = os.open(logs / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some network file systems know no locks; there the state alone must tell.
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES) or agents(read(logs)):
+            os.close(fd)
+            return None
+    return fd
+
+
+def ask(logs: Path, *, save: bool, who: str) -> None:
+    """Write the request to stop; the agent looks for it when it gets SIGUSR1."""
+    fresh = logs / (".%s.%d" % (REQUEST, os.getpid()))
+    fresh.write_text(json.dumps({"stop": True, "save": save, "who": who}), encoding="utf-8")
+    fresh.replace(logs / REQUEST)
+
+
+def asked(logs: Path) -> Optional[Dict[str, Any]]:
+    """The request to stop, if there is one."""
+    try:
+        found = json.loads((logs / REQUEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("stop") else None
+
+
+def forget(logs: Path) -> None:
+    """Take away what was asked of an agent before this one."""
+    with contextlib.suppress(FileNotFoundError):
+        (logs / REQUEST).unlink()

@@ -1,0 +1,148 @@
+"""What a run is doing, told from its own words: a phase, so that a long evaluation is not taken for a hang.
+
+=============  ============================================================================
+``starting``   nothing is known yet
+``loading``    the model, its tokenizer or a checkpoint is read
+``tokenizing`` the data set is read, converted or tokenised
+``training``   steps are made
+``evaluating`` an evaluation or a prediction
+``saving``     a checkpoint or the model is written
+``finishing``  the last step is done
+=============  ============================================================================
+
+A script that none of these words come from may say its phase itself, with a line of its output::
+
+    clusterctl: phase saving
+
+Two kinds of words are told apart. An *announcement* ("***** Running Evaluation *****") begins a phase at once. A
+*step* (a progress event, a line with a loss) only shows that training goes on, and it may be late: it comes by another
+file than the announcements and is read after them. So within ``SETTLE`` seconds after an announcement a step does not
+end the phase that was announced.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Optional
+
+STARTING, LOADING, TOKENIZING = "starting", "loading", "tokenizing"
+TRAINING, EVALUATING, SAVING, FINISHING = "training", "evaluating", "saving", "finishing"
+NAMES = (STARTING, LOADING, TOKENIZING, TRAINING, EVALUATING, SAVING, FINISHING)
+BEFORE = (STARTING, LOADING, TOKENIZING)  # the phases before the first step
+
+SETTLE = 2.0  # seconds by which a step may be read later than an announcement that came after it
+
+# What each framework really writes. trainer.py and the like are transformers' own, 4.57 and 5.6.
+ANNOUNCED = (
+    ("***** Running training *****", TRAINING),  # trainer.py; LLaMA-Factory's train/ppo/trainer.py
+    ("***** Running ", EVALUATING),  # trainer.py, evaluation_loop: "Evaluation", "Prediction"
+    ("Training completed. Do not forget", FINISHING),  # trainer.py
+    ("'train_runtime': ", FINISHING),  # trainer.py: the last dictionary that is logged
+    ("***** train metrics *****", FINISHING),  # trainer_pt_utils.py
+    ("Loading best model from ", FINISHING),  # trainer.py
+    ("Figure saved at: ", FINISHING),  # LLaMA-Factory 0.9.5, extras/ploting.py
+    ("Saving model checkpoint to ", SAVING),  # trainer.py
+    ("Saving model checkpoint: ", SAVING),  # DeepSpeed 0.19, runtime/engine.py
+    ("is about to be saved!", SAVING),  # DeepSpeed, runtime/checkpoint_engine/torch_checkpoint_engine.py
+    ("Saving model weights to ", SAVING),  # DeepSpeed, runtime/engine.py, save_16bit_model
+    ("Saving current state to ", SAVING),  # accelerate 1.11, accelerator.py, save_state
+    ("Saving model to ", SAVING),  # accelerate, utils/fsdp_utils.py
+    ("Saving Optimizer state to ", SAVING),  # the same
+    ("Saving checkpoint shards", SAVING),  # modeling_utils.py of 4.x, a progress bar
+    ("Writing model shards", SAVING),  # modeling_utils.py of 5.x, a progress bar
+    ("Model weights saved in ", SAVING),  # modeling_utils.py; accelerate's checkpointing.py
+    ("Configuration saved in ", SAVING),  # configuration_utils.py
+    ("tokenizer config file saved in ", SAVING),  # tokenization_utils_base.py
+    ("Deleting older checkpoint [", SAVING),  # trainer.py
+    ("saving checkpoint at iteration ", SAVING),  # Megatron-LM, training/checkpointing.py
+    ("Loading dataset ", TOKENIZING),  # LLaMA-Factory, data/loader.py, before both of its progress bars
+    ("Converting format of dataset", TOKENIZING),  # LLaMA-Factory, data/converter.py, a progress bar
+    ("Running tokenizer on dataset", TOKENIZING),  # LLaMA-Factory, data/loader.py, a progress bar
+    ("Running tokenizer on ", TOKENIZING),  # transformers' examples, run_clm.py, a progress bar
+    ("Tokenizing train dataset", TOKENIZING),  # trl 0.24, trainer/sft_trainer.py, a progress bar
+    ("Generating train split", TOKENIZING),  # datasets 4.0, builder.py, a progress bar
+    ("loading configuration file ", LOADING),  # configuration_utils.py
+    ("loading weights file ", LOADING),  # modeling_utils.py
+    ("loading file ", LOADING),  # tokenization_utils_base.py
+    ("Loading checkpoint shards", LOADING),  # modeling_utils.py of 4.x, a progress bar
+    ("Loading weights", LOADING),  # core_model_loading.py of 5.x, a progress bar
+    ("Loading states from ", LOADING),  # accelerate, accelerator.py, load_state
+    ("Begin Load checkpoint from ", LOADING),  # DeepSpeed, torch_checkpoint_engine.py
+)
+EVALUATED = ("'eval_loss': ", "'eval_runtime': ", "***** eval metrics *****")  # trainer.py: an evaluation has ended
+TRAINER_STEP = "{'loss': "  # trainer_callback.py: the Trainer's own line for every step that is logged
+
+_SAID = re.compile(r"\bclusterctl: phase (\w+)")
+_STEPS = re.compile(
+    r"\bstep=(\d+), skipped=\d+, lr="  # DeepSpeed, runtime/engine.py, _report_progress
+    r"|\biter (\d+): loss "  # nanoGPT, train.py
+    r"|\biteration +(\d+)/ *\d+ \|"  # Megatron-LM, training/training.py
+)
+
+
+def announced(text: str) -> Optional[str]:
+    """The phase that a line begins, or None."""
+    if "clusterctl: phase " in text:
+        said = _SAID.search(text)
+        if said and said.group(1) in NAMES:
+            return said.group(1)
+    for words, phase in ANNOUNCED:
+        if words in text:  # plain searches: a pattern of this many alternatives costs ten times as much
+            return phase
+    return None
+
+
+def step_of(text: str) -> Optional[int]:
+    """The number of the step that a line of DeepSpeed, Megatron-LM or nanoGPT tells, or None."""
+    if "step=" not in text and "iter" not in text:
+        return None
+    found = _STEPS.search(text)
+    return int(next(number for number in found.groups() if number)) if found else None
+
+
+class Phases:
+    """The phase of a run. ``now`` is any clock that only goes forward, in seconds.
+
+    ``current``: the phase. ``spoken``: the run announces its phases, so that while it is ``training`` nothing else
+    goes on; ``said``: it does so in clusterctl's own words. ``finished``: the last step is done.
+    """
+
+    def __init__(self) -> None:
+        self.current = STARTING
+        self.spoken = False
+        self.said = False
+        self.finished = False
+        self._since = 0.0
+
+    def line(self, text: str, now: float) -> None:
+        """Take a line of any rank."""
+        phase = announced(text)
+        if phase is not None:
+            self.said = self.said or "clusterctl: phase " in text
+            if phase in BEFORE and self.current not in BEFORE and not self.said:
+                return  # a save reads the configuration again: peft does, to see whether the vocabulary has grown
+            self._begin(phase, now)
+        elif any(words in text for words in EVALUATED):
+            self._goes_on(now)
+
+    def step(self, now: float, last: bool = False) -> None:
+        """Training goes on: a step was made, ``last`` when it was the last one; or an evaluation has ended."""
+        self.finished = self.finished or last
+        self._goes_on(now)
+
+    def progress(self, event: Dict[str, Any], now: float) -> None:
+        """Take the fields of a progress event."""
+        step, total = event.get("step"), event.get("total")
+        self.step(now, last=isinstance(step, int) and isinstance(total, int) and 0 < total <= step)
+
+    def _begin(self, phase: str, now: float) -> None:
+        if phase == TRAINING:
+            self.spoken, self.finished = True, False
+        elif phase == FINISHING:
+            self.finished = True
+        self.current, self._since = phase, now
+
+    def _goes_on(self, now: float) -> None:
+        if self.current in (EVALUATING, SAVING) and now - self._since < SETTLE:
+            return
+        self.current = FINISHING if self.finished else TRAINING

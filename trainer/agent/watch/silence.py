@@ -1,0 +1,153 @@
+"""How long a run has been silent, and how long it may be: its steps, its phase, and what its processes read and write.
+
+What is too long depends on what the run does (``phases.py``):
+
+- It announces what it does and is training: 20 times the median of its last step times, 120 s at least, and twice the
+  longest step so far (for that no more than 30 minutes). Only a step, a line or a growing log (a progress bar is no
+  line until it ends) breaks the silence.
+- The user has given ``hang.after``: that long, in training, from the first step on.
+- Anything else (before the first five step times, loading, tokenising, evaluating, saving, a script that never says
+  what it does): 30 minutes in which, besides, no process has read or written more than a trickle. While nothing at all
+  is known of what a script does, processor time counts too: it may be one that never prints.
+
+When the agent itself was held up (a machine that slept), nothing of that time counts.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import statistics
+from typing import Any, Deque, Dict, Optional, Tuple
+
+from processes.proc import Stat
+from watch import phases
+from watch.snapshots import Proc
+
+PACE = 20  # times the median step
+SHORT = 120.0  # seconds; the least that a training run may be silent
+LONG = 1800.0  # seconds; the least in every other phase
+STEPS = 5  # step times that make a pace
+REMEMBERED = 50  # step times that are kept
+QUIET = 60.0  # seconds of silence before anybody looks at what the processes read and write
+MEASURE = 10.0  # seconds between these looks
+TRICKLE = 16 << 10  # bytes a second: threads that sample the machine move less, real work more
+BUSY = 0.5  # of one core
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Silence:
+    """What was heard of one attempt of a run. All times are those of a clock that only goes forward."""
+
+    def __init__(self, plan: Dict[str, Any], proc: Proc) -> None:
+        self._after: Optional[float] = (plan.get("hang") or {}).get("after")
+        self._proc = proc
+        self.phases = phases.Phases()
+        self.step: Optional[int] = None
+        self.steps = 0  # that were seen
+        self.stepped: Optional[float] = None  # when the last one was seen
+        self.heard = 0.0  # a step, a line, a byte
+        self._moved = 0.0  # real reading or writing
+        self._measured: Optional[Tuple[float, Dict[int, Tuple[int, int]]]] = None  # bytes and ticks of each process
+        self._paced: Optional[float] = None  # the last step whose time counts
+        self._paces: Deque[float] = collections.deque(maxlen=REMEMBERED)
+        self._longest = 0.0
+        self._mixed = False  # something else than training went on since that step
+        self._events = False  # steps come as events: lines that tell of the same steps are not counted
+        self._speaker: Optional[int] = -1  # the rank whose lines are counted: several may tell of the same step
+
+    def start(self, now: float) -> None:
+        """Begin to count anew: at the first look, and when the agent was held up."""
+        self.heard = self._moved = now
+        self._measured = self._paced = None
+
+    def line(self, rank: Optional[int], text: str, now: float) -> None:
+        """Take a line of a rank, or of the launcher (None)."""
+        self.heard = now
+        self.phases.line(text, now)
+        self._mix()
+        if self._events:
+            return
+        number = phases.step_of(text)
+        trainers = phases.TRAINER_STEP in text
+        if number is None and not trainers:
+            return
+        if self._speaker == -1:
+            self._speaker = rank
+        if rank == self._speaker and (number is None or number != self.step):
+            self.phases.step(now)
+            self._step(self.step if number is None else number, now, paced=trainers or self.phases.said)
+
+    def progress(self, event: Dict[str, Any], now: float) -> None:
+        """Take the fields of a progress event."""
+        self.heard = now
+        if not self._events:
+            self._events = True
+            self._paced = None
+        self.phases.progress(event, now)
+        if event.get("step") != self.step:
+            self._step(event.get("step"), now, paced=True)
+
+    def _mix(self) -> None:
+        self._mixed = self._mixed or self.phases.current != phases.TRAINING
+
+    def _step(self, number: Optional[int], now: float, paced: bool) -> None:
+        self.step, self.stepped = number, now
+        self.steps += 1
+        if not paced:
+            return
+        if self._paced is not None and not self._mixed:
+            self._paces.append(now - self._paced)
+            self._longest = max(self._longest, self._paces[-1])
+        self._paced = now
+        self._mixed = self.phases.current != phases.TRAINING
+
+    def limit(self) -> Tuple[float, bool]:
+        """Seconds of silence that are too long now, and whether only steps, lines and logs break the silence."""
+        training = self.phases.current == phases.TRAINING
+        if training and self.steps and self._after:
+            return float(self._after), True
+        if training and self.phases.spoken and len(self._paces) >= STEPS:
+            return max(PACE * statistics.median(self._paces), SHORT, min(2 * self._longest, LONG)), True
+        return max(LONG, float(self._after or 0)), False
+
+    def judge(self, members: Dict[int, Stat], now: float) -> Optional[str]:
+        """Why the run is taken to hang, or None. ``members`` are its living processes."""
+        if now - self.heard >= QUIET:
+            self._measure(members, now)
+        else:
+            self._measured = None
+        limit, strict = self.limit()
+        silent = now - (self.heard if strict else max(self.heard, self._moved))
+        if silent < limit:
+            return None
+        if strict:
+            last = "the last was step %d" % self.step if self.step is not None else "there were %d" % self.steps
+            pace = ", and one took %s" % _span(statistics.median(self._paces)) if self._paces else ""
+            return "no step for %s; %s%s" % (_span(silent), last, pace)
+        return "nothing was written, read or said for %s (phase %s)" % (_span(silent), self.phases.current)
+
+    def _measure(self, members: Dict[int, Stat], now: float) -> None:
+        """See whether the processes have read or written since the last look."""
+        if self._measured is not None and now - self._measured[0] < MEASURE:
+            return
+        amounts = {}
+        for pid in members:
+            stat = self._proc.stat(pid)
+            amounts[pid] = (self._proc.moved(pid), stat.ticks if stat else 0)
+        if self._measured is not None:
+            then, before = self._measured
+            both = [(amount, before[pid]) for pid, amount in amounts.items() if pid in before]
+            moved = sum(max(0, is_[0] - was[0]) for is_, was in both)
+            worked = sum(max(0, is_[1] - was[1]) for is_, was in both) / _TICKS
+            at_work = self.phases.current == phases.STARTING and worked >= BUSY * (now - then)
+            if moved >= TRICKLE * (now - then) or at_work:
+                self._moved = now
+        self._measured = (now, amounts)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return "%.3g s" % seconds
+    return "%d min" % (seconds // 60) if seconds < 7200 else "%.1f h" % (seconds / 3600)

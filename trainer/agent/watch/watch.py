@@ -1,0 +1,188 @@
+"""Watches a run for hangs. It decides only: what it knows comes in by its methods, with a clock that goes forward.
+
+===============  ==================================================================================================
+``stopped``      a process of a rank is stopped (SIGSTOP) or held by a debugger for 5 s
+``dead``         a rank's process has died, or is gone in the midst of training, while others go on, for 5 s
+``no progress``  nothing has been heard of the run for too long (``silence.py``)
+===============  ==================================================================================================
+
+Only node rank 0 judges that there is no progress: ranks go in step, and it is the one whose log tells of steps.
+A process that waits uninterruptibly for a minute is worth a notice, no more: a disk may be slow.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from processes.proc import Stat
+from watch import phases
+from watch.silence import Silence
+from watch.snapshots import Proc, mains, of_ranks
+
+STOPPED = 5.0  # seconds in a state before it is believed
+WAITING = 60.0
+ASLEEP = 30.0  # seconds between two looks after which the agent itself was held up
+
+
+class Hang(NamedTuple):
+    """What is wrong: ``stopped``, ``dead`` or ``no progress``; the rank, where there is one; and a sentence."""
+
+    kind: str
+    rank: Optional[int]
+    text: str
+
+
+class Watch:
+    """The watch over one attempt of a run on one node. ``proc`` reads /proc.
+
+    Of the plan it uses ``first_rank``, ``node_rank`` and ``hang.after`` (seconds, or null: by the run's own pace).
+    """
+
+    def __init__(self, plan: Dict[str, Any], proc: Optional[Proc] = None) -> None:
+        self._first = int(plan.get("first_rank") or 0)
+        self._judges = int(plan.get("node_rank") or 0) == 0
+        self._proc = proc or Proc(self._first)
+        self._silence = Silence(plan, self._proc)
+        self._notices: List[str] = []
+        self._told: Set[Tuple[str, Optional[int]]] = set()  # what was returned and has not passed
+        self._since: Dict[Tuple[str, int], float] = {}  # (kind, pid or rank): since when it has been so
+        self._mains: Dict[int, Tuple[int, Stat]] = {}  # rank: its main process
+        self._ranks: Dict[int, int] = {}  # pid: rank, of all processes that belong to one
+        self._carried = False  # there were processes that carry a rank: the command itself is none
+        self._below: Set[Tuple[int, str]] = set()  # processes that were seen below a rank
+        self._looked: Optional[float] = None
+
+    @property
+    def phase(self) -> str:
+        """What the run does, one of ``phases.NAMES``."""
+        return self._silence.phases.current
+
+    def notices(self) -> List[str]:
+        """What is worth saying since the last call."""
+        found, self._notices = self._notices, []
+        return found
+
+    def line(self, rank: Optional[int], text: str, now: float) -> None:
+        """Take a line of a rank, or of the launcher (None)."""
+        self._silence.line(rank, text, now)
+
+    def bytes(self, _rank: Optional[int], count: int, now: float) -> None:
+        """Take that a log has grown by ``count`` bytes: a progress bar is no line until it ends."""
+        if count > 0:
+            self._silence.heard = now
+
+    def progress(self, event: Dict[str, Any], now: float) -> None:
+        """Take the fields of a progress event."""
+        self._silence.progress(event, now)
+
+    def look(self, members: Dict[int, Stat], now: float) -> Optional[Hang]:
+        """Judge. ``members`` are the run's living processes. A hang is returned once, and again after it had passed."""
+        if self._looked is None or now - self._looked > ASLEEP:
+            self._silence.start(now)
+            self._since.clear()
+        self._looked = now
+        self._know(members)
+        return self._stopped(members, now) or self._dead(members, now) or self._silent(members, now)
+
+    def _know(self, members: Dict[int, Stat]) -> None:
+        """Find the ranks' main processes."""
+        self._ranks = of_ranks(members, self._proc.rank)
+        self._proc.forget(members)
+        self._below &= {(pid, stat.start) for pid, stat in members.items()}
+        self._carried = self._carried or bool(self._ranks)
+        found = mains(members, self._ranks, None if self._carried else self._first, self._below)
+        self._below |= {(pid, members[pid].start) for pid in self._ranks if pid not in found.values()}
+        self._mains.update({rank: (pid, members[pid]) for rank, pid in found.items()})
+        self._ranks.update({pid: rank for rank, pid in found.items()})
+
+    def _fresh(self, pid: int, start: str) -> Optional[Stat]:
+        """What a process does at this moment: ``members`` may be some seconds old. Of a zombie too."""
+        stat = self._proc.stat(pid)
+        return stat if stat is not None and stat.start == start else None
+
+    def _lasts(self, kind: str, key: int, so: bool, now: float) -> float:
+        """For how long something has been so; -1 when it is not."""
+        if not so:
+            self._since.pop((kind, key), None)
+            return -1
+        return now - self._since.setdefault((kind, key), now)
+
+    def _once(self, hang: Hang) -> Optional[Hang]:
+        if (hang.kind, hang.rank) in self._told:
+            return None
+        self._told.add((hang.kind, hang.rank))
+        return hang
+
+    def _passed(self, kind: str, rank: Optional[int], text: str) -> None:
+        if (kind, rank) in self._told:
+            self._told.discard((kind, rank))
+            self._notices.append(text)
+
+    def _stopped(self, members: Dict[int, Stat], now: float) -> Optional[Hang]:
+        self._since = {key: at for key, at in self._since.items() if key[0] != "stopped" or key[1] in self._ranks}
+        held: Dict[int, Hang] = {}
+        for pid, rank in sorted(self._ranks.items()):
+            main = self._mains[rank][0] == pid if rank in self._mains else False
+            stat = (self._fresh(pid, members[pid].start) if main else None) or members[pid]
+            if main:
+                self._waits(rank, pid, stat, now)
+            if self._lasts("stopped", pid, stat.state in "Tt", now) >= STOPPED:
+                who = "rank %d (pid %d)" % (rank, pid) if main else "process %d of rank %d" % (pid, rank)
+                why = "stopped (SIGSTOP, state T)" if stat.state == "T" else "held by a debugger (state t)"
+                if main or rank not in held:
+                    held[rank] = Hang("stopped", rank, "%s is %s" % (who, why))
+        for rank in set(self._ranks.values()) - set(held):
+            self._passed("stopped", rank, "rank %d goes on again" % rank)
+        return next((hang for hang in map(self._once, held.values()) if hang), None)
+
+    def _waits(self, rank: int, pid: int, stat: Stat, now: float) -> None:
+        lasts = self._lasts("waiting", pid, stat.state == "D", now)
+        if lasts >= WAITING and ("waiting", rank) not in self._told:
+            self._told.add(("waiting", rank))  # once: a slow disk would fill the log
+            where = self._proc.wchan(pid)
+            text = "rank %d (pid %d) has waited for a disk or a device for a minute" % (rank, pid)
+            self._notices.append(text + (" (in the kernel: %s)" % where if where else ""))
+
+    def _dead(self, members: Dict[int, Stat], now: float) -> Optional[Hang]:
+        """A rank whose launcher does not mind. A launcher that ends by itself is the supervisor's to see.
+
+        A zombie tells how it died. One that was reaped may have ended well, as ranks do at the end without waiting
+        for the others: only in training that was announced, and where no step comes any more, is that a hang.
+        """
+        now_of = {rank: self._fresh(pid, known.start) for rank, (pid, known) in self._mains.items()}
+        living = {rank for rank, stat in now_of.items() if stat is not None and stat.state not in "ZX"}
+        training = self._silence.phases.spoken and self.phase == phases.TRAINING and bool(living)
+        for rank, (pid, known) in sorted(self._mains.items()):
+            stat = now_of[rank]
+            status = stat.status if stat is not None and rank not in living else 0
+            launcher = members.get(known.parent)
+            minds = launcher is None or self._fresh(known.parent, launcher.start) is None
+            gone = rank not in living and not minds and (status != 0 or training)
+            since = now - self._lasts("dead", rank, gone, now)
+            stepped = self._silence.stepped
+            if not gone or now - since < STOPPED or (status == 0 and stepped is not None and stepped > since):
+                continue
+            how = " (%s)" % _cause(status) if status else ""
+            hang = self._once(Hang("dead", rank, "rank %d (pid %d) is gone%s, and others go on" % (rank, pid, how)))
+            if hang:
+                return hang
+        return None
+
+    def _silent(self, members: Dict[int, Stat], now: float) -> Optional[Hang]:
+        why = self._silence.judge(members, now) if self._judges else None
+        if why:
+            return self._once(Hang("no progress", None, why))
+        self._passed("no progress", None, "the run goes on again")
+        return None
+
+
+def _cause(status: int) -> str:
+    """How a process died, from its wait status."""
+    if not os.WIFSIGNALED(status):
+        return "exit code %d" % os.WEXITSTATUS(status)
+    try:
+        return signal.Signals(os.WTERMSIG(status)).name
+    except ValueError:
+        return "signal %d" % os.WTERMSIG(status)

@@ -1,0 +1,197 @@
+"""Starts the ranks of one node, passes on what they say, and leaves none behind.
+
+The first line of stdin is what to do, as JSON; the end of stdin ends everything, since whoever asked is gone then:
+
+===========  =================================================================================================
+``ranks``    global ranks of this node's processes, in the order of their local ranks
+``world``    how many processes there are on all nodes
+``master``   address of rank 0's node; ``port``: where rank 0's store listens
+``env``      set for the processes, over the few variables that are inherited
+``unset``    taken out of what is inherited
+``timeout``  seconds that an operation may take, and that a node may be silent
+``work``     what ``measure`` does
+===========  =================================================================================================
+
+Each line of stdout is one JSON object with the key ``event``: those of ``measure``, and
+
+``network``  a line of NCCL's log that tells what network it uses: ``rank``, ``text``
+``failed``   a rank that has failed: ``rank``, ``why``, ``log`` (its last lines)
+``end``      the last one: ``ok``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import IO, Any, Deque, Dict, List, Optional, Tuple
+
+KEPT = ("HOME", "USER", "LOGNAME", "PATH", "TZ", "TMPDIR", "CLUSTERCTL_RUN", "CLUSTERCTL_NODE")
+KEPT_PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_", "UCX_")  # what a site sets for its machines
+LAST_LINES = 40
+LAST_WORDS = 3.0  # seconds for the other ranks to say why they fail as well
+# What NCCL says about its networks at INFO: "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket",
+# "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0".
+NETWORK = re.compile(r"NCCL INFO .*(NET/|Using network| via )")
+NETWORK_LINES = 300  # of each rank: two for each channel and peer
+
+Message = Tuple[str, int, Any]
+
+
+def environment(spec: Dict[str, Any], local: int, inherited: Dict[str, str]) -> Dict[str, str]:
+    """A rank's environment."""
+    env = {name: value for name, value in inherited.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
+    env.update(spec["env"])
+    for name in spec.get("unset", []):
+        env.pop(name, None)
+    env.update(
+        RANK=str(spec["ranks"][local]),
+        LOCAL_RANK=str(local),
+        WORLD_SIZE=str(spec["world"]),
+        MASTER_ADDR=spec["master"],
+        MASTER_PORT=str(spec["port"]),
+    )
+    return env
+
+
+class Ranks:
+    """The processes of one node. ``run`` does all of it."""
+
+    def __init__(self, spec: Dict[str, Any]) -> None:
+        self.spec = spec
+        self.ok = True
+        self._heard: "queue.Queue[Message]" = queue.Queue()
+        self._children: Dict[int, "subprocess.Popen[bytes]"] = {}
+        self._logs: Dict[int, Deque[str]] = {}
+        self._errors: Dict[int, str] = {}
+        self._told: Dict[int, int] = {}
+
+    def run(self) -> int:
+        """Start the ranks, pass on what they say, and end them all."""
+        self._listen(sys.stdin.buffer, "gone", -1)
+        try:
+            for local, rank in enumerate(self.spec["ranks"]):
+                self._start(local, rank)
+            self._follow()
+        finally:
+            for child in self._children.values():
+                with contextlib.suppress(ProcessLookupError):
+                    child.send_signal(signal.SIGKILL)
+                child.wait()
+        tell("end", ok=self.ok)
+        return 0 if self.ok else 1
+
+    def _start(self, local: int, rank: int) -> None:
+        events, theirs = os.pipe()
+        child = subprocess.Popen(
+            [sys.executable, "-I", str(Path(__file__).parent), "rank", str(theirs)],
+            env=environment(self.spec, local, dict(os.environ)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(theirs,),
+        )
+        os.close(theirs)
+        self._children[rank] = child
+        self._logs[rank] = deque(maxlen=LAST_LINES)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        # The pipe stays open: its end is how a rank learns that this process is gone.
+        child.stdin.write(json.dumps(dict(self.spec["work"], timeout=self.spec["timeout"])).encode() + b"\n")
+        child.stdin.flush()
+        self._listen(os.fdopen(events, "rb"), "event", rank)
+        self._listen(child.stdout, "log", rank)
+
+    def _listen(self, stream: IO[bytes], kind: str, rank: int) -> None:
+        """Read lines in a thread of their own; the end of the events of a rank is its end."""
+
+        def read() -> None:
+            for line in stream:
+                if kind != "gone":
+                    self._heard.put((kind, rank, line.decode("utf-8", "replace").rstrip("\n")))
+            if kind == "event":
+                self._heard.put(("exit", rank, self._children[rank].wait()))
+            elif kind == "gone":
+                self._heard.put(("gone", rank, None))
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def _follow(self) -> None:
+        """Until every rank has ended; the first that fails has the others ended soon."""
+        running = set(self._children)
+        while running:
+            try:
+                kind, rank, what = self._heard.get(timeout=LAST_WORDS if not self.ok else self.spec["timeout"] + 30)
+            except queue.Empty:
+                if self.ok:
+                    for each in sorted(running):
+                        self._fail(each, "said nothing for %d s" % (self.spec["timeout"] + 30))
+                return
+            if kind == "gone":
+                self.ok = False
+                return
+            if kind == "log":
+                self._log(rank, what)
+            elif kind == "event":
+                self._event(rank, json.loads(what))
+            else:
+                running.discard(rank)
+                if what != 0:
+                    self._fail(rank, self._errors.get(rank) or ended(what))
+
+    def _log(self, rank: int, line: str) -> None:
+        self._logs[rank].append(line)
+        if NETWORK.search(line) and self._told.setdefault(rank, 0) < NETWORK_LINES:
+            self._told[rank] += 1
+            tell("network", rank=rank, text=line)
+
+    def _event(self, rank: int, event: Dict[str, Any]) -> None:
+        if event["event"] == "error":
+            self._errors[rank] = event["text"]
+        elif event["event"] != "alive":
+            tell(**event)
+
+    def _fail(self, rank: int, why: str) -> None:
+        self.ok = False
+        tell("failed", rank=rank, why=why, log=list(self._logs[rank]))
+
+
+def ended(status: int) -> str:
+    """How a process ended that did not say why."""
+    if status >= 0:
+        return "ended with exit code %d" % status
+    try:
+        return "ended by %s" % signal.Signals(-status).name
+    except ValueError:
+        return "ended by signal %d" % -status
+
+
+def tell(event: str, **fields: Any) -> None:
+    """One line to whoever asked."""
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more: the end of stdin says so too
+        sys.stdout.write(json.dumps(dict(fields, event=event)) + "\n")
+        sys.stdout.flush()
+
+
+def main(argv: List[str]) -> Optional[int]:
+    """Start the ranks of this node, or be one of them."""
+    if argv[:1] == ["rank"]:
+        from measure import main as measure  # noqa: PLC0415 - it imports torch, which the parent does not need
+
+        return measure(int(argv[1]))
+    return Ranks(json.loads(sys.stdin.buffer.readline())).run()
+
+
+if __name__ == "__main__":
+    # Not sys.exit: a thread that reads stdin holds its lock, over which the interpreter would stumble as it ends.
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(status or 0)
