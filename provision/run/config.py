@@ -10,7 +10,8 @@ import json
 import os
 import posixpath
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,18 @@ _MEDIA = ("images", "videos", "audios")
 _NO_HUB = "the nodes have no internet: give a local folder, or an absolute path on the nodes"
 
 
-def travel(config: Path, *, limit: int = LIMIT) -> Travel:
+def travel(config: Path, *, overrides: Sequence[str] = (), limit: int = LIMIT) -> Travel:
     """Read a training config and find everything that goes with it.
+
+    Args:
+        config: the YAML file.
+        overrides: ``KEY=VALUE`` as LLaMA-Factory takes them; they are written into the config that travels.
+        limit: bytes that may travel.
 
     Raises:
         UsageError: a mistake in the config, with its file, line and key; a file that is missing; too many bytes.
     """
-    document = read(config)
+    document = read(config, overrides)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", config.stem).lstrip("-.") or "train"
     luggage = Luggage(config.absolute().parent, frozenset({f"{WORK}/{name}.yaml"}))
     job = _Job(document, luggage, {}, {})
@@ -64,6 +70,9 @@ def travel(config: Path, *, limit: int = LIMIT) -> Travel:
         entries=tuple(entry for entry in luggage.pack(limit) if entry.arcname not in texts),
         progress=posixpath.normpath(posixpath.join(WORK, output, TRAINER_LOG)),
         notices=tuple(notices),
+        output=posixpath.normpath(posixpath.join(WORK, output)),
+        settings=document.data,
+        there=tuple(dict.fromkeys(job.there())),
     )
 
 
@@ -75,10 +84,16 @@ class _Job:
     luggage: Luggage
     changes: dict[str, str]
     texts: dict[str, bytes]
+    read_there: list[str] = field(default_factory=list)  # by entries of dataset_info.json
 
     def check(self) -> None:
         data = self.document.data
         if "model_name_or_path" not in data:
+            if "distributed_type" in data and "compute_environment" in data:
+                raise UsageError(
+                    f"{self.document.path} is a config of accelerate's, not of LLaMA-Factory's",
+                    hint=f"clusterctl train --accelerate-config {self.document.path} SCRIPT.py",
+                )
             if "stage" not in data:
                 raise UsageError(
                     f"{self.document.path} is not a LLaMA-Factory config: it has neither stage nor model_name_or_path"
@@ -173,6 +188,16 @@ class _Job:
                 )
         return str(self.document.data.get("output_dir") or "trainer_output")  # transformers' own default
 
+    def there(self) -> Iterator[str]:
+        """Absolute paths that are read on the nodes."""
+        for key in (*MODELS, *ADAPTERS, *FILES, "dataset_dir"):
+            value = self.document.data.get(key)
+            names = value.split(",") if isinstance(value, str) and key in ADAPTERS else [value]
+            for name in names:
+                if isinstance(name, str) and name.strip().startswith("/") and "${" not in name:
+                    yield posixpath.normpath(name.strip())
+        yield from self.read_there
+
     def datasets(self) -> None:
         """``dataset_info.json`` and the files of the datasets that the config names."""
         named = [(key, name) for key in ("dataset", "eval_dataset") for name in self.names(key)]
@@ -237,6 +262,7 @@ class _Job:
         if source is None:
             kept = [str(entry[hub]) for hub in _HUBS if hub in entry]
             if kept and all(url.startswith("/") for url in kept):
+                self.read_there += kept
                 return entry
             what = f"comes from a hub ({kept[0]})" if kept else "has no file_name"
             raise UsageError(f"{where} {what}", hint="download it, and give the local file as file_name")
@@ -249,4 +275,6 @@ class _Job:
             if not (path.is_relative_to(folder) and ".." not in Path(value).parts):
                 there[source] = posixpath.relpath(self.luggage.place(path), arcname)
             self.luggage.add(path, self.document.where(key))
+        else:
+            self.read_there.append(posixpath.normpath(value))
         return there

@@ -16,6 +16,7 @@ import yaml
 from provision.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -58,20 +59,27 @@ def _quoted(value: str) -> str:
     return value if re.fullmatch(r"[A-Za-z./][\w./-]*", value, re.ASCII) else json.dumps(value)
 
 
-def read(config: Path) -> Document:
-    """Read a training config.
+def read(config: Path, overrides: Sequence[str] = ()) -> Document:
+    """Read a training config; ``overrides`` (``KEY=VALUE``, in YAML) take the place of what it says.
 
     Raises:
-        UsageError: it cannot be read, or is no YAML mapping.
+        UsageError: it cannot be read, or is no YAML mapping; an override that cannot be written into it.
     """
     try:
         text = config.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"there is no {config}", hint="name a LLaMA-Factory YAML with --config FILE") from None
+        raise UsageError(f"there is no {config}", hint="clusterctl train CONFIG.yaml") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{config} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from error
     except OSError as error:
         raise UsageError(f"{config} cannot be read: {error.strerror}") from error
+    document = _parsed(config, text)
+    if not overrides:
+        return document
+    return _parsed(config, _overridden(document, overrides))
+
+
+def _parsed(config: Path, text: str) -> Document:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
@@ -89,3 +97,40 @@ def read(config: Path) -> Document:
             raise UsageError(f"{config}:{key.start_mark.line + 1}: {key.value}: given before, in line {first}")
         places[key.value] = (key, value)
     return Document(config, text, data, places)
+
+
+def _overridden(document: Document, overrides: Sequence[str]) -> str:
+    """The text with the overrides written into it as they are, so that LLaMA-Factory reads their numbers itself."""
+    values: dict[str, str] = {}
+    for word in overrides:
+        key, has, value = word.partition("=")
+        if not has or not re.fullmatch(r"\w+", key):
+            raise UsageError(
+                f"{word}: a config's arguments are KEY=VALUE",
+                hint="as in: clusterctl train CONFIG.yaml -- max_steps=10",
+            )
+        try:
+            read_as = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(f"{word}: {value} is not a value in YAML") from error
+        if "\n" in value or isinstance(read_as, dict) or (isinstance(read_as, str) and read_as != value.strip("\"'")):
+            raise UsageError(f"{word}: this value stands in the config only", hint=f"write it into {document.path}")
+        values[key] = value or '""'
+    text = document.text
+    end = "" if text.endswith("\n") else "\n"
+    spans = []
+    for key, value in values.items():
+        if key not in document.places:
+            spans.append((len(text), len(text), f"{end}{key}: {value}\n"))
+            end = ""
+            continue
+        before, node = document.places[key]
+        if node.start_mark.index < before.end_mark.index:  # an alias: the node stands where its anchor is
+            raise UsageError(f"{document.where(key)} is an alias", hint=f"change {key} in {document.path}")
+        newline = "\n" if text[: node.end_mark.index].endswith("\n") else ""  # a block ends with its line
+        gap = "" if text[: node.start_mark.index].endswith((" ", "\n")) else " "  # "key:" alone
+        spans.append((node.start_mark.index, node.end_mark.index, f"{gap}{value}{newline}"))
+    spans.sort(key=lambda span: span[0])
+    for start, stop, value in reversed(spans):
+        text = text[:start] + value + text[stop:]
+    return text

@@ -11,7 +11,7 @@ import os
 import stat
 import tarfile
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provision.errors import UsageError
 
@@ -42,15 +42,20 @@ class Travel:
     """Everything a run takes along, fixed by its digests.
 
     ``texts`` are the files that were made here: the config, and what had to be rewritten for the new places.
-    ``progress`` is the trainer's own log, relative to the run's folder unless absolute.
+    ``progress`` is the trainer's own log and ``output`` the folder with its checkpoints, both relative to the run's
+    folder unless absolute. ``settings`` is what the config, or accelerate's, says. ``there`` are absolute paths that
+    the run reads on the nodes: they must be there, and the same on all.
     """
 
     config: Path
-    config_name: str  # in job/
+    config_name: str  # in job/; of a module its name, of a script on the nodes its absolute path
     texts: Mapping[str, bytes]
     entries: tuple[Entry, ...]
     progress: str | None = None
     notices: tuple[str, ...] = ()
+    output: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    there: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -1,43 +1,23 @@
-"""Launchers: inputs and the plans that come of them lie side by side in ``tests/golden/launch_*.json``.
-
-``CLUSTERCTL_GOLDEN=write pytest tests/unit/test_launchers.py`` writes the plans anew, for review in the diff.
-"""
+"""Launchers: what they derive from a run, and what they refuse. Whole plans are in ``tests/golden/launchers``."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
-from dataclasses import asdict, replace
+import subprocess
+import sys
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provision import launchers
 from provision.errors import ClusterctlError, PreflightError, UsageError
 from provision.launchers import llamafactory
 from provision.model import Node
-from provision.run import Facts, RunSpec, Worker, new_run_id, plan_name
-
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("launch_*.json"))
-
-
-def spec_of(given):
-    """A golden file's ``spec``."""
-    workers = tuple(
-        Worker(Node(**worker["node"]), Facts.parse(json.dumps(worker["facts"]))) for worker in given["workers"]
-    )
-    paths = {key: PurePosixPath(given[key]) for key in ("prefix", "folder")}
-    return RunSpec(**{**given, **paths, "workers": workers})
-
-
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_golden(path):
-    case = json.loads(path.read_text())
-    launch = llamafactory.launch(spec_of(case["spec"]))
-    came = {"plans": list(launch.plans), "notices": [asdict(notice) for notice in launch.notices]}
-    if os.environ.get("CLUSTERCTL_GOLDEN") == "write":
-        path.write_text(json.dumps(case | came, indent=2) + "\n")
-    assert json.loads(json.dumps(came)) == {key: case.get(key) for key in came}
+from provision.run import LAUNCHERS, Facts, Job, RunSpec, Worker, new_run_id, plan_name
 
 
 def worker(number=0, *, gpus=None, **facts):
@@ -64,10 +44,6 @@ def envs(spec):
     return [plan["env"] for plan in llamafactory.launch(spec).plans]
 
 
-ACTIVE = ({"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link_layer": "InfiniBand"},)
-INITIALIZING = ({"device": "mlx5_0", "port": 1, "state": "INIT", "link_layer": "InfiniBand"},)
-
-
 # --- argv ----------------------------------------------------------------------------------------
 
 
@@ -76,7 +52,7 @@ def test_no_argument_is_ever_split():
     argv = llamafactory.launch(spec(prefix=PurePosixPath("/data/my envs/r"), folder=folder)).plans[1]["argv"]
     assert argv[0] == "/data/my envs/r/bin/python"
     assert argv[argv.index("--log-dir") + 1] == "/data/our runs/$HOME/logs/node1/ranks"
-    assert argv[-3:] == ["-m", "llamafactory.launcher", "sft.yaml"]
+    assert argv[-4:] == ["-m", "llamafactory.launcher", "sft.yaml", "run_name=20261121-071500-sft-3f2a"]
 
 
 def test_ranks_go_on_from_node_to_node():
@@ -110,22 +86,6 @@ def test_each_node_has_its_own_interface():
     assert (two["NCCL_SOCKET_IFNAME"], two["GLOO_SOCKET_IFNAME"]) == ("=ens2f0", "ens2f0")
 
 
-@pytest.mark.parametrize(
-    ("ports", "disabled", "text"),
-    [
-        ((ACTIVE, ACTIVE), False, None),
-        (((), ()), True, "no node has InfiniBand"),
-        ((ACTIVE, INITIALIZING), True, "no active InfiniBand port on gpu02"),
-        ((INITIALIZING, ACTIVE + INITIALIZING), True, "no active InfiniBand port on gpu01"),
-    ],
-)
-def test_infiniband_is_used_when_all_have_it(ports, disabled, text):
-    given = spec(*(worker(number, infiniband=each) for number, each in enumerate(ports)))
-    assert [env.get("NCCL_IB_DISABLE") == "1" for env in envs(given)] == [disabled, disabled]
-    told = [notice.text for notice in llamafactory.launch(given).notices]
-    assert [text in each for each in told] == ([True] if text else [])
-
-
 def test_the_user_wins_over_all_but_the_ranks():
     given = {"OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": "0", "PYTHONPATH": "/mine", "NODE_RANK": "7", "MASTER_PORT": "1"}
     launch = llamafactory.launch(spec(env=given))
@@ -151,6 +111,32 @@ def test_optimized_torch_can_be_switched_off_as_in_llamafactory():
     assert "PYTORCH_CUDA_ALLOC_CONF" not in envs(spec(env={"OPTIM_TORCH": "0"}))[0]
 
 
+def test_checkpoints_of_cpu_processes_can_be_read_on_nodes_without_gpus():
+    one, two = envs(
+        spec(worker(0, gpus=None), replace(worker(1), facts=Facts(ip="10.0.0.2")), env={"PYTHONPATH": "/mine"})
+    )
+    assert one["PYTHONPATH"] == "/mine"
+    assert two["PYTHONPATH"] == "/data/runs/20261121-071500-sft-3f2a/hooks:/mine"
+
+
+def test_ranks_that_save_on_sigterm_are_mended_with_gpus_too():
+    asked = replace(spec(worker(0, gpus=None)), settings={"enable_jit_checkpoint": True})
+    assert envs(asked)[0]["PYTHONPATH"] == "/data/runs/20261121-071500-sft-3f2a/hooks"
+
+
+def test_what_was_typed_wins_over_the_inventory():
+    job = Job("script", "train.py", env={"OMP_NUM_THREADS": "5"})
+    given = spec(job=job, env={"OMP_NUM_THREADS": "3", "X": "1"})
+    env = launchers.launch(given).plans[0]["env"]
+    assert (env["OMP_NUM_THREADS"], env["X"]) == ("5", "1")
+
+
+def test_whoever_asks_for_nccls_log_gets_it_where_it_comes_by_itself():
+    assert envs(spec())[0]["NCCL_DEBUG_FILE"].endswith("/logs/node0/nccl-%p.log")
+    asked = envs(spec(env={"NCCL_DEBUG": "WARN"}))[0]
+    assert {name for name in asked if name.startswith("NCCL_DEBUG")} == {"NCCL_DEBUG"}
+
+
 def test_every_value_is_text():
     for env in envs(spec()):
         assert all(isinstance(value, str) for value in env.values())
@@ -159,27 +145,8 @@ def test_every_value_is_text():
 # --- refusals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
-        ({"error": "no route to rank 0"}, "no route to rank 0"),
-        ({"interface": "lo", "ip": "127.0.1.1", "master_ip": "127.0.1.1"}, "10.0.0.1 means 127.0.1.1 there"),
-        ({"ip": "10.0.0.1", "boot_id": "boot-0"}, "is the same machine as gpu01"),
-    ],
-)
-def test_nodes_that_would_make_it_hang_are_refused(bad, reason):
-    with pytest.raises(PreflightError) as caught:
-        llamafactory.launch(spec(worker(0), worker(1, **bad)))
-    assert list(caught.value.reasons) == ["gpu02"]
-    assert reason in caught.value.reasons["gpu02"]
-
-
 def test_one_node_may_use_loopback():
     assert envs(spec(worker(interface="lo", ip="127.0.0.1")))[0]["GLOO_SOCKET_IFNAME"] == "lo"
-
-
-def test_nodes_in_network_namespaces_of_one_machine_are_different():
-    llamafactory.launch(spec(worker(0, boot_id="same"), worker(1, boot_id="same")))
 
 
 def test_a_container_bridge_is_pointed_out():
@@ -195,6 +162,229 @@ def test_a_container_bridge_is_pointed_out():
 def test_v1_is_refused():
     with pytest.raises(UsageError, match="USE_V1"):
         llamafactory.launch(spec(env={"USE_V1": "1"}))
+
+
+# --- LLaMA-Factory -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("packages", "settings", "said"),
+    [
+        ((), {}, ["run_name=20261121-071500-sft-3f2a"]),
+        (("torch", "tensorboard", "wandb"), {"run_name": "mine"}, ["report_to=[tensorboard,wandb]"]),
+        (("tensorboardx",), {"run_name": "mine"}, ["report_to=[tensorboard]"]),
+        (("wandb",), {"run_name": "mine", "report_to": "none"}, []),
+    ],
+)
+def test_loggers_are_those_that_the_environment_has(packages, settings, said):
+    argv = llamafactory.launch(spec(worker(packages=packages), settings=settings)).plans[0]["argv"]
+    assert argv[argv.index("sft.yaml") + 1 :] == said
+
+
+def test_tensorboard_writes_where_the_config_says():
+    assert envs(spec())[1]["TENSORBOARD_LOGGING_DIR"].endswith("/logs/node1/tensorboard")
+    assert envs(spec(settings={"logging_dir": "tb"}))[1]["TENSORBOARD_LOGGING_DIR"] == "tb"
+
+
+def test_a_checkpoint_is_handed_to_llamafactory():
+    plan = launchers.launch(spec(progress="job/out/trainer_log.jsonl")).plans[1]
+    assert plan["resume"] == {
+        "output": "job/out",
+        "argv": ['resume_from_checkpoint="{checkpoint}"', "overwrite_output_dir=false"],  # which keeps the log
+        "env": {"CLUSTERCTL_CHECKPOINT": "{checkpoint}"},
+    }
+
+
+@pytest.mark.parametrize("settings", [{"stage": "ppo"}, {"stage": "rm", "finetuning_type": "full"}])
+def test_what_llamafactory_does_not_resume_is_not_resumed(settings):
+    given = spec(settings=settings, progress="job/out/trainer_log.jsonl")
+    assert launchers.launch(given).plans[0]["resume"] is None
+    with pytest.raises(UsageError, match="cannot be resumed"):
+        launchers.launch(replace(given, resuming=True))
+    assert any("first step" in notice.text for notice in launchers.launch(replace(given, restarts=2)).notices)
+
+
+# --- scripts and modules -------------------------------------------------------------------------
+
+SCRIPT = Job("script", "train.py", ("--x", "a b"))
+
+
+def test_there_is_a_file_for_every_launcher():
+    assert launchers.names() == tuple(sorted(LAUNCHERS))
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
+@pytest.mark.parametrize("job", [SCRIPT, Job("module", "pkg.train", ("--x", "a b"))])
+def test_every_launcher_starts_scripts_and_modules(launcher, job):
+    plans = launchers.launch(spec(job=job, launcher=launcher, config=job.target)).plans
+    for plan in plans:
+        assert plan["argv"][-3:] == [job.target, "--x", "a b"]
+        assert "{port}" in plan["argv"]
+        assert plan["port"] == 29500
+        assert "PYTHONSAFEPATH" not in plan["env"]  # a script imports what lies beside it
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
+def test_a_script_that_keeps_checkpoints(launcher):
+    job = replace(SCRIPT, resume_arg="--resume {checkpoint}")
+    plan = launchers.launch(spec(job=job, launcher=launcher, output="job/out")).plans[0]
+    assert plan["resume"]["output"] == "job/out"
+    assert plan["resume"]["argv"] == ["--resume", "{checkpoint}"]
+
+
+def test_a_restart_wants_to_know_where_checkpoints_are():
+    with pytest.raises(UsageError, match="checkpoints") as caught:
+        launchers.launch(spec(job=SCRIPT, restarts=1))
+    assert "--output" in caught.value.hint
+
+
+def test_a_resume_arg_without_a_place():
+    with pytest.raises(UsageError, match="where the checkpoint"):
+        launchers.launch(spec(job=replace(SCRIPT, resume_arg="--resume"), output="job/out"))
+
+
+def test_the_old_launcher_gives_the_local_rank():
+    argv = launchers.launch(spec(job=replace(SCRIPT, local_rank=True))).plans[0]["argv"]
+    assert argv[2] == "torch.distributed.launch"
+
+
+@pytest.mark.parametrize(("launcher", "package"), [("deepspeed", "deepspeed"), ("accelerate", "accelerate")])
+def test_a_launcher_that_the_environment_lacks(launcher, package):
+    given = spec(worker(packages=("torch",)), worker(1), job=SCRIPT, launcher=launcher)
+    with pytest.raises(PreflightError, match=f"lacks {package}") as caught:
+        launchers.launch(given)
+    assert list(caught.value.reasons) == ["gpu01"]
+
+
+def test_no_such_launcher():
+    with pytest.raises(UsageError, match="no launcher mpirun"):
+        launchers.launch(spec(launcher="mpirun"))
+
+
+def test_notices_of_the_job_come_first():
+    job = replace(SCRIPT, notices=("torchrun --nnodes 2 is left out",))
+    assert launchers.launch(spec(worker(), job=job)).notices[0].text == "torchrun --nnodes 2 is left out"
+
+
+# --- DeepSpeed: ranks that it would number wrongly -------------------------------------------------
+
+
+@pytest.fixture
+def said_by_ranks(tmp_path):
+    """Starts the ranks of every node as DeepSpeed's launcher (launch.py) does; what each says of itself."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\nprint('!', file=sys.stderr)\n"
+        "print(os.environ['RANK'], os.environ['LOCAL_RANK'], sys.argv[1:])\n"
+    )
+
+    def start(launch):
+        found = {}
+        for plan in launch.plans:
+            argv = plan["argv"]
+            info = next(word for word in argv if word.startswith("--world_info=")).partition("=")[2]
+            world = json.loads(base64.urlsafe_b64decode(info))
+            count = len(world[plan["node"]])
+            assert {"--no_python", "--no_local_rank"} <= set(argv[: argv.index("/bin/sh")])
+            command = argv[argv.index("/bin/sh") :]
+            command[3] = sys.executable
+            for rank in range(plan["first_rank"], plan["first_rank"] + count):
+                env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank % count)}
+                subprocess.run(command, env=env, check=True, cwd=tmp_path)
+            logs = Path(plan["rank_logs"])
+            for path in logs.glob("*/attempt_*/*/stdout.log"):
+                rank, local, args = path.read_text().split(maxsplit=2)
+                assert path.parent.name == local
+                assert (path.parent / "stderr.log").read_text() == "!\n"
+                found[int(rank)] = (plan["node"], int(local), args.strip())
+        return found
+
+    return start
+
+
+def test_deepspeed_local_ranks_of_unequal_nodes(said_by_ranks, tmp_path):
+    job = Job("script", "train.py", ("--deepspeed_config", "it's $HOME.json"))
+    workers = (worker(0, gpus=2), worker(1, gpus=4), worker(2, gpus=3))
+    said = said_by_ranks(launchers.launch(spec(*workers, job=job, config="train.py", folder=tmp_path / "our 'runs'")))
+    nodes = ["gpu01"] * 2 + ["gpu02"] * 4 + ["gpu03"] * 3
+    locals_ = [0, 1, 0, 1, 2, 3, 0, 1, 2]
+    args = ["--deepspeed_config", "it's $HOME.json"]
+    assert said == {
+        rank: (nodes[rank], locals_[rank], str([f"--local_rank={locals_[rank]}", *args])) for rank in range(9)
+    }
+
+
+def test_deepspeed_leaves_the_local_rank_out_when_told(said_by_ranks, tmp_path):
+    job = Job("script", "train.py", launcher="deepspeed", launcher_args=("--no_local_rank", "--bind_cores_to_rank"))
+    launch = launchers.launch(spec(worker(gpus=1), job=job, config="train.py", folder=tmp_path))
+    assert said_by_ranks(launch) == {0: ("gpu01", 0, "[]")}
+    assert launch.plans[0]["argv"].count("--no_local_rank") == 1
+    assert "--bind_cores_to_rank" in launch.plans[0]["argv"]
+
+
+def test_deepspeed_gets_the_gpus_that_may_be_used():
+    from provision.launchers.deepspeed import world
+
+    workers = (
+        replace(worker(0), devices=("1", "3")),
+        replace(worker(1), devices=("GPU-8a56a4bc",)),
+        replace(worker(2), wanted=3),
+    )
+    assert world(spec(*workers)) == {"gpu01": [1, 3], "gpu02": ["GPU-8a56a4bc"], "gpu03": [0, 1, 2]}
+
+
+# --- accelerate ----------------------------------------------------------------------------------
+
+
+def accelerate(*workers, settings=None, **job):
+    given = Job("script", "train.py", launcher="accelerate", **job)
+    return launchers.launch(spec(*workers, job=given, config="train.py", settings=settings or {})).plans
+
+
+def test_accelerate_starts_what_each_node_has():
+    plans = accelerate(worker(0, gpus=2), worker(1, gpus=4), worker(2, gpus=1))
+    counts = [plan["argv"][plan["argv"].index("--num_processes") + 1] for plan in plans]
+    assert [int(count) // 3 for count in counts] == [2, 4, 1]  # accelerate divides by --num_machines
+    assert all("--multi_gpu" in plan["argv"] for plan in plans)
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
+def test_accelerates_config_keeps_its_way(kind):
+    plans = accelerate(worker(0), worker(1), settings={"distributed_type": kind}, accelerate_config=Path("a.yaml"))
+    argv = plans[0]["argv"]
+    assert "--multi_gpu" not in argv  # with it accelerate ignores the config's distributed_type
+    assert argv[argv.index("--config_file") + 1] == "/data/runs/20261121-071500-sft-3f2a/accelerate.yaml"
+    assert argv[argv.index("--deepspeed_multinode_launcher") + 1] == "standard"
+
+
+@pytest.mark.parametrize("settings", [{"distributed_type": "XLA"}, {"compute_environment": "AMAZON_SAGEMAKER"}])
+def test_accelerates_config_for_other_machines(settings):
+    with pytest.raises(UsageError, match="does not start"):
+        accelerate(worker(), settings=settings, accelerate_config=Path("a.yaml"))
+
+
+def test_accelerate_of_one_process_is_started_by_torchrun():
+    (plan,) = accelerate(worker(gpus=1))
+    argv = plan["argv"]
+    inner = argv.index("accelerate.commands.launch")
+    assert argv[1:3] == ["-m", "torch.distributed.run"]
+    assert argv[inner - 1] == "-m"
+    assert argv[inner + 1 :] == [
+        *("--num_processes", "1", "--num_machines", "1", "--machine_rank", "0", "--gpu_ids", "all", "train.py")
+    ]
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "MULTI_GPU"])
+def test_accelerate_of_one_process_that_starts_torchrun_itself(kind):
+    (plan,) = accelerate(worker(gpus=1), settings={"distributed_type": kind}, accelerate_config=Path("a.yaml"))
+    assert "torch.distributed.run" not in plan["argv"]
+    assert "--multi_gpu" not in plan["argv"]  # refused for one process
+
+
+def test_accelerate_on_nodes_without_gpus():
+    plans = accelerate(replace(worker(0), facts=Facts(ip="10.0.0.1")))
+    assert plans[0]["env"]["ACCELERATE_USE_CPU"] == "true"
+    assert "--cpu" not in plans[0]["argv"]
 
 
 # --- names ---------------------------------------------------------------------------------------

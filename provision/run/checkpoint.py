@@ -1,0 +1,117 @@
+"""Which files of a run are collected, and from which node each: pure, from what the nodes' agents say.
+
+``trainer/agent/checkpoints/stock.py`` says what checkpoints there are (``offer``) and which of them is the newest
+that all nodes together have whole (``newest``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ZERO = ("_optim_states.pt",)  # what only ZeRO of DeepSpeed writes
+_CHECKPOINT = re.compile(r"(checkpoint-|iter_)\d+")  # the Trainer's, and those that hold a complete.json
+_DEEPSPEED = "_model_states.pt"  # lies in the folder of a tag
+
+# Runs with the run's own Python; its first argument is the agent's folder, its second the plan.
+OFFER = """\
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from checkpoints import stock
+from plan import load
+plan = load(sys.argv[2])
+output = plan.output
+said = None
+if output is not None:
+    said = stock.offer(output, int(plan.given.get("first_rank", 0)), int(plan.given.get("processes", 1)))
+print(json.dumps({"output": None if output is None else str(output.resolve()), "offer": said}))
+"""
+
+# Its second argument is the number of ranks; it reads the offers by node rank.
+NEWEST = """\
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from checkpoints import stock
+offers = {int(rank): offer for rank, offer in json.load(sys.stdin).items()}
+choice = stock.newest(offers, int(sys.argv[2]))
+print(json.dumps({"name": choice.name, "step": choice.step, "refused": choice.refused}))
+"""
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest complete checkpoint: its folder's name below the output, and why newer ones are not taken."""
+
+    name: str | None = None
+    step: int | None = None
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Sources:
+    """From which node each file of the output folder is taken.
+
+    Attributes:
+        files: by node name, the files that are taken from it.
+        zero: the checkpoint holds parts that ZeRO of DeepSpeed has written.
+        tag: it lies in DeepSpeed's own layout.
+    """
+
+    files: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    zero: bool = False
+    tag: bool = False
+
+
+def newest(said: Mapping[str, Any]) -> Newest:
+    """Read the answer of ``NEWEST``."""
+    refused = tuple((str(name), str(why)) for name, why in said.get("refused") or ())
+    return Newest(said.get("name"), said.get("step"), refused)
+
+
+def folders(names: Iterable[str]) -> set[str]:
+    """The folders of checkpoints among files below an output folder, whole or not."""
+    return {top for top, inside in (name.split("/", 1) for name in names if "/" in name) if _is_one(top, inside)}
+
+
+def _is_one(top: str, inside: str) -> bool:
+    return bool(_CHECKPOINT.fullmatch(top)) or ("/" not in inside and inside.endswith(_DEEPSPEED))
+
+
+def sources(
+    names: Mapping[str, frozenset[str]], offers: Mapping[str, Mapping[str, Any]], checkpoint: str | None
+) -> Sources:
+    """Choose a node for every file.
+
+    Of a checkpoint's file it is the one that wrote it last and whole; of any other, the first in the order of ranks.
+
+    Args:
+        names: by node name, in the order of the ranks, its files below the output folder.
+        offers: by node name, what its agent said about checkpoints.
+        checkpoint: the folder of the checkpoint that is taken; files of others are not.
+    """
+    best: dict[str, tuple[str, float]] = {}
+    layout = ""
+    for node, offer in offers.items():
+        for one in offer.get("checkpoints", ()):
+            if one["name"] != checkpoint:
+                continue
+            layout = layout or str(one.get("layout", ""))
+            for file, (_, mtime, _, torn) in one["files"].items():
+                name = f"{checkpoint}/{file}"
+                if not torn and name in names.get(node, ()) and (name not in best or mtime > best[name][1]):
+                    best[name] = (node, mtime)
+    others = tuple(f"{name}/" for name in folders(name for mine in names.values() for name in mine))
+    for node, mine in names.items():
+        for name in mine:
+            if name not in best and not name.startswith(others):
+                best[name] = (node, 0.0)
+    files: dict[str, set[str]] = {}
+    for name, (node, _) in best.items():
+        files.setdefault(node, set()).add(name)
+    return Sources(
+        {node: frozenset(each) for node, each in files.items()},
+        zero=any(name.endswith(ZERO) for name in best),
+        tag=layout == "deepspeed",
+    )

@@ -1,0 +1,255 @@
+"""The runs that lie on the nodes, as the nodes tell them: what their agents wrote last, and whether they live.
+
+Pure: ``tasks/runs.py`` asks the nodes by ``templates/run/runs.sh.j2``, whose answer is read here. So a run is found
+from any machine that has the inventory, whoever started it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from provision.run import network_used
+
+LIVE = ("starting", "meeting", "running", "ending")
+ENDED = ("finished", "failed", "stopped")
+LOST = "lost"  # its agent is gone without having written an end
+UNKNOWN = "unknown"  # its node does not answer; others that share the folder have told of it
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run on one node.
+
+    Attributes:
+        run: the run's id.
+        node: the inventory's name for the node it ran on.
+        said: the agent's ``state.json``; ``trainer/agent`` explains each field.
+        alive: whether the agent's process lives; None when its node did not tell.
+        owner: the user whose it is.
+        samples: the last lines of ``metrics.jsonl``, of one that lives.
+        logs: the part's folder of logs, relative to ``<root>/runs``.
+        seen_on: the nodes that have this folder: several where they share it.
+        network: which one NCCL's own log says that it used; "" when it says nothing, or the run was not asked for.
+    """
+
+    run: str
+    node: str
+    said: Mapping[str, Any]
+    alive: bool | None
+    owner: str = ""
+    samples: tuple[Mapping[str, Any], ...] = ()
+    logs: str = ""
+    seen_on: tuple[str, ...] = ()
+    network: str = ""
+
+    @property
+    def rank(self) -> int:
+        """The node's rank."""
+        rank = self.said.get("node_rank")
+        return rank if isinstance(rank, int) else 0
+
+    @property
+    def state(self) -> str:
+        """What the agent wrote, as far as it can still be so."""
+        state = str(self.said.get("state", UNKNOWN))
+        if state not in LIVE or self.alive:
+            return state
+        return LOST if self.alive is False else UNKNOWN
+
+    @property
+    def live(self) -> bool:
+        """Whether an agent is at work here."""
+        return self.alive is True and self.state in LIVE
+
+    def number(self, key: str) -> float | None:
+        """A number that the agent wrote."""
+        value = self.said.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with all its parts, in the order of their ranks."""
+
+    id: str
+    parts: tuple[Part, ...]
+
+    @property
+    def head(self) -> Part:
+        """Rank 0's part, or that of the lowest rank that is known."""
+        return self.parts[0]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that have told of it."""
+        return tuple(part.node for part in self.parts)
+
+    @property
+    def missing(self) -> int:
+        """How many of its nodes nothing is known of."""
+        return max(0, int(self.head.number("nnodes") or len(self.parts)) - len(self.parts))
+
+    @property
+    def live(self) -> bool:
+        """Whether it is at work on any node."""
+        return any(part.live for part in self.parts)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every agent that has told of it has written an end."""
+        return all(part.state in ENDED for part in self.parts)
+
+    @property
+    def state(self) -> str:
+        """The run as a whole."""
+        states = [part.state for part in self.parts]
+        for state in ("ending", "running", "meeting", "starting"):
+            if any(part.live and part.state == state for part in self.parts):
+                return state
+        for state in ("failed", LOST, UNKNOWN, "stopped"):
+            if state in states:
+                return state
+        return states[0]
+
+    @property
+    def owner(self) -> str:
+        """The user whose it is."""
+        return self.head.owner
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its agents know where its checkpoints are."""
+        return self.head.said.get("resumable") is not False
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """What NCCL really used on any node; nothing where it has not said so."""
+        return tuple(dict.fromkeys(part.network for part in self.parts if part.network))
+
+    def left(self) -> float | None:
+        """Seconds until its last step at the pace of its last samples; None when that cannot be said."""
+        step, total = self.head.number("step"), self.head.number("total")
+        pace = pace_of(self.head.samples)
+        return (total - step) * pace if self.live and pace and step is not None and total else None
+
+
+@dataclass(frozen=True)
+class Told:
+    """One node's answer."""
+
+    uid: int | None = None
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass
+class _Lines:
+    """The lines about one part, while they are read."""
+
+    logs: str
+    owner: str
+    state: str = ""
+    stat: str = ""
+    networks: list[str] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
+
+
+def told(node: str, out: str, names: Iterable[str]) -> Told:
+    """Read what the script printed on a node. Lines that are not understood are left out.
+
+    ``names`` are all of the inventory's: a part that names one of them is that one's.
+    """
+    uid, boot = None, ""
+    found: list[_Lines] = []
+    for line in out.splitlines():
+        word, _, rest = line.partition(" ")
+        match word:
+            case "me" if rest.isdigit():
+                uid = int(rest)
+            case "boot":
+                boot = rest.strip()
+            case "part":
+                logs, _, owner = rest.rpartition(" ")
+                found.append(_Lines(logs, owner))
+            case "state" if found:
+                found[-1].state = rest
+            case "network" if found:
+                found[-1].networks.append(rest)
+            case "stat" if found:
+                found[-1].stat = rest
+            case "sample" if found:
+                found[-1].samples.append(rest)
+    known = set(names)
+    parts = [part for lines in found if (part := _part(node, lines, boot, known))]
+    return Told(uid, tuple(parts))
+
+
+def gathered(answers: Iterable[Told]) -> dict[str, Run]:
+    """The runs of all nodes, by id, the oldest first. What a node says of itself counts more than what others saw."""
+    best: dict[tuple[str, str], Part] = {}
+    seen: dict[tuple[str, str], list[str]] = {}
+    for answer in answers:
+        for part in answer.parts:
+            key = part.run, part.node
+            seen.setdefault(key, []).extend(part.seen_on)
+            if key not in best or part.alive is not None:
+                best[key] = part
+    runs: dict[str, list[Part]] = {}
+    for key, part in best.items():
+        runs.setdefault(part.run, []).append(replace(part, seen_on=tuple(seen[key])))
+    return {run: Run(run, tuple(sorted(runs[run], key=lambda part: (part.rank, part.node)))) for run in sorted(runs)}
+
+
+def pace_of(samples: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds a step over samples that hold ``time`` and ``step``."""
+    points = [
+        (float(sample["time"]), int(sample["step"]))
+        for sample in samples
+        if isinstance(sample.get("time"), int | float) and isinstance(sample.get("step"), int)
+    ]
+    points = [point for point in points if points and point[1] <= points[-1][1]]  # not of an attempt before
+    if len(points) < 2 or points[-1][1] <= points[0][1]:
+        return None
+    return (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
+
+
+def _part(node: str, lines: _Lines, boot: str, names: set[str]) -> Part | None:
+    said = _object(lines.state)
+    if said is None:
+        return None
+    mine = str(said.get("node", node))
+    where = mine if mine in names else node
+    alive = None if where != node else _lives(said, lines.stat, boot)
+    samples = tuple(sample for line in lines.samples if (sample := _object(line)) is not None)
+    return Part(
+        run=lines.logs.split("/", 1)[0],
+        node=where,
+        said=said,
+        alive=alive,
+        owner=lines.owner,
+        samples=samples if alive else (),
+        logs=lines.logs,
+        seen_on=(node,),
+        network=str(network_used.read("\n".join(lines.networks)) or ""),
+    )
+
+
+def _lives(said: Mapping[str, Any], stat: str, boot: str) -> bool:
+    """Whether the process that /proc shows is the agent that wrote: a pid alone may have passed to another."""
+    fields = stat.rpartition(")")[2].split()
+    return (
+        len(fields) > 19
+        and fields[0] not in {"Z", "X"}
+        and fields[19] == str(said.get("start"))
+        and (not said.get("boot_id") or said["boot_id"] == boot)
+    )
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,185 @@
+"""What travels with a script or a module: the folder it lies in, without what git ignores and what is no code.
+
+The folder becomes ``job/``, in which the processes start. So a relative path among the arguments means on the nodes
+what it means in that folder here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import posixpath
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from provision.env.source import checkout
+from provision.errors import UsageError
+from provision.run.config import TRAINER_LOG, travel
+from provision.run.job import Job
+from provision.run.luggage import LIMIT, WORK, Entry, Luggage, Travel
+
+ACCELERATE_CONFIG = "accelerate.yaml"  # in the run's folder
+HOOKS = "hooks"  # folder in the run's folder, with what Python loads by itself
+_RECORD = "run.json"  # in a folder of runs/: logs and environments of other runs
+_OUTPUT = ("--output_dir", "--output-dir")  # of transformers' TrainingArguments
+
+
+def pack(job: Job, *, limit: int = LIMIT) -> Travel:
+    """Everything that goes with a job.
+
+    Raises:
+        UsageError: a config that cannot be used, a file that is missing, more than ``limit`` bytes.
+    """
+    config = Path(job.target)
+    luggage = travel(config, overrides=job.args, limit=limit) if job.kind == "config" else _code(job, limit)
+    hook = importlib.resources.files("trainer") / "hooks" / "sitecustomize.py"
+    texts = {**luggage.texts, f"{HOOKS}/sitecustomize.py": hook.read_bytes()}
+    if job.accelerate_config is not None:
+        text, settings = _accelerate(job.accelerate_config)
+        return dataclasses.replace(luggage, texts={**texts, ACCELERATE_CONFIG: text}, settings=settings)
+    return dataclasses.replace(luggage, texts=texts)
+
+
+def _code(job: Job, limit: int) -> Travel:
+    folder, name, notices = _script(job) if job.kind == "script" else _module(job)
+    texts: dict[str, bytes] = {}
+    entries: tuple[Entry, ...] = ()
+    if folder is None:
+        texts[f"{WORK}/.clusterctl"] = b"Nothing travelled with this run: what it runs lies on the node.\n"
+    else:
+        _misplaced(job, folder)
+        luggage, left = _gathered(folder)
+        notices += left
+        entries = luggage.pack(limit)
+    output = _output(job)
+    if output:
+        output = posixpath.normpath(posixpath.join(WORK, output))
+    return Travel(
+        config=Path(job.target),
+        config_name=name,
+        texts=texts,
+        entries=entries,
+        notices=tuple(notices),
+        progress=posixpath.join(output, TRAINER_LOG) if output else None,  # a script may write one too
+        output=output,
+    )
+
+
+def _script(job: Job) -> tuple[Path | None, str, list[str]]:
+    """The folder that travels, the script's name in it, and notices."""
+    script = Path(job.target)
+    if not script.exists():
+        if script.is_absolute():
+            return job.code, job.target, [f"{script} is not on this machine: the nodes' own is run"]
+        raise UsageError(f"there is no {script}", hint="a script on the nodes is given by its absolute path")
+    if not script.is_file():
+        raise UsageError(f"{script} is not a file", hint="clusterctl train SCRIPT.py")
+    folder = (job.code or script.parent).resolve()
+    path = script.parent.resolve() / script.name
+    if not path.is_relative_to(folder):
+        raise UsageError(f"{script} does not lie in {job.code}, which is to travel", hint=f"--code {script.parent}")
+    return folder, path.relative_to(folder).as_posix(), []
+
+
+def _module(job: Job) -> tuple[Path | None, str, list[str]]:
+    """As ``_script``. A module that lies here travels with this folder, as ``python -m`` would find it here first."""
+    top = job.target.partition(".")[0]
+    here = Path.cwd()
+    if job.code is None and not (here / f"{top}.py").is_file() and not (here / top).is_dir():
+        return None, job.target, [f"{top} is not in this folder: the packed environment's own is run"]
+    return (job.code or here).resolve(), job.target, []
+
+
+def _gathered(folder: Path) -> tuple[Luggage, list[str]]:
+    """The files of a folder that travel, and notices of what does not."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", hint="--code DIR")
+    if folder == Path.home().resolve() or folder in Path.home().resolve().parents:
+        raise UsageError(
+            f"{folder} is no project's folder, and all of it would travel",
+            hint="put the script into a folder of its own, or name the one that travels: --code DIR",
+        )
+    found = checkout.contents(folder, WORK, folder / ".no-environment")
+    luggage = Luggage(folder, frozenset({f"{WORK}/.clusterctl"}))
+    keys = []
+    for one in found.tree.found:
+        if one.type == "dir":
+            continue
+        path = Path(one.source)
+        if any((above / _RECORD).is_file() for above in _above(path, folder)):
+            continue
+        if _is_private_key(path):
+            keys.append(path.name)
+        elif one.type != "link" or path.exists():
+            luggage.add(path, str(folder))
+    notices = list(found.notices)
+    if keys:
+        notices.append(f"{folder}: private keys do not travel: {', '.join(keys[:3])}")
+    return luggage, notices
+
+
+def _above(path: Path, folder: Path) -> Iterator[Path]:
+    for above in path.parents:
+        if above == folder:
+            return
+        yield above
+
+
+def _is_private_key(path: Path) -> bool:
+    """An ssh key: ssh reads only those that nobody else may."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+            return False
+        with path.open("rb") as file:
+            return b"PRIVATE KEY" in file.readline(100)
+    except OSError:
+        return False
+
+
+def _misplaced(job: Job, folder: Path) -> None:
+    """Refuse an argument that names a file here which will not be there on the nodes."""
+    here = Path.cwd().resolve()
+    for word in job.args:
+        value = word.partition("=")[2] if word.startswith("-") else word
+        if not value or value.startswith(("/", "~", "-")) or not ("/" in value or Path(value).suffix):
+            continue
+        try:
+            lost = (here / value).exists() and not (folder / value).exists()
+        except (OSError, ValueError):  # too long for a path, or a NUL in it
+            continue
+        if lost:
+            where = "code" if job.code else "script"
+            raise UsageError(
+                f"{value} is in {here}, but not in the folder that travels with the {where}, {folder}",
+                hint="the processes start in the folder that travels: --code . and the path from there",
+            )
+
+
+def _output(job: Job) -> str | None:
+    """Where the script keeps its checkpoints: what the user said, else the argument of transformers' trainers."""
+    if job.output is not None:
+        return job.output
+    for word, after in zip(job.args, (*job.args, "")[1:], strict=True):
+        name, has, value = word.partition("=")
+        if name in _OUTPUT:
+            return (value if has else after) or None
+    return None
+
+
+def _accelerate(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Accelerate's config: its text and what it says."""
+    try:
+        text = path.read_bytes()
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="--accelerate-config FILE") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{path} is not YAML: {error}") from error
+    if not isinstance(data, dict) or "distributed_type" not in data:
+        raise UsageError(f"{path} is no config of accelerate's", hint="accelerate config --config_file FILE writes one")
+    return text, data

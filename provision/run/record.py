@@ -1,0 +1,118 @@
+"""What this machine keeps of a run: ``runs/<run id>/run.json`` beside the inventory, and how a run is found by a word.
+
+The nodes know their runs themselves (``tasks/runs.py``); the record is what a person looks into, and what tells how a
+run was meant. It is a JSON object, readable by its user alone, since the environment of a run may hold secrets:
+
+=============  =====================================================================================
+``run``        the run's id
+``state``      ``running`` (also where nobody follows it any more), ``finished``, ``failed``, ``stopped``
+``attached``   whether a command follows the run; false after a detach
+``inventory``  the inventory's file name
+``nodes``      names in the order of their ranks
+``folder``     the run's folder on the nodes
+``prefix``     the release's own path
+``master``     ``ADDRESS:PORT`` of the first attempt
+``launcher``   which one
+``argv``       what the user gave: a configuration or a script, and its arguments
+``plans``      by node name, what its agent was given
+``began``      when, in UTC
+``who``        ``USER@HOST`` of the command
+``seconds``    how long it was followed, at its end
+``losses``     that were told, in order
+``steps``      the last one that was told
+``why``        of a run that failed: by node, the reason
+=============  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from provision.errors import UsageError
+
+FILE = "run.json"
+
+
+def folder_of(inventory: Path, run: str) -> Path:
+    """This machine's folder of a run: ``runs/RUN`` beside the inventory."""
+    return inventory.parent / "runs" / run
+
+
+def write(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write the record in one rename: whoever reads it sees all of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{FILE}.new"
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.replace(folder / FILE)
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The record in a run's folder; None where there is none, or none that can be read."""
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Put ``values`` into a record, where there is one."""
+    content = read(folder)
+    if content is not None:
+        write(folder, {**content, **values})
+
+
+def kept(inventory: Path) -> dict[str, dict[str, Any]]:
+    """The records beside an inventory, by run id, the oldest first; of other inventories in its folder too."""
+    folder = inventory.parent / "runs"
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    found = {name: read(folder / name) for name in names}
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def author() -> str:
+    """``USER@HOST`` of this command."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = "?"
+    return f"{user}@{platform.node()}"
+
+
+def now() -> str:
+    """This moment, as records say it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def choose(word: str | None, known: Iterable[str], *, among: str = "runs") -> str:
+    """The run that a word means: an id, the unique beginning (or another unique part) of one, or for None the newest.
+
+    Ids begin with the time, so the newest is the last.
+
+    Raises:
+        UsageError: there is none, or there are several; the error lists them.
+    """
+    ids = sorted(set(known))
+    if not ids:
+        raise UsageError(
+            f"there is no run{f' called {word}' if word else ''}: the nodes have none",
+            hint="clusterctl train starts one; a run lies on the nodes that it ran on, in runs/ beside the prefix",
+        )
+    if word is None:
+        return ids[-1]
+    if word in ids:
+        return word
+    matches = [name for name in ids if name.startswith(word)] or [name for name in ids if word and word in name]
+    if len(matches) == 1:
+        return matches[0]
+    listed = ", ".join((matches or ids)[-8:])
+    what = f"{word} can mean {len(matches)} {among}" if matches else f"no run is called {word}"
+    raise UsageError(what, hint=f"{'one of' if matches else 'there are'}: {listed}")

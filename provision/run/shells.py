@@ -1,0 +1,130 @@
+"""A plan as a script that can be pasted: what a node would run, for sh, PowerShell and cmd.
+
+What looks like a secret is not shown. The agent that carries plans out uses none of this: its argv are lists.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+Plan = Mapping[str, Any]
+
+_SECRET = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD", re.IGNORECASE)
+_HIDDEN = "***"
+_WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
+# PowerShell takes typographic quotes for straight ones (language specification, 2.3.5.2).
+_PS_QUOTES = re.compile("['\u2018-\u201b]")
+_CMD_SIGNS = re.compile(r'[()!^"<>&|]')
+_CMD_BREAKS = re.compile(r"[\r\n]")
+
+
+def as_sh(plan: Plan) -> str:
+    """For POSIX sh. In parentheses, so that it can be pasted into a shell without changing it."""
+    lines = [f"# {_title(plan)}", "(", f"cd {shlex.quote(plan['cwd'])} || exit"]
+    lines += [f"mkdir -p {shlex.quote(plan['rank_logs'])}"] if plan.get("rank_logs") else []
+    lines += [f"unset {' '.join(plan['unset'])}"] if plan.get("unset") else []
+    for name, value, hidden in _variables(plan):
+        lines += [f"# {name} is not shown"] if hidden else []
+        lines.append(f"export {name}={_sh(value)}")
+    lines += [f"# {text}" for text in _explained(plan)]
+    lines += ["exec " + " \\\n    ".join(map(_sh, _argv(plan))), ")"]
+    return "\n".join(lines) + "\n"
+
+
+def as_powershell(plan: Plan) -> str:
+    """For Windows PowerShell 5.1 and PowerShell 7."""
+    lines = [f"# {_title(plan)}", "$PSNativeCommandArgumentPassing = 'Legacy'  # quotes mean the same in 5.1 and 7"]
+    lines.append(f"Set-Location -LiteralPath {_ps(plan['cwd'])} -ErrorAction Stop")
+    if plan.get("rank_logs"):
+        lines.append(f"New-Item -ItemType Directory -Force -Path {_ps(plan['rank_logs'])} | Out-Null")
+    lines += [f"Remove-Item Env:{name} -ErrorAction SilentlyContinue" for name in plan.get("unset", ())]
+    for name, value, hidden in _variables(plan):
+        lines += [f"# {name} is not shown"] if hidden else []
+        lines.append(f"$env:{name} = {_ps(value)}")
+    lines += [f"# {text}" for text in _explained(plan)]
+    program, *rest = _argv(plan)
+    lines.append(" `\n    ".join([f"& {_ps(program)}", *(_ps(_ps_argument(word)) for word in rest)]))
+    return "\n".join(lines) + "\n"
+
+
+def as_cmd(plan: Plan) -> str:
+    """For cmd, as a ``.cmd`` file: there ``%%`` is a percent sign."""
+    lines = ["@echo off", f"rem {_title(plan)}", "setlocal DisableDelayedExpansion", "chcp 65001 >nul"]
+    lines.append(f"cd /d {_cmd_path(plan['cwd'])} || exit /b")
+    if plan.get("rank_logs"):
+        folder = _cmd_path(plan["rank_logs"])
+        lines.append(f"if not exist {folder} mkdir {folder}")
+    lines += [f"set {name}=" for name in plan.get("unset", ())]
+    for name, value, hidden in _variables(plan):
+        if _CMD_BREAKS.search(value):
+            lines.append(f"rem {name} holds a line break, which cmd cannot set")
+            continue
+        lines += [f"rem {name} is not shown"] if hidden else []
+        lines.append(f"set {name}={_escaped(value)}")
+    lines += [f"rem {text}" for text in _explained(plan)]
+    lines.append(" ^\n    ".join(map(_cmd, _argv(plan))))
+    return "\n".join(lines).replace("\n", "\r\n") + "\r\n"
+
+
+def _title(plan: Plan) -> str:
+    count = plan["processes"]
+    ranks = f"{count} process{'es' if count != 1 else ''}"
+    return (
+        f"{plan['node']}: node {plan['node_rank']} of {plan['nnodes']}, {ranks}, the first is rank {plan['first_rank']}"
+    )
+
+
+def _variables(plan: Plan) -> list[tuple[str, str, bool]]:
+    """Name, value, and whether the value was hidden."""
+    return [
+        (name, _HIDDEN, True) if _SECRET.search(name) else (name, str(value), False)
+        for name, value in sorted(plan["env"].items())
+    ]
+
+
+def _argv(plan: Plan) -> list[str]:
+    return [str(plan["port"]) if word == "{port}" else word for word in plan["argv"]]
+
+
+def _explained(plan: Plan) -> list[str]:
+    """What an argument means that nobody can read."""
+    found = [word.removeprefix(_WORLD) for word in plan["argv"] if word.startswith(_WORLD)]
+    return [f"world_info: {json.dumps(json.loads(base64.urlsafe_b64decode(text)))}" for text in found]
+
+
+def _sh(text: str) -> str:
+    return f"'{text}'" if re.fullmatch(r"=[\w.,:@-]*", text) else shlex.quote(text)  # zsh reads =NAME as a program
+
+
+def _ps(text: str) -> str:
+    return "'" + _PS_QUOTES.sub(lambda match: match.group() * 2, text) + "'"
+
+
+def _ps_argument(word: str) -> str:
+    """A word as PowerShell must have it to pass it on: it quotes those with spaces, and escapes nothing in them."""
+    if not word:
+        return '""'
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', word)
+    return re.sub(r"(\\+)$", r"\1\1", escaped) if re.search(r"\s", word) else escaped
+
+
+def _cmd(word: str) -> str:
+    """A word for the C library's parser of command lines, and all of it hidden from cmd's own."""
+    if word and not re.search(r'[\s"]', word):
+        return _escaped(word)
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', word)
+    return _escaped('"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"')
+
+
+def _cmd_path(path: str) -> str:
+    """A folder for cmd's own commands, which understand quotes only; no path holds one there."""
+    return '"' + path.replace("%", "%%").replace("/", "\\") + '"'
+
+
+def _escaped(text: str) -> str:
+    return _CMD_SIGNS.sub(lambda match: f"^{match.group()}", text.replace("%", "%%"))

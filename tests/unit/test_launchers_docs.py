@@ -1,0 +1,32 @@
+"""docs/launchers.md has every variable that a run is given, and none that it is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from provision.launchers import UNSET
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/launchers.md").read_text(encoding="utf-8")
+GOLDEN = sorted((ROOT / "tests/golden/launchers").glob("*.json"))
+
+
+def documented():
+    table = PAGE.split("## The environment of a run")[1].split("Taken out")[0]
+    rows = re.findall(r"^\| (`[A-Z].*?) \|", table, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}
+
+
+def test_the_table_is_what_the_launchers_set():
+    plans = [plan for path in GOLDEN for plan in json.loads(path.read_text())["plans"]]
+    users = {"HF_TOKEN"}  # given by a test
+    given = {name for plan in plans for name in plan["env"]} - users
+    given |= {name for plan in plans if plan["resume"] for name in plan["resume"]["env"]}
+    assert documented() == given
+
+
+def test_what_is_taken_out():
+    taken = PAGE.split("Taken out of what a node brings:")[1].split(".\n")[0]
+    assert tuple(re.findall(r"`([A-Z_]+)`", taken)) == UNSET
