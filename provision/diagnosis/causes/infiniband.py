@@ -1,0 +1,78 @@
+"""InfiniBand and RoCE, as NCCL sees them."""
+
+from __future__ import annotations
+
+from provision.diagnosis.cause import Cause
+
+_FABRIC = "clusterctl check --level 1, and clusterctl bench nccl over pairs of nodes, name the node or the link"
+
+CAUSES = (
+    Cause(
+        id="nccl.ib.memory",
+        says="InfiniBand may not lock memory: {call} failed with {why}",
+        fix=(
+            "memlock must be unlimited where the run starts: services: limits: in the inventory, then log in anew",
+            "clusterctl check (lim.memlock)",
+        ),
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+        lines=(
+            (
+                r"Call to (?P<call>ibv_(?:reg_mr|create_qp|create_cq|alloc_pd)\w*) failed with (?:error )?(?:\d+ )?"
+                r"(?P<why>Cannot allocate memory)"
+            ),
+        ),
+    ),
+    Cause(
+        id="nccl.ib.gid",
+        says="the adapters of two nodes do not reach each other: {call} failed with {why}[ on {device}]",
+        fix=(
+            (
+                "RoCE: the GID index must be one of a routed IPv4 address with RoCE v2 on every node: show_gids, then "
+                "NCCL_IB_GID_INDEX in train.env (clusterctl check: ib.gid)"
+            ),
+            "adapters that reach only those of the same number: NCCL_CROSS_NIC=0; some of them only: NCCL_IB_HCA",
+            _FABRIC,
+            "NCCL_IB_DISABLE=1 avoids it by using TCP, several times slower: to prove the cause, not to stay",
+        ),
+        source="https://github.com/NVIDIA/nccl/issues/2013",
+        lines=(
+            (
+                r"Call to (?P<call>ibv_modify_qp) failed with (?:error )?(?:\d+ )?(?P<why>[A-Z][a-z ]+?)"
+                r"(?: errno \d+)?(?:, on dev (?P<device>[^,]+),.*)?$"
+            ),
+            r"Call to (?P<call>ibv_query_gid\w*) failed with (?:error )?(?:\d+ )?(?P<why>[A-Z][a-z ]+)",
+            r"(?P<call>read) failed in ncclIbRoceGetVersionNum: (?P<why>[A-Z][a-z ]+)",
+        ),
+    ),
+    Cause(
+        id="nccl.ib.failed",
+        says="InfiniBand does not work on this node: {call} failed",
+        fix=(
+            "ibstat: every port that is used must be Active; Initializing wants a subnet manager (services: opensm:)",
+            "in a container: --device=/dev/infiniband and --ulimit memlock=-1",
+            "clusterctl check (ib.state, ib.sm, lim.memlock)",
+        ),
+        source="https://github.com/NVIDIA/nccl/issues/1129",
+        lines=(r"Call to (?P<call>ibv_\w+) failed", r"NET/IB : (?P<call>Unable to open device \S+)"),
+    ),
+    Cause(
+        id="nccl.ib.completion",
+        says="a message over InfiniBand was lost (status {status})[ on the way to {peer}]",
+        fix=(
+            "status 12: no answer from the other adapter; 4 and 11: its memory; 5 comes after another error",
+            (
+                "RoCE: NCCL_IB_GID_INDEX after show_gids, lossless Ethernet (PFC) on the switches; "
+                "InfiniBand: cable and "
+                "port errors (clusterctl check: ib.errors, ib.flap)"
+            ),
+            "on a busy fabric NCCL_IB_TIMEOUT=22 waits longer",
+            _FABRIC,
+        ),
+        source="https://github.com/NVIDIA/nccl/issues/426",
+        lines=(
+            r"NET/IBP? ?: ?Got completion (?:from peer (?P<peer>\S+) )?with (?:error|status)[ =](?P<status>\d+)",
+            r"NET/IB.*Got async event : (?P<status>.+)",
+        ),
+        grade="late",
+    ),
+)

@@ -1,0 +1,189 @@
+"""Not enough memory: of a GPU, of the host, of /dev/shm.
+
+What frees memory, in this order, is after "ZeRO: Memory Optimizations" (arXiv 1910.02054) and DeepSpeed's own memory
+page. ``reduce_bucket_size`` 5e8 and ``stage3_max_live_parameters`` 1e9 are DeepSpeed's defaults, so that to set them
+frees nothing (https://www.deepspeed.ai/docs/config-json/).
+"""
+
+from __future__ import annotations
+
+from provision.diagnosis.cause import Cause
+
+_OOM = r"CUDA out of memory\.? Tried to allocate (?P<wanted>[\d.]+ [KMG]iB)"
+_SIZES = (
+    _OOM
+    + r".*?GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ [MG]iB) of which (?P<free>[\d.]+ \w+) is free",
+    _OOM + r"[^(]*\(GPU (?P<gpu>\d+); (?P<total>[\d.]+ [MG]iB) total capacity;.*?(?P<free>[\d.]+ \w+) free",
+    _OOM,
+    r"CUDA out of memory",
+    r"(?:OutOfMemoryError|CUDA error): out of memory",
+    r"_STATUS_ALLOC_FAILED",
+)
+_WHERE = "[: {wanted} more did not fit into GPU {gpu} with {total}, {free} of it free]"
+_LADDER = (
+    (
+        "per_device_train_batch_size down and gradient_accumulation_steps up by the same factor: the "
+        "same training, less "
+        "memory; accumulation alone frees nothing"
+    ),
+    "gradient_checkpointing: true (about a quarter to a third more time a step)",
+    "the next ZeRO stage, or more nodes: stages 1, 2 and 3 share optimizer, gradients and parameters among the GPUs",
+    "offload_optimizer to cpu (slower, and it takes the host's memory instead)",
+    "a shorter cutoff_len (block_size), or LoRA or QLoRA: these change what is trained",
+    (
+        "no cure: smaller num_workers (host memory), empty_cache(), reduce_bucket_size 5e8 and "
+        "stage3_max_live_parameters "
+        "1e9 (the defaults), a newer CUDA"
+    ),
+)
+
+CAUSES = (
+    Cause(
+        id="cuda.oom.others",
+        says="CUDA out of memory because another process holds {other} of the GPU[: {wanted} more did not fit]",
+        fix=(
+            "see whose it is: clusterctl run 'nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv'",
+            "end what an earlier run has left there: clusterctl stop RUN",
+            "clusterctl check finds busy GPUs before the next start",
+        ),
+        source="https://github.com/ragntune/code-llama-finetune/issues/3",
+        lines=(_OOM + r".*Process (?P<pid>\d+) has (?P<other>[\d.]+ GiB) memory in use\..*this process has",),
+    ),
+    Cause(
+        id="cuda.oom.fragmented",
+        says="CUDA out of memory although PyTorch holds {loose} unused in pieces: {wanted} did not fit into one",
+        fix=(
+            (
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment (with LLaMA-Factory also "
+                "OPTIM_TORCH=0, else it overwrites that)"
+            ),
+            *_LADDER[:2],
+        ),
+        source="https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables",
+        lines=(
+            (
+                r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ MiB)\..*"
+                r"and (?P<loose>[\d.]+ GiB) is reserved by PyTorch but unallocated"
+            ),
+        ),
+    ),
+    Cause(
+        id="cuda.oom.evaluating",
+        says="CUDA out of memory while evaluating" + _WHERE,
+        fix=(
+            "per_device_eval_batch_size: 1",
+            (
+                "eval_accumulation_steps: 1 brings the predictions to the host after each step; "
+                "prediction_loss_only: true "
+                "where only the loss is wanted"
+            ),
+            "bf16_full_eval: true (fp16_full_eval on GPUs before Ampere) helps in evaluations only",
+        ),
+        source="https://github.com/huggingface/transformers/issues/7232",
+        lines=_SIZES,
+        context=r"evaluation_loop|prediction_step|prediction_loop|nested_concat|in evaluate\b|estimate_loss",
+    ),
+    Cause(
+        id="cuda.oom.optimizer",
+        says="CUDA out of memory in the optimizer's first step" + _WHERE,
+        fix=(
+            (
+                "its states take 12 bytes a parameter (Adam, mixed precision), whatever the batch: ZeRO "
+                "stage 1 or more "
+                "shares them among the GPUs, offload_optimizer to cpu takes them off"
+            ),
+            "or train fewer parameters: LoRA or QLoRA",
+            "a smaller batch does not help here",
+        ),
+        source="https://arxiv.org/abs/1910.02054",
+        lines=_SIZES,
+        context=r"_init_group|exp_avg|initialize_optimizer_states|_initialize_optimizer_states",
+    ),
+    Cause(
+        id="cuda.oom.loading",
+        says="CUDA out of memory while the model was loaded" + _WHERE,
+        fix=(
+            (
+                "the weights alone do not fit: ZeRO-3 shares them among the GPUs, QLoRA "
+                "(quantization_bit: 4) makes them "
+                "smaller, offload_param to cpu takes them off"
+            ),
+            "a smaller batch or gradient checkpointing does not help here",
+        ),
+        source="https://github.com/hiyouga/LlamaFactory/issues/4559",
+        lines=_SIZES,
+        context=r"from_pretrained|in load_model\b",
+    ),
+    Cause(
+        id="cuda.oom",
+        says="CUDA out of memory" + _WHERE,
+        fix=_LADDER,
+        source="https://github.com/hiyouga/LlamaFactory/issues/4026",
+        lines=_SIZES,
+    ),
+    Cause(
+        id="host.oom",
+        says="the kernel ended a process because the host's memory was full[: {name}][ (pid {pid})]",
+        fix=(
+            "see what takes the memory: dmesg -T | grep -i oom, and clusterctl check (mem.available)",
+            "lower preprocessing_num_workers and dataloader_num_workers; each worker holds its own copy",
+            (
+                "without offload_optimizer and offload_param to cpu, or with more nodes: 16 bytes a "
+                "parameter are shared "
+                "among the nodes"
+            ),
+            "low_cpu_mem_usage: true, so that not every rank loads the whole model at once",
+        ),
+        source="https://docs.kernel.org/admin-guide/mm/concepts.html",
+        lines=(
+            r"[Oo]ut of memory: Killed process (?P<pid>\d+) \((?P<name>[^)]+)\)",
+            r"Memory cgroup out of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]+)\)",
+            r"oom-kill:constraint=\S*task=(?P<name>[^,]+),pid=(?P<pid>\d+)",
+            r"oom_reaper: reaped process (?P<pid>\d+) \((?P<name>[^)]+)\)",
+            r"^(?:slurmstepd: error: )?Detected \d+ oom[-_]kill event",
+        ),
+        events=({"event": "notice", "text": r"(?i)\boom[-_ ]?kill|out of memory"},),
+    ),
+    Cause(
+        id="host.oom.worker",
+        says="the kernel killed a data loader's worker (pid {pid}), which it does when the host's memory is full",
+        fix=(
+            "lower dataloader_num_workers and its prefetch_factor",
+            "see dmesg -T | grep -i oom on that node for what took the memory",
+        ),
+        source="https://github.com/pytorch/pytorch/issues/8976",
+        lines=(r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) (?:is|are) killed by signal: Killed",),
+    ),
+    Cause(
+        id="host.allocation",
+        says="the host has no memory for {wanted} bytes",
+        fix=(
+            "free memory on that node: clusterctl check (mem.available)",
+            "lower preprocessing_num_workers, or without offloading to cpu",
+        ),
+        source="https://github.com/pytorch/pytorch/blob/main/c10/core/impl/alloc_cpu.cpp",
+        lines=(
+            r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): you tried to allocate (?P<wanted>\d+)",
+            r"numpy\S*MemoryError: Unable to allocate (?P<wanted>\S+ \S+)",
+        ),
+    ),
+    Cause(
+        id="shm.full",
+        says="shared memory (/dev/shm) is too small[: NCCL wanted {size} bytes there]",
+        fix=(
+            "make it larger: mount -o remount,size=50% /dev/shm, or in a container --shm-size 16g or --ipc=host",
+            "services: limits: in the inventory keeps it so after a reboot; clusterctl check (mem.shm) looks at it",
+            "until then: dataloader_num_workers: 0",
+        ),
+        source="https://github.com/pytorch/pytorch/issues/5040",
+        lines=(
+            r"killed by signal: Bus error",
+            r"insufficient shared memory \(shm\)",
+            r"Error while (?:creating|attaching to) shared memory segment (?P<path>\S+) \(size (?P<size>\d+)\)",
+            r"unable to (?:open|mmap|write to|allocate) (?:\d+ bytes (?:from|to) )?(?:file|shared memory)\S* .*/torch_",
+            r"No space left on device.*/dev/shm",
+            r"/dev/shm/\S+ .*No space left on device",  # noqa: S108 - what NCCL says
+            r"failed \(exitcode: -7\) local_rank: (?P<local_rank>\d+)",
+        ),
+    ),
+)

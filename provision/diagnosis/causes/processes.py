@@ -1,0 +1,235 @@
+"""Processes, agents and nodes that stop, die or are ended; and what only echoes that."""
+
+from __future__ import annotations
+
+from provision.diagnosis.cause import Cause
+
+CAUSES = (
+    Cause(
+        id="rank.stopped",
+        says="the rank was stopped: it does not run (state T)[: {text}]",
+        fix=(
+            (
+                "somebody sent it SIGSTOP (kill -STOP, Ctrl-Z, a debugger): kill -CONT PID lets it go "
+                "on, if the others "
+                "still wait"
+            ),
+            "clusterctl resume RUN goes on from the newest complete checkpoint",
+        ),
+        source="trainer/agent/watch/watch.py",
+        events=({"event": "hang", "kind": r"^stopped$", "text": r"(?P<text>.*)"},),
+        grade="ended",
+    ),
+    Cause(
+        id="rank.dead",
+        says="the rank's process is gone[: {text}]",
+        fix=(
+            "its own log has the last words: clusterctl logs RUN --rank N",
+            "without any: dmesg -T on that node; the kernel kills when memory is full",
+        ),
+        source="trainer/agent/watch/watch.py",
+        events=({"event": "hang", "kind": r"^dead$", "text": r"(?P<text>.*)"},),
+        grade="ended",
+    ),
+    Cause(
+        id="rank.hangs",
+        says="no progress any more[: {text}]",
+        fix=(
+            "the stacks of all ranks are in the agent's events: the rank whose stack differs is the one",
+            (
+                "ranks that wait in a collective wait for one that went another way: after an evaluation "
+                "or a save, look for "
+                "work that rank 0 does alone"
+            ),
+            "slow work on purpose: a longer hang limit (--hang-after), or none",
+        ),
+        source="trainer/agent/watch/hangs.py",
+        events=(
+            {"event": "hang", "text": r"(?P<text>.*elsewhere than the others: rank (?P<odd>\d+).*)"},
+            {"event": "hang", "text": r"(?P<text>.*)"},
+        ),
+        grade="late",
+    ),
+    Cause(
+        id="agent.killed",
+        says="the agent of this node was killed[: {text}]",
+        fix=(
+            "the guard has ended the run's processes on this node; clusterctl resume RUN goes on",
+            (
+                "who did it: the kernel (dmesg -T | grep -i oom), or a person; KillUserProcesses=yes of "
+                "logind ends what "
+                "a logged-out user left"
+            ),
+        ),
+        source="trainer/agent/life/guard.py",
+        events=(
+            {"event": "end", "why": r"(?P<text>.*(?:agent|supervisor|guard) (?:was killed|has died|is gone|died).*)"},
+            {"event": "gone"},
+        ),
+        grade="ended",
+    ),
+    Cause(
+        id="node.lost",
+        says="the node is lost[: {text}]",
+        fix=(
+            "it was switched off, crashed, or its network is down: look at its console, dmesg and last -x",
+            "clusterctl check, then clusterctl resume RUN --exclude NODE, or all nodes once it is back",
+        ),
+        source="trainer/agent/life/inbox.py",
+        events=(
+            {"event": "peer", "node": r"(?P<lost>.+)", "state": r"^lost$", "text": r"(?P<text>.*)"},
+            {"event": "end", "why": r"(?P<text>.*(?:has not been heard for|its agent has ended without a word).*)"},
+        ),
+        grade="ended",
+    ),
+    Cause(
+        id="signal.hup",
+        says="the terminal that the run was started in was closed (SIGHUP)",
+        fix=("clusterctl train's agents survive a logout; by hand: nohup, tmux, systemd-run --user",),
+        source="https://github.com/modelscope/ms-swift/issues/64",
+        lines=(r"closing signal SIGHUP", r"got signal: (?:Signals\.SIGHUP|1)\b", r"Received Signals\.SIGHUP"),
+    ),
+    Cause(
+        id="signal.int",
+        says="somebody pressed Ctrl-C, or sent SIGINT",
+        fix=("clusterctl resume RUN goes on from the newest complete checkpoint",),
+        source="recorded (torchrun, kill -INT)",
+        lines=(r"^KeyboardInterrupt\b", r"closing signal SIGINT", r"got signal: (?:Signals\.SIGINT|2)\b"),
+        grade="late",
+    ),
+    Cause(
+        id="rank.killed",
+        says="the process was killed with SIGKILL[ (pid {pid})], and no log says by whom",
+        fix=(
+            (
+                "most often the kernel, because the host's memory was full: dmesg -T | grep -i -e oom -e "
+                "killed on that node"
+            ),
+            "then fewer preprocessing and data loader workers, no offloading to cpu, or more nodes",
+            "else a person or a batch system: clusterctl resume RUN goes on from the newest complete checkpoint",
+        ),
+        source="recorded (torchrun, kill -9 of a rank)",
+        lines=(
+            r"failed \(exitcode: -9\) local_rank: (?P<local_rank>\d+) \(pid: (?P<pid>\d+)\)",
+            r"Signal 9 \(SIGKILL\) received by PID (?P<pid>\d+)",
+            r"exits with return code = -9",
+            r"died with <Signals\.SIGKILL: 9>",
+            r"process \d+ terminated with signal SIGKILL",
+        ),
+        events=({"event": "end", "why": r"command was ended by SIGKILL"},),
+        grade="ended",
+    ),
+    Cause(
+        id="rank.segfault",
+        says="the process crashed in compiled code (SIGSEGV)",
+        fix=(
+            (
+                "PYTHONFAULTHANDLER=1 (clusterctl train sets it) writes the stack into the rank's log: "
+                "the topmost module "
+                "is the one to look at"
+            ),
+            "versions that do not belong together (torch, flash-attn, tokenizers, pyarrow) crash so on import",
+        ),
+        source="recorded (torchrun, kill -SEGV of a rank)",
+        lines=(
+            r"failed \(exitcode: -11\) local_rank: (?P<local_rank>\d+)",
+            r"Fatal Python error: Segmentation fault",
+            r"Signal 11 \(SIGSEGV\) received",
+            r"exits with return code = -11",
+        ),
+        grade="ended",
+        more=4,
+    ),
+    Cause(
+        id="rank.aborted",
+        says="the process ended itself (SIGABRT)",
+        fix=("what stands above it in the rank's log says why: clusterctl logs RUN --rank N",),
+        source="https://github.com/InternLM/lmdeploy/issues/3258",
+        lines=(
+            r"failed \(exitcode: -6\) local_rank: (?P<local_rank>\d+)",
+            r"Fatal Python error: Aborted",
+            r"terminate called after throwing an instance of",
+            r"Signal 6 \(SIGABRT\) received",
+        ),
+        grade="echo",
+    ),
+    Cause(
+        id="gloo.closed",
+        says="Gloo lost another rank",
+        fix=("that rank, or its node, failed first: its log says why (clusterctl logs RUN)",),
+        source="recorded (torch 2.13, kill -9 of a peer)",
+        lines=(
+            (
+                r"gloo/transport/tcp/\S+\] (?:Read|Write|Connection|recv|Socket).*"
+                r"(?:closed by peer|reset by peer|Broken pipe|Connection closed)"
+            ),
+            r"Connection closed by peer",
+            r"\[c10d\].*(?:recvValue|sendBytes|recvVector|recv|send)\w* failed",
+            r"ailed to recv, got 0 bytes",
+            r"Failed to check the \"should dump\" flag on TCPStore",
+            r"DistNetworkError: (?:Broken pipe|Connection reset by peer|failed to recv)",
+            r"retrieving ncclUniqueId from \[\d+\] .* got error",
+        ),
+        grade="echo",
+    ),
+    Cause(
+        id="ranks.apart",
+        says="a rank lost the others: {message}",
+        fix=(
+            "another rank failed or hangs: its log says why (clusterctl logs RUN)",
+            "clusterctl check --level 1 tries every pair of nodes",
+        ),
+        source="https://docs.pytorch.org/docs/stable/distributed.html",
+        lines=(r"Dist(?:Backend|Network|Store)Error: (?P<message>.+)", r"Rendezvous\w*Error: (?P<message>.+)"),
+        grade="late",
+    ),
+    Cause(
+        id="launcher.child",
+        says="the launcher tells that a process of it failed",
+        fix=("the rank's own log says why: clusterctl logs RUN --rank N",),
+        source="recorded (torchrun 2.13)",
+        lines=(
+            r"ChildFailedError",
+            r"failed \(exitcode: (?P<rc>-?\d+)\) local_rank: (?P<local_rank>\d+)",
+            r"CalledProcessError: Command",
+            r"\[launch\.py:\d+:sigkill_handler\]",
+            r"exits with return code = -?\d+",
+            r"Root Cause \(first observed failure\)",
+            r"RendezvousClosedError",
+            r"RendezvousGracefulExitError",
+        ),
+        grade="echo",
+    ),
+    Cause(
+        id="signal.term",
+        says="told to end (SIGTERM), because another one failed or the run was stopped",
+        fix=("another rank failed first, or somebody stopped the run: clusterctl logs RUN",),
+        source="recorded (torchrun)",
+        lines=(
+            r"closing signal SIGTERM",
+            r"got signal: (?:Signals\.SIGTERM|15)\b",
+            r"Signal 15 \(SIGTERM\) received",
+            r"Received \d+ death signal",
+            r"exits with return code = -15",
+        ),
+        events=({"event": "exit", "signal": r"^SIG(?:TERM|KILL)$"}, {"event": "peer", "state": r"^failed$"}),
+        grade="echo",
+    ),
+)
+
+EXCEPTION = Cause(
+    id="python.exception",
+    says="{type}[: {message}]",
+    fix=(
+        (
+            "no row of the table knows it: the traceback in the rank's log names file and line "
+            "(clusterctl logs RUN --rank N)"
+        ),
+    ),
+    source="recorded (Python)",
+    lines=(
+        r"^(?P<type>(?:\w+\.)*\w*(?:Error|Exception|Timeout|Interrupt|Mismatch\w*|Failure)): (?P<message>.+)",
+        r"^(?P<type>(?:\w+\.)*(?:\w+Error|\w+Exception))$",
+    ),
+    grade="unknown",
+)

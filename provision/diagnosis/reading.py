@@ -1,0 +1,219 @@
+"""Reads what lies in a run's folder of logs, and logs of other launchers. Torn and foreign lines never raise."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from calendar import timegm
+from typing import TYPE_CHECKING, Any
+
+from provision.diagnosis.evidence import Event, Line, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# What trainer/agent/life/supervise.py writes into run.log.
+_OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d+)\] (.*)")
+# torch puts the rank before what an exception or its own C++ code says; torchrun's --tee has a word of its own.
+_RANK = re.compile(r"\s*\[(?:rank|default)(\d+)\]:\s?")
+# 2024-06-01 16:22:16,125 (transformers, DeepSpeed), 2026-11-22T07:15:00.123 (many)
+_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+# glog, as torch writes it: E1122 07:15:00.123000, and [E321 02:07:08.408271257 for the 21st of March
+_GLOG = re.compile(r"(?:^|\[)[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9})")
+_REPORTED = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)")
+_TIME_WITHIN = 80  # characters: a time stands at the beginning of a line
+
+_NEVER = 1e11  # epoch seconds that no clock of ours shows
+_WHOLE = {"attempt", "step", "total"}
+_NUMBERS = {"lr", "epoch", "memory_available", "memory_total", "disk_free"}
+_LOSSES = {"loss", "eval_loss"}
+_TEXTS = {"event", "state", "phase", "text", "kind"}
+
+_HUGGING_FACE = re.compile(r"\{'(?:loss|eval_loss|train_loss)': .*\}")
+_PAIR = re.compile(r"'(\w+)': '?(nan|-?inf|-?[\d.]+(?:e[+-]?\d+)?)")
+_NANOGPT = re.compile(r"iter (?P<step>\d+): loss (?P<loss>nan|inf|[\d.]+)")
+_NANOGPT_EVAL = re.compile(r"step (?P<step>\d+): train loss (?:nan|inf|[\d.]+), val loss (?P<eval_loss>nan|inf|[\d.]+)")
+
+
+def record(
+    node: str,
+    files: Mapping[str, str],
+    *,
+    node_rank: int = 0,
+    first_rank: int | None = None,
+    events: tuple[Event, ...] = (),
+) -> Record:
+    """A node's part of a run from the texts of its files.
+
+    Args:
+        node: its name.
+        files: texts by file name: ``run.log``, ``events.jsonl``, ``metrics.jsonl``, ``state.json``, ``machine``; where
+            there is no ``run.log``, ``launcher.log`` and ``rank<N>.log``, which have no times.
+        node_rank: its place in the run.
+        first_rank: the global rank of its local rank 0; None: told from the lines.
+        events: further ones, behind those of ``events.jsonl``.
+    """
+    if "run.log" in files:
+        lines = log(files["run.log"], node)
+    else:
+        names = sorted(name for name in files if re.fullmatch(r"launcher\.log|rank\d+\.log", name))
+        lines = tuple(line for name in names for line in log(files[name], node, rank=_rank_of(name)))
+    state = objects(files.get("state.json", ""))
+    lines += kernel(files.get("kernel", ""), files.get("machine", ""), node)
+    return Record(
+        node,
+        node_rank,
+        _first_rank(lines) if first_rank is None else first_rank,
+        lines,
+        (*objects(files.get("events.jsonl", "")), *events),
+        objects(files.get("metrics.jsonl", "")),
+        state[-1] if state else {},
+        *machine(files.get("machine", "")),
+    )
+
+
+def _first_rank(lines: tuple[Line, ...]) -> int:
+    """The global rank of local rank 0: from torchrun's report of a failure, else the lowest that has a line."""
+    for line in lines:
+        if found := _REPORTED.match(line.text):
+            return int(found[1]) - int(found[2])
+    return min((line.rank for line in lines if line.rank is not None), default=0)
+
+
+def machine(text: str) -> tuple[dict[str, float], int | None]:
+    """Links and processors, from what ``templates/run/evidence.sh.j2`` prints of a node.
+
+    ``cores 64``, ``link eth0 1000`` (Mbit/s, /sys/class/net/NAME/speed) and ``link mlx5_0/1 200000``.
+    """
+    links = {name: float(speed) * 1e6 / 8 for name, speed in re.findall(r"^link (\S+) (\d+)", text, re.MULTILINE)}
+    cores = re.search(r"^cores (\d+)$", text, re.MULTILINE)
+    return links, int(cores[1]) if cores else None
+
+
+def kernel(text: str, clock: str, node: str) -> tuple[Line, ...]:
+    """What dmesg says, with times from the line ``clock EPOCH UPTIME`` of ``machine``; without that, nothing.
+
+    Lines of before the run are told from its own by their times.
+    """
+    at = re.search(r"^clock (\d+) ([\d.]+)$", clock, re.MULTILINE)
+    if not at:
+        return ()
+    boot = int(at[1]) - float(at[2])
+    found = re.findall(r"^\[ *(\d+\.\d+)\] (.+)$", text, re.MULTILINE)
+    return tuple(Line(said, node, None, boot + float(seconds)) for seconds, said in found)
+
+
+def objects(text: str) -> tuple[Event, ...]:
+    """The JSON objects of a text, one a line; what is not one is left out, and so is a field of another type."""
+    found = []
+    for line in text.splitlines():
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(said, dict):
+            found.append({name: value for name, value in said.items() if _fits(name, value)})
+    return tuple(found)
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a field has the type that it has in our own files."""
+    if name in _WHOLE:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if name == "time":
+        return isinstance(value, int | float) and 0 <= value < _NEVER
+    if name in _NUMBERS:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name in _LOSSES:  # null: not a finite number
+        return value is None or (isinstance(value, int | float) and math.isfinite(value))
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if name == "gpus":
+        return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    if name == "cpu":
+        return isinstance(value, dict) and all(isinstance(each, int | float) for each in value.values())
+    if name in {"network", "infiniband"}:
+        return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
+    return True
+
+
+def log(text: str, node: str, rank: int | None = None) -> tuple[Line, ...]:
+    """The lines of a log, our own ``run.log`` or anybody's.
+
+    Args:
+        text: the file's; of a progress bar's states the last one counts.
+        node: whose it is.
+        rank: whose lines these are where they do not say it themselves.
+    """
+    lines = []
+    time: float | None = None
+    year = 1970
+    for raw in text.split("\n"):
+        row = raw.rstrip("\r").rsplit("\r", 1)[-1]
+        owner = rank
+        if ours := _OURS.fullmatch(row):
+            time = _epoch(*ours.groups()[:7])
+            owner = None if ours[8] == "launcher" else int(ours[8])
+            row = ours[9]
+        else:
+            time, year = _time(row, time, year)
+        while prefix := _RANK.match(row):
+            owner = int(prefix[1])
+            row = row[prefix.end() :]
+        if row.strip():
+            lines.append(Line(row, node, owner, time))
+    return tuple(lines)
+
+
+def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
+    """Progress events from what transformers' Trainer and nanoGPT print, for logs without events.
+
+    The step of transformers' lines is their number: they do not name it.
+    """
+    return tuple(_progress(lines))
+
+
+def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
+    count = 0
+    for line in lines:
+        found: dict[str, Any] = {}
+        if said := _HUGGING_FACE.search(line.text):
+            values = {name: _number(value) for name, value in _PAIR.findall(said[0])}
+            found = {name: values[name] for name in ("loss", "eval_loss", "epoch", "grad_norm") if name in values}
+            if "learning_rate" in values:
+                found["lr"] = values["learning_rate"]
+            count += "loss" in found
+            found["step"] = count
+        elif said := _NANOGPT.match(line.text) or _NANOGPT_EVAL.match(line.text):
+            found = {name: _number(value) for name, value in said.groupdict().items()}
+        if found:
+            yield {"event": "progress", "time": line.time, **found}
+
+
+def _number(text: str) -> float | int | None:
+    """A number; None for what is not finite, as the agent writes it."""
+    value = float(text)
+    if not math.isfinite(value):
+        return None
+    return int(value) if text.isdigit() else value
+
+
+def _rank_of(name: str) -> int | None:
+    found = re.search(r"\d+", name)
+    return int(found[0]) if found else None
+
+
+def _time(row: str, before: float | None, year: int) -> tuple[float | None, int]:
+    head = row[:_TIME_WITHIN]
+    if found := _ISO.search(head):
+        return _epoch(*found.groups()), int(found[1])
+    if found := _GLOG.search(head):
+        return _epoch(str(year), *found.groups()), year
+    return before, year
+
+
+def _epoch(*parts: str | None) -> float:
+    """Year, month, day, hour, minute, second and its fraction as epoch seconds; times without a zone are UTC."""
+    year, month, day, hour, minute, second = (int(part or 0) for part in parts[:6])
+    return timegm((year, month, day, hour, minute, second, 0, 0, 0)) + float(f"0.{parts[6] or 0}")

@@ -1,0 +1,142 @@
+"""Finds the table's causes in what a run left behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from provision.diagnosis.cause import Cause, Sign
+from provision.diagnosis.matching import COMPARING, rows, rows_of
+from provision.diagnosis.reading import progress
+from provision.inventory import fold
+
+if TYPE_CHECKING:
+    from provision.diagnosis.evidence import Event, Evidence, Line, Record
+
+CONTEXT = 120  # lines before a sign that may tell what was going on: a traceback of a trainer has about 60
+_SOURCE = re.compile(r'\s*(?:\|\s*)?File "[^"]+", line \d+')  # of a traceback: the line after it is the program's
+WENT_ON = 2.0  # seconds before the last progress in which a failure may lie: progress is written down late
+
+
+def signs(evidence: Evidence) -> tuple[Sign, ...]:
+    """All signs, but those after which the run went on: they were survived."""
+    alive = _last_progress(evidence)
+    found = [sign for record in evidence.records for sign in _of_record(record)]
+    return tuple(
+        sign
+        for sign in [*found, *_differences(evidence)]
+        if sign.cause.lasting or alive is None or sign.time is None or sign.time >= alive - WENT_ON
+    )
+
+
+def _of_record(record: Record) -> Iterator[Sign]:
+    streams: dict[int | None, list[Line]] = {}
+    for line in record.lines:
+        streams.setdefault(line.rank, []).append(line)
+    for rank in sorted(streams, key=lambda rank: (rank is None, rank)):
+        yield from _of_stream(record, streams[rank])
+    for order, event in enumerate(record.events):
+        yield from _of_event(record, event, order)
+
+
+def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
+    known: dict[str, tuple[Cause, dict[str, str]] | None] = {}  # progress bars aside, logs repeat themselves
+    for order, line in enumerate(lines):
+        if line.text not in known:
+            known[line.text] = next(rows(line.text), None)
+        if known[line.text] is None or (order and _SOURCE.match(lines[order - 1].text)):
+            continue
+        before = lines[max(0, order - CONTEXT) : order]
+        for cause, captured in rows(line.text):
+            if cause.context and not any(cause.around.search(each.text) for each in reversed(before)):
+                continue
+            after = 0 if "local_rank" in captured else cause.more  # behind a launcher's word comes its own traceback
+            more = tuple(each.text for each in lines[order + 1 : order + 1 + after])
+            yield Sign(
+                cause, record.node, _rank(line.rank, captured, record), line.time, line.text, captured, order, more
+            )
+            break
+
+
+def _rank(rank: int | None, captured: dict[str, str], record: Record) -> int | None:
+    """Whose sign it is: a launcher names the process that failed."""
+    if rank is None and "local_rank" in captured:
+        return record.first_rank + int(captured["local_rank"])
+    if rank is None and captured.get("rank", "").isdigit():
+        return int(captured["rank"])
+    return rank
+
+
+def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
+    for cause, captured in rows_of(event):
+        why = event.get("why")
+        told = why if isinstance(why, dict) else event
+        rank = told.get("rank")
+        if rank is None and "odd" in captured:
+            rank = int(captured["odd"])
+        yield Sign(
+            cause,
+            str(captured.get("lost") or (told.get("node") if told is why else None) or record.node),
+            rank if isinstance(rank, int) else None,
+            _time(event),
+            str(told.get("text") or event.get("error") or _described(event)),
+            captured,
+            order,
+        )
+        return
+
+
+def _described(event: Event) -> str:
+    fields = {key: value for key, value in event.items() if key not in {"event", "time", "attempt"}}
+    return " ".join([str(event.get("event")), *(f"{key}={value}" for key, value in fields.items())])
+
+
+def _differences(evidence: Evidence) -> Iterator[Sign]:
+    """A sign for what differs between nodes, on the node that most others differ from."""
+    for cause in COMPARING:
+        seen: dict[str, dict[str, Line]] = {}  # name: {value: first line}
+        where: dict[str, dict[str, set[str]]] = {}  # name: {value: nodes}
+        for record in evidence.records:
+            for line in record.lines:
+                if "version" not in line.text:
+                    continue
+                for name, value in (cause.read(line.text) or {}).items():
+                    seen.setdefault(name, {}).setdefault(value, line)
+                    where.setdefault(name, {}).setdefault(value, set()).add(record.node)
+        for name, values in where.items():
+            if len(values) > 1 and len(set().union(*values.values())) > 1:
+                odd = min(values, key=lambda value: (len(values[value]), value))
+                told = ", ".join(f"{value} on {fold(sorted(nodes))}" for value, nodes in sorted(values.items()))
+                line = seen[name][odd]
+                yield Sign(cause, line.node, None, line.time, line.text, {"what": name, "values": told})
+
+
+def _last_progress(evidence: Evidence) -> float | None:
+    """When the run was last seen to make a step."""
+    events = (event for record in evidence.records for event in record.events if event.get("event") == "progress")
+    printed = (event for record in evidence.records for event in progress(record.lines))
+    return max((time for event in [*events, *printed] if (time := _time(event)) is not None), default=None)
+
+
+def _time(event: Event) -> float | None:
+    value = event.get("time")
+    return None if value is None else float(value)
+
+
+def once(found: Iterable[Sign]) -> tuple[Sign, ...]:
+    """The first sign of each cause on each rank; a rank's own words rather than what its launcher says of it."""
+    first: dict[tuple[str, str, int | None], Sign] = {}
+    for sign in found:
+        key = sign.cause.id, sign.node, sign.rank
+        known = first.setdefault(key, sign)
+        if "local_rank" in known.captured and "local_rank" not in sign.captured:
+            first[key] = sign
+    return tuple(first.values())
+
+
+def last_lines(record: Record, rank: int | None, count: int) -> tuple[str, ...]:
+    """The last lines of a rank, or of the launcher."""
+    own = [line.text for line in reversed(record.lines) if line.rank == rank]
+    return tuple(reversed(list(islice(own, count))))

@@ -1,0 +1,198 @@
+"""After ``diagnose``: the verdict in the first line, then what shows it, what mends it, and what only followed."""
+
+from __future__ import annotations
+
+import textwrap
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from provision.inventory import fold
+from provision.output_text import duration
+from provision.summaries._summary import Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from provision.diagnosis import Condition, Diagnosis, Verdict
+    from provision.diagnosis.cause import Sign
+
+WIDTH = 80  # columns
+_LONG = 4 * WIDTH  # characters of a line of a log that are shown
+
+
+def diagnosed(result: Diagnosis) -> Summary:
+    """The verdict and the conditions; times of ``--json`` are epoch seconds of the node's clock."""
+    return _data(result), "\n".join(row for line in _lines(result) for row in (_wrapped(line) if line else [""]))
+
+
+def _lines(result: Diagnosis) -> Iterator[str]:
+    blocks = []
+    if result.verdict is not None:
+        blocks.append(list(_verdict(result.verdict)))
+    blocks += [list(_condition(each)) for each in result.conditions]
+    if result.earlier:
+        blocks.append(list(_earlier(result.earlier)))
+    if not blocks:
+        blocks.append([_fine(result)])
+    if result.missing:
+        blocks.append([f"nothing from {fold(name for name, _ in result.missing)}: {result.missing[0][1]}"])
+    for place, block in enumerate(blocks):
+        if place:
+            yield ""
+        yield from block
+
+
+def _fine(result: Diagnosis) -> str:
+    name = f"run {result.run}" if result.run else "these logs"
+    match result.state:
+        case "running" if result.missing:
+            # What is here says so, and may be old.
+            return f"{name} went on when it was last heard of; what it does now is not known without all nodes"
+        case "running":
+            return f"{name} goes on, and nothing is wrong with it that can be seen"
+        case "finished":
+            return f"{name} has finished, and nothing was wrong with it that can be seen"
+        case "stopped":
+            return f"{name} was stopped; nothing failed"
+        case _:
+            return f"{name}: nothing that looks like a failure"
+
+
+def _verdict(verdict: Verdict) -> Iterator[str]:
+    first = verdict.first
+    if first is None:
+        yield from _unknown(verdict)
+        return
+    alone = first.cause.alone if verdict.alone else ""
+    yield f"{_who(first.node, first.rank)} failed first: {first.says}{alone}"
+    if verdict.also:
+        yield f"  at the same moment on {_places(verdict.also)}"
+    yield f"  {_at(first.time)}{_cut(first.text)}"
+    yield from (f"    {_cut(line)}" for line in first.more)
+    yield from _advice(first.fix)
+    yield from _consequences(first, verdict.echoes)
+
+
+def _unknown(verdict: Verdict) -> Iterator[str]:
+    who = _who(verdict.node, verdict.rank) if verdict.node else "the run"
+    said = f": {verdict.said}" if verdict.said else ""
+    yield f"{who} failed first{said}; no line of the logs says why"
+    if verdict.last:
+        yield "  its last lines:"
+        yield from (f"    {_cut(line)}" for line in verdict.last)
+    yield from _consequences(None, verdict.echoes)
+
+
+def _consequences(first: Sign | None, echoes: Sequence[Sign]) -> Iterator[str]:
+    """What followed, a line for each cause."""
+    groups: dict[str, list[Sign]] = {}
+    for sign in echoes:
+        groups.setdefault(sign.says if sign.cause.grade != "echo" else sign.cause.says, []).append(sign)
+    head = "then: "
+    for says, signs in groups.items():
+        later = _later(first, signs)
+        yield f"{head}{says} ({_places(signs)}{later})"
+        head = "      "
+
+
+def _later(first: Sign | None, signs: Sequence[Sign]) -> str:
+    times = [sign.time for sign in signs if sign.time is not None]
+    if first is None or first.time is None or not times or min(times) - first.time < 1:
+        return ""
+    return f", {duration(min(times) - first.time)} later"
+
+
+def _condition(condition: Condition) -> Iterator[str]:
+    first, *more = condition.says
+    yield first
+    yield from more
+    yield from _advice(condition.fix)
+
+
+def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
+    for number, verdict in enumerate(verdicts, 1):
+        said = verdict.first.says if verdict.first else verdict.said or "no line of the logs says why"
+        yield f"attempt {number}: {_who(verdict.node, verdict.rank)}: {said}"
+
+
+def _advice(fix: Iterable[str]) -> Iterator[str]:
+    head = "try: "
+    for line in fix:
+        yield f"{head}{line}"
+        head = "     "
+
+
+def _who(node: str, rank: int | None) -> str:
+    return f"{node} rank {rank}" if rank is not None else node
+
+
+def _places(signs: Iterable[Sign]) -> str:
+    """``node01 rank 0-1, node02``: who shows something."""
+    nodes: dict[str, set[int]] = {}
+    for sign in signs:
+        nodes.setdefault(sign.node, set()).update(() if sign.rank is None else (sign.rank,))
+    return ", ".join(f"{node} rank {_folded(sorted(ranks))}" if ranks else node for node, ranks in nodes.items())
+
+
+def _folded(numbers: Sequence[int]) -> str:
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    return ",".join(str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows)
+
+
+def _at(time: float | None) -> str:
+    if time is None:
+        return ""
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%H:%M:%S.%f")[:-3] + "Z  "
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
+
+
+def _wrapped(line: str) -> list[str]:
+    """In rows that fit; what follows a row stands two deeper, to be told from the next line. Paths stay whole."""
+    head = len(line) - len(line.lstrip())
+    for word in ("try: ", "then: "):
+        head = len(word) if line.startswith(word) else head
+    rows = textwrap.wrap(
+        line, WIDTH, subsequent_indent=" " * (head + 2), break_on_hyphens=False, break_long_words=False
+    )
+    return rows or [line]
+
+
+def _data(result: Diagnosis) -> dict[str, Any]:
+    return {
+        "run": result.run or None,
+        "state": result.state or None,
+        "verdict": _verdict_data(result.verdict) if result.verdict else None,
+        "conditions": [{"id": each.id, "says": list(each.says), "fix": list(each.fix)} for each in result.conditions],
+        "attempts": result.attempts,
+        "earlier": [_verdict_data(each) for each in result.earlier],
+        "missing": dict(result.missing),
+    }
+
+
+def _verdict_data(verdict: Verdict) -> dict[str, Any]:
+    first = verdict.first
+    return {
+        "cause": first.cause.id if first else None,
+        "node": verdict.node or None,
+        "rank": verdict.rank,
+        "says": first.says + (first.cause.alone if verdict.alone else "") if first else verdict.said or None,
+        "fix": list(first.fix) if first else [],
+        "time": first.time if first else None,
+        "line": first.text if first else None,
+        "source": first.cause.source if first else None,
+        "also": [_sign_data(sign) for sign in verdict.also],
+        "consequences": [_sign_data(sign) for sign in verdict.echoes],
+        "last_lines": list(verdict.last),
+    }
+
+
+def _sign_data(sign: Sign) -> dict[str, Any]:
+    return {"cause": sign.cause.id, "node": sign.node, "rank": sign.rank, "time": sign.time, "line": sign.text}

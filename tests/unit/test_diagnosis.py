@@ -1,0 +1,109 @@
+"""Every recorded run yields its cause, its rank and its fix; what is healthy yields nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for recorded_runs; last, so that it hides no module
+
+from recorded_runs.cases import cases
+
+from provision import checks
+from provision.cli import cli
+from provision.diagnosis import diagnose
+from provision.diagnosis.cause import Sign
+from provision.diagnosis.causes import TABLE
+from provision.diagnosis.conditions import RULES
+from provision.summaries.diagnosis import WIDTH, diagnosed
+
+CASES = cases()
+
+
+def said(result) -> str:
+    return diagnosed(result)[1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_recorded_run_yields_its_cause(case):
+    result = diagnose(case.evidence)
+    first = result.verdict.first if result.verdict else None
+    assert (first.cause.id if first else None) == case.finds, said(result)
+    if case.node:
+        assert result.verdict
+        assert (result.verdict.node, result.verdict.rank) == (case.node, case.rank), said(result)
+    else:
+        assert result.verdict is None, said(result)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_recorded_run_yields_its_conditions_and_no_others(case):
+    result = diagnose(case.evidence)
+    assert tuple(each.id for each in result.conditions) == case.conditions, said(result)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_words_are_said_and_fit_the_screen(case):
+    data, text = diagnosed(diagnose(case.evidence))
+    flat = " ".join(text.split())
+    for words in (*case.says, *case.fix):
+        assert " ".join(words.split()) in flat, text
+    assert max(map(len, text.splitlines())) <= WIDTH or "http" in text or "/" in text, text
+    assert "?" not in text.split("try:")[0].replace("(?", "").replace("'?", "") or "?" in str(case.evidence), text
+    assert data["state"] in {None, "running", "finished", "failed", "stopped"}
+
+
+@pytest.mark.parametrize("name", [each.name for each in CASES if each.name.startswith("healthy")])
+def test_a_healthy_run_yields_nothing(name):
+    case = next(each for each in CASES if each.name == name)
+    result = diagnose(case.evidence)
+    assert (result.verdict, result.conditions) == (None, ())
+    assert "nothing" in said(result)
+
+
+def test_there_are_healthy_runs():
+    assert sum(case.name.startswith("healthy") for case in CASES) >= 4
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rule_has_a_run_in_which_it_holds(rule):
+    assert [case.name for case in CASES if rule.id in case.conditions]
+
+
+def test_ids_are_unique():
+    ids = [cause.id for cause in TABLE] + [rule.id for rule in RULES]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("cause", TABLE, ids=lambda cause: cause.id)
+def test_every_row_of_the_table_is_whole(cause):
+    assert cause.lines or cause.events
+    assert cause.says
+    assert cause.fix
+    assert cause.source.startswith(("https://", "recorded (", "trainer/agent/"))
+    names = set(re.findall(r"\{(\w+)\}", cause.says + "".join(cause.fix)))
+    patterns = "".join(cause.lines) + "".join(pattern for event in cause.events for pattern in event.values())
+    told = set(re.findall(r"\?P<(\w+)>", patterns)) | ({"what", "values"} if cause.differs else set())
+    assert names <= told, f"{cause.id} says {names - told}, which no pattern captures"
+
+
+@pytest.mark.parametrize("cause", [cause for cause in TABLE if cause.grade != "echo"], ids=lambda cause: cause.id)
+def test_every_row_that_explains_has_a_recorded_run(cause):
+    assert [case.name for case in CASES if case.finds == cause.id], f"{cause.id} is never the first failure anywhere"
+
+
+@pytest.mark.parametrize(("row", "text"), [(row.id, line) for row in (*TABLE, *RULES) for line in row.fix])
+def test_what_is_advised_exists(row, text):
+    for word in re.findall(r"clusterctl ([a-z][a-z-]+)", text):
+        assert word in cli.list_commands(None), text
+    found = re.findall(r"\b((?:clock|cpu|env|fs|gpu|ib|lim|mem|net|pci|rdma|svc)\.[a-z][a-z0-9]+)\b", text)
+    for check in found:
+        assert check in checks.ids(), f"{row}: there is no check {check}"
+
+
+def test_a_part_in_brackets_needs_its_values():
+    cause = next(cause for cause in TABLE if cause.id == "cuda.oom")
+    assert Sign(cause, "n").says == "CUDA out of memory"
