@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 
 # --- the cluster --------------------------------------------------------------------------------
 
+LOCAL = "local"  # the address of this machine itself, which needs no ssh
+
 
 @dataclass(frozen=True)
 class Ssh:
@@ -26,7 +28,7 @@ class Node:
     """One machine of the cluster."""
 
     name: str
-    address: str  # host name or IP address that ssh connects to
+    address: str  # host name or IP address that ssh connects to; ``LOCAL``: this machine, without ssh
     data_address: str | None = None  # address on the fast network (IPoIB, 25 GbE)
     user: str | None = None  # overrides Ssh.user
     port: int | None = None  # overrides Ssh.port
@@ -35,7 +37,12 @@ class Node:
     @property
     def train_address(self) -> str:
         """The address other nodes reach this one at during training."""
-        return self.data_address or self.address
+        return self.data_address or ("127.0.0.1" if self.is_local else self.address)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the machine that this program runs on, reached without ssh."""
+        return self.address == LOCAL
 
 
 @dataclass(frozen=True)
@@ -71,11 +78,12 @@ class Inventory:
     services: Mapping[str, Any] = field(default_factory=dict)  # each service's own ``Options``
     warnings: tuple[str, ...] = ()
     checks: CheckOptions = CheckOptions()
+    base: PurePosixPath | None = None  # in place of the prefix's parent, where that is not ours
 
     @property
     def root(self) -> PurePosixPath:
-        """The folder that holds ``releases/`` and ``runs/``: the parent of ``prefix``."""
-        return self.prefix.parent
+        """The folder that holds ``releases/`` and ``runs/``: ``base``, else the parent of ``prefix``."""
+        return self.base or self.prefix.parent
 
 
 # --- a node's answer -----------------------------------------------------------------------------
@@ -227,12 +235,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage ended. ``states`` maps node names to a short state; equal states are folded when shown."""
+    """A stage ended. ``states`` maps node names to a short state; equal states are folded when shown.
+
+    ``goes_on``: it did not end, only the command that showed it; what is said of it instead.
+    """
 
     stage: str
     seconds: float
     states: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
+    goes_on: str = ""
 
 
 @dataclass(frozen=True)

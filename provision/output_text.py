@@ -63,6 +63,15 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
+def span(seconds: float) -> str:
+    """``42 s``, ``8 min``, ``3 h``, ``2 d``: whole ones of the largest unit, where room is short."""
+    whole = int(max(seconds, 0))
+    for unit, length, most in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48)):
+        if whole < most * length:
+            return f"{whole // length} {unit}"
+    return f"{whole // 86400} d"
+
+
 def clock(seconds: float) -> str:
     """``0:20``, ``1:02:03``: a time span where room is short."""
     minutes, rest = divmod(math.ceil(max(seconds, 0)), 60)
@@ -120,8 +129,8 @@ class Meter:
 
     def line(self, now: float) -> Line:
         """The stage's present state where no bar can be drawn."""
-        percent = f"{min(100 * self.done // self.total, 100)} %, " if self.total else ""
-        return Line(f"{self.title}: {percent}{self.numbers(now)}" + (f", {self.note}" if self.note else ""))
+        percent = f"{min(100 * self.done // self.total, 100)} %" if self.total else ""
+        return Line(f"{self.title}: " + ", ".join(part for part in (percent, self.numbers(now), self.note) if part))
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -175,6 +184,8 @@ def state_lines(states: Mapping[str, str]) -> list[Line]:
 
 def finished_lines(title: str, event: StageFinished, marks: tuple[str, str] | None) -> list[Line]:
     """The end of a stage. ``marks`` are those of success and failure; without, words say it."""
+    if event.goes_on:
+        return [Line(f"{title}: {event.goes_on}")]
     failed = any(state_style(state) == "red" for state in event.states.values())
     took = duration(event.seconds)
     summary = f", {clean(event.summary)}" if event.summary else ""
@@ -195,7 +206,7 @@ def error_lines(error: ClusterctlError) -> list[Line]:
         for reason, nodes in fold_equal(error.reasons).items():
             lines += _block(f"  {nodes}: ", clean(reason))
     if error.hint:
-        lines += [line._replace(hang=None) for line in _block("try: ", clean(error.hint), "bold")]
+        lines += [line._replace(hang=4) for line in _block("try: ", clean(error.hint), "bold")]
     return lines
 
 
@@ -212,7 +223,7 @@ def finding_lines(findings: Iterable[Finding]) -> list[Line]:
         if finding.why:
             lines += _block(" " * 8, clean(finding.why))
         if finding.fix:
-            lines += [line._replace(hang=None) for line in _block(" " * 8 + "try: ", clean(finding.fix), "bold")]
+            lines += [line._replace(hang=4) for line in _block(" " * 8 + "try: ", clean(finding.fix), "bold")]
     return lines
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from provision.cli.terminal import Terminal
-from provision.inventory import load, select
-from provision.model import Inventory, Node
+from provision.inventory import load, local_inventory, select
+from provision.inventory.local import data_folder
+from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
 from provision.tasks.failed import last_failed
 
@@ -90,3 +92,19 @@ def load_inventory(path: Path, reporter: Reporter) -> Inventory:
     for warning in inventory.warnings:
         reporter.warn(warning)
     return inventory
+
+
+def load_or_here(path: Path, reporter: Reporter, *, begins: bool = False) -> Inventory:
+    """The inventory; where there is no file and none was named, this machine alone, which needs no ssh.
+
+    Args:
+        path: of the file.
+        reporter: is told which it is.
+        begins: a run is to be started. Other commands take this machine only when it has runs.
+    """
+    named = click.get_current_context().get_parameter_source("inventory_path") is not ParameterSource.DEFAULT
+    if named or path.exists() or not (begins or (data_folder() / "runs").is_dir()):
+        return load_inventory(path, reporter)  # which says what is missing
+    here = local_inventory()
+    reporter(Notice(f"there is no {path}: this machine alone, with the environment {here.prefix}"))
+    return here

@@ -13,6 +13,7 @@ from provision.env.bundle.reader import open_bundle
 from provision.errors import NodesError, NodesFailedError, PreflightError
 from provision.inventory import fold, select
 from provision.output import Reporter
+from provision.tasks.answers import without
 from provision.tasks.check import DEADLINE, CheckResult, check
 from provision.tasks.interchange import bundle_of
 
@@ -91,7 +92,8 @@ def _refusal(result: CheckResult) -> NodesError | None:
             hint=f"correct it and check again; to go on without: --exclude {around}",
         )
     if result.unreachable:
-        return NodesFailedError(silent, reasons=result.unreachable, hint=f"to go on without: --exclude {around}")
+        hint = without(result.unreachable, len(result.nodes) + len(result.unreachable), "--exclude {}")
+        return NodesFailedError(silent, reasons=result.unreachable, hint=hint)
     return None
 
 

@@ -11,9 +11,10 @@ from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying, to_work_on
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError, UsageError
-from provision.inventory import fold, select
+from provision.inventory import select
 from provision.output import Reporter
 from provision.tasks import services as tasks
+from provision.tasks.answers import without
 from provision.tasks.failed import remembered
 
 _names = click.argument("names", nargs=-1, metavar="[SERVICE]...")
@@ -130,7 +131,7 @@ def services_verify(
         raise NodesFailedError(
             f"{len(result.unreached)} of {len(nodes)} nodes could not be asked",
             reasons=result.unreached,
-            hint=f"to go on without: clusterctl services verify --exclude {fold(result.unreached)}",
+            hint=without(result.unreached, len(nodes), "clusterctl services verify --exclude {}"),
         )
     if wrong:
         raise NodesFailedError(

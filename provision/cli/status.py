@@ -1,34 +1,49 @@
-"""The command that tells what the nodes are doing."""
+"""The command that tells what the nodes and the runs on them are doing."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
 
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError
-from provision.inventory import fold, select
+from provision.inventory import select
 from provision.output import Reporter
+from provision.summaries.runs import run_shown
 from provision.summaries.status import status_shown
-from provision.tasks.status import status
+from provision.tasks.answers import without
+from provision.tasks.status import run_status, status
 
 
 @click.command("status")
 @on_nodes
+@click.argument("run", required=False)
 @reporting
-def status_command(reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None) -> None:
-    """Tell of every node whether it answers, since when it is up, its release, and how its clock differs."""
-    inventory = load_inventory(inventory_path, reporter)
+def status_command(
+    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, run: str | None
+) -> None:
+    """Tell of every node whether it answers, since when it is up, its release, how its clock differs, and all runs.
+
+    With RUN, a run's id or a part of it: what each of its nodes is doing.
+    """
+    inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = status(inventory, nodes, prompts=prompts_of(reporter), emit=reporter)
-    reporter.result(*status_shown(result))
-    if result.unreachable:
+    if run is not None:
+        one = run_status(inventory, nodes, run, prompts=prompts_of(reporter))
+        reporter.result(*run_shown(one, time.time()))
+        unreachable = one.unreachable
+    else:
+        result = status(inventory, nodes, prompts=prompts_of(reporter), emit=reporter)
+        reporter.result(*status_shown(result, time.time()))
+        unreachable = result.unreachable
+    if unreachable:
         raise NodesFailedError(
-            f"no answer from {len(result.unreachable)} of {len(nodes)} nodes",
+            f"no answer from {len(unreachable)} of {len(nodes)} nodes",
             reasons={},  # the result has said them
-            hint=f"to go on without: --exclude {fold(result.unreachable)}",
+            hint=without(unreachable, len(nodes), "--exclude {}"),
         )
 
 

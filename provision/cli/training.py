@@ -1,23 +1,73 @@
-"""The commands about a training run."""
+"""The command that starts a training run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.interrupts import asking, letting_go
 from provision.cli.options import reporting
+from provision.errors import UsageError
 from provision.inventory import select
 from provision.output import Reporter
-from provision.tasks.train import find_config, train
+from provision.run import Job, from_words
+from provision.run.job import LAUNCHERS
+from provision.run.shells import as_cmd, as_powershell, as_sh
+from provision.tasks import train as tasks
+from provision.tasks.begin import Following
+from provision.tasks.gate import GateOptions
+from provision.tasks.train import Policy, Training, find_config
+
+_SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
+_PATH = click.Path(path_type=Path)
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+_WHAT = (
+    click.option(
+        "--launcher", type=click.Choice(["auto", *LAUNCHERS]), default="auto", show_default=True, help="What starts it."
+    ),
+    click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does."),
+    click.option("--code", type=_PATH, metavar="DIR", help="The folder that travels; the script's own by default."),
+    click.option("--gpus-per-node", "per_node", type=click.IntRange(min=1), help="Processes to start on each node."),
+    click.option("--accelerate-config", type=_PATH, metavar="FILE", help="What `accelerate config` has written."),
+    click.option("--output", metavar="DIR", help="Where the script keeps its checkpoints, as the script is told it."),
+    click.option("--resume-arg", metavar="TEXT", help="Tells the script to go on from '{checkpoint}'."),
+    click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="For every process; repeatable."),
+    click.option("--name", metavar="WORD", help="A word for the run's id."),
+)
+_HOW = (
+    click.option("--detach", is_flag=True, help="Leave it alone once it runs on every node."),
+    click.option("--restarts", type=click.IntRange(min=0), default=0, help="Begin a failed run again, so often."),
+    click.option("--lost-after", type=_SECONDS, default=60.0, metavar="S", help="Silence that means a lost node; 60."),
+    click.option("--hang-after", type=_SECONDS, metavar="S", help="Standstill that means a hang; by its own pace."),
+    click.option("--on-hang", type=click.Choice(["stop", "warn"]), default="stop", help="What a hang does; stop."),
+    click.option("--exclude-bad", is_flag=True, help="Go on without the nodes that cannot take part."),
+    click.option("--force", is_flag=True, help="Go on although something looks as if it would stop the run."),
+    click.option("--dry-run", is_flag=True, help="Print what would run on each node, and start nothing."),
+    click.option("--shell", type=click.Choice(list(_SHELLS)), default="sh", help="What --dry-run prints for; sh."),
+)
+
+
+def _with(options: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...]) -> Callable[..., Any]:
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 @click.command("train")
 @on_nodes
 @click.option("--nodes", "-n", "count", type=click.IntRange(min=1), help="Train on the first N nodes.")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@_with(_WHAT)
+@_with(_HOW)
+@click.argument("words", nargs=-1, metavar="[CONFIG | SCRIPT] [-- ARGS...]")
 @reporting
 def train_command(
     reporter: Reporter,
@@ -25,17 +75,75 @@ def train_command(
     limit: str | None,
     exclude: str | None,
     count: int | None,
-    config: Path | None,
+    words: tuple[str, ...],
+    module: str | None,
+    variables: tuple[str, ...],
+    name: str | None,
+    restarts: int,
+    lost_after: float,
+    hang_after: float | None,
+    on_hang: str,
+    shell: str,
+    *,
+    detach: bool,
+    exclude_bad: bool,
+    force: bool,
+    dry_run: bool,
+    **job_options: Any,
 ) -> None:
-    """Train with LLaMA-Factory over several nodes.
+    """Train over several nodes.
 
-    CONFIG is a LLaMA-Factory YAML; by default the inventory's train.config, else train.yaml in this folder.
-    Relative paths in it travel with the run, absolute ones are paths on the nodes.
+    CONFIG is a LLaMA-Factory YAML; by default the inventory's train.config, else train.yaml in this folder. SCRIPT is
+    a Python script; its arguments stand behind `--`. Behind `--` may also stand a whole command as people type it
+    (torchrun, deepspeed, accelerate launch). Relative paths travel with the run, absolute ones are paths on the nodes.
     """
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude, count=count)
-    result = train(inventory, nodes, find_config(config, inventory), prompts=prompts_of(reporter), emit=reporter)
+    inventory = load_or_here(inventory_path, reporter, begins=count in (None, 1))
+    if not words and module is None:
+        words = (str(find_config(None, inventory)),)
+    job: Job = from_words(words, module=module, **job_options)
+    wanted = count if count is not None else job.nodes
+    nodes = select(inventory, limit=limit, exclude=exclude, count=wanted)
+    asked = Training(
+        job=job,
+        words=(*(("-m", module) if module else ()), *words),
+        name=name,
+        env=_variables(variables),
+        policy=Policy(restarts, lost_after, hang_after, on_hang),
+        gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
+        following=Following(detach, None if detach else asking(reporter)),
+    )
+    if dry_run:
+        _show(reporter, inventory, nodes, asked, shell)
+        return
+    with letting_go():
+        result = tasks.train(inventory, nodes, asked, prompts=prompts_of(reporter), emit=reporter)
     reporter.result(*summaries.trained(result))
+
+
+def _show(reporter: Reporter, inventory: Any, nodes: Any, asked: Training, shell: str) -> None:
+    """What would run on each node, and what there is to know about it."""
+    spec, launched = tasks.dry_run(inventory, nodes, asked, prompts=prompts_of(reporter), emit=reporter)
+    for notice in launched.notices:
+        reporter(notice)
+    scripts = {str(plan["node"]): _SHELLS[shell](plan) for plan in launched.plans}
+    data = {"run": None, "nodes": list(scripts), "world_size": sum(each.processes for each in spec.workers)}
+    plans = {str(plan["node"]): {key: plan[key] for key in ("argv", "cwd", "port")} for plan in launched.plans}
+    reporter.result({**data, "plans": plans, "scripts": scripts}, "\n".join(scripts.values()).rstrip("\n"))
+
+
+def _variables(given: tuple[str, ...]) -> dict[str, str]:
+    """The values of ``--env``.
+
+    Raises:
+        UsageError: one without a name or a value.
+    """
+    found = {}
+    for each in given:
+        name, has, value = each.partition("=")
+        if not (has and name.replace("_", "a").isalnum() and not name[0].isdigit()):
+            raise UsageError(f"--env {each}: not NAME=VALUE", hint="--env NCCL_DEBUG=INFO")
+        found[name] = value
+    return found
 
 
 COMMANDS = (train_command,)

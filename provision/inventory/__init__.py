@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from provision.inventory.loading import load
+    from provision.inventory.local import local_inventory
     from provision.inventory.names import likely_typo
     from provision.inventory.selection import fold, select
 
-__all__ = ["fold", "likely_typo", "load", "select"]
+__all__ = ["fold", "likely_typo", "load", "local_inventory", "select"]
 
-_MODULES = {"fold": "selection", "likely_typo": "names", "load": "loading", "select": "selection"}
+_MODULES = {
+    "fold": "selection",
+    "likely_typo": "names",
+    "load": "loading",
+    "local_inventory": "local",
+    "select": "selection",
+}
 
 
 def __getattr__(name: str) -> Any:  # PEP 562

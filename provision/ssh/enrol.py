@@ -21,11 +21,12 @@ from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted, Step, ignore
 from provision.render import render
 from provision.script import compile_steps, parse
-from provision.ssh.remote import Connections, NodeUnreachable, SshRemote, connect, fan_out
+from provision.ssh.remote import Connections, NodeUnreachable, connect, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from provision.model import Remote
     from provision.ssh.prompts import Prompts
 
 _KEY_NAME = "clusterctl_key"
@@ -82,7 +83,7 @@ def enrol(
 
 def _enrol(inventory: Inventory, node: Node, pool: Connections) -> Enrolled:
     remote = pool[node]
-    if remote.by_key:
+    if remote.by_key or node.is_local:
         return Enrolled(node.name, "ready")
     _install(inventory, remote)
     try:
@@ -98,7 +99,7 @@ def _enrol(inventory: Inventory, node: Node, pool: Connections) -> Enrolled:
     return Enrolled(node.name, "key installed")
 
 
-def _install(inventory: Inventory, remote: SshRemote) -> None:
+def _install(inventory: Inventory, remote: Remote) -> None:
     line = public_key(inventory)
     blob = line.split()[1]
     step = Step(

@@ -59,7 +59,7 @@ class OpenSshRemote:
         self.node = node
         self._argv = ssh_argv(inventory, node, ssh=ssh)
         self._control = control
-        self._streams: set[_ProcessStream] = set()
+        self._streams: set[ProcessStream] = set()
         self._lock = threading.Lock()
 
     def run(
@@ -77,7 +77,7 @@ class OpenSshRemote:
                 raise RootRefused(self.node, "this connection cannot become root")
             return self._control.run(script, stdin=stdin, on_line=on_line, deadline=deadline, root=True)
         try:
-            stream = _ProcessStream([*self._argv, BOOTSTRAP], self._control)
+            stream = ProcessStream([*self._argv, BOOTSTRAP], self._control)
         except OSError as error:
             raise NodeUnreachable(self.node, f"{self._argv[0]} cannot be started: {error}") from error
         with self._lock:
@@ -171,14 +171,18 @@ def _reason(node: Node, broken: Broken) -> NodeUnreachable:
     return NodeUnreachable(node, "ssh gave no answer" + (f": {said[-200:]}" if said else ""))
 
 
-class _ProcessStream:
-    """A running ``ssh`` as a ``wire.Stream``. In a session of its own: no terminal, and no Ctrl-C that is not ours."""
+class ProcessStream:
+    """A running command, such as ``ssh``, as a ``wire.Stream``.
 
-    def __init__(self, argv: list[str], control: Remote | None) -> None:
+    In a session of its own: it has no terminal, and gets no Ctrl-C that is not ours.
+    """
+
+    def __init__(self, argv: list[str], control: Remote | None, *, folder: Path | None = None) -> None:
         self.group: int | None = None
         self._control = control
         self._process = subprocess.Popen(
             argv,
+            cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -188,12 +192,15 @@ class _ProcessStream:
         self._writing = threading.Lock()
 
     def read_out(self) -> bytes:
+        """Some bytes of stdout; empty at its end."""
         return self._read(self._process.stdout)
 
     def read_err(self) -> bytes:
+        """Some bytes of stderr; empty at its end."""
         return self._read(self._process.stderr)
 
     def write(self, data: bytes) -> None:
+        """Send all of ``data``; OSError when nobody takes it any more."""
         view = memoryview(data)
         assert self._process.stdin
         try:
@@ -204,17 +211,20 @@ class _ProcessStream:
             raise OSError(str(error)) from error
 
     def finish(self) -> None:
+        """The input is complete."""
         with self._writing:
             assert self._process.stdin
             self._process.stdin.close()
 
     def abort(self) -> None:
+        """Stop the script by another way to the node, and end the process."""
         if self._control and self.group and self._process.poll() is None:
             with suppress(ClusterctlError):
                 self._control.run(STOP.format(group=self.group), deadline=2)
         self._kill()
 
     def close(self) -> None:
+        """Wait until the process has ended, for a moment, and let go of it."""
         # ssh ends by itself once the remote command has; not where a background process holds the session open.
         try:
             self._process.wait(0.5)

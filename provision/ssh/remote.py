@@ -20,6 +20,7 @@ from provision.ssh.channel import ChannelStream
 from provision.ssh.client import DEAD_AFTER
 from provision.ssh.fanout import fan_out
 from provision.ssh.framing import BOOTSTRAP
+from provision.ssh.local import LocalRemote
 from provision.ssh.login import hang_up, text_of
 from provision.ssh.prompts import Prompts
 from provision.ssh.session import Session
@@ -64,7 +65,7 @@ __all__ = [
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None) -> SshRemote:
+def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None) -> SshRemote | LocalRemote:
     """A connection to one node. For several nodes use ``Connections``: they share jump hosts and the password.
 
     Raises:
@@ -75,7 +76,9 @@ def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None)
     return _connect(Session(inventory, prompts), node)
 
 
-def _connect(session: Session, node: Node) -> SshRemote:
+def _connect(session: Session, node: Node) -> SshRemote | LocalRemote:
+    if node.is_local:
+        return LocalRemote(node, sudo=session.sudo)
     transport, by_key = session.connect(node)
     return SshRemote(node, transport, by_key=by_key, sudo=session.sudo)
 
@@ -91,10 +94,10 @@ class Connections:
         self._session = Session(inventory, prompts)
         self._lock = threading.Lock()
         self._slots: dict[str, _Slot] = {}
-        self._further: list[SshRemote] = []
+        self._further: list[SshRemote | LocalRemote] = []
         self._closed = False
 
-    def __getitem__(self, node: Node) -> SshRemote:
+    def __getitem__(self, node: Node) -> SshRemote | LocalRemote:
         with self._lock:
             slot = self._slots.setdefault(node.name, _Slot())
         with slot.lock:
@@ -108,7 +111,7 @@ class Connections:
                 raise NodeUnreachable(node, "the program is ending")
             return slot.remote
 
-    def further(self, node: Node) -> SshRemote:
+    def further(self, node: Node) -> SshRemote | LocalRemote:
         """Another connection to a node, for the caller alone: to close it ends nothing that others run there."""
         remote = _connect(self._session, node)
         with self._lock:
@@ -141,7 +144,7 @@ class Connections:
 @dataclass
 class _Slot:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    remote: SshRemote | None = None
+    remote: SshRemote | LocalRemote | None = None
 
 
 class SshRemote:

@@ -1,4 +1,4 @@
-"""After ``status``: the nodes, those that are alike folded, and how far their clocks are apart."""
+"""After ``status``: the nodes, those that are alike folded, how far their clocks are apart, and the runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from provision.checks._clock import Offset, shown, skews
 from provision.inventory import fold
 from provision.output_text import fold_equal
 from provision.summaries._summary import Summary
+from provision.summaries.runs import run_lines, runs_data
 
 if TYPE_CHECKING:
     from provision.tasks.status import NodeStatus, Status
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 WIDTH = 80  # columns; a matrix of the clocks that is wider is not shown, and the lines above it have told the rest
 
 
-def status_shown(result: Status) -> Summary:
-    """Nodes and clocks; times of ``--json`` are seconds."""
+def status_shown(result: Status, now: float = 0.0) -> Summary:
+    """Nodes, clocks and runs; times of ``--json`` are seconds, ``now`` is seconds since the epoch."""
     pairs = skews(result.offsets)
     data = {
         "nodes": {
@@ -30,10 +31,11 @@ def status_shown(result: Status) -> Summary:
             for name, node in result.nodes.items()
         },
         "unreachable": dict(result.unreachable),
+        "runs": runs_data(result.runs, now),
     }
     lines = [f"{names}: {said}" for said, names in fold_equal({n: _of(s) for n, s in result.nodes.items()}).items()]
     lines += [f"{names}: no answer: {why}" for why, names in fold_equal(result.unreachable).items()]
-    return data, "\n".join([*lines, *_clocks(result, pairs)])
+    return data, "\n".join([*lines, *_clocks(result, pairs), *run_lines(result.runs, now, result.users)])
 
 
 def _data(offset: Offset | None) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""After ``train``."""
+"""After ``train`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from provision.inventory import fold
 from provision.summaries._summary import Summary
 
 if TYPE_CHECKING:
-    from provision.tasks.train import TrainResult
+    from provision.run.result import TrainResult
 
 
 def trained(result: TrainResult) -> Summary:
-    """After ``train``."""
+    """A run that has finished, or that goes on by itself."""
     data = {
         "run": result.run,
+        "state": result.state,
         "nodes": list(result.nodes),
         "world_size": result.world_size,
         "steps": result.steps,
         "first_loss": result.first_loss,
         "last_loss": result.last_loss,
         "seconds": round(result.seconds, 1),
+        "network": result.network,
         "output": result.output,
         "logs": str(result.folder),
     }
+    if result.state == "detached":
+        return data, (
+            f"run {result.run} goes on on {fold(result.nodes)} (world size {result.world_size})\n"
+            f"to see it: clusterctl status {result.run}; to follow it: clusterctl logs -f {result.run}\n"
+            f"to stop it: clusterctl stop {result.run}"
+        )
     losses = ""
     if result.first_loss is not None and result.last_loss is not None:
         losses = f", loss {result.first_loss:.4g} -> {result.last_loss:.4g}"
@@ -32,5 +40,6 @@ def trained(result: TrainResult) -> Summary:
         f"checkpoint in {result.nodes[0]}:{result.output}\n"
         f"trained on {fold(result.nodes)} (world size {result.world_size}): "
         f"{result.steps if result.steps is not None else '?'} steps{losses}, {result.seconds:.0f} s"
+        + (f"; NCCL used {result.network}" if result.network else "")
     )
     return data, text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from provision.errors import ClusterctlError, NodesFailedError
@@ -37,7 +37,7 @@ def split(
         raise NodesFailedError(
             f"no answer from {len(missing)} of {len(nodes)} nodes; {nothing}",
             reasons=missing | dict(also or {}),
-            hint=hint(answers.values(), f"to go on without: clusterctl {command} --exclude {fold(missing)}"),
+            hint=hint(answers.values(), without(missing, len(nodes), f"clusterctl {command} --exclude {{}}")),
             nothing_done=True,
         )
     return {name: answer for name, answer in answers.items() if not isinstance(answer, ClusterctlError)}
@@ -69,6 +69,13 @@ def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:
     why = error.reason if isinstance(error, RemoteError) else str(error)
     typo = likely_typo(inventory, node)
     return f"{why} ({typo})" if typo else why
+
+
+def without(silent: Collection[str], asked: int, command: str) -> str:
+    """How to go on without nodes that did not answer, ``{}`` in ``command``; what to look at where none did."""
+    if len(silent) == asked:
+        return "none answered: look at their address, user and key in the inventory, then: clusterctl check"
+    return "to go on without: " + command.format(fold(silent))
 
 
 def hint(answers: Iterable[object], last: str) -> str:

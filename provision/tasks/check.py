@@ -109,7 +109,7 @@ def check(
         there = tuple(node for node in plan.nodes if node.name in found)
         measured = _measured(replace(plan, nodes=there), chosen, connections, emit) if there else {}
     answers: Answers = {each: {name: told[each] for name, told in found.items()} for each in probed} | dict(measured)
-    findings = tuple(finding for each in chosen for finding in _judge(each, plan, answers[each])) if there else ()
+    findings = tuple(finding for each in chosen for finding in judge(each, plan, answers[each])) if there else ()
     return CheckResult(findings, chosen, tuple(found), unreachable, time.monotonic() - began)
 
 
@@ -195,7 +195,7 @@ def _measured(plan: Plan, chosen: Sequence[str], connections: Connections, emit:
     return found
 
 
-def _judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """What a check says about every node, in the order of the nodes.
 
     A judge that fails has met an answer that it was not written for: that is one check less, not the end of all.

@@ -1,36 +1,58 @@
-"""A run's folder goes to every node, and every node says whether and how it can take part."""
+"""A run's folder goes to every node, and every node says what it is and how it reaches rank 0. Judges nothing."""
 
 from __future__ import annotations
 
 import importlib.resources
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
-from provision.errors import ClusterctlError, NodesFailedError, PreflightError
-from provision.inventory import fold
-from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
+from provision.errors import ClusterctlError, NodesFailedError
+from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
 from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import hint, reason
+from provision.tasks.answers import hint, reason, without
 
-PREPARE_DEADLINE = 600.0
-WITHDRAW_DEADLINE = 30.0
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+LOCAL = "local"  # in place of a release's name: an environment that clusterctl did not deploy
+_PREPARE_DEADLINE = 600.0
+_PROBE_DEADLINE = 30.0
+_WITHDRAW_DEADLINE = 30.0
+_AT_ONCE = 64  # nodes
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a prepared node said: the release its prefix points at, and the facts of its agent."""
+    """What a prepared node said.
+
+    Attributes:
+        release: the one its prefix points at, or ``LOCAL``.
+        facts: of its agent.
+        made: the run's folder was made by this node: no other shares it, or this one was first.
+    """
 
     release: str
     facts: Facts
+    made: bool = False
+
+    def prefix(self, inventory: Inventory) -> PurePosixPath:
+        """The release's own path, which stays when another one is deployed."""
+        return inventory.prefix if self.release == LOCAL else inventory.root / "releases" / self.release
 
 
-class _RefusedError(ClusterctlError):
-    """A node that answered, and cannot take part."""
+class RefusedError(ClusterctlError):
+    """A node that answered, and cannot take part; ``made``: the run's folder is there all the same."""
+
+    def __init__(self, message: str, *, made: bool = False) -> None:
+        super().__init__(message)
+        self.made = made
+
+
+Asked = Mapping[str, Answer | ClusterctlError]  # by node name
 
 
 def run_folder(inventory: Inventory, run: str) -> PurePosixPath:
@@ -38,100 +60,103 @@ def run_folder(inventory: Inventory, run: str) -> PurePosixPath:
     return inventory.root / "runs" / run
 
 
-@contextmanager
-def prepared(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, run: str, luggage: Travel, emit: Emit
-) -> Iterator[Mapping[str, Answer]]:
-    """Every node with the run's folder, and its answer; when the run is refused after all, the folders go again.
+def prepare(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    connections: Connections,
+    run: str,
+    luggage: Travel | None,
+    *,
+    port: int | None = None,
+) -> Asked:
+    """Send the run's folder to every node and ask its agent for facts: one round trip.
 
-    Raises:
-        PreflightError: nodes that cannot take part.
-        NodesFailedError: nodes that cannot be reached.
+    Args:
+        inventory: the cluster.
+        nodes: in the order of their ranks.
+        connections: to them.
+        run: its id.
+        luggage: what travels; None where the run's folder is there already.
+        port: the MASTER_PORT that is wanted; None: any that is free.
+
+    Returns:
+        For each node its answer, a ``RefusedError``, or why it was not reached.
     """
-    began = time.monotonic()
-    emit(StageStarted("prepare", "Preparing nodes", len(nodes), "nodes"))
-    asked = _ask(inventory, nodes, connections, run, luggage)
-    try:
-        answers = _judge(inventory, nodes, asked)
-        states = {name: f"{answer.facts.interface}, {_processors(answer.facts)}" for name, answer in answers.items()}
-        emit(StageFinished("prepare", time.monotonic() - began, states))
-        yield answers
-    except ClusterctlError:
-        script = render("run/withdraw.sh.j2", run=str(run_folder(inventory, run)))
-        holders = [node for node in nodes if isinstance(asked[node.name], Answer)]
-        fan_out(holders, lambda node: connections[node].run(script, deadline=WITHDRAW_DEADLINE))
-        raise
-
-
-def _ask(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, run: str, luggage: Travel
-) -> Mapping[str, Answer | ClusterctlError]:
-    """Send the run's folder to every node and ask its agent for facts: one round trip."""
     folder = str(run_folder(inventory, run))
-    agent = _agent_files()
+    agent = _agent_files() if luggage is not None else {}
     master = nodes[0].train_address
 
     def ask(node: Node) -> Answer:
         probe = ["--master", master, "--rank", str(nodes.index(node)), "--folder", folder]
-        if inventory.train.port is not None:
-            probe += ["--port", str(inventory.train.port)]
+        if port is not None:
+            probe += ["--port", str(port)]
         script = render(
             "run/prepare.sh.j2",
             prefix=str(inventory.prefix),
             root=str(inventory.root),
             run=folder,
+            node=node.name,
             probe=probe,
+            sends=luggage is not None,
         )
-        result = connections[node].run(script, stdin=tar_stream(luggage, agent), deadline=PREPARE_DEADLINE)
-        if result.rc != 0:
-            raise _RefusedError(result.err.strip() or f"the script ended with status {result.rc}")
-        release, _, answer = result.out.partition("\n")
-        return Answer(release.removeprefix("release "), Facts.parse(answer))
-
-    return fan_out(nodes, ask)
-
-
-def _judge(
-    inventory: Inventory, nodes: Sequence[Node], answers: Mapping[str, Answer | ClusterctlError]
-) -> dict[str, Answer]:
-    """The answers, if all nodes can take part; one error names all that cannot."""
-    unreachable: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    good: dict[str, Answer] = {}
-    for node in nodes:
-        answer = answers[node.name]
-        if isinstance(answer, _RefusedError):
-            refused[node.name] = str(answer)
-        elif isinstance(answer, ClusterctlError):
-            unreachable[node.name] = reason(answer, inventory, node)
+        if luggage is None:
+            result = connections[node].run(script, deadline=_PROBE_DEADLINE)
         else:
-            good[node.name] = answer
-    deploy = f"clusterctl deploy --inventory {inventory.path.name}"
-    if unreachable:
-        raise NodesFailedError(
-            f"no answer from {len(unreachable)} of {len(nodes)} nodes; nothing was started",
-            reasons={**unreachable, **refused},
-            hint=hint(answers.values(), f"to go on without: clusterctl train --exclude {fold(unreachable)}"),
-        )
-    if refused:
-        raise PreflightError(
-            f"{len(refused)} of {len(nodes)} nodes cannot take part; nothing was started", reasons=refused, hint=deploy
-        )
-    if len({answer.release for answer in good.values()}) > 1:
-        raise PreflightError(
-            "the nodes have different environments; nothing was started",
-            reasons={name: f"has release {answer.release}" for name, answer in good.items()},
-            hint=deploy,
-        )
-    return good
+            result = connections[node].run(script, stdin=tar_stream(luggage, agent), deadline=_PREPARE_DEADLINE)
+        if result.rc != 0:
+            said = result.err.strip() or f"the script ended with status {result.rc}"
+            raise RefusedError(said, made="folder made" in result.out.splitlines())
+        release, folder_is, answer = (*result.out.split("\n", 2), "", "")[:3]
+        return Answer(release.removeprefix("release "), Facts.parse(answer), folder_is == "folder made")
+
+    return fan_out(nodes, ask, limit=_AT_ONCE)
 
 
-def _processors(facts: Facts) -> str:
-    """What a node trains on, in two words."""
-    return f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else f"no GPU, {facts.cpus} cores"
+def missing(inventory: Inventory, nodes: Sequence[Node], asked: Asked) -> dict[str, str]:
+    """The nodes that gave no answer or have no environment, each with its reason."""
+    found = {}
+    for node in nodes:
+        answer = asked[node.name]
+        if isinstance(answer, RefusedError):
+            found[node.name] = str(answer)
+        elif isinstance(answer, ClusterctlError):
+            found[node.name] = reason(answer, inventory, node)
+    return found
+
+
+def unreachable(inventory: Inventory, nodes: Sequence[Node], asked: Asked) -> NodesFailedError | None:
+    """The error for nodes that gave no answer at all; None when all did."""
+    silent = [name for name, answer in asked.items() if _is_silent(answer)]
+    if not silent:
+        return None
+    return NodesFailedError(
+        f"no answer from {len(silent)} of {len(nodes)} nodes; nothing was started",
+        reasons=missing(inventory, nodes, asked),
+        hint=hint(asked.values(), without(silent, len(nodes), "clusterctl train --exclude {}, or --exclude-bad")),
+        nothing_done=True,
+    )
+
+
+def withdraw(inventory: Inventory, nodes: Iterable[Node], connections: Connections, run: str, asked: Asked) -> None:
+    """Remove the run's folder from the nodes that made one: what is not started leaves nothing behind."""
+    script = render("run/withdraw.sh.j2", run=str(run_folder(inventory, run)))
+    makers = [node for node in nodes if getattr(asked[node.name], "made", False)]
+    fan_out(makers, lambda node: connections[node].run(script, deadline=_WITHDRAW_DEADLINE), limit=_AT_ONCE)
+
+
+def _is_silent(answer: Answer | ClusterctlError) -> bool:
+    return isinstance(answer, ClusterctlError) and not isinstance(answer, RefusedError)
 
 
 def _agent_files() -> dict[str, bytes]:
     """The agent's source files, by their names in the run's folder."""
     folder = importlib.resources.files("trainer") / "agent"
-    return {f"agent/{item.name}": item.read_bytes() for item in folder.iterdir() if item.name.endswith(".py")}
+    return {f"agent/{name}": data for name, data in _sources(folder)}
+
+
+def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    for item in folder.iterdir():
+        if item.is_dir():
+            yield from ((f"{item.name}/{name}", data) for name, data in _sources(item))
+        elif item.name.endswith(".py"):
+            yield item.name, item.read_bytes()

@@ -1,54 +1,77 @@
-"""``clusterctl train``: a training configuration runs on several nodes, each with its rank.
+"""``clusterctl train``: a training runs on several nodes, each with its rank.
 
-The order of the work: read the configuration, send the run's folder, ask every node for its facts, refuse what could
-only hang, start the agents, follow them to the end.
+The order of the work: read what was given, send the run's folder and pass the gate (``tasks/gate.py``), let a launcher
+make every node's plan, start the agents, and follow them to the end (``tasks/begin.py``).
 """
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import dataclass
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from provision.errors import (
-    ClusterctlError,
-    InterruptedByUser,
-    RunFailedError,
-    UsageError,
-)
-from provision.launchers import llamafactory
-from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
-from provision.render import render
-from provision.run import Launch, RunSpec, Travel, Worker, new_run_id, plan_name, travel
-from provision.run.follow import Follower
-from provision.ssh.remote import Connections, fan_out
-from provision.tasks.prepare import Answer, prepared, run_folder
+from provision.errors import ClusterctlError, UsageError
+from provision.launchers import launch
+from provision.model import Emit, Inventory, Node, Notice
+from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id, pack
+from provision.run.job_nodes import VISIBLE, choose_nodes, workers
+from provision.run.result import TrainResult
+from provision.ssh.remote import Connections
+from provision.tasks.begin import Beginning, Following
+from provision.tasks.gate import Gated, GateOptions, gate
+from provision.tasks.prepare import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from provision.ssh.prompts import Prompts
 
 DEFAULT_CONFIG = "train.yaml"
 GRACE = 10.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """A finished run. ``folder`` is this machine's record of it, ``output`` the path on rank 0's node."""
+class Policy:
+    """What is done about failures.
 
-    run: str
-    folder: Path
-    nodes: tuple[str, ...]
-    world_size: int
-    seconds: float
-    steps: int | None
-    first_loss: float | None
-    last_loss: float | None
-    output: str
+    Attributes:
+        restarts: how often a failed attempt is begun again.
+        lost_after: seconds of silence after which a node counts as lost.
+        hang_after: seconds without progress that count as a hang; None: the run's own pace tells.
+        hang_policy: what a hang does, ``stop`` or ``warn``.
+    """
+
+    restarts: int = 0
+    lost_after: float = 60.0
+    hang_after: float | None = None
+    hang_policy: str = "stop"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training as it was asked for.
+
+    Attributes:
+        job: what runs.
+        words: what the user typed for it, for the record.
+        name: a word for the run's id; None: the name of the config or script.
+        env: variables beside the inventory's, over which they win.
+        policy: what is done about failures.
+        gate: how strict the gate is.
+        following: how the run is followed.
+    """
+
+    job: Job
+    words: tuple[str, ...] = ()
+    name: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    policy: Policy = Policy()
+    gate: GateOptions = field(default_factory=GateOptions)
+    following: Following = field(default_factory=Following)
 
 
 def find_config(config: Path | None, inventory: Inventory) -> Path:
@@ -72,129 +95,134 @@ def find_config(config: Path | None, inventory: Inventory) -> Path:
 
 
 def train(
-    inventory: Inventory, nodes: Sequence[Node], config: Path, *, prompts: Prompts | None = None, emit: Emit
+    inventory: Inventory, nodes: Sequence[Node], asked: Training, *, prompts: Prompts | None = None, emit: Emit
 ) -> TrainResult:
     """Train over ``nodes``; the first of them is rank 0.
 
     Raises:
-        UsageError: the configuration cannot be used.
+        UsageError: what was given cannot be used.
         PreflightError: nodes that cannot take part; nothing was started.
         NodesFailedError: nodes that cannot be reached; nothing was started.
         RunFailedError: the run failed; every node was stopped.
-        InterruptedByUser: Ctrl-C; every node was stopped.
+        InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
-    luggage = travel(config)
+    inventory, chosen = _chosen(inventory, nodes, asked)
+    luggage = pack(asked.job)
     for text in luggage.notices:
         emit(Notice(text))
-    run = new_run_id(datetime.now(timezone.utc), config.name)
-    folder = inventory.path.parent / "runs" / run
+    run = _run_id(asked)
+    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env))
     with Connections(inventory, prompts) as connections:
-        with prepared(inventory, nodes, connections, run, luggage, emit) as answers:
-            spec = _spec(inventory, nodes, run, luggage, answers)
-            launch = llamafactory.launch(spec)
-        for notice in launch.notices:
+        with gate(inventory, chosen, connections, run, luggage, options, emit) as passed:
+            spec = _spec(inventory, passed, run, luggage, asked)
+            launched = launch(spec)
+        for notice in launched.notices:
             emit(notice)
-        folder.mkdir(parents=True)
-        _record(folder, {"run": run, "state": "running", **_described(spec, launch)})
-        began = time.monotonic()
-        follower = Follower(run, nodes, folder, grace=GRACE, emit=emit)
-        try:
-            _start(spec, launch, connections, follower, emit)
-        finally:
-            seconds = time.monotonic() - began
-            state = {"run": run, "state": follower.state, "seconds": round(seconds, 1), "losses": follower.losses}
-            _record(folder, {**_described(spec, launch), **state})
-    losses = follower.losses
-    return TrainResult(
-        run=run,
-        folder=folder,
-        nodes=tuple(node.name for node in nodes),
-        world_size=sum(worker.processes for worker in spec.workers),
-        seconds=seconds,
-        steps=follower.steps,
-        first_loss=losses[0] if losses else None,
-        last_loss=losses[-1] if losses else None,
-        output=_output(spec, luggage),
-    )
+        link_port = passed.answers[passed.nodes[0].name].facts.link_port
+        plans = linked(launched, spec, link_port, secrets.token_hex(16), asked.policy.lost_after)
+        about = {
+            "master": f"{spec.master}:{spec.port}",
+            "prefix": str(spec.prefix),
+            "folder": str(spec.folder),
+            "launcher": choose(asked.job),
+            "argv": list(asked.words),
+        }
+        return Beginning(inventory, connections, passed.nodes, run, plans, about).go(asked.following, emit)
 
 
-def _spec(
-    inventory: Inventory, nodes: Sequence[Node], run: str, luggage: Travel, answers: Mapping[str, Answer]
-) -> RunSpec:
+def dry_run(
+    inventory: Inventory, nodes: Sequence[Node], asked: Training, *, prompts: Prompts | None = None, emit: Emit
+) -> tuple[RunSpec, Launch]:
+    """What would be started. The nodes are asked for their facts, and nothing is left on them.
+
+    Raises:
+        UsageError: what was given cannot be used.
+        PreflightError: nodes that cannot take part.
+        NodesFailedError: nodes that cannot be reached.
+    """
+    inventory, chosen = _chosen(inventory, nodes, asked)
+    luggage = pack(asked.job)
+    run = _run_id(asked)
+    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env))
+    found: list[tuple[RunSpec, Launch]] = []
+    with (
+        suppress(_DryRunOverError),
+        Connections(inventory, prompts) as connections,
+        gate(inventory, chosen, connections, run, luggage, options, emit) as passed,
+    ):
+        spec = _spec(inventory, passed, run, luggage, asked)
+        found.append((spec, launch(spec)))
+        raise _DryRunOverError("a dry run starts nothing")
+    return found[0]
+
+
+class _DryRunOverError(ClusterctlError):
+    """The end of a dry run: what was sent to the nodes goes again, as after a refusal."""
+
+
+def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[dict[str, Any]]:
+    """The plans with the agents' link: where rank 0's agent listens, and the token by which they know one another.
+
+    Raises:
+        UsageError: rank 0's node has no port for it.
+    """
+    if len(launched.plans) < 2:
+        return [dict(plan) for plan in launched.plans]
+    if port is None:
+        raise UsageError(f"{spec.workers[0].node.name} has no second free port, for the agents of the nodes")
+    names = [worker.node.name for worker in spec.workers]
+    link = {"host": spec.master, "port": port, "token": token, "nodes": names, "lost_after": lost_after}
+    return [{**plan, "link": link} for plan in launched.plans]
+
+
+def _chosen(inventory: Inventory, nodes: Sequence[Node], asked: Training) -> tuple[Inventory, tuple[Node, ...]]:
+    """The inventory with the command line's variables, and the nodes that the job leaves."""
+    chosen = choose_nodes(asked.job, nodes)
+    env = {**inventory.train.env, **asked.env}
+    return replace(inventory, train=replace(inventory.train, env=env)), chosen
+
+
+def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str]) -> dict[str, str]:
+    """By node name, the GPUs that a job will use, as CUDA_VISIBLE_DEVICES says it; all of a node that is not named."""
+    said = {**env, **job.env}.get(VISIBLE)
+    if said is not None:
+        return {node.name: said for node in nodes}
+    chosen = {name: ",".join(gpus) for name, gpus in job.include.items() if gpus}
+    if job.per_node and not job.include and not job.exclude:
+        return {node.name: ",".join(map(str, range(job.per_node))) for node in nodes}
+    return chosen
+
+
+def _run_id(asked: Training) -> str:
+    if asked.name is not None and not _NAME.fullmatch(asked.name):
+        raise UsageError(
+            f"--name {asked.name}: it becomes a part of the run's id, of letters, digits, dots, - and _",
+            hint="--name " + (re.sub(r"[^A-Za-z0-9._-]+", "-", asked.name).strip("-._")[:40] or "run"),
+        )
+    return new_run_id(datetime.now(timezone.utc), asked.name or asked.job.target)
+
+
+def _spec(inventory: Inventory, passed: Gated, run: str, luggage: Travel, asked: Training) -> RunSpec:
     """Everything the launcher needs to know."""
-    head = nodes[0]
+    head = passed.nodes[0]
+    facts = {name: answer.facts for name, answer in passed.answers.items()}
     return RunSpec(
         id=run,
-        workers=tuple(Worker(node, answers[node.name].facts) for node in nodes),
-        prefix=inventory.root / "releases" / answers[head.name].release,
+        workers=workers(asked.job, passed.nodes, facts, inventory.train.env),
+        prefix=passed.answers[head.name].prefix(inventory),
         folder=run_folder(inventory, run),
         config=luggage.config_name,
         master=head.train_address,
-        port=answers[head.name].facts.port or 0,
+        port=facts[head.name].port or 0,
         progress=luggage.progress,
         env=inventory.train.env,
         grace=GRACE,
+        launcher=asked.job.launcher,
+        job=asked.job,
+        settings=luggage.settings,
+        output=luggage.output,
+        hang_after=asked.policy.hang_after,
+        hang_policy=asked.policy.hang_policy,
+        restarts=asked.policy.restarts,
+        none_ok=True,
     )
-
-
-def _start(spec: RunSpec, launch: Launch, connections: Connections, follower: Follower, emit: Emit) -> None:
-    """Start every node's agent and follow them all to the end."""
-    nodes = [worker.node for worker in spec.workers]
-    emit(StageStarted("train", f"Training {spec.id}", None, "steps"))
-    began = time.monotonic()
-
-    def run_agent(node: Node) -> None:
-        rank = nodes.index(node)
-        script = render(
-            "run/start.sh.j2",
-            plan=json.dumps(launch.plans[rank], sort_keys=True),
-            name=plan_name(rank),
-            run=str(spec.folder),
-            release=str(spec.prefix),
-        )
-        follower.follow(node, connections[node], script)
-
-    try:
-        answers = fan_out(nodes, run_agent, limit=len(nodes))
-    except InterruptedByUser:
-        left = follower.stop_and_wait()
-        raise InterruptedByUser(
-            f"run {spec.id} was interrupted and stopped on every node"
-            if not left
-            else f"run {spec.id} was interrupted; no answer from {', '.join(left)}",
-        ) from None
-    finally:
-        follower.close()
-    for name, answer in answers.items():
-        if isinstance(answer, ClusterctlError):
-            follower.lost(name, str(answer))
-    emit(StageFinished("train", time.monotonic() - began, follower.states))
-    if follower.failures:
-        raise RunFailedError(
-            f"run {spec.id} failed; every node was stopped",
-            reasons=follower.failures,
-            hint=f"the logs of all ranks are in {follower.folder}",
-        )
-
-
-def _output(spec: RunSpec, luggage: Travel) -> str:
-    """Where rank 0's node has the trained model: the folder of the trainer's own log."""
-    return str((spec.folder / luggage.progress).parent) if luggage.progress else str(spec.folder)
-
-
-def _described(spec: RunSpec, launch: Launch) -> dict[str, object]:
-    """What a run's record says besides its state: enough to start it again by hand."""
-    return {
-        "master": f"{spec.master}:{spec.port}",
-        "prefix": str(spec.prefix),
-        "folder": str(spec.folder),
-        "plans": {plan["node"]: plan for plan in launch.plans},
-    }
-
-
-def _record(folder: Path, content: dict[str, object]) -> None:
-    """Write ``run.json`` in one rename: whoever reads it sees all of it."""
-    temporary = folder / "run.json.new"
-    temporary.touch(mode=0o600)  # the environment of the run may hold secrets
-    temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(folder / "run.json")

@@ -7,8 +7,10 @@ from typing import Any, Literal
 HEADER = ("figure", "ours", "peer", "ratio", "must", "aim", "met")
 
 Unit = Literal["s", "bytes", "count"]
-# ratio: ours / peer, small is good; speedup: peer / ours, large is good; ours: the value itself, small is good.
-Judged = Literal["ratio", "speedup", "ours"]
+# ratio: ours / peer, small is good; speedup: peer / ours, large is good; ours: the value itself, small is good; most:
+# the value itself, large is good; more: ours - peer, small is good.
+Judged = Literal["ratio", "speedup", "ours", "most", "more"]
+LARGE_IS_GOOD = ("speedup", "most")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,11 @@ def ratio(figure: Figure, measured: Measured) -> float | None:
 
 def judged(figure: Figure, measured: Measured) -> float | None:
     """The value that ``must`` and ``aim`` speak of."""
-    return measured.ours if figure.judged == "ours" else ratio(figure, measured)
+    if figure.judged in ("ours", "most"):
+        return measured.ours
+    if figure.judged == "more":
+        return None if measured.peer is None else measured.ours - measured.peer
+    return ratio(figure, measured)
 
 
 def met(figure: Figure, outcome: Outcome) -> str:
@@ -92,7 +98,7 @@ def met(figure: Figure, outcome: Outcome) -> str:
         return "?"
 
     def within(limit: float) -> bool:
-        return value >= limit if figure.judged == "speedup" else value <= limit
+        return value >= limit if figure.judged in LARGE_IS_GOOD else value <= limit
 
     if not within(figure.must):
         return "no"
@@ -119,8 +125,10 @@ def row(figure: Figure, outcome: Outcome, words: Mapping[str, object]) -> tuple[
 def _limit(figure: Figure, value: float | None) -> str:
     if value is None:
         return ""
-    sign = ">=" if figure.judged == "speedup" else "<="
-    return f"{sign} {quantity(value, figure.unit, short=True) if figure.judged == 'ours' else f'{value:g}'}"
+    sign = ">=" if figure.judged in LARGE_IS_GOOD else "<="
+    of_ratio = figure.judged in ("ratio", "speedup")
+    shown = f"{value:g}" if of_ratio else quantity(value, figure.unit, short=True)
+    return f"{sign} {shown}{' more' if figure.judged == 'more' else ''}"
 
 
 def quantity(value: float, unit: Unit, *, short: bool = False) -> str:

@@ -59,6 +59,8 @@ def test_there_are_command_lines_in_the_readme():
     readme = [line for page, line in command_lines() if page == "README.md"]
     for wanted in ("clusterctl pack-env", "clusterctl deploy --inventory inventory.yaml", "clusterctl train --nodes 2"):
         assert wanted in readme
+    for command in ("status", "logs -f", "stop", "resume"):
+        assert any(line.startswith(f"clusterctl {command}") for line in readme), command
 
 
 @pytest.mark.parametrize(("page", "line"), command_lines())

@@ -46,9 +46,9 @@ def test_a_template_renders_from_the_wheel(installed):
 
 
 def test_the_agent_is_in_the_wheel(installed):
-    program = "import importlib.resources as r; print([item.name for item in (r.files('trainer') / 'agent').iterdir()])"
+    program = "from provision.tasks.prepare import _agent_files as files; print(*files())"
     result = run(installed, "-c", program)
-    assert "__main__.py" in result.stdout, result.stderr
+    assert {"agent/__main__.py", "agent/link/hub.py"} <= set(result.stdout.split()), result.stderr
 
 
 def test_fab_lists_the_tasks():

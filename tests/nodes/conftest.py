@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -18,8 +20,11 @@ _numbers = count(1)
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "require_sandbox" in getattr(item, "fixturenames", ()):
+        names = getattr(item, "fixturenames", ())
+        if "require_sandbox" in names:
             item.add_marker("root")
+        # Tests of one file share what they have made, and so do all that train: they run on one worker.
+        item.add_marker(pytest.mark.xdist_group("training" if "training_nodes" in names else item.path.name))
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +70,23 @@ def ssh():
         return subprocess.run([*argv, f"{user}@{address}", command], input=stdin, capture_output=True, check=False)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def training_nodes(require_sandbox, lab_env, lab_project, tmp_path_factory):
+    """Two nodes with the real environment, for an ordinary user, and that user's folder with a training project."""
+    from training import PREFIX, Training  # pytest rewrites its asserts only after this file
+
+    if there := os.environ.get("CLUSTERCTL_TRAINING"):  # while tests are written: a sandbox's folder, all deployed
+        (box,) = (box for box in sandboxes.list_all() if box.directory == Path(there))
+        yield Training(Path(there), box)
+        return
+    folder = tmp_path_factory.mktemp("job")
+    with sandboxes.up(nodes=2, name=_name(), directory=folder, user="trainer", prefix=PREFIX) as box:
+        shutil.copytree(lab_project, folder, dirs_exist_ok=True)
+        nodes = Training(folder, box)
+        nodes.deploy(lab_env)
+        yield nodes
 
 
 def _name():

@@ -5,7 +5,6 @@ Slow by nature: one environment of 2 GB, two nodes, real torch and gloo between 
 
 import functools
 import json
-import os
 import re
 import shutil
 import signal
@@ -16,39 +15,23 @@ from pathlib import Path
 import command
 import pytest
 from command import CLUSTERCTL
-
-from provision import sandbox as sandboxes
+from training import PREFIX
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
-
-PREFIX = "/home/trainer/llm/current"  # the whole job runs as an ordinary user
 
 run = functools.partial(command.run, timeout=600)  # a real environment takes its time
 train = functools.partial(command.train, timeout=600)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, require_sandbox, lab_project):
-    """A user's folder: the sandbox's inventory (as an ordinary user) and a training project."""
-    folder = tmp_path_factory.mktemp("job")
-    with sandboxes.up(nodes=2, name=f"job-test-{os.getpid()}", directory=folder, user="trainer", prefix=PREFIX):
-        shutil.copytree(lab_project, folder, dirs_exist_ok=True)
-        yield folder
+def box(training_nodes):
+    return training_nodes.box
 
 
 @pytest.fixture(scope="module")
-def box(folder):
-    return next(box for box in sandboxes.list_all() if box.directory == folder)
-
-
-@pytest.fixture(scope="module")
-def deployed(folder, lab_env):
-    packed = run("pack-env", cwd=folder, env={"CONDA_PREFIX": str(lab_env)})
-    assert packed.returncode == 0, packed.stderr
-    result = run("deploy", "--inventory", "inventory.yaml", cwd=folder)
-    assert result.returncode == 0, result.stderr
-    assert "node[01-02]: deployed" in result.stdout
-    return folder
+def deployed(training_nodes):
+    assert "node[01-02]: deployed" in training_nodes.deployed.stdout
+    return training_nodes.folder
 
 
 def on(box, node, *argv):
@@ -63,7 +46,7 @@ def marked(box):
     return [line for node in ("node01", "node02") for line in on(box, node, "sh", "-c", script).splitlines()]
 
 
-def test_the_nodes_have_no_python_of_their_own(box):
+def test_the_nodes_have_no_python_of_their_own(box, training_nodes):
     for node in ("node01", "node02"):
         assert box.enter(node, ["sh", "-c", "command -v python3 python zstd rsync"]).stdout == ""
 
@@ -203,16 +186,6 @@ def test_ctrl_c_stops_every_node_and_ends_with_130(box, deployed):
     rest = process.communicate(timeout=90)[0]
     assert process.returncode == 130, rest
     assert "stopped on every node" in rest
-    assert marked(box) == []
-
-
-def test_a_controller_that_is_killed_leaves_nothing_running(box, deployed):
-    process = start_and_wait_for_a_step(deployed)
-    process.kill()
-    process.communicate(timeout=30)
-    deadline = time.monotonic() + 60
-    while marked(box) and time.monotonic() < deadline:
-        time.sleep(0.5)  # nothing on this side can tell when the nodes are done
     assert marked(box) == []
 
 

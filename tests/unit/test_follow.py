@@ -1,30 +1,9 @@
-"""A run is followed: logs and losses are kept, and the first node that fails stops the others."""
-
-import json
-import threading
+"""What the agents of a run tell becomes logs, progress and a verdict."""
 
 import pytest
 
-from provision.model import LogLine, Node, Notice, Progress, Result
-from provision.run.follow import Follower
-
-A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")
-
-
-class Agent:
-    """A remote whose agent prints the given events, then waits for its stdin to end when ``waits``."""
-
-    def __init__(self, node, events, *, waits=False, last=None):
-        self.node, self.events, self.waits, self.last = node, events, waits, last
-
-    def run(self, script, *, stdin, on_line, deadline=None):
-        for event in self.events:
-            on_line(event if isinstance(event, str) else json.dumps(event))
-        if self.waits:
-            assert list(stdin) == []
-        if self.last:
-            on_line(json.dumps(self.last))
-        return Result(0, "", "boom")
+from provision.model import LogLine, Notice, Progress
+from provision.run.follow import Follower, how, parsed
 
 
 @pytest.fixture
@@ -34,73 +13,161 @@ def seen():
 
 @pytest.fixture
 def follower(tmp_path, seen):
-    follower = Follower("r1", [A, B], tmp_path, grace=1, emit=seen.append)
+    follower = Follower("r1", ["a", "b"], tmp_path, attempts=3, emit=seen.append)
     yield follower
     follower.close()
 
 
-def both(follower, one, two):
-    threads = [threading.Thread(target=follower.follow, args=(agent.node, agent, "")) for agent in (one, two)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+def tell(follower, name, *events):
+    for event in events:
+        follower.take(name, event)
 
 
-DONE = {"event": "exit", "rc": 0}
-STOPPED = {"event": "exit", "rc": None, "signal": "SIGTERM", "stopped": True}
+FINISHED = {"event": "end", "state": "finished", "why": None}
+STOPPED = {"event": "end", "state": "stopped", "why": None, "step": 7, "saved": True}
+
+
+def log(rank, line):
+    return {"event": "log", "rank": rank, "line": line}
+
+
+def failed(node, text, rank=None):
+    return {"event": "end", "state": "failed", "why": {"node": node, "rank": rank, "text": text}}
+
+
+def notices(seen):
+    return [event.text for event in seen if isinstance(event, Notice)]
 
 
 def test_logs_and_losses_are_kept(follower, seen, tmp_path):
-    events = [
-        {"event": "log", "rank": 0, "line": "hello"},
-        {"event": "log", "rank": None, "line": "launching"},
+    tell(
+        follower,
+        "a",
+        log(0, "hello"),
+        log(None, "launching"),
         {"event": "progress", "step": 1, "total": 4, "loss": 6.5},
         {"event": "progress", "step": 4, "total": 4, "loss": 2.25},
-        "not an event",
+        parsed("not an event"),
         {"event": "from the future"},
-    ]
-    both(follower, Agent(A, events, last=DONE), Agent(B, [{"event": "log", "rank": 1, "line": "hi"}], last=DONE))
+        FINISHED,
+    )
+    assert follower.state == "running"
+    tell(follower, "b", log(1, "hi"), FINISHED)
     assert follower.state == "finished"
     assert (follower.losses, follower.steps) == ([6.5, 2.25], 4)
     assert (tmp_path / "a/rank0.log").read_text() == "hello\n"
     assert (tmp_path / "a/launcher.log").read_text() == "launching\nnot an event\n"
     assert (tmp_path / "b/rank1.log").read_text() == "hi\n"
     assert [event.line for event in seen if isinstance(event, LogLine)] == ["hello"]
-    assert [event.done for event in seen if isinstance(event, Progress)] == [1, 4]
+    assert [(event.done, event.note) for event in seen if isinstance(event, Progress)] == [
+        (1, "loss 6.5"),
+        (4, "loss 2.25"),
+    ]
+
+
+def test_a_phase_of_rank_0_is_shown_beside_the_progress(follower, seen):
+    tell(
+        follower, "a", {"event": "progress", "step": 3, "total": 9, "loss": 1.0}, {"event": "phase", "phase": "saving"}
+    )
+    tell(follower, "b", {"event": "phase", "phase": "evaluating"})
+    assert seen[-1] == Progress("train", 3, 9, "loss 1, saving")
+    tell(follower, "a", {"event": "phase", "phase": "training"})
+    assert seen[-1] == Progress("train", 3, 9, "loss 1")
+
+
+def test_a_failure_names_the_node_and_shows_its_last_lines_though_they_come_after_the_end(follower):
+    tell(follower, "a", log(0, "waiting"), failed("b", "rank 1 ended by SIGKILL", 1))
+    assert follower.state == "running"
+    tell(follower, "b", log(1, "CUDA out of memory"), failed("b", "rank 1 ended by SIGKILL", 1))
+    assert follower.state == "failed"
+    assert follower.failures == {"b": "rank 1 ended by SIGKILL\nCUDA out of memory"}
+
+
+def test_a_failure_that_nobody_explains_says_how_the_command_ended(follower):
+    tell(follower, "a", {"event": "exit", "rc": 3}, {"event": "end", "state": "failed", "why": None})
+    assert follower.failures == {"a": "ended with exit code 3"}
 
 
 @pytest.mark.parametrize(
-    ("last", "message"),
+    ("event", "said"),
     [
-        ({"event": "exit", "rc": 3}, "exit code 3"),
-        ({"event": "exit", "rc": None, "signal": "SIGKILL"}, "ended by SIGKILL"),
-        ({"event": "exit", "rc": None, "error": "cannot start"}, "cannot start"),
-        (None, "without a word: boom"),
+        ({"rc": 3}, "ended with exit code 3"),
+        ({"rc": None, "signal": "SIGKILL"}, "ended by SIGKILL"),
+        ({"rc": None, "error": "cannot start"}, "cannot start"),
     ],
 )
-def test_a_failure_stops_the_other_node_and_keeps_the_last_lines(follower, last, message):
-    crash = Agent(B, [{"event": "log", "rank": 1, "line": "CUDA out of memory"}], last=last)
-    both(follower, Agent(A, [], waits=True, last=STOPPED), crash)
+def test_how_an_attempt_ended(event, said):
+    assert how(event) == said
+
+
+def test_an_agent_that_is_gone_fails_the_run(follower):
+    tell(follower, "a", FINISHED)
+    tell(follower, "b", log(1, "step 1"), {"event": "gone"})
     assert follower.state == "failed"
-    assert follower.states == {"a": "stopped", "b": "failed"}
-    assert list(follower.failures) == ["b"]
-    assert message in follower.failures["b"]
-    assert "CUDA out of memory" in follower.failures["b"]
+    assert follower.states == {"a": "finished", "b": "lost"}
+    assert "agent is gone" in follower.failures["b"]
+    assert "step 1" in follower.failures["b"]
 
 
-def test_a_stop_reaches_every_node(follower):
-    threads = [
-        threading.Thread(target=follower.follow, args=(node, Agent(node, [], waits=True, last=STOPPED), ""))
-        for node in (A, B)
+def test_a_node_nobody_gets_through_to_is_lost_and_what_it_says_later_changes_nothing(follower):
+    follower.lost("b", "no connection")
+    tell(follower, "b", FINISHED)
+    tell(follower, "a", FINISHED)
+    assert follower.over
+    assert follower.failures == follower.unheard == {"b": "no connection"}
+    assert follower.state == "running"  # nobody is known to have failed
+
+
+def test_what_is_plain_news_is_no_warning(follower, seen):
+    tell(follower, "a", {"event": "notice", "text": "copying", "level": "info"}, {"event": "notice", "text": "odd"})
+    assert seen == [Notice("a: copying"), Notice("a: odd", "warning")]
+
+
+def test_a_stop_knows_the_step_that_was_saved(follower):
+    tell(follower, "a", STOPPED)
+    tell(follower, "b", {**STOPPED, "saved": False, "step": None})
+    assert (follower.state, follower.saved) == ("stopped", 7)
+
+
+def test_the_run_has_begun_when_every_node_has(follower):
+    tell(follower, "a", {"event": "started", "pid": 1})
+    assert not follower.started
+    follower.turned.clear()
+    tell(follower, "b", {"event": "started", "pid": 1})
+    assert follower.started
+    assert follower.turned.is_set()
+
+
+def test_attempts_hangs_and_peers_are_told(follower, seen):
+    tell(
+        follower,
+        "a",
+        {"event": "attempt", "attempt": 1, "checkpoint": None},
+        {"event": "exit", "rc": 1, "left": [42]},
+        {"event": "attempt", "attempt": 2, "checkpoint": "checkpoint-40"},
+        {"event": "hang", "kind": "stopped", "rank": 1, "text": "it was stopped (SIGSTOP)"},
+        {"event": "peer", "node": "b", "state": "lost", "text": "silent for 60 s"},
+        {"event": "notice", "text": "the disk is full"},
+        {"event": "dropped", "lines": 3},
+    )
+    tell(follower, "b", {"event": "attempt", "attempt": 2, "checkpoint": "checkpoint-40"})
+    assert notices(seen) == [
+        "a: processes that nothing could end: [42]",
+        "a: ended with exit code 1",
+        "attempt 2 of 3 from checkpoint-40",
+        "a, rank 1 hangs: it was stopped (SIGSTOP)",
+        "a about b: silent for 60 s",
+        "a: the disk is full",
+        "a: 3 log lines came too fast and are only on the node",
     ]
-    for thread in threads:
-        thread.start()
-    assert follower.stop_and_wait() == []
-    assert follower.state == "stopped"
 
 
-def test_a_process_that_nothing_could_end_is_told(follower, seen):
-    both(follower, Agent(A, [], last={**DONE, "left": [42]}), Agent(B, [], last=DONE))
-    assert any(isinstance(event, Notice) and "42" in event.text for event in seen)
+def test_an_attempt_that_was_made_good_is_no_reason_any_more(follower):
+    tell(
+        follower,
+        "a",
+        {"event": "exit", "rc": 3},
+        {"event": "attempt", "attempt": 2},
+        {"event": "end", "state": "failed", "why": None},
+    )
+    assert follower.failures == {"a": "failed without a word"}

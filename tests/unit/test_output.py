@@ -26,7 +26,20 @@ from provision.errors import (
 )
 from provision.model import Finding, Found, LogLine, Notice, Progress, StageFinished, StageStarted, StepResult
 from provision.output import Reporter
-from provision.output_text import Line, Meter, clean, clock, duration, finding_lines, plain, size, step_lines, wrap
+from provision.output_text import (
+    Line,
+    Meter,
+    clean,
+    clock,
+    duration,
+    finding_lines,
+    finished_lines,
+    plain,
+    size,
+    span,
+    step_lines,
+    wrap,
+)
 
 
 class Screen:
@@ -299,17 +312,32 @@ def test_a_terminal_shows_a_bar_and_keeps_what_happened():
     assert out == "the end\n"
 
 
-def test_a_terminal_wraps_reasons_and_leaves_commands_whole():
+def test_a_terminal_wraps_reasons_and_commands_between_words():
     screen = Screen(terminal=True, environ={"NO_COLOR": "1"})
     screen.reporter.show_error(
-        NodesFailedError("no", reasons={"gpu01": "word " * 20}, hint=" ".join(["clusterctl", *["deploy"] * 15]))
+        NodesFailedError(
+            "no", reasons={"gpu01": "word " * 20}, hint=" ".join(["in", "/known_hosts" * 7, *["node[01-02]"] * 7])
+        )
     )
     assert screen.shown[1].splitlines() == [
         "error: no",
         "  gpu01: " + " ".join(["word"] * 14),
         "      " + " ".join(["word"] * 6),
-        "try: clusterctl " + " ".join(["deploy"] * 15),
+        "try: in",
+        "    " + "/known_hosts" * 7,
+        "    " + " ".join(["node[01-02]"] * 6),
+        "    node[01-02]",
     ]
+
+
+def test_a_stage_that_is_let_go_of_is_not_done():
+    event = StageFinished("train", 96.0, {"node01": "running"}, goes_on="goes on")
+    assert finished_lines("Training r1", event, None) == finished_lines("Training r1", event, ("+", "-"))
+    assert [line.text for line in finished_lines("Training r1", event, None)] == ["Training r1: goes on"]
+
+
+def test_spans_have_one_unit():
+    assert [span(seconds) for seconds in (59.9, 500, 7300, 180_000)] == ["59 s", "8 min", "2 h", "2 d"]
 
 
 def test_no_color_means_none():

@@ -1,0 +1,236 @@
+"""Runs as ``status`` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from provision.inventory import fold
+from provision.output_text import duration, fold_equal, size, span
+from provision.summaries._summary import Summary
+
+if TYPE_CHECKING:
+    from provision.run.found import Part, Run
+    from provision.tasks.status import RunStatus
+
+WIDTH = 80  # columns of a table, where the ids and the nodes leave room
+_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # what a table without room goes without, in this order
+ENDED_SHOWN = 5  # runs that have ended and are listed all the same
+
+
+def runs_data(runs: Mapping[str, Run], now: float) -> list[dict[str, Any]]:
+    """All runs for ``--json``, the newest first."""
+    return [run_data(run, now) for run in reversed(list(runs.values()))]
+
+
+def run_data(run: Run, now: float) -> dict[str, Any]:
+    """A run for ``--json``; times are seconds."""
+    head = run.head
+    left = run.left()
+    return {
+        "run": run.id,
+        "state": run.state,
+        "nodes": list(run.nodes),
+        "missing_nodes": run.missing,
+        "owner": run.owner,
+        **{key: head.said.get(key) for key in ("step", "total", "loss", "phase", "attempt", "attempts")},
+        **{key: head.said.get(key) for key in ("checkpoint", "port", "world_size", "why", "began")},
+        "networks": list(run.networks),
+        "left": None if left is None else round(left, 1),
+        "age": _age(run, now),
+        "parts": {part.node: _part_data(part) for part in run.parts},
+    }
+
+
+def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | None] | None = None) -> list[str]:
+    """A table of the runs that are at work and of the last that were.
+
+    ``users``: by node name, the uid that the inventory logs in as; whose runs are whose is said where others have some.
+    """
+    newest = list(reversed(list(runs.values())))
+    live = [run for run in newest if run.live]
+    ended = [run for run in newest if not run.live]
+    shown = [run for run in newest if run.live or run in ended[:ENDED_SHOWN]]
+    if not shown:
+        return []
+    rows = [["RUN", "STATE", "NODES", "STEP", "LOSS", "LEFT", "AGE", "OWNER"]]
+    others = len({run.owner for run in shown}) > 1 or any(_of_another(run, users or {}) for run in shown)
+    rows += [_row(run, now, others=others) for run in shown]
+    more = len(live) + len(ended) - len(shown)
+    return [*_fitted(rows), *([f"{more} older ones: clusterctl status RUN, or --json"] if more else [])]
+
+
+def run_shown(result: RunStatus, now: float) -> Summary:
+    """One run with each of its nodes."""
+    run = result.run
+    head = run.head
+    data = {**run_data(run, now), "unreachable": dict(result.unreachable)}
+    about = [f"run {run.id}: {_state(run)}"]
+    left = run.left()
+    progress = [
+        f"step {_steps(head)}" if head.number("step") is not None else "",
+        f"loss {loss:.4g}" if (loss := head.number("loss")) is not None else "",
+        f"{duration(left)} left" if left is not None else "",
+        f"attempt {head.said.get('attempt')} of {head.said.get('attempts')}"
+        if (head.number("attempts") or 1) > 1 or (head.number("attempt") or 1) > 1
+        else "",
+        f"from {head.said['checkpoint']}" if head.said.get("checkpoint") else "",
+    ]
+    if text := ", ".join(part for part in progress if part):
+        about.append(f"  {text}")
+    age = _age(run, now)
+    about.append(
+        f"  began {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
+    )
+    if run.networks:
+        about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
+    if why := _why(run):
+        about.append(f"  {why}")
+    rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "BUSY", "GPU MEMORY", "MEMORY", "TRAFFIC"]]
+    total = next((total for part in run.parts if (total := part.number("total"))), None)  # only rank 0 may know it
+    rows += [_part_row(part, total) for part in run.parts]
+    lines = [*about, *_table(rows)]
+    lines += [f"{names}: no answer: {why}" for why, names in fold_equal(result.unreachable).items()]
+    lines.append(_next(run))
+    return data, "\n".join(lines)
+
+
+def _of_another(run: Run, users: Mapping[str, int | None]) -> bool:
+    """Whether it is not known to be that user's as whom the inventory logs in."""
+    return any(
+        (mine := users.get(part.node)) is not None and part.said.get("uid") not in {None, mine} for part in run.parts
+    )
+
+
+def _row(run: Run, now: float, *, others: bool) -> list[str]:
+    loss, left, age = run.head.number("loss"), run.left(), _age(run, now)
+    nodes = fold(run.nodes) + (f" +{run.missing} ?" if run.missing else "")
+    return [
+        run.id,
+        run.state,
+        nodes,
+        _steps(run.head),
+        f"{loss:.4g}" if loss is not None else "-",
+        span(left) if left is not None else "-",
+        span(age) if age is not None else "-",
+        (run.owner or "?") if others else "-",
+    ]
+
+
+def _part_row(part: Part, total: float | None) -> list[str]:
+    sample = part.samples[-1] if part.samples else {}
+    gpus = [gpu for gpu in sample.get("gpus") or () if isinstance(gpu, Mapping)]
+    return [
+        part.node,
+        str(part.rank),
+        part.state,
+        str(part.said.get("phase") or "-") if part.live else "-",
+        _steps(part, total),
+        str(len(gpus)) if gpus else "-",
+        _range([_number(gpu, "use") for gpu in gpus]),
+        _most([_part_of(gpu, "memory", "memory_total") for gpu in gpus]),
+        _bytes(_number(sample, "rss")),
+        _traffic(sample),
+    ]
+
+
+def _part_data(part: Part) -> dict[str, Any]:
+    return {
+        "rank": part.rank,
+        "state": part.state,
+        "alive": part.alive,
+        **{key: part.said.get(key) for key in ("phase", "step", "total", "loss", "time", "why", "left", "saved")},
+        "sample": dict(part.samples[-1]) if part.samples else None,
+    }
+
+
+def _state(run: Run) -> str:
+    phase = run.head.said.get("phase")
+    return f"{run.state}, {phase}" if run.live and phase and phase != run.state else run.state
+
+
+def _steps(part: Part, of: float | None = None) -> str:
+    step, total = part.number("step"), part.number("total") or of
+    if step is None:
+        return "-"
+    return f"{step:.0f}/{total:.0f}" if total else f"{step:.0f}"
+
+
+def _age(run: Run, now: float) -> float | None:
+    began = run.head.number("began")
+    return None if began is None else max(0.0, round(now - began, 1))
+
+
+def _why(run: Run) -> str:
+    for part in run.parts:
+        why = part.said.get("why")
+        if isinstance(why, Mapping) and why.get("text"):
+            rank = "" if why.get("rank") is None else f", rank {why['rank']}"
+            return f"why: {why.get('node') or part.node}{rank}: {str(why['text']).splitlines()[0]}"
+    return ""
+
+
+def _next(run: Run) -> str:
+    if run.live:
+        return f"clusterctl logs -f {run.id}, clusterctl stop {run.id}"
+    if run.state == "finished":
+        return f"clusterctl collect {run.id}"
+    return f"clusterctl diagnose {run.id}" + (f", clusterctl resume {run.id}" if run.resumable else "")
+
+
+def _number(found: Mapping[str, Any], name: str) -> float | None:
+    value = found.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _part_of(found: Mapping[str, Any], name: str, whole: str) -> float | None:
+    value, total = _number(found, name), _number(found, whole)
+    return 100 * value / total if value is not None and total else None
+
+
+def _range(values: Sequence[float | None]) -> str:
+    told = [value for value in values if value is not None]
+    if not told:
+        return "-"
+    low, high = f"{min(told):.0f}", f"{max(told):.0f}"
+    return f"{low} %" if low == high else f"{low}-{high} %"
+
+
+def _most(values: Sequence[float | None]) -> str:
+    told = [value for value in values if value is not None]
+    return f"{max(told):.0f} %" if told else "-"
+
+
+def _bytes(value: float | None) -> str:
+    return "-" if value is None else size(value)
+
+
+def _traffic(sample: Mapping[str, Any]) -> str:
+    """What leaves the node a second, over the interface or the InfiniBand port that has most."""
+    rates = [
+        rate
+        for key in ("network", "infiniband")
+        for each in (sample.get(key) or {}).values()
+        if isinstance(each, Mapping) and (rate := _number(each, "out")) is not None
+    ]
+    return f"{size(max(rates))}/s" if rates else "-"
+
+
+def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The table without the columns that it has no room for."""
+    lines, without = _table(rows), list(_LEAST)
+    while without and max(map(len, lines)) > WIDTH:
+        index = list(rows[0]).index(without.pop(0))
+        rows = [[*row[:index], *row[index + 1 :]] for row in rows]
+        lines = _table(rows)
+    return lines
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns aligned; one in which nothing is known is left out."""
+    columns = [column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
+    wide = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,167 @@
+"""A run is followed to its end by a person or a script, who may let go of it, stop it, or go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from provision.errors import InterruptedByUser, NodesFailedError
+from provision.model import Emit, Node
+from provision.render import render
+from provision.run import plan_name
+from provision.run.follow import parsed
+from provision.tasks.streams import Stream, Streams, Way
+
+if TYPE_CHECKING:
+    from pathlib import PurePosixPath
+
+    from provision.run.follow import Follower
+
+Choice = Literal["detach", "stop", "continue"]
+Ask = Callable[[], Choice]
+
+# What an agent may need beyond its grace to see that every process is gone, where the others have ended already.
+PATIENCE = 75.0
+LAST_WORD = 10.0  # seconds that a node without a connection has to come back, once all others have ended
+FORSAKEN = 900.0  # seconds without any node until the command gives up; the run may go on
+_LOOK = 1.0
+_SAME = (
+    1.0  # seconds within which another interrupt is the same one: a wrapper passes on what the terminal has sent too
+)
+
+
+class HungUp(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: whoever follows a run lets go of it; in every other place it is an interrupt."""
+
+
+class Attachment:
+    """Follows the agents of a run on ``nodes``, which stand in the order of their ranks.
+
+    ``folder`` is the run's on the nodes; ``offsets`` are the bytes of ``events.jsonl`` to begin at, by node name.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], follower: Follower, folder: PurePosixPath, offsets: Mapping[str, int]
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self.follower = follower
+        self._folder = folder
+        self._offsets = {node.name: offsets.get(node.name, 0) for node in nodes}
+
+    def follow(
+        self,
+        way: Way,
+        emit: Emit,
+        *,
+        until: Callable[[], bool] | None = None,
+        stop: Callable[[], object],
+        ask: Ask | None = None,
+    ) -> Literal["ended", "detached"]:
+        """Follow the run until it is over, or until somebody lets go of it.
+
+        Args:
+            way: the connections.
+            emit: is told about connections that are away.
+            until: let go of it as soon as this is true.
+            stop: stops the run on every node.
+            ask: what Ctrl-C is to do; None: stop.
+
+        Raises:
+            InterruptedByUser: a second Ctrl-C, while the run was being stopped.
+            NodesFailedError: no node could be reached for ``FORSAKEN`` seconds.
+        """
+        streams = Streams([self._stream(node, way) for node in self.nodes], emit)
+        streams.start()
+        try:
+            self._until_over(streams, until, stop, ask)
+        except HungUp:
+            return "detached"
+        finally:
+            streams.close()
+        return "ended" if self.follower.over else "detached"
+
+    def _until_over(
+        self, streams: Streams, until: Callable[[], bool] | None, stop: Callable[[], object], ask: Ask | None
+    ) -> None:
+        """Wait, and do what Ctrl-C asks for; ``HungUp``: somebody lets go of the run."""
+        # It stops beside this thread, which goes on to take in what comes.
+        stopper = threading.Thread(target=stop, name="stop", daemon=True)
+        told = 0.0
+        while True:
+            try:
+                self._wait(streams, until)
+            except HungUp:  # noqa: PERF203 - a turn is a person who types Ctrl-C
+                raise
+            except KeyboardInterrupt:
+                if not told:
+                    choice = ask() if ask else "stop"
+                    if choice == "detach":
+                        raise HungUp from None
+                    if choice == "stop":
+                        told = time.monotonic()
+                        stopper.start()
+                elif time.monotonic() - told > _SAME:
+                    raise InterruptedByUser(
+                        f"interrupted while run {self.follower.run} was being stopped",
+                        hint=f"clusterctl stop {self.follower.run}",
+                    ) from None
+            else:
+                if told:
+                    stopper.join()
+                return
+
+    def _stream(self, node: Node, way: Way) -> Stream:
+        rank = self.nodes.index(node)
+
+        def script() -> str:
+            return render(
+                "run/follow.sh.j2", run=str(self._folder), plan=plan_name(rank), offset=self._offsets[node.name]
+            )
+
+        def line(text: str) -> bool:
+            event = parsed(text)
+            offset = event.pop("at", None)
+            self.follower.take(node.name, event)
+            if isinstance(offset, int):
+                self._offsets[node.name] = offset  # last: an event that was not taken in is asked for again
+            return self.follower.ended(node.name)
+
+        return Stream(node, way, script, line)
+
+    def _wait(self, streams: Streams, until: Callable[[], bool] | None) -> None:
+        """Until the run is over or ``until`` is true; nodes that nobody gets through to are given up at some time."""
+        follower = self.follower
+        first_end: float | None = None
+        while not (follower.over or (until and until())):
+            streams.look()
+            for stream in streams.streams:
+                if stream.failure and not follower.ended(stream.node.name):
+                    follower.lost(stream.node.name, stream.failure)
+            going = [stream for stream in streams.streams if not follower.ended(stream.node.name)]
+            if len(going) == len(streams.streams) - len(follower.unheard):  # of the others nobody has said an end
+                first_end = None
+                self._forsaken(going)
+            else:
+                first_end = time.monotonic() if first_end is None else first_end
+                self._give_up(going, time.monotonic() - first_end)
+            follower.turned.wait(_LOOK)
+            follower.turned.clear()
+
+    def _give_up(self, going: Sequence[Stream], waited: float) -> None:
+        """Wait no longer for nodes whose others have ended ``waited`` seconds ago."""
+        for stream in going:
+            if min(waited, stream.away()) > LAST_WORD:
+                self.follower.lost(stream.node.name, "no connection; what became of the run there is not known")
+            elif waited > PATIENCE:
+                self.follower.lost(stream.node.name, "its agent has not ended, though that of another node has")
+
+    def _forsaken(self, going: Sequence[Stream]) -> None:
+        if going and all(stream.away() > FORSAKEN for stream in going):
+            raise NodesFailedError(
+                f"no connection to any node of run {self.follower.run} for {FORSAKEN / 60:.0f} min; "
+                "whether it goes on there is not known",
+                reasons={},
+                hint=f"clusterctl logs -f {self.follower.run}",
+            )

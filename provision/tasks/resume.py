@@ -1,0 +1,191 @@
+"""``clusterctl resume``: a run that has ended goes on from its newest complete checkpoint, on the same nodes.
+
+The folder of the run is on the nodes already, with its code and its plans; they are read back from there, so that any
+machine with the inventory can do it. Only the ports, the agents' token and the number of restarts are new.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.inventory import fold
+from provision.model import Emit, Inventory, Node
+from provision.render import render
+from provision.run import plan_name, record
+from provision.run.job_nodes import VISIBLE
+from provision.run.result import TrainResult
+from provision.ssh.remote import Connections, fan_out
+from provision.tasks.answers import hint, reason
+from provision.tasks.begin import Beginning, Following
+from provision.tasks.gate import GateOptions, gate
+from provision.tasks.prepare import run_folder
+from provision.tasks.runs import by_name, find
+from provision.tasks.stop import refuse_others
+
+if TYPE_CHECKING:
+    from provision.run import Facts
+    from provision.run.found import Run
+    from provision.ssh.prompts import Prompts
+
+_DEADLINE = 30.0
+
+
+def resume(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    word: str | None,
+    *,
+    options: GateOptions,
+    following: Following,
+    restarts: int | None = None,
+    prompts: Prompts | None = None,
+    emit: Emit,
+) -> TrainResult:
+    """Go on with a run.
+
+    Args:
+        inventory: the cluster.
+        nodes: those that are asked for it.
+        word: the run; None: the newest.
+        options: how strict the gate is; nodes cannot be left out.
+        following: how it is followed.
+        restarts: how often it may begin again by itself; None: as before.
+        prompts: how to ask for a password or about a host key.
+        emit: is told about the progress.
+
+    Raises:
+        UsageError: no run is meant, it is at work, it has finished, or it cannot be resumed.
+        PreflightError: it is another user's, or a node cannot take part.
+        NodesFailedError: nodes of it do not answer.
+        RunFailedError: it failed; every node was stopped.
+        InterruptedByUser: it was stopped.
+    """
+    with Connections(inventory, prompts) as connections:
+        run, found = find(inventory, nodes, connections, word)
+        refuse_others(run, found, others_too=False)
+        refuse_resume(run, found.unreachable)
+        members = [by_name(inventory)[part.node] for part in run.parts]
+        plans = _plans(inventory, run, members, connections)
+        refuse_plans(plans)
+        limited = {str(plan["node"]): plan["env"].get(VISIBLE) for plan in plans}
+        visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
+        strict = replace(options, exclude_bad=False, visible=visible)
+        with gate(inventory, members, connections, run.id, None, strict, emit) as passed:
+            head = passed.answers[members[0].name].facts
+            fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=restarts)
+        kept = record.read(record.folder_of(inventory.path, run.id)) or {}
+        about = {
+            "master": f"{members[0].train_address}:{head.port}",
+            "prefix": str(plans[0]["prefix"]),
+            "folder": str(run_folder(inventory, run.id)),
+            "launcher": kept.get("launcher"),
+            "argv": kept.get("argv"),
+        }
+        return Beginning(inventory, connections, members, run.id, fresh, about).go(following, emit)
+
+
+def refuse_resume(run: Run, unreachable: Mapping[str, str]) -> None:
+    """Refuse a run that cannot be gone on with.
+
+    Raises:
+        UsageError: it is at work, or it has finished.
+        NodesFailedError: nodes of it do not answer.
+    """
+    if run.live:
+        at_work = fold(part.node for part in run.parts if part.live)
+        raise UsageError(
+            f"run {run.id} is at work on {at_work}",
+            hint=f"clusterctl logs -f {run.id}; to begin it again from its checkpoint, first: clusterctl stop {run.id}",
+        )
+    silent = {part.node: "no answer" for part in run.parts if part.alive is None and part.node in unreachable}
+    if run.missing or silent:
+        reasons = {**{name: why for name, why in unreachable.items() if name not in run.nodes}, **silent}
+        raise NodesFailedError(
+            f"run {run.id} cannot go on without all of its nodes; nothing was started",
+            reasons=reasons,
+            hint=f"when they are back: clusterctl resume {run.id}; without them, begin anew: clusterctl train",
+            nothing_done=True,
+        )
+    if run.state == "finished":
+        raise UsageError(
+            f"run {run.id} has finished: there is nothing to go on with",
+            hint=f"clusterctl collect {run.id}; clusterctl train begins a new one",
+        )
+
+
+def refuse_plans(plans: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a run whose plans do not say how to go on.
+
+    Raises:
+        UsageError: the run keeps no checkpoints that are known of.
+    """
+    if not plans[0].get("resume"):
+        raise UsageError(
+            f"run {plans[0].get('run')} cannot be resumed: how its program is told to go on is not known",
+            hint="clusterctl train --output DIR --resume-arg '--resume={checkpoint}' starts one that can be",
+        )
+
+
+def renewed(
+    plans: Sequence[Mapping[str, Any]], head: Facts, *, token: str, restarts: int | None = None
+) -> list[dict[str, Any]]:
+    """The plans for going on: with fresh ports, another token for the agents' link, from the newest checkpoint.
+
+    Args:
+        plans: in the order of their ranks, as they were.
+        head: what rank 0's node says about itself now.
+        token: hex digits that only the agents of this run know.
+        restarts: how often it may begin again by itself; None: as before.
+    """
+    fresh = []
+    for plan in plans:
+        link = plan.get("link")
+        new = {
+            **plan,
+            "resuming": True,
+            "checkpoint": None,  # from the beginning it is not gone on with, it is begun anew
+            "port": head.port or plan.get("port"),
+            "link": {**link, "port": head.link_port or link["port"], "token": token} if link else None,
+        }
+        if restarts is not None:
+            new["restarts"] = restarts
+        if "MASTER_PORT" in plan["env"]:
+            new["env"] = {**plan["env"], "MASTER_PORT": str(new["port"])}
+        fresh.append(new)
+    return fresh
+
+
+def _plans(inventory: Inventory, run: Run, members: Sequence[Node], connections: Connections) -> list[dict[str, Any]]:
+    """What each node's agent was given, in the order of the ranks."""
+    folder = str(run_folder(inventory, run.id))
+    ranks = {part.node: part.rank for part in run.parts}
+
+    def read(node: Node) -> dict[str, Any]:
+        script = render("run/plan.sh.j2", run=folder, name=plan_name(ranks[node.name]))
+        result = connections[node].run(script, deadline=_DEADLINE)
+        try:
+            plan = json.loads(result.out)
+        except ValueError:
+            plan = None
+        if not isinstance(plan, dict) or not isinstance(plan.get("env"), dict):
+            raise ClusterctlError(result.err.strip() or f"{folder}/{plan_name(ranks[node.name])} is no plan")
+        return plan
+
+    answers = fan_out(members, read)
+    bad = {
+        node.name: reason(answer, inventory, node)
+        for node in members
+        if isinstance(answer := answers[node.name], ClusterctlError)
+    }
+    if bad:
+        raise PreflightError(
+            f"run {run.id} cannot be read on {len(bad)} of {len(members)} nodes; nothing was started",
+            reasons=bad,
+            hint=hint(answers.values(), f"clusterctl status {run.id}"),
+        )
+    return [answer for answer in answers.values() if isinstance(answer, dict)]

@@ -1,0 +1,168 @@
+"""Whatever dies or stands still: every process of the run goes, on every node, and the reason is named.
+
+Real torchrun and gloo on two nodes. A run is started once for each case, by its user, with a trainer that takes ten
+steps a second for as long as it is left alone.
+"""
+
+import signal
+import subprocess
+import time
+from ipaddress import IPv4Network
+
+import pytest
+
+pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(300)]
+
+LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
+FAST = 10  # seconds until all of a run must be gone after somebody has noticed
+
+
+@pytest.fixture
+def training(training_nodes):
+    yield training_nodes
+    for each in training_nodes.marked():  # what one case leaves must not fail the next
+        node, _, pid = each.partition(":")
+        training_nodes.box.enter(node, ["kill", "-9", pid])
+
+
+@pytest.fixture
+def attached(training):
+    """A run that trains, with its command."""
+    attached = training.start("train", "--nodes", "2", "--lost-after", "5", *LONG, until=r"step 3 ")
+    yield attached
+    attached.end()
+    training.run("stop", training.last_run().name)
+
+
+def test_a_killed_rank_ends_the_run_and_is_named(training, attached):
+    training.kill("node02", training.rank("node02"))
+    training.gone_within(FAST)
+    assert attached.finish() == 6, attached.output
+    assert "node02" in attached.output
+    assert "SIGKILL" in attached.output
+    assert training.record()["state"] == "failed"
+
+
+def test_a_killed_launcher_ends_the_run(training, attached):
+    (launcher,) = [
+        pid for pid in training.pids("node01", r"torch\.distributed\.run|torchrun") if pid != training.rank("node01")
+    ][:1]
+    training.kill("node01", launcher)
+    training.gone_within(FAST)
+    assert attached.finish() == 6, attached.output
+    assert "node01" in attached.output
+
+
+@pytest.mark.parametrize("which", ["guard", "supervisor"])
+def test_a_killed_half_of_the_agent_ends_the_run(training, attached, which):
+    guard, supervisor = training.agent("node02")
+    training.kill("node02", guard if which == "guard" else supervisor)
+    training.gone_within(FAST)
+    assert attached.finish() == 6, attached.output
+    assert "agent" in attached.output
+
+
+def test_an_agent_that_is_killed_as_a_whole_ends_the_other_node_and_stop_cleans_up(training, attached):
+    training.on("node02", "kill", "-9", *map(str, training.agent("node02")))
+    training.gone_within(FAST, among=["node01"])
+    assert attached.finish() == 6, attached.output
+    stopped = training.run("stop", training.last_run().name)
+    assert stopped.returncode == 0, stopped.stderr
+    assert training.marked() == []
+
+
+def test_a_killed_controller_leaves_the_run_going_and_failure_still_spreads(training, attached):
+    attached.send(signal.SIGKILL)
+    attached.process.wait()
+    run = training.last_run().name
+    seen = steps(training, run)
+    wait_until(lambda: steps(training, run) > seen, "the run goes on")
+    training.kill("node01", training.rank("node01"))
+    training.gone_within(FAST)
+    shown = training.run("status", "--json")
+    assert '"failed"' in shown.stdout, shown.stdout
+
+
+def test_lost_sessions_of_ssh_do_not_matter(training, attached):
+    run = training.last_run().name
+    for node in training.nodes:
+        sessions = "read -r name <$p/comm && [ $name = sshd ] && [ ${p#/proc/} != 1 ]"
+        script = f"for p in /proc/[0-9]*; do {sessions} && kill -9 ${{p#/proc/}}; done; :"
+        training.on(node, "sh", "-c", script)
+    seen = steps(training, run)
+    wait_until(lambda: steps(training, run) > seen + 5, "the run goes on")
+    assert attached.process.poll() is None
+    assert training.run("stop", run).returncode == 0
+    assert attached.finish() == 6 or "stopped" in attached.output
+    assert training.marked() == []
+
+
+def test_a_node_without_power_ends_the_others(training, attached):
+    try:
+        training.box.power_off("node02")
+        training.gone_within(5 + FAST, among=["node01"])  # --lost-after 5
+        # The command still looks for the node that is off; whoever called it may stop that.
+    finally:
+        training.box.power_on("node02")
+    assert attached.finish() == 6, attached.output
+    assert "node02" in attached.output
+
+
+def test_a_cut_between_the_nodes_ends_both(training, attached):
+    try:
+        training.box.unplug("node02")
+        training.gone_within(5 + FAST, among=["node01"])
+        training.gone_within(5 + FAST, among=["node02"])
+    finally:
+        training.box.plug("node02")
+    assert attached.finish() == 6, attached.output
+
+
+def test_a_cut_to_the_controller_alone_does_not_matter(training, attached):
+    run = training.last_run().name
+    controller = str(IPv4Network(training.box.subnet).network_address + 1)
+    for node in training.nodes:
+        route(training, node, "add", controller)
+    try:
+        before = int(training.on("node01", "sh", "-c", f"cat {log(run)} | wc -l"))
+        time.sleep(8)  # longer than --lost-after: the nodes still hear each other
+        assert int(training.on("node01", "sh", "-c", f"cat {log(run)} | wc -l")) > before + 20
+    finally:
+        for node in training.nodes:
+            route(training, node, "del", controller)
+    assert training.run("stop", run).returncode == 0
+    attached.finish()
+    assert training.marked() == []
+
+
+def test_a_stopped_rank_is_found_and_named(training, attached):
+    training.kill("node02", training.rank("node02"), signal.SIGSTOP)
+    began = time.monotonic()
+    took = training.gone_within(30)
+    assert attached.finish() == 6, attached.output
+    assert took < 30
+    assert time.monotonic() - began < 45
+    assert "rank 1" in attached.output
+    assert "SIGSTOP" in attached.output
+
+
+def route(training, node, verb, address):
+    """A node's way to an address, blocked or opened, by this machine's own ip: minimal nodes have none."""
+    pid = str(training.box.node_root(node)).split("/")[2]
+    subprocess.run(["nsenter", "--target", pid, "--net", "ip", "route", verb, "blackhole", address], check=True)
+
+
+def steps(training, run):
+    """Steps that rank 0 has logged."""
+    return int(training.on("node01", "sh", "-c", f"cat {log(run)} | wc -l"))
+
+
+def log(run):
+    return f"/home/trainer/llm/runs/{run}/job/out/trainer_log.jsonl"
+
+
+def wait_until(true, what, seconds=30):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, f"not within {seconds} s: {what}"
+        time.sleep(0.2)

@@ -1,0 +1,77 @@
+"""The smallest and a larger world: this machine alone without ssh, and eight ranks on two nodes."""
+
+import re
+import time
+
+import command
+import pytest
+from training import TRAINERS, Training
+
+pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
+
+LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
+
+
+class Alone(Training):
+    """This machine, whose environment is the active one; its runs lie in a folder of the test's own."""
+
+    def __init__(self, folder, env):
+        self.folder, self.nodes = folder, []
+        self.environ = {"CONDA_PREFIX": str(env), "XDG_DATA_HOME": str(folder / "data home")}
+        for path in TRAINERS.glob("*.py"):
+            (folder / path.name).write_bytes(path.read_bytes())
+
+    def run(self, *argv, timeout=300):
+        return command.run(*argv, cwd=self.folder, env=self.environ, timeout=timeout)
+
+
+@pytest.fixture
+def alone(lab_env, tmp_path):
+    alone = Alone(tmp_path, lab_env)
+    yield alone
+    for folder in (tmp_path / "runs").glob("*"):
+        alone.run("stop", folder.name)
+
+
+def test_llamafactory_on_this_machine_without_ssh(alone, lab_project):
+    for name in ("model", "data"):
+        (alone.folder / name).symlink_to(lab_project / name)
+    text = (lab_project / "train.yaml").read_text()
+    (alone.folder / "train.yaml").write_text(re.sub(r"max_steps: .*", "max_steps: 4", text))
+    trained = alone.run("train", "--nodes", "1")
+    assert trained.returncode == 0, trained.stderr
+    run = alone.last_run().name
+    assert alone.record(run)["state"] == "finished"
+    assert "world size 1" in trained.stdout, trained.stdout
+    shown = alone.run("status", run)
+    assert shown.returncode == 0, shown.stderr
+    assert "finished" in shown.stdout
+    assert "4/4" in shown.stdout
+
+
+def test_logs_and_stop_without_ssh(alone):
+    started = alone.run("train", "--nodes", "1", "--detach", *LONG)
+    assert started.returncode == 0, started.stderr
+    run = alone.last_run().name
+    until = time.monotonic() + 60
+    while "step 3 " not in (logs := alone.run("logs", run)).stdout:
+        assert time.monotonic() < until, logs.stdout + logs.stderr
+        time.sleep(0.5)
+    assert "rank 0 of 1, local rank 0" in logs.stdout
+    stopped = alone.run("stop", run)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "no process left" in " ".join(stopped.stdout.split())
+
+
+def test_eight_ranks_on_two_nodes(training_nodes, tmp_path):
+    training = training_nodes.own(tmp_path / "job")
+    result = training.run(
+        *("train", "--nodes", "2", "--gpus-per-node", "4", "tiny.py", "--", "--steps", "3", "--pause", "0")
+    )
+    assert result.returncode == 0, result.stderr
+    found = {}
+    for path in training.last_run().glob("*/rank*.log"):
+        for rank, local in re.findall(r"rank (\d+) of 8, local rank (\d+)", path.read_text()):
+            found[int(rank)] = (path.parent.name, int(local))
+    assert found == {rank: (f"node0{1 + rank // 4}", rank % 4) for rank in range(8)}
+    assert training.marked(run=training.last_run().name) == []

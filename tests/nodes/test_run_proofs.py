@@ -1,0 +1,158 @@
+"""DeepSpeed's sharded checkpoints on nodes that share no disk; and Ctrl-C at a real terminal."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+
+import command
+import pytest
+from training import TRAINERS
+
+pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
+
+OUT = "/home/trainer/llm/runs/{run}/job/out"
+CODE = "/home/trainer/without-compiler"
+ZERO_2 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_allow_untested_optimizer": True,
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2, "overlap_comm": False, "contiguous_gradients": True},
+}
+# By name, how far the weights of two sets lie apart.
+COMPARE = """
+import json, sys
+from pathlib import Path
+import torch
+from safetensors.torch import load_file
+def read(folder):
+    files = sorted(Path(folder).glob("*.safetensors")) or sorted(Path(folder).glob("*.bin"))
+    load = load_file if files[0].suffix == ".safetensors" else torch.load
+    return {name: value for file in files for name, value in load(str(file)).items()}
+exact, saved = read(sys.argv[1]), read(sys.argv[2])
+assert {str(value.dtype) for value in exact.values()} == {"torch.float32"}, exact
+apart = {name: float((exact[name] - saved[name].float()).abs().max()) for name in saved}
+print(json.dumps(apart))
+"""
+
+
+@pytest.fixture(scope="module")
+def training(training_nodes, tmp_path_factory):
+    """A folder of its own; the runs that tests leave are ended."""
+    own = training_nodes.own(tmp_path_factory.mktemp("proofs") / "job")
+    code = (TRAINERS / "without_compiler/sitecustomize.py").read_text()
+    for node in own.nodes:
+        own.write(node, f"{CODE}/sitecustomize.py", code)
+    yield own
+    for folder in (own.folder / "runs").glob("*"):
+        own.run("stop", folder.name)
+    for node in own.nodes:
+        own.on(node, "rm", "-rf", CODE)
+
+
+def test_zero_2_goes_on_where_disks_are_not_shared_and_becomes_fp32(training, lab_env, tmp_path):
+    (training.folder / "zero.json").write_text(json.dumps(ZERO_2))
+    config = training.config("zero.yaml", deepspeed="zero.json", save_steps=3, max_steps=6, bf16="true")
+    broken = training.start("train", "--nodes", "2", "--env", f"PYTHONPATH={CODE}", config, until=r"checkpoint-3")
+    run = training.last_run().name
+    out = OUT.format(run=run)
+    until = time.monotonic() + 60
+    while training.box.enter("node01", ["test", "-e", f"{out}/checkpoint-3/trainer_state.json"]).returncode:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    training.kill("node02", training.rank("node02", run))
+    assert broken.finish() == 6, broken.output
+    for node in training.nodes:  # as if only the first three steps had been reached, wherever it was killed
+        training.on(node, "rm", "-rf", f"{out}/checkpoint-6")
+    parts = {node: shards(training, node, f"{out}/checkpoint-3") for node in training.nodes}
+    assert [len(found) for found in parts.values()] == [1, 1], parts
+    resumed = training.run("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "checkpoint-3" in resumed.stdout + resumed.stderr
+    log = training.on("node01", "cat", f"{out}/trainer_log.jsonl").splitlines()
+    assert json.loads(log[-1])["current_steps"] == 6
+    collected = training.run("collect", run, "--fp32", "--to", tmp_path)
+    assert collected.returncode == 0, collected.stderr
+    (exact,) = {path.parent for path in tmp_path.rglob("*") if "fp32" in path.parent.name and path.is_file()}
+    (saved,) = {path.parent for path in tmp_path.rglob("checkpoint-6/model*.safetensors")}
+    argv = [lab_env / "bin/python", "-c", COMPARE, exact, saved]
+    compared = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert compared.returncode == 0, compared.stderr
+    apart = json.loads(compared.stdout)
+    assert len(apart) > 10
+    assert max(apart.values()) < 0.01  # bf16 keeps 8 bits
+
+
+def shards(training, node, folder):
+    return re.findall(r"\S*optim_states\.pt", training.on(node, "sh", "-c", f"cd {folder} && find . -type f"))
+
+
+LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
+
+
+class Terminal:
+    """``clusterctl train`` at a terminal of its own, as a person has it."""
+
+    def __init__(self, training, *argv):
+        self.output = ""
+        pid, self.fd = pty.fork()
+        if pid == 0:
+            os.chdir(training.folder)
+            os.execv(command.CLUSTERCTL, ["clusterctl", *argv])
+        self.pid = pid
+
+    def until(self, pattern, seconds=90):
+        """Read until the output matches."""
+        end = time.monotonic() + seconds
+        while not re.search(pattern, self.output):
+            assert time.monotonic() < end, f"nothing like {pattern!r}:\n{self.output}"
+            if select.select([self.fd], [], [], 0.5)[0]:
+                self.output += self._read()
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def finish(self, seconds=120):
+        """The exit code."""
+        end = time.monotonic() + seconds
+        while piece := self._read():
+            self.output += piece
+            assert time.monotonic() < end, self.output
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self):
+        try:
+            return os.read(self.fd, 65536).decode(errors="replace")
+        except OSError:  # EIO: the other side has closed the terminal
+            return ""
+
+
+def test_ctrl_c_at_a_terminal_asks_and_detaches(training):
+    terminal = Terminal(training, "train", "--nodes", "2", *LONG)
+    terminal.until(r"step 3 |\b3/100000")
+    terminal.type("\x03")
+    terminal.until(r"\[d\]etach")
+    terminal.type("d\n")
+    assert terminal.finish() == 0, terminal.output
+    run = training.last_run().name
+    assert training.marked(run=run)
+    assert '"state": "running"' in training.run("status", run, "--json").stdout
+    assert training.run("stop", run).returncode == 0
+
+
+def test_ctrl_c_at_a_terminal_asks_and_stops(training):
+    terminal = Terminal(training, "train", "--nodes", "2", *LONG)
+    terminal.until(r"step 3 |\b3/100000")
+    terminal.type("\x03")
+    terminal.until(r"\[d\]etach")
+    terminal.type("s\n")
+    assert terminal.finish() == 130, terminal.output
+    assert training.marked(run=training.last_run().name) == []
+    assert training.record()["state"] == "stopped"

@@ -1,0 +1,173 @@
+"""Two nodes with a real environment, and the commands about runs as their user types them."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import command
+
+PREFIX = "/home/trainer/llm/current"  # the whole job runs as an ordinary user
+RUNS = "/home/trainer/llm/runs"
+TRAINERS = Path(__file__).with_name("trainers")
+
+
+class Training:
+    """A user's folder, ``folder``, with an inventory of the nodes of the sandbox ``box``."""
+
+    def __init__(self, folder, box):
+        self.folder, self.box = folder, box
+        self.nodes = [node.name for node in box.nodes]
+        shutil.copytree(TRAINERS, folder, dirs_exist_ok=True)
+
+    def run(self, *argv, timeout=600, **options):
+        """``clusterctl`` in the folder, to its end."""
+        return command.run(*argv, cwd=self.folder, timeout=timeout, **options)
+
+    def own(self, folder):
+        """The same nodes for another folder, where nobody else starts runs."""
+        names = ("inventory.yaml", "id_ed25519", "known_hosts", "train.yaml")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copy2(self.folder / name, folder)
+        for name in ("model", "data"):
+            shutil.copytree(self.folder / name, folder / name)
+        return Training(folder, self.box)
+
+    def write(self, node, path, text):
+        """A file of the user's on a node."""
+        script = 'mkdir -p "${1%/*}" && cat >"$1" && chown -R trainer:trainer "${1%/*}"'
+        result = self.box.enter(node, ["sh", "-c", script, "sh", path], stdin=text)
+        assert result.returncode == 0, result.stderr
+
+    def config(self, name, **changes):
+        """A copy of train.yaml with other values, or more."""
+        text = (self.folder / "train.yaml").read_text()
+        for key, value in changes.items():
+            text = re.sub(rf"^{key}: .*\n", "", text, flags=re.MULTILINE) + f"{key}: {value}\n"
+        (self.folder / name).write_text(text)
+        return name
+
+    def deploy(self, env):
+        packed = self.run("pack-env", env={"CONDA_PREFIX": str(env)})
+        assert packed.returncode == 0, packed.stderr
+        self.deployed = self.run("deploy", "--inventory", "inventory.yaml")
+        assert self.deployed.returncode == 0, self.deployed.stderr
+
+    def start(self, *argv, until):
+        """``clusterctl train`` on its way, once a line of its output has matched ``until``; see ``Attached``."""
+        return Attached(self, argv, until)
+
+    def detached(self, *argv):
+        """The id of a run that nobody watches."""
+        result = self.run("train", "--nodes", "2", "--detach", *argv)
+        assert result.returncode == 0, result.stderr
+        return self.last_run().name
+
+    def last_run(self):
+        """This machine's record of the newest run."""
+        return max((self.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+    def record(self, run=None):
+        folder = self.folder / "runs" / run if run else self.last_run()
+        return json.loads((folder / "run.json").read_text())
+
+    def on(self, node, *argv):
+        """What a program on a node, run by its root, has printed."""
+        result = self.box.enter(node, argv)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def marked(self, *names, among=None, run=""):
+        """Processes of ``run`` or of any run on the nodes, as ``node:pid``.
+
+        Only those that have all of ``names`` in their environment.
+        """
+        found = []
+        mark = f"^CLUSTERCTL_RUN={run}" + ("$" if run else "")
+        for node in among or self.nodes:
+            script = f"grep -lz '{mark}' /proc/[0-9]*/environ 2>/dev/null; true"
+            for name in names:
+                script = f"({script}) | xargs -r grep -lz '^{name}=' 2>/dev/null; true"
+            found += [f"{node}:{path.split('/')[2]}" for path in self.on(node, "sh", "-c", script).split()]
+        return found
+
+    def pids(self, node, pattern):
+        """Processes of a run on a node whose command line holds the regular expression ``pattern``."""
+        script = (
+            "for pid in $(grep -lz '^CLUSTERCTL_RUN=' /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3); do "
+            'printf "%s %s\\n" "$pid" "$(tr "\\000" " " <"/proc/$pid/cmdline")"; done 2>/dev/null; true'
+        )
+        lines = self.on(node, "sh", "-c", script).splitlines()
+        return [int(line.split()[0]) for line in lines if re.search(pattern, line)]
+
+    def kill(self, node, pid, number=signal.SIGKILL):
+        self.on(node, "kill", f"-{int(number)}", str(pid))
+
+    def rank(self, node, run=""):
+        """The pid of the process that is a rank of the run on a node."""
+        return min(int(each.partition(":")[2]) for each in self.marked("LOCAL_RANK", among=[node], run=run))
+
+    def agent(self, node, run=None):
+        """The agent's two processes on a node: its guard and its supervisor."""
+        run = run or self.last_run().name
+        rank = self.nodes.index(node)
+        state = json.loads(self.on(node, "cat", f"{RUNS}/{run}/logs/node{rank}/state.json"))
+        parent = self.on(node, "sh", "-c", f"cut -d')' -f2 /proc/{state['pid']}/stat").split()[1]
+        return int(parent), state["pid"]
+
+    def gone_within(self, seconds, among=None, run=""):
+        """How long it took until no process of the run, or of any, was left; fails after ``seconds``."""
+        began = time.monotonic()
+        while left := self.marked(among=among, run=run):
+            assert time.monotonic() - began < seconds, self.described(left)
+            time.sleep(0.2)  # nothing on this side can tell when the nodes are done
+        return time.monotonic() - began
+
+    def described(self, left):
+        return "\n".join(
+            f"{each} " + self.box.enter(node, ["sh", "-c", f"tr '\\000' ' ' </proc/{pid}/cmdline"]).stdout
+            for each in left
+            for node, _, pid in [each.partition(":")]
+        )
+
+
+class Attached:
+    """A command that goes on; ``finish`` waits for its end. Its output is read all the while."""
+
+    def __init__(self, training, argv, until):
+        self.process = subprocess.Popen(
+            [command.CLUSTERCTL, *map(str, argv)],
+            cwd=training.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+        for line in self.process.stdout:
+            self.output += line
+            if re.search(until, line):
+                return
+        self.end()
+        raise AssertionError(f"nothing like {until!r}:\n{self.output}")
+
+    def end(self):
+        """However far it has come."""
+        self.process.kill()
+        self.process.stdout.close()
+        self.process.wait()
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def finish(self, timeout=120):
+        """The exit code; ``output`` is complete then."""
+        rest, _ = self.process.communicate(timeout=timeout)
+        self.output += rest
+        # What a rank has written is shown indented or behind its name; ours would stand at the start of a line.
+        assert not re.search(r"^Traceback", self.output, re.MULTILINE), self.output
+        return self.process.returncode

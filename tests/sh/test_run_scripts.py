@@ -1,0 +1,197 @@
+"""The scripts that bring a run to a node and ask what is there, under three shells."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from provision.render import render
+
+SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+
+# In place of the environment's Python: says with what it was started.
+PYTHON = """\
+#!/bin/sh
+[ -e "$2/__main__.py" ] || { echo 'the agent is not whole' >&2; exit 1; }
+for word; do printf '[%s]' "$word"; done
+echo
+"""
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request):
+    return SHELLS[request.param]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A node's root with a space in it and one release."""
+    folder = tmp_path / "it's a root"
+    release = folder / "releases/0123456789ab"
+    (release / "bin").mkdir(parents=True)
+    (release / "bin/python").write_text(PYTHON)
+    (release / "bin/python").chmod(0o755)
+    (folder / "releases/0123456789ab.ok").touch()
+    (folder / "current").symlink_to("releases/0123456789ab")
+    return folder
+
+
+def luggage(content=b"one"):
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in ("agent/__main__.py", "job/sft.yaml"):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return raw.getvalue()
+
+
+def prepare(root, *, node="node01", sends=True, prefix=None, run="run-1"):
+    return render(
+        "run/prepare.sh.j2",
+        prefix=str(prefix or root / "current"),
+        root=str(root),
+        run=f"{root}/runs/{run}",
+        node=node,
+        probe=["--master", "it's", "--rank", "0"],
+        sends=sends,
+    )
+
+
+def call(shell, script, stdin=b""):
+    which = shutil.which(shell[0])
+    return subprocess.run([which, *shell[1:], "-c", script], input=stdin, capture_output=True, check=False, timeout=60)
+
+
+def lines(done):
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout.decode().splitlines()
+
+
+def test_a_folder_is_made_and_the_agent_asked(shell, root):
+    run = root / "runs/run-1"
+    assert lines(call(shell, prepare(root), luggage())) == [
+        "release 0123456789ab",
+        "folder made",
+        f"[-I][{run}/agent][probe][--master][it's][--rank][0]",
+    ]
+    assert (run / "job/sft.yaml").read_bytes() == b"one"
+    assert [path.name for path in (root / "runs").iterdir()] == ["run-1"]
+
+
+def test_a_folder_that_nodes_share_is_made_by_the_first(shell, root):
+    lines(call(shell, prepare(root), luggage()))
+    assert lines(call(shell, prepare(root, node="node02"), luggage(b"two")))[1] == "folder there"
+    assert (root / "runs/run-1/job/sft.yaml").read_bytes() == b"one"
+    assert [path.name for path in (root / "runs").iterdir()] == ["run-1"]
+
+
+def test_one_of_many_that_come_at_once_makes_the_folder_and_none_sees_a_half_of_it(shell, root):
+    which = shutil.which(shell[0])
+    nodes = [f"node{number:02}" for number in range(12)]
+    started = [
+        subprocess.Popen(
+            [which, *shell[1:], "-c", prepare(root, node=node)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for node in nodes
+    ]
+    for process in started:
+        process.stdin.write(luggage(b"x" * 100_000))
+    answers = [process.communicate(timeout=60) for process in started]
+    assert [err for _, err in answers] == [b""] * len(nodes)
+    made = [out.decode().splitlines()[1] for out, _ in answers]
+    assert sorted(made) == ["folder made", *["folder there"] * (len(nodes) - 1)]
+    run = root / "runs/run-1"
+    assert sorted(path.name for path in run.iterdir()) == ["agent", "job"]
+    assert [path.name for path in (root / "runs").iterdir()] == ["run-1"]
+
+
+def test_a_run_that_is_there_is_only_asked(shell, root):
+    lines(call(shell, prepare(root), luggage()))
+    said = lines(call(shell, prepare(root, sends=False)))
+    assert said[1] == "folder there"
+    assert said[2].startswith("[-I]")
+
+
+def test_a_run_that_is_not_there_cannot_be_asked(shell, root):
+    done = call(shell, prepare(root, sends=False))
+    assert done.returncode == 4
+    assert done.stderr.decode() == f"there is no run at {root}/runs/run-1\n"
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_an_environment_that_was_not_deployed_is_taken_as_it_is(shell, root, tmp_path, kind):
+    prefix = tmp_path / "my env"
+    if kind == "folder":
+        shutil.copytree(root / "releases/0123456789ab", prefix)
+    else:
+        shutil.copytree(root / "releases/0123456789ab", tmp_path / "elsewhere")
+        prefix.symlink_to(tmp_path / "elsewhere")
+    data = tmp_path / "not there yet"
+    script = prepare(data, prefix=prefix)
+    assert lines(call(shell, script, luggage()))[:2] == ["release local", "folder made"]
+    assert (data / "runs/run-1/job/sft.yaml").exists()
+
+
+def test_no_environment_at_all(shell, root):
+    done = call(shell, prepare(root, prefix=root / "nowhere"), luggage())
+    assert (done.returncode, done.stdout) == (4, b"")
+    assert done.stderr.decode() == f"there is no environment at {root}/nowhere\n"
+    assert not (root / "runs").exists()
+
+
+def test_a_release_that_is_not_whole(shell, root):
+    (root / "releases/0123456789ab.ok").unlink()
+    done = call(shell, prepare(root), luggage())
+    assert done.returncode == 4
+    assert done.stderr.decode() == f"the environment at {root}/current is not complete\n"
+
+
+def test_luggage_that_breaks_off_leaves_nothing(shell, root):
+    done = call(shell, prepare(root), luggage()[:700])
+    assert done.returncode == 4
+    assert done.stderr
+    assert not any((root / "runs").iterdir())
+
+
+def talk(prefix, run, *paths):
+    return render("run/talk.sh.j2", prefix=str(prefix), run=str(run), patience=2.0, paths=paths)
+
+
+def test_the_agent_reads_paths_as_they_are(shell, root):
+    lines(call(shell, prepare(root), luggage()))
+    (said,) = lines(call(shell, talk(root / "current", root / "runs/run-1", "/data/it's a model", "-n")))
+    assert said == f"[-I][{root}/runs/run-1/agent][talk][--patience][2.0][--][/data/it's a model][-n]"
+
+
+@pytest.mark.parametrize("paths", [(), ("/nowhere at all", "-n")])
+def test_the_real_agent_understands_it(tmp_path, paths):
+    agent = Path(__file__).parents[2] / "trainer/agent"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    (tmp_path / "agent").symlink_to(agent)
+    *content, clock = lines(call(["sh"], talk(tmp_path, tmp_path, *paths), b"time\n"))
+    assert clock.startswith("time ")
+    assert [list(json.loads(line.removeprefix("content "))) for line in content] == (
+        [list(paths)[::-1]] if paths else []
+    )
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_shellcheck_has_nothing_to_say(root, sends):
+    done = subprocess.run(
+        [SHELLCHECK, "--shell=sh", "--severity=style", "--exclude=SC2016", "-"],
+        input=prepare(root, sends=sends).encode(),
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.decode() == ""

@@ -1,0 +1,341 @@
+"""The gate's rounds: who is refused, who is dropped, which ranks the others get, and what is left on the nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.checks import Answer as Said
+from provision.errors import NodesFailedError, PreflightError
+from provision.inventory import local_inventory
+from provision.model import Inventory, Node, Notice, ignore
+from provision.run import Facts, Travel, travel
+from provision.run.content import Content
+from provision.ssh.remote import Connections, NodeUnreachable
+from provision.tasks import gate as gate_module
+from provision.tasks import gate_ask, prepare
+from provision.tasks.gate import GateOptions, gate
+from provision.tasks.gate_ask import Question
+from provision.tasks.prepare import Answer, RefusedError
+
+NODES = tuple(Node(f"node0{number}", f"10.0.0.1{number}") for number in (1, 2, 3, 4))
+INVENTORY = Inventory(Path("/x/inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
+LUGGAGE = Travel(Path("sft.yaml"), "sft.yaml", {"job/sft.yaml": b""}, (), there=("/data/llama",),
+                 settings={"model_name_or_path": "/data/llama"})  # fmt: skip
+STALE = "mount 124 nas:/data /data\nlooked\n"
+MODEL = Content("folder", names="n", content="c", files=2)
+
+
+class Cluster:
+    """Nodes that answer from tables; ``asked`` are the nodes of every round."""
+
+    def __init__(self, monkeypatch):
+        self.facts = {}  # by node, over what is usual
+        self.answers = {"fs.stale": {node.name: Said("looked\n") for node in NODES}}
+        self.content = {"/data/llama": dict.fromkeys((node.name for node in NODES), MODEL)}
+        self.missing = {}
+        self.shared = False
+        self.prepared = []
+        self.questions = []
+        self.withdrawn = []
+        self.told = []
+        monkeypatch.setattr(prepare, "prepare", self.prepare)
+        monkeypatch.setattr(prepare, "withdraw", self.withdraw)
+        monkeypatch.setattr(gate_module, "ask", self.ask)
+
+    def prepare(self, _inventory, nodes, _connections, _run, luggage, *, port=None):
+        self.prepared.append(([node.name for node in nodes], luggage is not None, port))
+        return {
+            node.name: self.missing.get(node.name) or self.answer(node, rank, nodes) for rank, node in enumerate(nodes)
+        }
+
+    def answer(self, node, rank, nodes):
+        said = Facts(
+            rank=rank, master_ip=nodes[0].address, ip=node.address, interface="eth0", port=20000 if rank == 0 else None,
+            disk_free=1 << 40, boot_id=node.name,
+        )  # fmt: skip
+        return Answer("abc", replace(said, **self.facts.get(node.name, {})), made=not self.shared or rank == 0)
+
+    def ask(self, question, _connections):
+        self.questions.append(question)
+        return gate_ask.Said(answers=self.answers, content=self.content)
+
+    def withdraw(self, _inventory, nodes, _connections, _run, asked):
+        self.withdrawn += [node.name for node in nodes if getattr(asked[node.name], "made", False)]
+
+    def through(self, *, nodes=NODES[:3], luggage=LUGGAGE, inventory=INVENTORY, **options):
+        with gate(inventory, nodes, None, "run-1", luggage, GateOptions(**options), self.told.append) as passed:
+            return passed
+
+    @property
+    def warnings(self):
+        return [event.text for event in self.told if isinstance(event, Notice)]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    return Cluster(monkeypatch)
+
+
+def ranks(passed):
+    return {node.name: passed.answers[node.name].facts.rank for node in passed.nodes}
+
+
+def test_good_nodes_pass_in_one_round(cluster):
+    passed = cluster.through()
+    assert ranks(passed) == {"node01": 0, "node02": 1, "node03": 2}
+    assert passed.dropped == {}
+    assert cluster.warnings == []
+    assert cluster.withdrawn == []
+    assert len(cluster.prepared) == len(cluster.questions) == 1
+
+
+def test_the_question_names_the_port_that_rank_0_found_and_the_paths(cluster):
+    cluster.facts["node01"] = {"link_port": 20001, "gpus": 8}
+    cluster.through()
+    (question,) = cluster.questions
+    assert question.plan.inventory.train.port == 20000
+    assert (question.paths, question.link, question.gpus) == (("/data/llama",), 20001, True)
+    assert question.folder == "/opt/llm/runs/run-1"
+
+
+def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
+    cluster.answers["fs.stale"]["node02"] = Said(STALE)
+    with pytest.raises(PreflightError) as refused:
+        cluster.through()
+    assert refused.value.exit_code == 4
+    assert list(refused.value.reasons) == ["node02"]
+    assert "did not answer within 4 s" in refused.value.reasons["node02"]
+    assert "(fs.stale)" in refused.value.reasons["node02"]
+    assert refused.value.hint == "--exclude-bad goes on with node[01,03]; --force goes on all the same"
+    assert cluster.withdrawn == ["node01", "node02", "node03"]
+
+
+def test_without_bad_nodes_the_ranks_close_up(cluster):
+    cluster.answers["fs.stale"]["node02"] = Said(STALE)
+    passed = cluster.through(exclude_bad=True, asked=3)
+    assert ranks(passed) == {"node01": 0, "node03": 1}
+    assert list(passed.dropped) == ["node02"]
+    assert cluster.withdrawn == ["node02"]
+    assert len(cluster.questions) == 1  # rank 0 is the same: nothing has to be asked again
+    assert "going on with 2 of 3 nodes: node[01,03]; node03 is rank 1" in cluster.warnings
+    spare = "node04 could take their place, and is not used: clusterctl train --exclude node02 --nodes 3"
+    assert cluster.warnings[-1] == spare
+
+
+def test_without_a_number_nobody_speaks_of_spare_nodes(cluster):
+    cluster.answers["fs.stale"]["node02"] = Said(STALE)
+    cluster.through(exclude_bad=True)
+    assert not any("take their place" in text for text in cluster.warnings)
+
+
+def test_when_rank_0_is_bad_the_next_one_is_asked_for_its_port(cluster):
+    cluster.answers["fs.stale"]["node01"] = Said(STALE)
+    passed = cluster.through(exclude_bad=True)
+    assert ranks(passed) == {"node02": 0, "node03": 1}
+    assert passed.answers["node02"].facts.port == 20000
+    assert [names for names, _, _ in cluster.prepared] == [["node01", "node02", "node03"], ["node02", "node03"]]
+    assert [sent for _, sent, _ in cluster.prepared] == [True, False]  # the folder is there already
+    assert [[node.name for node in question.nodes] for question in cluster.questions][-1] == ["node02", "node03"]
+    assert passed.answers["node02"].made  # and is withdrawn should the launcher refuse
+
+
+def test_it_goes_on_until_rank_0_is_good(cluster):
+    for name in ("node01", "node02"):
+        cluster.answers["fs.stale"][name] = Said(STALE)
+    cluster.facts["node03"] = {"disk_free": 0}
+    passed = cluster.through(nodes=NODES, exclude_bad=True)
+    assert ranks(passed) == {"node04": 0}
+    assert list(passed.dropped) == ["node01", "node02", "node03"]
+
+
+def test_who_shares_the_folder_does_not_remove_it_from_the_others(cluster):
+    cluster.shared = True
+    cluster.answers["fs.stale"]["node01"] = Said(STALE)
+    cluster.through(exclude_bad=True)
+    assert cluster.withdrawn == []
+
+
+def test_a_run_that_goes_on_in_its_folder_never_loses_it(cluster):
+    cluster.answers["fs.stale"]["node02"] = Said(STALE)
+    with pytest.raises(PreflightError):
+        cluster.through(luggage=None)
+    assert cluster.withdrawn == []
+
+
+def test_when_the_launcher_refuses_the_folders_go(cluster):
+    with (
+        pytest.raises(PreflightError, match="no launcher"),
+        gate(INVENTORY, NODES[:2], None, "run-1", LUGGAGE, GateOptions(), cluster.told.append),
+    ):
+        raise PreflightError("no launcher", reasons={})
+    assert cluster.withdrawn == ["node01", "node02"]
+
+
+def test_force_goes_on_and_names_each_finding(cluster):
+    cluster.answers["fs.stale"]["node02"] = Said(STALE)
+    cluster.facts["node03"] = {"disk_free": 0}
+    passed = cluster.through(force=True)
+    assert list(ranks(passed)) == ["node01", "node02", "node03"]
+    forced = [text for text in cluster.warnings if text.startswith("forced: ")]
+    assert [text.split(":")[1] for text in forced] == [" node02", " node03"]
+    assert "fs.stale" in forced[0]
+    assert "gate.disk" in forced[1]
+
+
+def test_no_force_helps_a_node_without_an_interface(cluster):
+    cluster.facts["node02"] = {"interface": None, "error": "no route to rank 0 at 10.0.0.11: Network is unreachable"}
+    with pytest.raises(PreflightError) as refused:
+        cluster.through(force=True)
+    assert list(refused.value.reasons) == ["node02"]
+    assert "--force" not in refused.value.hint
+
+
+def test_when_nobody_is_left_that_is_said(cluster):
+    cluster.content["/data/llama"] = dict.fromkeys(cluster.content["/data/llama"], Content())
+    with pytest.raises(PreflightError) as refused:
+        cluster.through(exclude_bad=True)
+    assert set(refused.value.reasons.values()) == {
+        "model_name_or_path /data/llama is missing; correct the path, or put it there (gate.data)"
+    }
+    assert "--exclude-bad" not in refused.value.hint
+
+
+def test_a_model_on_one_node_only(cluster):
+    for name in ("node02", "node03"):
+        cluster.content["/data/llama"][name] = Content()
+    with pytest.raises(PreflightError) as refused:
+        cluster.through()
+    assert list(refused.value.reasons) == ["node02", "node03"]
+    assert "model_name_or_path /data/llama is missing; it exists on node" in refused.value.reasons["node02"]
+
+
+def test_nodes_that_cannot_be_reached(cluster):
+    cluster.missing["node02"] = NodeUnreachable(NODES[1], "no answer")
+    with pytest.raises(NodesFailedError) as failed:
+        cluster.through()
+    assert failed.value.reasons == {"node02": "no answer"}
+    assert "--exclude node02" in failed.value.hint
+    assert cluster.withdrawn == ["node01", "node03"]
+    passed = cluster.through(exclude_bad=True)
+    assert ranks(passed) == {"node01": 0, "node03": 1}
+    assert passed.dropped == {"node02": "no answer"}
+
+
+def test_a_rank_0_without_an_environment_is_replaced_before_anything_is_asked(cluster):
+    cluster.missing["node01"] = RefusedError("there is no environment at /opt/llm/current")
+    with pytest.raises(PreflightError) as refused:
+        cluster.through(force=True)
+    assert "clusterctl deploy" in refused.value.hint
+    passed = cluster.through(exclude_bad=True)
+    assert ranks(passed) == {"node02": 0, "node03": 1}
+    assert len(cluster.questions) == 1
+
+
+def test_warnings_are_told_once_for_all_nodes(cluster):
+    for node in NODES:
+        cluster.facts[node.name] = {"disk_free": 1 << 30}
+    cluster.through()
+    assert len(cluster.warnings) == 1
+    assert cluster.warnings[0].startswith("node[01-03]: 1.0 GiB free")
+
+
+def test_a_port_that_is_wanted_goes_to_rank_0(cluster):
+    cluster.through(port=29511)
+    assert cluster.prepared[0][2] == 29511
+    given = replace(INVENTORY, train=replace(INVENTORY.train, port=29500))
+    cluster.through(inventory=given)
+    assert cluster.prepared[1][2] == 29500
+
+
+def test_a_check_that_is_off_is_not_asked():
+    off = replace(INVENTORY, checks=replace(INVENTORY.checks, off=("fs.stale", "net.iface")))
+    assert {"fs.stale", "net.iface"} <= set(Question(INVENTORY, NODES, "/x").checks)
+    assert not {"fs.stale", "net.iface"} & set(Question(off, NODES, "/x").checks)
+    assert not any(each.startswith("gpu.") for each in Question(off, NODES, "/x").checks)
+    assert "net.route" not in Question(off, NODES[:1], "/x").checks
+
+
+# --- for real, on this machine -------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path):
+    return replace(local_inventory(Path(sys.prefix)), base=PurePosixPath(tmp_path / "data of clusterctl"))
+
+
+def test_this_machine_alone_passes_without_ssh(here, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    luggage = replace(LUGGAGE, config=tmp_path, there=(str(tmp_path / "model"),))
+    told = []
+    with (
+        Connections(here) as connections,
+        gate(here, here.nodes, connections, "run-1", luggage, GateOptions(force=True), told.append) as passed,
+    ):
+        (node,) = passed.nodes
+        answer = passed.answers[node.name]
+        assert answer.release == prepare.LOCAL
+        assert answer.prefix(here) == here.prefix
+        assert (answer.facts.master, answer.facts.interface) == ("127.0.0.1", "lo")
+        assert Path(here.root, "runs/run-1/job/sft.yaml").exists()
+        assert not [each for each in passed.findings if each.check.startswith("gate.") and each.verdict == "FAIL"]
+        assert [each.observed for each in passed.findings if each.check == "gate.data"] == [
+            f"{tmp_path / 'model'}: 1 file"
+        ]
+        assert {"fs.stale", "net.loopback"} <= {each.check for each in passed.findings}
+
+
+def test_a_path_that_is_not_there_refuses_and_the_folder_goes(here, tmp_path):
+    luggage = replace(LUGGAGE, config=tmp_path)
+    with (
+        Connections(here) as connections,
+        pytest.raises(PreflightError) as refused,
+        gate(here, here.nodes, connections, "run-1", luggage, GateOptions(), ignore),
+    ):
+        pass
+    assert "model_name_or_path /data/llama is missing" in next(iter(refused.value.reasons.values()))
+    assert not any(Path(here.root, "runs").iterdir())
+
+
+# --- which paths are read on the nodes -----------------------------------------------------------
+
+
+def config(tmp_path, **settings):
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "".join(f"{key}: {value}\n" for key, value in {"stage": "sft", "do_train": "true", **settings}.items())
+    )
+    return travel(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "there"),
+    [
+        ({"model_name_or_path": "/models/llama/"}, ("/models/llama",)),
+        ({"model_name_or_path": "/m", "adapter_name_or_path": "/a, /b"}, ("/m", "/a", "/b")),
+        ({"model_name_or_path": "/m", "ref_model": "/m", "deepspeed": "/ds/z3.json"}, ("/m", "/ds/z3.json")),
+        ({"model_name_or_path": "/m", "dataset": "a", "dataset_dir": "/data"}, ("/m", "/data")),
+        ({"model_name_or_path": "/m", "output_dir": "/out", "resume_from_checkpoint": "/out/c"}, ("/m",)),
+        (
+            {"model_name_or_path": "/m", "tokenized_path": "/cache/tok"},
+            ("/m",),
+        ),  # the run makes it when it is not there
+    ],
+)
+def test_absolute_paths_of_a_config_are_looked_at(tmp_path, settings, there):
+    assert config(tmp_path, **settings).there == there
+
+
+def test_what_travels_is_not_looked_at_and_absolute_files_of_datasets_are(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mine.json").write_text("[]")
+    info = {"mine": {"file_name": "mine.json"}, "big": {"file_name": "/data/big.json"}, "unused": {"file_name": "/x"}}
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
+    packed = config(tmp_path, model_name_or_path="model", dataset="mine,big", dataset_dir="data")
+    assert packed.there == ("/data/big.json",)

@@ -1,0 +1,225 @@
+"""This machine as a node, with real processes: what holds over ssh holds here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.cli import main
+from provision.errors import UsageError
+from provision.inventory import local_inventory
+from provision.model import LOCAL, Inventory, Node
+from provision.ssh.local import LocalRemote
+from provision.ssh.remote import Connections, DeadlineExceeded, NodeUnreachable, RootRefused
+
+NODE = Node("here", LOCAL)
+
+
+@pytest.fixture
+def remote():
+    found = LocalRemote(NODE)
+    yield found
+    found.close()
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
+    return False
+
+
+def eventually(test, seconds=10.0):
+    limit = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < limit, "did not happen"
+        time.sleep(0.01)
+
+
+def test_a_script_runs_with_its_input_its_outputs_and_its_exit_code(remote):
+    result = remote.run("cat; echo it\\'s >&2; exit 7", stdin=[b"one\n", b"\xfftwo"])
+    assert (result.rc, result.out, result.err) == (7, "one\n\udcfftwo", "it's\n")
+
+
+def test_it_starts_in_the_home_folder_and_without_a_terminal(remote):
+    assert remote.run("pwd; tty").out.splitlines() == [str(Path.home()), "not a tty"]
+
+
+def test_lines_come_as_they_are_written(remote):
+    came = threading.Event()
+    lines = []
+
+    def hold():
+        came.wait(10)
+        yield b"go\n"
+
+    def hear(line):
+        lines.append(line)
+        came.set()
+
+    result = remote.run("echo first; read -r word; echo $word", stdin=hold(), on_line=hear)
+    assert (lines, result.out) == (["first", "go"], "")
+
+
+def test_after_the_deadline_nothing_of_the_script_is_left(remote, tmp_path):
+    pids = tmp_path / "pids"
+    script = f"trap 'echo cleaned >{tmp_path}/cleaned; exit 1' TERM; sleep 60 & echo $$ $! >{pids}; wait"
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded) as failed:
+        remote.run(script, deadline=0.5)
+    assert time.monotonic() - began < 5
+    assert failed.value.reason == "not finished within 0.5 s"
+    for pid in pids.read_text().split():
+        eventually(lambda pid=pid: not alive(pid))
+    assert (tmp_path / "cleaned").exists()  # it was told before it was killed
+
+
+def test_a_script_that_ignores_being_told_is_killed(remote, tmp_path):
+    with pytest.raises(DeadlineExceeded):
+        remote.run(f"trap '' TERM; echo $$ >{tmp_path}/pid; sleep 60 & wait; sleep 60", deadline=0.3)
+    eventually(lambda: not alive((tmp_path / "pid").read_text().strip()))
+
+
+def test_a_background_process_does_not_hold_up_the_answer_and_stays(remote, tmp_path):
+    began = time.monotonic()
+    result = remote.run(f"setsid sleep 30 & echo $! >{tmp_path}/pid; echo done")
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        assert result.out == "done\n"
+        assert time.monotonic() - began < 5
+        assert alive(pid)
+    finally:
+        os.kill(pid, 9)
+
+
+def test_closing_ends_what_runs_and_takes_no_more(remote, tmp_path):
+    threading.Timer(0.3, remote.close).start()
+    with pytest.raises(NodeUnreachable):
+        remote.run(f"echo $$ >{tmp_path}/pid; sleep 60")
+    eventually(lambda: not alive((tmp_path / "pid").read_text().strip()))
+    assert not remote.alive
+    with pytest.raises(NodeUnreachable):
+        remote.run("true")
+
+
+def test_an_error_of_the_input_is_raised_and_ends_the_script(remote):
+    def broken():
+        yield b"x"
+        raise UsageError("a file was changed")
+
+    with pytest.raises(UsageError, match="a file was changed"):
+        remote.run("cat >/dev/null; sleep 60", stdin=broken())
+
+
+def test_root_is_the_user_itself_or_sudo_is_asked(remote):
+    if os.geteuid() == 0:
+        assert remote.run("id -u", root=True).out == "0\n"
+    else:
+        with contextlib.suppress(RootRefused):
+            assert remote.run("id -u", root=True).out == "0\n"
+
+
+def test_connections_reach_a_local_node_without_ssh(tmp_path):
+    inventory = Inventory(tmp_path / "inventory.yaml", PurePosixPath("/nowhere/env"), (NODE,))
+    with Connections(inventory) as connections:
+        assert isinstance(connections[NODE], LocalRemote)
+        assert connections[NODE] is connections[NODE]
+        assert connections[NODE].run("echo hello").out == "hello\n"
+        other = connections.further(NODE)
+        assert other is not connections[NODE]
+    with pytest.raises(NodeUnreachable):
+        other.run("true")
+
+
+@pytest.mark.parametrize(
+    ("node", "address"),
+    [(NODE, "127.0.0.1"), (Node("here", LOCAL, "10.0.0.7"), "10.0.0.7"), (Node("far", "10.0.0.8"), "10.0.0.8")],
+)
+def test_the_train_address_of_a_local_node(node, address):
+    assert node.train_address == address
+
+
+@pytest.fixture
+def environment(tmp_path):
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/python").touch()
+    return tmp_path / "env"
+
+
+def test_without_an_inventory_the_active_environment_trains(environment, tmp_path):
+    for name in ("CONDA_PREFIX", "VIRTUAL_ENV"):
+        inventory = local_inventory(environ={name: str(environment), "XDG_DATA_HOME": str(tmp_path / "data")})
+        assert str(inventory.prefix) == str(environment)
+        assert str(inventory.root) == str(tmp_path / "data/clusterctl")
+        assert [node.is_local for node in inventory.nodes] == [True]
+
+
+def test_conda_comes_before_a_venv_and_a_relative_data_folder_counts_for_nothing(environment):
+    inventory = local_inventory(
+        environ={"CONDA_PREFIX": str(environment), "VIRTUAL_ENV": "/nowhere", "XDG_DATA_HOME": "data"}
+    )
+    assert str(inventory.prefix) == str(environment)
+    assert str(inventory.root) == str(Path.home() / ".local/share/clusterctl")
+
+
+def test_what_is_no_environment_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="is no environment") as failed:
+        local_inventory(tmp_path)
+    assert "conda activate" in failed.value.hint
+
+
+# --- commands where there is no inventory --------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs a command in an empty folder, as a user who has no runs yet: its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("CONDA_PREFIX", sys.prefix)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*argv):
+        with pytest.raises(SystemExit) as end:
+            main(argv)
+        said = capsys.readouterr()
+        return end.value.code, said.out + said.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_train_takes_this_machine(command, tmp_path):
+    (tmp_path / "sft.yaml").write_text("stage: sft\nmodel_name_or_path: /nowhere/llama\ndo_train: true\n")
+    for number in ([], ["--nodes", "1"]):
+        code, said = command("train", *number, "sft.yaml")
+        assert code == 4, said
+        assert "this machine alone" in said
+        assert sys.prefix in said
+        assert "model_name_or_path /nowhere/llama is missing" in " ".join(said.split())
+        assert not any((tmp_path / "data/clusterctl/runs").iterdir())
+
+
+@pytest.mark.parametrize("argv", [("train", "--nodes", "2", "x.yaml"), ("train", "-i", "inventory.yaml", "x.yaml")])
+def test_more_than_this_machine_needs_an_inventory(command, argv):
+    code, said = command(*argv)
+    assert code == 2
+    assert "there is no inventory.yaml" in said
+    assert "clusterctl init" in said
+
+
+def test_other_commands_take_this_machine_when_it_has_runs(command, tmp_path):
+    code, said = command("logs")
+    assert code == 2
+    assert "there is no inventory.yaml" in said
+    assert "this machine alone" not in said
+    (tmp_path / "data/clusterctl/runs").mkdir(parents=True)
+    code, said = command("logs")
+    assert "this machine alone" in said

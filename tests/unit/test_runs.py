@@ -1,0 +1,525 @@
+"""Runs as they are found on the nodes, chosen by a word, shown, stopped with a proof, and brought here."""
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.inventory import load
+from provision.model import Node, Result
+from provision.render import render
+from provision.run import record
+from provision.run.checkpoint import folders, sources
+from provision.run.found import LOST, UNKNOWN, gathered, pace_of, told
+from provision.run.loglines import Entry, entry, merged, pattern
+from provision.run.proof import proof
+from provision.summaries.run_commands import stopped_shown
+from provision.summaries.runs import run_lines, run_shown
+from provision.tasks.answers import without
+from provision.tasks.fetch import Escape, There, fetch, lacking, listed, parse_list
+from provision.tasks.resume import refuse_resume
+from provision.tasks.runs import Runs, script
+from provision.tasks.status import RunStatus
+from provision.tasks.stop import Stopped, judged, refuse_others
+
+NODE = Node("node01", "10.0.0.1")
+
+
+class Shell:
+    """A node that is this machine."""
+
+    def __init__(self, node=NODE):
+        self.node = node
+
+    def run(self, script, *, stdin=None, on_line=None, deadline=None, root=False):
+        done = subprocess.run(
+            ["sh", "-c", script], input=b"".join(stdin or ()), capture_output=True, check=False, timeout=60
+        )
+        out = done.stdout.decode("utf-8", "surrogateescape")
+        for line in out.splitlines() if on_line else ():
+            on_line(line)
+        return Result(done.returncode, "" if on_line else out, done.stderr.decode())
+
+
+def said(node="node01", rank=0, state="running", **more):
+    return {
+        "run": "r1",
+        "node": node,
+        "node_rank": rank,
+        "nnodes": 2,
+        "state": state,
+        "pid": 7,
+        "start": "99",
+        "boot_id": "boot",
+        "step": 40,
+        "total": 120,
+        "loss": 1.25,
+        "began": 1000.0,
+        "uid": 0,
+        "phase": "training",
+        **more,
+    }
+
+
+STAT = "7 (python (x)) S 1" + " 0" * 17 + " 99 0"
+
+
+def answer(*states, stat=STAT, samples=(), run="r1"):
+    lines = ["me 0", "boot boot"]
+    for state in states:
+        lines += [f"part {run}/logs/node{state['node_rank']} alice", f"state {json.dumps(state)}"]
+        lines += [f"stat {stat}"] if stat else []
+        lines += [f"sample {json.dumps(sample)}" for sample in samples]
+    return "\n".join(lines)
+
+
+def runs_of(*answers):
+    """By pairs of a node's name and what it said."""
+    return gathered(told(name, out, ["node01", "node02"]) for name, out in answers)
+
+
+# --- found ---------------------------------------------------------------------------------------
+
+
+def test_a_run_is_put_together_from_what_its_nodes_say():
+    run = runs_of(("node01", answer(said())), ("node02", answer(said("node02", 1))))["r1"]
+    assert (run.nodes, run.state, run.live, run.missing, run.owner) == (
+        ("node01", "node02"),
+        "running",
+        True,
+        0,
+        "alice",
+    )
+
+
+@pytest.mark.parametrize(
+    ("stat", "change"),
+    [
+        ("", {}),
+        (STAT.replace(" 99 ", " 98 "), {}),
+        (STAT.replace(") S", ") Z"), {}),
+        (STAT, {"boot_id": "before the last start"}),
+    ],
+)
+def test_an_agent_that_is_gone_without_an_end_is_lost(stat, change):
+    run = runs_of(("node01", answer(said(**change), stat=stat)))["r1"]
+    assert (run.state, run.live) == (LOST, False)
+
+
+def test_what_a_node_says_of_itself_counts_more_than_what_others_see_in_a_shared_folder():
+    both = answer(said(), said("node02", 1))
+    run = runs_of(("node01", both), ("node02", both))["r1"]
+    assert [part.alive for part in run.parts] == [True, True]
+    assert run.parts[1].seen_on == ("node01", "node02")
+    only = runs_of(("node01", both))["r1"]
+    assert [part.state for part in only.parts] == ["running", UNKNOWN]
+
+
+def test_a_run_with_an_end_on_every_node_has_the_worst_of_them():
+    ended = [
+        ("node01", answer(said(state="finished"), stat="")),
+        ("node02", answer(said("node02", 1, "failed"), stat="")),
+    ]
+    run = runs_of(*ended)["r1"]
+    assert (run.state, run.ended, run.live) == ("failed", True, False)
+
+
+def test_what_is_no_answer_is_left_out():
+    out = "welcome\nme x\npart r1/logs/node0 a\nstate {broken\nstate\nsample 1\nstat\n"
+    assert told("node01", out, ["node01"]).parts == ()
+    assert gathered([told("node01", "", [])]) == {}
+
+
+def test_the_pace_is_that_of_the_last_samples_and_of_this_attempt_only():
+    assert pace_of([{"time": 0, "step": 90}, {"time": 10, "step": 40}, {"time": 30, "step": 50}]) == 2
+    assert pace_of([{"time": 0, "step": 4}]) is None
+    samples = [{"time": 0, "step": 20}, {"time": 40, "step": 40}]
+    assert runs_of(("node01", answer(said(), samples=samples)))["r1"].left() == 160
+
+
+def test_the_script_finds_a_living_agent_and_its_last_samples(tmp_path):
+    pid = os.getpid()
+    start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for number, state in enumerate((said(pid=pid, start=start, boot_id=boot), said(state="finished", pid=1))):
+        logs = tmp_path / "runs" / f"2026-{number}" / "logs" / "node0"
+        logs.mkdir(parents=True)
+        (logs / "state.json").write_text(json.dumps(state, indent=1) + " " * 100)
+        (logs / "metrics.jsonl").write_text('{"time": 1, "step": 3}\n' * 40)
+        (logs / "nccl-1.log").write_text("h:1:2 [0] NCCL INFO Using network Socket\n")
+    (tmp_path / "runs" / "2026-9").mkdir()
+    (tmp_path / "inventory.yaml").write_text(f"prefix: {tmp_path}/current\nnodes: {{node01: 10.0.0.1}}\n")
+    inventory = load(tmp_path / "inventory.yaml")
+    runs = runs_of(("node01", Shell().run(script(inventory)).out))
+    assert {name: run.live for name, run in runs.items()} == {"2026-0": True, "2026-1": False}
+    assert len(runs["2026-0"].head.samples) == 30
+    assert runs["2026-0"].networks == ()
+    assert list(runs_of(("node01", Shell().run(script(inventory, "-1")).out))) == ["2026-1"]
+    assert runs_of(("node01", Shell().run(script(inventory, "2026-0")).out))["2026-0"].networks == ("TCP",)
+
+
+# --- chosen --------------------------------------------------------------------------------------
+
+IDS = ["20261121-071500-sft-3f2a", "20261121-081500-sft-aa11", "20261122-071500-dpo-0b0b"]
+
+
+@pytest.mark.parametrize(("word", "run"), [(None, 2), ("20261122", 2), ("3f2a", 0), (IDS[1], 1), ("dpo", 2)])
+def test_a_word_means_one_run(word, run):
+    assert record.choose(word, IDS) == IDS[run]
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "message", "listed"),
+    [
+        ("2026112", IDS, "can mean 3 runs", IDS[1]),
+        ("nope", IDS, "no run is called nope", IDS[0]),
+        ("nope", [], "no run called nope", "clusterctl train"),
+        (None, [], "there is no run", "clusterctl train"),
+    ],
+)
+def test_a_word_that_means_none_or_several_lists_what_there_is(word, known, message, listed):
+    with pytest.raises(UsageError, match=message) as caught:
+        record.choose(word, known)
+    assert listed in caught.value.hint
+
+
+def test_a_record_is_its_users_alone_and_is_changed_in_one_rename(tmp_path):
+    folder = record.folder_of(tmp_path / "inventory.yaml", "r1")
+    record.write(folder, {"run": "r1", "state": "running"})
+    record.change(folder, state="stopped")
+    assert (folder / "run.json").stat().st_mode & 0o777 == 0o600
+    assert record.kept(tmp_path / "inventory.yaml") == {"r1": {"run": "r1", "state": "stopped"}}
+    (folder / "run.json").write_text("{")
+    assert record.read(folder) is None
+
+
+# --- shown ---------------------------------------------------------------------------------------
+
+SAMPLE = {
+    "time": 2,
+    "step": 40,
+    "rss": 8_000_000_000,
+    "gpus": [
+        {"index": 0, "use": 97, "memory": 60, "memory_total": 80},
+        {"index": 1, "use": 55, "memory": 72, "memory_total": 80},
+    ],
+    "network": {"eth0": {"in": 1, "out": 2_000_000}},
+    "infiniband": {"mlx5_0/1": {"in": 1, "out": 21_000_000_000}},
+}
+
+
+def test_a_table_of_runs_leaves_out_what_nobody_knows():
+    live = ("node01", answer(said(), samples=[{"time": 1, "step": 39}, SAMPLE]))
+    lines = run_lines(runs_of(live, ("node02", answer(said("node02", 1)))), 1065.0)
+    assert lines == [
+        "RUN  STATE    NODES        STEP    LOSS  LEFT   AGE",
+        "r1   running  node[01-02]  40/120  1.25  1 min  1 min",
+    ]
+    assert run_lines({}, 0) == []
+    (_, row) = run_lines(runs_of(("node01", answer(said(step=None, loss=None)))), 1065.0)
+    assert "node01 +1 ?" in row
+
+
+def test_a_table_of_runs_names_owners_where_others_have_some():
+    found = runs_of(("node01", answer(said(uid=1001))))
+    assert "alice" not in run_lines(found, 1065.0, {"node01": 1001})[1]
+    assert "alice" in run_lines(found, 1065.0, {"node01": 0})[1]
+
+
+def test_a_table_of_runs_fits_into_80_columns():
+    name = "20261121-071500-" + "x" * 16
+    states = said(step=12000, total=120000, began=1000.0, uid=5), said("node02", 1, step=12000, uid=5)
+    samples = [{"time": 0, "step": 11999}, {"time": 9, "step": 12000}]
+    told_by = [(state["node"], answer(state, samples=samples, run=name)) for state in states]
+    lines = run_lines(runs_of(*told_by), 9000.0, {"node01": 0})
+    assert max(map(len, lines)) <= 80
+    assert name in lines[1]
+    assert "12000/120000" in lines[1]
+
+
+def test_all_nodes_of_a_run_show_its_steps_in_all():
+    run = runs_of(("node01", answer(said())), ("node02", answer(said("node02", 1, total=None))))["r1"]
+    rows = run_shown(RunStatus(run, {}), 1065.0)[1].splitlines()
+    assert ["40/120" in row for row in rows if row.startswith("node0")] == [True, True]
+
+
+def test_going_on_is_offered_where_it_can_work(tmp_path):
+    run = runs_of(("node01", answer(said(state="failed", resumable=False), stat="")))["r1"]
+    assert "resume" not in run_shown(RunStatus(run, {}), 1065.0)[1]
+    nothing = Stopped("r1", ("node01",), asked_to_save=True, resumable=False)
+    assert "--output" in stopped_shown(nothing)[1]
+    for done in (nothing, replace(nothing, saved=3)):
+        assert "clusterctl resume" not in stopped_shown(done)[1]
+        assert "clusterctl resume r1" in stopped_shown(replace(done, resumable=True))[1]
+
+
+def test_without_any_answer_nobody_is_left_to_go_on_with():
+    assert without(["node02"], 2, "--exclude {}") == "to go on without: --exclude node02"
+    assert "--exclude" not in without(["node01", "node02"], 2, "--exclude {}")
+
+
+def test_one_run_is_shown_with_each_of_its_nodes():
+    why = {"node": "node02", "rank": 1, "text": "CUDA out of memory\nmore"}
+    run = runs_of(
+        ("node01", answer(said(attempts=4, attempt=2, checkpoint="checkpoint-40", why=why), samples=[SAMPLE]))
+    )
+    data, text = run_shown(RunStatus(run["r1"], {"node02": "no route"}), 1065.0)
+    lines = text.splitlines()
+    assert lines[:4] == [
+        "run r1: running, training",
+        "  step 40/120, loss 1.25, attempt 2 of 4, from checkpoint-40",
+        "  began 1 min 05 s ago by alice",
+        "  why: node02, rank 1: CUDA out of memory",
+    ]
+    assert lines[5].split() == [
+        *("node01", "0", "running", "training", "40/120", "2", "55-97", "%", "90", "%", "8.0", "GB", "21.0", "GB/s")
+    ]
+    assert lines[6:] == ["node02: no answer: no route", "clusterctl logs -f r1, clusterctl stop r1"]
+    assert data["parts"]["node01"]["sample"]["rss"] == 8_000_000_000
+
+
+# --- stopped -------------------------------------------------------------------------------------
+
+
+def stop_script(tmp_path, **values):
+    """The script of a stop, with an agent that says that all is well."""
+    python = tmp_path / "release" / "bin" / "python"
+    if not python.exists():
+        python.parent.mkdir(parents=True)
+        python.write_text('#!/bin/sh\necho \'{"event": "stopped", "left": [], "step": 12, "saved": true}\'\n')
+        python.chmod(0o755)
+        (tmp_path / "release.txt").write_text("")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "release").write_text(f"{tmp_path}/release\n")
+    given = {
+        "plan": "plan-0.json",
+        "options": [],
+        "mark": "CLUSTERCTL_RUN=none",
+        "name": "CLUSTERCTL_NODE=n",
+        "ports": [],
+    }
+    return render("run/stop.sh.j2", run=str(tmp_path / "run"), **{**given, **values})
+
+
+def test_a_stop_is_proved_by_looking_for_processes_of_that_node(tmp_path):
+    mark, name = f"CLUSTERCTL_RUN=proof-{os.getpid()}", "CLUSTERCTL_NODE=node01"
+    env = dict(item.split("=", 1) for item in (mark, name))
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
+    try:
+        shell = Shell()
+        there = proof(shell.run(stop_script(tmp_path, mark=mark, name=name)).out)
+        assert there.problem.startswith(f"process {sleeper.pid} is still there: {sys.executable}")
+        assert proof(shell.run(stop_script(tmp_path, mark=mark, name="CLUSTERCTL_NODE=other")).out).problem == ""
+    finally:
+        sleeper.communicate(b"\n")
+    gone = proof(shell.run(stop_script(tmp_path, mark=mark, name=name)).out)
+    assert (gone.problem, gone.said["step"]) == ("", 12)
+
+
+def test_a_port_that_somebody_listens_on_is_no_proof(tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert proof(Shell().run(stop_script(tmp_path, ports=[port])).out).problem == f"port {port} is still in use"
+    assert proof(Shell().run(stop_script(tmp_path, ports=[port])).out).problem == ""
+
+
+@pytest.mark.parametrize(
+    ("out", "problem"),
+    [
+        ("agent 127\nproved processes\nproved ports\nproved gpus\n", "the agent gave no answer: not found"),
+        (
+            '{"left": [], "error": "the run belongs to bob"}\nproved processes\nproved ports\nproved gpus',
+            "belongs to bob",
+        ),
+        ('{"left": []}\nproved processes\nproved ports\nunproved Driver mismatch', "does not tell .*Driver mismatch"),
+        (
+            '{"left": []}\nproved processes\nproved ports\ngpu 77 512 MiB\nproved gpus',
+            "still holds 512 MiB of process 77",
+        ),
+        ('{"left": []}\nproved processes\n', "could not look at its ports, gpus"),
+        ('{"left": [5, 6]}\nproved processes\nproved ports\nproved gpus', "nothing could end: 5, 6"),
+    ],
+)
+def test_what_is_not_proved_is_said(out, problem):
+    import re
+
+    assert re.search(problem, proof(out, "not found").problem)
+
+
+PROVED = proof('{"left": [], "step": 12, "saved": true}\nproved processes\nproved ports\nproved gpus')
+
+
+def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
+    (tmp_path / "inventory.yaml").write_text("prefix: /x/current\nnodes: {\"node[01-02]\": '10.0.0.[1-2]'}\n")
+    inventory = load(tmp_path / "inventory.yaml")
+    both = {node.name: PROVED for node in inventory.nodes}
+    done = judged(inventory, "r1", inventory.nodes, both, port=23456)
+    done.raise_failed()
+    assert stopped_shown(done)[1].splitlines() == [
+        "run r1 stopped on node[01-02]: no process left, no GPU memory held, port 23456 free",
+        "its work is saved at step 12; to go on: clusterctl resume r1",
+    ]
+    again = judged(inventory, "r1", inventory.nodes, both, port=None, already="stopped")
+    assert "had ended before (stopped) on node[01-02]: no process left" in stopped_shown(again)[1]
+    half = judged(inventory, "r1", inventory.nodes, {**both, "node02": proof("", "no python")}, port=None)
+    with pytest.raises(NodesFailedError, match="not proved to be gone on 1 of 2 nodes") as caught:
+        half.raise_failed()
+    assert list(caught.value.reasons) == ["node02"]
+
+
+def test_a_run_of_somebody_else_is_refused_and_its_owner_named():
+    run = runs_of(("node01", answer(said(uid=1001))))["r1"]
+    with pytest.raises(PreflightError, match="not yours") as caught:
+        refuse_others(run, Runs({}, {}, {"node01": 1000}), others_too=True)
+    assert caught.value.reasons == {"node01": "it is alice's"}
+    with pytest.raises(PreflightError) as caught:
+        refuse_others(run, Runs({}, {}, {"node01": 0}), others_too=False)
+    assert "--yes" in caught.value.hint
+    refuse_others(run, Runs({}, {}, {"node01": 0}), others_too=True)
+    refuse_others(run, Runs({}, {}, {"node01": 1001}), others_too=False)
+
+
+def test_what_cannot_be_gone_on_with_is_refused():
+    both = [("node01", answer(said())), ("node02", answer(said("node02", 1)))]
+    with pytest.raises(UsageError, match=r"run r1 is at work on node\[01-02\]"):
+        refuse_resume(runs_of(*both)["r1"], {})
+    done = [(name, answer(said(name, rank, "finished"), stat="")) for rank, name in enumerate(("node01", "node02"))]
+    with pytest.raises(UsageError, match="has finished"):
+        refuse_resume(runs_of(*done)["r1"], {})
+    with pytest.raises(NodesFailedError, match="without all of its nodes") as caught:
+        refuse_resume(runs_of(("node01", answer(said(state="failed"), stat="")))["r1"], {"node02": "no route"})
+    assert caught.value.reasons == {"node02": "no route"}
+    failed = [(name, answer(said(name, rank, "failed"), stat="")) for rank, name in enumerate(("node01", "node02"))]
+    refuse_resume(runs_of(*failed)["r1"], {})
+
+
+# --- logs ----------------------------------------------------------------------------------------
+
+
+def test_lines_of_many_nodes_are_one_log_in_time():
+    one = [entry("a", "2026-01-01T00:00:01.000Z [0] x"), entry("a", "a line without a time")]
+    two = [entry("b", "2026-01-01T00:00:00.500Z [launcher] y"), entry("b", "2026-01-01T00:00:02.000Z [1] z [0] z")]
+    lines = merged([one, two])
+    assert [line.text for line in lines] == ["y", "x", "a line without a time", "z [0] z"]
+    assert [line.rank for line in lines] == [None, 0, None, 1]
+    assert lines[1].shown == "2026-01-01T00:00:01.000Z a/0 | x"
+    assert merged([one, two], 1) == [lines[-1]]
+    assert merged([one, two], 0) == []
+
+
+def test_the_last_lines_of_one_rank_come_with_the_place_to_go_on_from(tmp_path):
+    text = "".join(f"2026-01-01T00:00:0{number}.000Z [{number % 2}] step {number}\n" for number in range(8))
+    (tmp_path / "run.log").write_text(text)
+    script = render("run/logs.sh.j2", logs=str(tmp_path), pattern=pattern(1), lines=2)
+    assert Shell().run(script).out.splitlines() == [f"at {len(text)}", *text.splitlines()[5::2]]
+    every = render("run/logs.sh.j2", logs=str(tmp_path), pattern=pattern(None), lines=None)
+    assert Shell().run(every).out == f"at {len(text)}\n{text}"
+    assert Shell().run(every.replace(str(tmp_path), "/nowhere")).out == "at 0\n"
+    tail = render("run/log_tail.sh.j2", logs=str(tmp_path), pid=2**22 + 1, first=len(text) - 10)
+    assert Shell().run(tail).out == text[-11:]
+
+
+def test_a_line_that_is_none_stays_what_it_is():
+    assert entry("a", "x") == Entry("", "a", None, "x")
+
+
+# --- collected -----------------------------------------------------------------------------------
+
+
+def test_files_come_once_and_only_what_changed_comes_again(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "sub dir").mkdir(parents=True)
+    (there / "sub dir" / "-ünï\nfile").write_bytes(os.urandom(200_000))
+    (there / "link").symlink_to("/etc/passwd")
+    (there / "big").write_bytes(bytes(300_000))
+    os.link(there / "big", there / "twin")
+    found = listed(Shell(), str(there))
+    assert sorted(found) == ["big", "sub dir/-ünï\nfile", "twin"]
+    assert fetch(Shell(), str(there), found, here) >= 500_000
+    for name in found:
+        assert (here / name).read_bytes() == (there / name).read_bytes()
+    assert lacking(found, here) == {}
+    (there / "big").write_bytes(b"changed")
+    assert set(lacking(listed(Shell(), str(there)), here)) == {"big", "twin"}
+    assert fetch(Shell(), str(there), {}, here) == 0
+
+
+def hostile(*members):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, target, 4 if kind == tarfile.REGTYPE else 0
+            archive.addfile(info, io.BytesIO(b"evil") if info.size else None)
+
+    class Hostile(Shell):
+        def run(self, script, *, stdin=None, on_line=None, deadline=None, root=False):
+            assert list(stdin)
+            on_line(base64.b64encode(stream.getvalue()).decode())
+            return Result(0, "")
+
+    return Hostile()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ("../evil", tarfile.REGTYPE, ""),
+        ("/tmp/evil", tarfile.REGTYPE, ""),
+        ("other", tarfile.REGTYPE, ""),
+        ("wanted", tarfile.SYMTYPE, "/etc/passwd"),
+        ("wanted", tarfile.LNKTYPE, "/etc/passwd"),
+        ("wanted", tarfile.DIRTYPE, ""),
+        ("wanted", tarfile.CHRTYPE, ""),
+    ],
+)
+def test_an_archive_that_tries_to_escape_is_refused(tmp_path, member):
+    with pytest.raises(Escape, match="node01: it sent"):
+        fetch(hostile(member), "/there", {"wanted": There(4, 0)}, tmp_path / "here")
+    assert [path for path in tmp_path.rglob("*") if path.name in {"evil", "wanted", "other"}] == []
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x"])
+def test_a_list_that_leads_out_of_the_folder_is_refused(name):
+    with pytest.raises(Escape, match="leads out of the folder"):
+        parse_list(f"4 0.5 ok\0004 0 {name}\0", "node01")
+
+
+def test_files_that_did_not_come_are_missed(tmp_path):
+    remote = hostile(("wanted", tarfile.REGTYPE, ""))
+    with pytest.raises(ClusterctlError, match="1 of 2 files did not come, among them more"):
+        fetch(remote, "/there", {"wanted": There(4, 0), "more": There(1, 0)}, tmp_path)
+    assert (tmp_path / "wanted").read_bytes() == b"evil"
+
+
+def test_of_each_file_of_a_checkpoint_the_last_whole_one_is_taken_and_old_checkpoints_stay():
+    def offer(**files):
+        found = {name.replace("__", "."): [4, mtime, "m", torn] for name, (mtime, torn) in files.items()}
+        return {"checkpoints": [{"name": "checkpoint-20", "layout": "trainer", "files": found}]}
+
+    a = offer(rng_state_0__pth=(5, None), model__safetensors=(9, "cut short"), x_optim_states__pt=(1, None))
+    b = offer(rng_state_1__pth=(5, None), model__safetensors=(3, None))
+    names = {
+        "a": frozenset(
+            {"checkpoint-20/rng_state_0.pth", "checkpoint-20/x_optim_states.pt", "log", "checkpoint-10/old"}
+        ),
+        "b": frozenset(
+            {"checkpoint-20/rng_state_1.pth", "checkpoint-20/model.safetensors", "log", "tag/mp_model_states.pt"}
+        ),
+    }
+    chosen = sources(names, {"a": a, "b": b}, "checkpoint-20")
+    assert chosen.files == {
+        "a": {"checkpoint-20/rng_state_0.pth", "checkpoint-20/x_optim_states.pt", "log"},
+        "b": {"checkpoint-20/rng_state_1.pth", "checkpoint-20/model.safetensors"},
+    }
+    assert folders(names["a"] | names["b"]) == {"checkpoint-10", "checkpoint-20", "tag"}
