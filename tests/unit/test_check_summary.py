@@ -9,7 +9,7 @@ from provision.checks import Answer, Plan, fail, load, ok, unknown, warn
 from provision.cli.health import _refusal
 from provision.errors import NodesFailedError, PreflightError
 from provision.model import Inventory, Node
-from provision.tasks.check import CheckResult, _judge
+from provision.tasks.check import CheckResult, judge
 
 NAMES = [f"gpu{number:02}" for number in range(1, 17)]
 TEMP = "gpu.temp"
@@ -110,7 +110,7 @@ def test_a_judge_that_fails_is_one_check_less(monkeypatch):
         yield
 
     monkeypatch.setattr(load(TEMP), "judge", broken)
-    first, second = _judge(TEMP, plan, answers)
+    first, second = judge(TEMP, plan, answers)
     assert (first.node, second.node) == ("gpu01", "gpu02")
     assert first.verdict == second.verdict == "UNKNOWN"
     assert "ValueError: not enough values" in first.observed
