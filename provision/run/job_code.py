@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import os
 import posixpath
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,8 @@ def _gathered(folder: Path) -> tuple[Luggage, list[str]]:
             continue
         if _is_private_key(path):
             keys.append(path.name)
+        elif _is_output(path):
+            continue
         elif one.type != "link" or path.exists():
             luggage.add(path, str(folder))
     notices = list(found.notices)
@@ -127,6 +131,17 @@ def _above(path: Path, folder: Path) -> Iterator[Path]:
         if above == folder:
             return
         yield above
+
+
+def _is_output(path: Path) -> bool:
+    """Whether it is what this command itself writes, as in ``clusterctl train … >train.log``: it grows meanwhile."""
+    with suppress(OSError):
+        found = path.stat()
+        for number in (1, 2):
+            with suppress(OSError):
+                if os.path.samestat(found, os.fstat(number)):
+                    return True
+    return False
 
 
 def _is_private_key(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.inventory import fold
@@ -35,11 +36,13 @@ def trained(result: TrainResult) -> Summary:
     losses = ""
     if result.first_loss is not None and result.last_loss is not None:
         losses = f", loss {result.first_loss:.4g} -> {result.last_loss:.4g}"
+    # Nobody knows where a script without --output keeps its checkpoints, or how many steps it made.
+    known = PurePosixPath(result.output).name != result.run
+    steps = f"{result.steps} steps{losses}, " if result.steps is not None else ""
     text = (
         f"logs in {result.folder}\n"
-        f"checkpoint in {result.nodes[0]}:{result.output}\n"
-        f"trained on {fold(result.nodes)} (world size {result.world_size}): "
-        f"{result.steps if result.steps is not None else '?'} steps{losses}, {result.seconds:.0f} s"
+        f"{'checkpoint' if known else 'all of the run'} in {result.nodes[0]}:{result.output}\n"
+        f"trained on {fold(result.nodes)} (world size {result.world_size}): {steps}{result.seconds:.0f} s"
         + (f"; NCCL used {result.network}" if result.network else "")
     )
     return data, text

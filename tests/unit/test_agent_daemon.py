@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -390,12 +391,21 @@ def test_a_rank_that_is_killed_is_noticed_before_its_launcher_notices(run):
     run.launch(2, first=4, lag=20).begin()
     victim = run.rank_pid(5)
     run.rank_pid(4)
-    time.sleep(3)  # until the agent has looked for ranks: it does so every two seconds
+    eventually(lambda: pidfds(run.state()["pid"]) >= 2)  # the agent has seen both ranks
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     eventually(lambda: run.left() == [])
     assert time.monotonic() - began < 2
     assert run.wait_end()["why"] == {"node": "n0", "rank": 5, "text": "rank 5 was ended by SIGKILL"}
+
+
+def pidfds(pid):
+    """How many processes a process holds on to."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += "pidfd" in str(link.readlink())
+    return found
 
 
 def test_the_launcher_is_killed(run):
@@ -458,6 +468,17 @@ def test_resuming_without_a_checkpoint(run):
     assert "no complete checkpoint" in run.wait_end()["why"]["text"]
     run.plan("pass", checkpoint="none-ok", **plan).begin()
     eventually(lambda: [event["state"] for event in run.events() if event["event"] == "end"] == ["failed", "finished"])
+
+
+def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
+    half = "import os, sys; os.makedirs('out/checkpoint-7'); open('out/checkpoint-7/model.safetensors', 'w').close()"
+    again = "import os, sys; sys.exit(0 if os.path.isdir('out/checkpoint-7') else 4)"
+    program = f"import os\nif os.path.isdir('out'): {again}\nelse:\n    {half}; sys.exit(4)"
+    resume = {"output": "out", "argv": []}
+    run.plan(program, resume=resume, checkpoint="none-ok", restarts=1, backoff=0.05).begin()
+    assert run.wait_end()["state"] == "finished"
+    told = [event["text"] for event in run.events() if event["event"] == "notice"]
+    assert [text for text in told if "checkpoint-7" in text and "not used" in text], told
 
 
 # --- logging out ---------------------------------------------------------------------------------

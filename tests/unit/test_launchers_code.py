@@ -73,6 +73,15 @@ def test_records_of_runs_and_private_keys_stay(here):
     assert [notice for notice in travel.notices if "id_ed25519" in notice]
 
 
+def test_what_the_command_itself_writes_stays(here, monkeypatch):
+    put(here / "train.py")
+    put(here / "train.log")
+    written = (here / "train.log").stat()
+    real = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda number: written if number == 1 else real(number))
+    assert names(pack(from_words(["train.py"]))) == ["job/train.py"]
+
+
 def test_another_folder_travels(here):
     put(here / "scripts/train.py")
     put(here / "configs/a.yaml")

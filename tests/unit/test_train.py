@@ -187,6 +187,14 @@ def test_a_run_that_finishes_is_recorded_and_shown(go, inventory):
     assert go.stops == []
 
 
+def test_what_nobody_knows_of_a_script_is_not_claimed(go):
+    result = go((STARTED, FINISHED), (STARTED, FINISHED))
+    text = trained(result)[1]
+    assert "checkpoint" not in text
+    assert "?" not in text
+    assert "all of the run in node01:/x/runs/r1" in text
+
+
 def test_detached_it_goes_on_and_the_commands_to_come_back_are_said(go, inventory):
     held = {"event": "notice", "text": "more to come"}
     result = go((STARTED, held), (STARTED,), following=Following(detach=True))

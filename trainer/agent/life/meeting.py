@@ -29,8 +29,9 @@ def offer_start(plan: Plan, resume: bool) -> Dict[str, Any]:
 def decide_start(plan: Plan, offers: Offers, number: int, resume: bool) -> Dict[str, Any]:
     """Rank 0's decision before attempt ``number``.
 
-    ``checkpoint`` (a name, or null), ``port``, ``world_size``, ``copy`` (what each rank lacks of the checkpoint), and
-    ``error`` of ``node`` when the attempt cannot begin.
+    ``checkpoint`` (a name, or null), ``port``, ``world_size``, ``copy`` (what each rank lacks of the checkpoint),
+    ``refused`` (newer checkpoints that are not used, each with the reason), and ``error`` of ``node`` when the attempt
+    cannot begin.
     """
     world_size = sum(offer["processes"] for offer in offers.values())
     decision: Dict[str, Any] = {"checkpoint": None, "port": plan.given.get("port"), "world_size": world_size}
@@ -41,13 +42,14 @@ def decide_start(plan: Plan, offers: Offers, number: int, resume: bool) -> Dict[
     if not resume or plan.output is None:
         return decision
     choice = stock.newest(offers, world_size)
+    refused = ["%s: %s" % each for each in choice.refused]
     if choice.name is not None:
-        return dict(decision, checkpoint=choice.name, copy=choice.copy)
+        return dict(decision, checkpoint=choice.name, copy=choice.copy, refused=refused)
     if number == 1 and plan.given.get("checkpoint") != "none-ok":
-        refused = "; ".join("%s: %s" % each for each in choice.refused) or "there is none"
-        text = "no complete checkpoint in %s to resume from: %s" % (plan.output, refused)
+        why = "; ".join(refused) or "there is none"
+        text = "no complete checkpoint in %s to resume from: %s" % (plan.output, why)
         return dict(decision, error=text, node=plan.node)
-    return decision
+    return dict(decision, refused=refused)
 
 
 def offer_end(plan: Plan, outcome: Dict[str, Any]) -> Dict[str, Any]:

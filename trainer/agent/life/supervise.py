@@ -107,6 +107,8 @@ class Supervisor:
         decision = self._link.meet(
             offer_start(plan, resume), lambda offers: decide_start(plan, offers, number, resume), MEET, going
         )
+        for text in decision.get("refused", ()) if plan.rank == 0 else ():
+            self._events.emit("notice", text="not used to go on from: %s" % text)
         copies = decision.get("copy") or {}
         if copies:
             mine = [tuple(each) for each in copies.get(str(plan.rank), [])]

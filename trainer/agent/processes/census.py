@@ -16,6 +16,7 @@ from processes.cgroup import Group
 from processes.proc import Stat, environment_of, marked, members, open_pidfd, pids, spared, stat_of
 
 LOOK = 2.0  # seconds between looks, at least
+RARELY = 10.0  # and at most
 SHARE = 0.003  # of one core that looking may take
 
 
@@ -49,7 +50,7 @@ class Census:
 
     def look(self) -> Dict[int, Stat]:
         """The living processes of the run; reads only what is new and what is known to be ours."""
-        began = time.monotonic()
+        began = time.thread_time()  # on a busy machine a look takes long and costs no more
         present = pids()
         self._strangers &= present
         self._blank &= present
@@ -69,8 +70,8 @@ class Census:
         self._young = set(found)
         alive.update(found)
         self.known = alive
-        now = time.monotonic()
-        self._due = now + max(LOOK, (now - began) / SHARE)
+        cost = time.thread_time() - began
+        self._due = time.monotonic() + min(RARELY, max(LOOK, cost / SHARE))
         return alive
 
     def _ours(self, fresh: Dict[int, Stat], alive: Dict[int, Stat]) -> Dict[int, Stat]:
