@@ -98,11 +98,13 @@ def train_command(
     (torchrun, deepspeed, accelerate launch). Relative paths travel with the run, absolute ones are paths on the nodes.
     """
     inventory = load_or_here(inventory_path, reporter, begins=count in (None, 1))
+    nodes = select(inventory, limit=limit, exclude=exclude, count=count)
     if not words and module is None:
         words = (str(find_config(None, inventory)),)
     job: Job = from_words(words, module=module, **job_options)
     wanted = count if count is not None else job.nodes
-    nodes = select(inventory, limit=limit, exclude=exclude, count=wanted)
+    if wanted != count:  # the command that was typed names a number
+        nodes = select(inventory, limit=limit, exclude=exclude, count=wanted)
     asked = Training(
         job=job,
         words=(*(("-m", module) if module else ()), *words),

@@ -138,7 +138,10 @@ def test_a_crash_on_one_node_stops_the_other_and_gives_6_with_its_last_lines(box
     config = (deployed / "train.yaml").read_text()
     (deployed / "broken.yaml").write_text(re.sub(r"dataset_dir: .*", "dataset_dir: /srv/data", config))
     began = time.monotonic()
-    result = run("train", "--nodes", "2", "broken.yaml", cwd=deployed)
+    refused = run("train", "--nodes", "2", "broken.yaml", cwd=deployed)
+    assert refused.returncode == 4, refused.stderr
+    assert "/srv/data is missing; it exists on node01 only" in " ".join(refused.stderr.split())
+    result = run("train", "--nodes", "2", "--force", "broken.yaml", cwd=deployed)
     assert result.returncode == 6, result.stderr
     assert "node02" in result.stderr
     assert "/srv/data" in result.stderr
@@ -199,7 +202,7 @@ def test_a_taken_port_is_refused_and_nothing_is_left(box, deployed, tmp_path):
     assert result.returncode == 4
     text = " ".join(result.stderr.split())
     assert "nothing was started" in text
-    assert "node01: port 22 is in use; without train.port in the inventory a free one is found" in text
+    assert "node01: port 22 is in use; name another train.port, or none: then a free one is found" in text
     assert [on(box, node, "ls", runs) for node in ("node01", "node02")] == before
     assert not (tmp_path / "runs").exists()
 
