@@ -10,6 +10,7 @@ import time
 from ipaddress import IPv4Network
 
 import pytest
+from training import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -76,7 +77,7 @@ def test_a_killed_controller_leaves_the_run_going_and_failure_still_spreads(trai
     attached.process.wait()
     run = training.last_run().name
     seen = steps(training, run)
-    wait_until(lambda: steps(training, run) > seen, "the run goes on")
+    wait_until(lambda: steps(training, run) > seen, "the run goes on", 30)
     training.kill("node01", training.rank("node01"))
     training.gone_within(FAST)
     shown = training.run("status", "--json")
@@ -90,7 +91,7 @@ def test_lost_sessions_of_ssh_do_not_matter(training, attached):
         script = f"for p in /proc/[0-9]*; do {sessions} && kill -9 ${{p#/proc/}}; done; :"
         training.on(node, "sh", "-c", script)
     seen = steps(training, run)
-    wait_until(lambda: steps(training, run) > seen + 5, "the run goes on")
+    wait_until(lambda: steps(training, run) > seen + 5, "the run goes on", 30)
     assert attached.process.poll() is None
     assert training.run("stop", run).returncode == 0
     assert attached.finish() == 6 or "stopped" in attached.output
@@ -159,10 +160,3 @@ def steps(training, run):
 
 def log(run):
     return f"/home/trainer/llm/runs/{run}/job/out/trainer_log.jsonl"
-
-
-def wait_until(true, what, seconds=30):
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, f"not within {seconds} s: {what}"
-        time.sleep(0.2)

@@ -3,10 +3,9 @@
 import json
 import re
 import signal
-import time
 
 import pytest
-from training import RUNS
+from training import RUNS, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
@@ -34,7 +33,7 @@ def test_llamafactory_goes_on_from_its_checkpoint_with_the_same_losses(training_
 
     broken = training_nodes.start("train", "--nodes", "2", "resumed.yaml", until=r"checkpoint-5\b")
     run = training_nodes.last_run().name
-    wait_until(lambda: len(log(training_nodes, run)) >= 6)
+    wait_until(lambda: len(log(training_nodes, run)) >= 6, "six steps", 90)
     training_nodes.kill("node02", training_nodes.rank("node02"))
     assert broken.finish() == 6, broken.output
     resumed = training_nodes.run("resume", run)
@@ -45,13 +44,6 @@ def test_llamafactory_goes_on_from_its_checkpoint_with_the_same_losses(training_
     # The broken run may have been faster than it was killed; what it had saved decides how many steps come again.
     for step in range(7, 27):
         assert found[step] == pytest.approx(expected[step], abs=1e-3), step
-
-
-def wait_until(true, seconds=90):
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.05)  # only the node's file tells how far it is
 
 
 def test_a_torn_checkpoint_is_skipped_and_an_automatic_restart_recovers(training_nodes):

@@ -2,9 +2,9 @@
 
 import json
 import re
-import time
 
 import pytest
+from training import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -26,17 +26,10 @@ def logged(training, run):
     return [json.loads(line)["current_steps"] for line in said.splitlines() if line.endswith("}")]
 
 
-def wait_until(true, what, seconds=120):
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, f"not within {seconds} s: {what}"
-        time.sleep(0.2)
-
-
 def test_a_stop_that_saves_says_the_step_and_resume_goes_on_from_it(training):
     config = training.config("saving.yaml", enable_jit_checkpoint="true", save_steps=100000, max_steps=100000)
     run = training.detached(config)
-    wait_until(lambda: len(logged(training, run)) >= 3, "it trains")
+    wait_until(lambda: len(logged(training, run)) >= 3, "it trains", 120)
     stopped = training.run("stop", "--save", run)
     assert stopped.returncode == 0, stopped.stderr
     step = int(re.search(r"saved at step (\d+)", stopped.stdout)[1])
@@ -46,7 +39,7 @@ def test_a_stop_that_saves_says_the_step_and_resume_goes_on_from_it(training):
         assert f"rng_state_{training.nodes.index(node)}.pth" in names
     before = logged(training, run)
     resumed = training.start("resume", run, until=rf"checkpoint-{step}")
-    wait_until(lambda: logged(training, run)[len(before) :], "it trains again")
+    wait_until(lambda: logged(training, run)[len(before) :], "it trains again", 120)
     assert logged(training, run)[len(before)] == step + 1
     assert training.run("stop", run).returncode == 0
     resumed.finish()

@@ -171,3 +171,11 @@ class Attached:
         # What a rank has written is shown indented or behind its name; ours would stand at the start of a line.
         assert not re.search(r"^Traceback", self.output, re.MULTILINE), self.output
         return self.process.returncode
+
+
+def wait_until(true, what, seconds):
+    """Until ``true()`` is; fails after so many seconds and says ``what`` did not happen."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, f"not within {seconds} s: {what}"
+        time.sleep(0.05)  # only files of the node tell how far it is
