@@ -2,9 +2,9 @@
 
 import json
 import re
-import time
 
 import pytest
+from training import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -15,21 +15,21 @@ LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "ou
 def detached(training_nodes):
     """A run that goes on while these tests look at it."""
     run = training_nodes.detached(*LONG)
+    wait_until(lambda: "step 1 loss" in training_nodes.run("logs", run).stdout, "the first step", 120)
     yield run
     training_nodes.run("stop", run)
 
 
 def test_a_detached_run_is_seen_by_status(training_nodes, detached):
-    until = time.monotonic() + 60
-    while True:
+    def mine():
         shown = json.loads(training_nodes.run("status", "--json").stdout)
-        (mine,) = [run for run in shown["runs"] if run["run"] == detached]
-        if mine.get("step"):
-            break
-        assert time.monotonic() < until, mine
-        time.sleep(0.5)
-    assert mine["state"] == "running"
-    assert mine["nodes"] == ["node01", "node02"]
+        (run,) = [run for run in shown["runs"] if run["run"] == detached]
+        return run
+
+    wait_until(lambda: mine().get("step"), "status knows the step", 60)
+    seen = mine()
+    assert seen["state"] == "running"
+    assert seen["nodes"] == ["node01", "node02"]
 
 
 def test_status_finds_it_from_another_machine(training_nodes, detached, tmp_path):

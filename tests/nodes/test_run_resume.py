@@ -65,10 +65,14 @@ def test_a_torn_checkpoint_is_skipped_and_an_automatic_restart_recovers(training
 
 
 def test_collect_brings_checkpoints_and_logs_to_one_place(training_nodes, tmp_path):
+    steps = ("--output", "out", "tiny.py", "--", "--steps", "10", "--output", "out", "--save-every", "5")
+    saved = training_nodes.run("train", "--nodes", "2", *steps)
+    assert saved.returncode == 0, saved.stderr
     run = training_nodes.last_run().name
     collected = training_nodes.run("collect", run, "--to", tmp_path)
     assert collected.returncode == 0, collected.stderr
     names = {path.name for path in tmp_path.rglob("*")}
-    assert {"run.log", "model.safetensors"} <= names
+    assert {"run.log", "checkpoint-10", "model.safetensors"} <= names
+    assert "checkpoint-5" not in names
     again = training_nodes.run("collect", run, "--to", tmp_path)
     assert again.returncode == 0, again.stderr

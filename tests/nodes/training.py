@@ -68,8 +68,9 @@ class Training:
         return self.last_run().name
 
     def last_run(self):
-        """This machine's record of the newest run."""
-        return max((self.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        """This machine's record of the newest run: ids begin with the second in which a run was made."""
+        stamp = len("20260101-000000")
+        return max((self.folder / "runs").iterdir(), key=lambda path: (path.name[:stamp], path.stat().st_mtime_ns))
 
     def record(self, run=None):
         folder = self.folder / "runs" / run if run else self.last_run()

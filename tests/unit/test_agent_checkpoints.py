@@ -421,6 +421,17 @@ def test_deepspeeds_latest_travels(tmp_path):
     assert ("latest", 13, 0) in choose([tmp_path / "a", tmp_path / "b"]).copy[1]
 
 
+def test_all_of_zeros_files_missing_is_no_checkpoint_without_zero(tmp_path):
+    files = {name: data for name, data in deepspeed(20).items() if "zero_pp_rank" not in name}
+    write(tmp_path / "a", files)
+    assert choose([tmp_path / "a"]).refused == [
+        ("checkpoint-20", "global_step20: ZeRO's optimizer states are not there")
+    ]
+    del files["checkpoint-20/zero_to_fp32.py"]
+    write(tmp_path / "b", files)
+    assert choose([tmp_path / "b"]).name == "checkpoint-20"
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_after_the_copies_every_node_has_what_its_ranks_read(tmp_path_factory, data):
@@ -435,7 +446,11 @@ def test_after_the_copies_every_node_has_what_its_ranks_read(tmp_path_factory, d
             write(folders[node], {name: files[name]})
     choice = choose(folders, world)
     spare = {"checkpoint-20/config.json", "checkpoint-20/training_args.bin", "checkpoint-20/zero_to_fp32.py"}
-    if any(not where for name, where in holders.items() if name not in spare):
+    missing = {name for name, where in holders.items() if not where} - spare
+    zero = {name for name in files if "zero_pp_rank" in name}
+    if zero and missing == zero and not holders["checkpoint-20/zero_to_fp32.py"]:
+        return  # nothing is left that tells it from a checkpoint without ZeRO, whose model states hold everything
+    if missing:
         assert choice.name is None
         return
     assert choice.name == "checkpoint-20"

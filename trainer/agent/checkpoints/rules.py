@@ -20,6 +20,7 @@ LATEST = "latest"
 COMPLETE = "complete.json"
 STATE = "trainer_state.json"
 INDEX = ".index.json"
+RECOVERY = "zero_to_fp32.py"
 
 _WEIGHTS = re.compile(
     r"((model|pytorch_model(_fsdp)?|adapter_model)\.(safetensors|bin)|pytorch_model_fsdp(_0/\.metadata|_rank\d+\.bin))$"
@@ -115,6 +116,9 @@ def _tagged(union: Union, tags: Set[str], world_size: int) -> Optional[str]:
         return "the file latest names %s, which is not there" % tag
     inside = {name.partition("/")[2] for name in union.names if name.startswith(tag + "/")}
     why = _deepspeed(inside, world_size)
+    if why is None and RECOVERY in union.names and not any(_matches(_ZERO, inside)):
+        # DeepSpeed leaves this script with ZeRO's files only; without ZeRO the model states hold the optimizer's.
+        why = "ZeRO's optimizer states are not there"
     return "%s: %s" % (tag, why) if why else None
 
 
