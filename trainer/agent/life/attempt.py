@@ -15,12 +15,13 @@ from life.inbox import Inbox
 from life.meeting import before_saving
 from life.output import Output
 from life.saving import Saving
+from life.verdict import KILLS
 from metrics.record import Metrics
 from plan import Plan
-from processes.census import Census
+from processes.census import Census, Death
 from processes.cgroup import Group
 from processes.ending import HURRY, Ending
-from processes.proc import described, reap, signal_name
+from processes.proc import described, ended_by, reap
 from state import State
 from watch.hangs import Hangs
 from watch.watch import Watch
@@ -51,6 +52,7 @@ class Attempt:
         self._saving: Optional[Saving] = None
         self._ending: Optional[Ending] = None
         self._before: Optional[Dict[str, Any]] = None  # the checkpoints when a stop was to save
+        self._killed: Optional[Dict[str, Any]] = None  # the first rank here that was killed, and not by this agent
         self._looked = self._ticked = 0.0
         self._step: Optional[int] = None
 
@@ -117,8 +119,7 @@ class Attempt:
         ticking = now - self._ticked >= TICK
         if self._saving is None and self._ending is None:
             for death in self._census.deaths(selector):
-                if death.status:
-                    self._inbox.fail(death.rank, "rank %d %s" % (death.rank, described(death.status)))
+                self._died(death)
         if ticking:
             self._ticked = now
             self._output.tell()
@@ -137,6 +138,15 @@ class Attempt:
             self._events.emit("phase", phase=self._watch.phase)
             self._state.set(phase=self._watch.phase)
         self._state.refresh(now)
+
+    def _died(self, death: Death) -> None:
+        if not death.status:
+            return
+        text = "rank %d %s" % (death.rank, described(death.status))
+        number = ended_by(death.status)
+        if number in KILLS and self._killed is None:
+            self._killed = {"node": self._plan.node, "rank": death.rank, "text": text, "time": round(time.time(), 3)}
+        self._inbox.fail(death.rank, text, signal=number)
 
     def _bytes(self, rank: Optional[int], count: int) -> None:
         self._watch.bytes(rank, count, time.monotonic())
@@ -179,13 +189,10 @@ class Attempt:
         """This node's part, told as the event ``exit`` too."""
         status = self._status
         rc = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
-        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-        ended: Dict[str, Any] = {
-            "rc": rc,
-            "signal": None if number is None else signal_name(number),
-            "stopped": self._stopped,
-        }
+        number = None if status is None else ended_by(status)
+        ended: Dict[str, Any] = {"rc": rc, "signal": number, "stopped": self._stopped}
         left = self._ending.left if self._ending is not None else []
         said = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
         self._events.emit("exit", **said)
-        return dict(ended, left=left, failed=self._inbox.failure, step=self._step, before=self._before)
+        known = {"failed": self._inbox.failure, "killed": self._killed, "step": self._step, "before": self._before}
+        return dict(ended, left=left, **known)

@@ -114,14 +114,17 @@ class Inbox:
             if relay and self.link is not None:
                 self.link.tell("stop", save=stop.save, who=stop.who)
 
-    def fail(self, rank: Optional[int], text: str, node: Optional[str] = None) -> None:
-        """Something has failed. The first failure is told to all nodes; what follows from a stop is none."""
+    def fail(self, rank: Optional[int], text: str, node: Optional[str] = None, *, signal: Optional[str] = None) -> None:
+        """Something has failed. The first failure is told to all nodes; what follows from a stop is none.
+
+        ``signal``: the name of the one that has ended the rank.
+        """
         if self.failure is None and self.stop is None:
             own = node is None
             node = node or self._plan.node
-            self.failure = {"node": node, "rank": rank, "text": text, "time": round(time.time(), 3)}
+            self.failure = {"node": node, "rank": rank, "text": text, "signal": signal, "time": round(time.time(), 3)}
             if own and self.link is not None:
-                self.link.tell("failed", attempt=self._events.attempt, failed=rank, text=text)
+                self.link.tell("failed", attempt=self._events.attempt, failed=rank, text=text, signal=signal)
 
     def look(self, now: float) -> None:
         """Judge the nodes whose heartbeats are missed."""
@@ -148,7 +151,7 @@ class Inbox:
             self.asked(Stop(bool(message.get("save")), str(message.get("who"))), relay=False)
         elif kind == "failed" and message.get("attempt", self._events.attempt) == self._events.attempt:
             self._peer(node, kind, str(message.get("text")))
-            self.fail(message.get("failed"), str(message.get("text")), node)
+            self.fail(message.get("failed"), str(message.get("text")), node, signal=message.get("signal"))
         elif kind == "gone":
             self._peer(node, kind, "its agent has ended")
             self.fail(None, "its agent has ended without a word", node)

@@ -1,7 +1,8 @@
 """How an attempt went as a whole, decided on rank 0 from what every node tells of its part. Pure.
 
-A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "left", "step", "time"}``: how its command
-ended, whether a stop was asked for before that, the first failure it knows of (``{"node", "rank", "text", "time"}``),
+A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "killed", "left", "step"}``: how its command
+ended, whether a stop was asked for before that, the first failure it knows of (``{"node", "rank", "text", "signal",
+"time"}``), the first rank that was ``killed`` there before the agents ended anything (the same without ``signal``),
 processes that nothing could end, and the last step it has seen.
 """
 
@@ -10,6 +11,12 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 Outcomes = Dict[int, Dict[str, Any]]
+
+# How a rank ends that is killed from outside, by the kernel for want of memory, or by its own broken memory.
+KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS")
+# How NCCL's watchdog ends a rank that has lost another one. It is often faster than the kernel, which lets a killed
+# process end only when its GPU's memory is given back.
+ECHO = "SIGABRT"
 
 FINISHED, FAILED, STOPPED, AGAIN = "finished", "failed", "stopped", "again"
 
@@ -24,6 +31,8 @@ def judge(outcomes: Outcomes, first: Optional[Dict[str, Any]], *, more: bool) ->
     """
     step = max((outcome["step"] for outcome in outcomes.values() if outcome.get("step") is not None), default=None)
     why = first or earliest([outcome["failed"] for outcome in outcomes.values() if outcome.get("failed")])
+    if why is not None and why.get("signal") == ECHO:
+        why = earliest([outcome["killed"] for outcome in outcomes.values() if outcome.get("killed")]) or why
     if any(outcome["stopped"] for outcome in outcomes.values()):
         return {"state": STOPPED, "why": None, "step": step}
     if why is None and all(outcome["rc"] == 0 for outcome in outcomes.values()):

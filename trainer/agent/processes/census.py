@@ -114,12 +114,12 @@ class Census:
                 selector.register(handle, selectors.EVENT_READ, None)
 
     def deaths(self, selector: selectors.BaseSelector) -> List[Death]:
-        """The ranks that have ended since the last call."""
+        """The ranks that have ended since the last call, or whose end has begun and is known not to be a good one."""
         found = []
         for pid, rank in list(self.ranks.items()):
             stat = stat_of(pid)
             same = stat is not None and pid in self.known and stat.start == self.known[pid].start
-            if stat is not None and same and stat.state not in "ZX":
+            if stat is not None and same and stat.state not in "ZX" and not (stat.leaving and stat.status):
                 continue
             found.append(Death(rank, pid, stat.status if stat is not None and same else None))
             del self.ranks[pid]

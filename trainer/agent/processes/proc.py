@@ -19,13 +19,15 @@ NODE = "CLUSTERCTL_NODE"  # tells two nodes of one run apart that share a machin
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4  # <linux/sched.h>, among the flags in /proc/PID/stat
 
 
 class Stat(NamedTuple):
     """What /proc/PID/stat says.
 
     The state letter, the parent, the start time (it tells a reused pid), the clock ticks of processor time used so
-    far, and of a zombie the wait status (0 when this user may not see it).
+    far, the wait status of one that has ended or is about to (0 when this user may not see it), and whether its end
+    has begun: until its GPU's memory is given back, seconds may pass.
     """
 
     state: str
@@ -33,6 +35,7 @@ class Stat(NamedTuple):
     start: str
     ticks: int = 0
     status: int = 0
+    leaving: bool = False
 
 
 def prctl(option: int, value: int) -> bool:
@@ -79,7 +82,9 @@ def stat_of(pid: int) -> Optional[Stat]:
     if len(fields) < 20:
         return None
     status = int(fields[49]) if len(fields) > 49 else 0
-    return Stat(fields[0].decode(), int(fields[1]), fields[19].decode(), int(fields[11]) + int(fields[12]), status)
+    leaving = bool(int(fields[6]) & _PF_EXITING)
+    ticks = int(fields[11]) + int(fields[12])
+    return Stat(fields[0].decode(), int(fields[1]), fields[19].decode(), ticks, status, leaving)
 
 
 def environment_of(pid: int) -> Dict[str, str]:
@@ -188,9 +193,15 @@ def reap_all() -> None:
 
 def described(status: int) -> str:
     """A wait status in words: ``was ended by SIGKILL``, ``ended with exit code 3``."""
-    if os.WIFSIGNALED(status):
-        return "was ended by %s" % signal_name(os.WTERMSIG(status))
+    number = ended_by(status)
+    if number is not None:
+        return "was ended by %s" % number
     return "ended with exit code %d" % os.WEXITSTATUS(status)
+
+
+def ended_by(status: int) -> Optional[str]:
+    """The name of the signal in a wait status; None for one that has ended of itself."""
+    return signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
 
 
 def signal_name(number: int) -> str:

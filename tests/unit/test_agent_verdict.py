@@ -1,0 +1,89 @@
+"""Who failed first, as the agents decide it: what was killed comes before those that NCCL ends for it."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
+
+from life.verdict import judge
+from processes import census, proc
+
+ABORTED = {"node": "a", "rank": 0, "text": "rank 0 was ended by SIGABRT", "signal": "SIGABRT", "time": 5.0}
+KILLED = {"node": "b", "rank": 1, "text": "rank 1 was ended by SIGKILL", "time": 5.1}
+
+
+def outcome(**changes):
+    part = {"rc": None, "signal": None, "stopped": False, "failed": None, "killed": None, "left": [], "step": 3}
+    return {**part, **changes}
+
+
+def test_a_killed_rank_explains_the_abort_of_its_peer():
+    outcomes = {0: outcome(failed=ABORTED), 1: outcome(failed=ABORTED, killed=KILLED)}
+    assert judge(outcomes, ABORTED, more=False) == {"state": "failed", "why": KILLED, "step": 3}
+
+
+@pytest.mark.parametrize("first", [dict(ABORTED, signal=None, text="the command ended with exit code 1"), KILLED])
+def test_any_other_first_failure_stands(first):
+    other = dict(KILLED, rank=7)
+    assert judge({0: outcome(failed=first), 1: outcome(killed=other)}, first, more=False)["why"] == first
+
+
+def test_an_abort_that_nothing_explains_stands():
+    assert judge({0: outcome(failed=ABORTED), 1: outcome()}, ABORTED, more=False)["why"] == ABORTED
+
+
+@pytest.fixture
+def rank():
+    """The census of a run that has one rank, and that rank's process."""
+    mark = {proc.RUN: "one", "RANK": "3", "LOCAL_RANK": "0"}
+    process = subprocess.Popen(["/bin/sleep", "600"], env=mark)
+    seen = census.Census("one", "a")
+    while 3 not in seen.ranks.values():
+        seen.look()
+    with selectors.DefaultSelector() as selector:
+        yield seen, process, selector
+    process.kill()
+    process.wait()
+    seen.close()
+
+
+def shown_as(monkeypatch, pid, **changes):
+    """What /proc says of one process, but for some fields."""
+    true = proc.stat_of
+
+    def stat_of(asked):
+        stat = true(asked)
+        return stat._replace(**changes) if stat is not None and asked == pid else stat
+
+    monkeypatch.setattr(census, "stat_of", stat_of)
+
+
+def test_a_rank_is_dead_when_its_end_has_begun(rank, monkeypatch):
+    seen, process, selector = rank
+    assert seen.deaths(selector) == []
+    shown_as(monkeypatch, process.pid, leaving=True, status=int(signal.SIGKILL))
+    assert seen.deaths(selector) == [census.Death(3, process.pid, int(signal.SIGKILL))]
+
+
+def test_how_it_ends_is_waited_for_where_it_is_not_known(rank, monkeypatch):
+    seen, process, selector = rank
+    shown_as(monkeypatch, process.pid, leaving=True, status=0)
+    assert seen.deaths(selector) == []
+
+
+def test_the_end_of_a_process_is_read_from_its_flags(monkeypatch):
+    """Recorded (Linux 6.18): a process of 3 GB, half a second after SIGKILL."""
+    line = (
+        "985 (python3) R 944 941 4447 0 -1 4195404 786678 0 0 0 18 361 0 0 20 0 1 0 1342869 0 0 18446744073709551615 "
+        "0 0 0 0 0 0 0 16781312 2 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 9"
+    )
+    monkeypatch.setattr(proc, "read", lambda _: line.encode())
+    stat = proc.stat_of(985)
+    assert (stat.state, stat.leaving, stat.status) == ("R", True, 9)
