@@ -192,5 +192,6 @@ def _follow(
     try:
         while not all(each_one.over.wait(1.0) for each_one in streams.streams):
             streams.look()
+        streams.look()
     finally:
         streams.close()

@@ -47,6 +47,7 @@ class Stream:
         self.said = False  # that there is none
         self.over = threading.Event()
         self.failure: str | None = None  # why it was given up
+        self.mistake: Exception | None = None  # of ours, in the thread that reads
         self._way, self._script, self._line = way, script, line
         self._ends = ends
         self._away_since: float | None = None  # monotonic
@@ -58,30 +59,35 @@ class Stream:
 
     def run(self) -> None:
         """Read to the last line, over as many connections as it takes."""
-        tries = 0
         try:
-            while not self.over.is_set() and not self._closed.is_set():
-                before = self._lines
-                try:
-                    remote = self._way[self.node]
-                    self._connected()
-                    result = remote.run(self._script(), on_line=self._take)
-                except HostKeyChanged as error:
-                    self.failure = error.reason
-                    return
-                except RemoteError:
-                    self._lost()
-                else:
-                    if self._ends and result.rc == 0:
-                        return
-                    if self._lines == before and not self.over.is_set() and tries + 1 >= TRIES:
-                        self.failure = result.err.strip() or f"the script ended with status {result.rc}"
-                        return
-                tries = tries + 1 if self._lines == before else 0
-                if not self.over.is_set():
-                    self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
+            self._read()
+        except Exception as error:  # noqa: BLE001 - ``Streams.look`` raises it in the thread that waits for this one
+            self.mistake = error
         finally:
             self.over.set()
+
+    def _read(self) -> None:
+        tries = 0
+        while not self.over.is_set() and not self._closed.is_set():
+            before = self._lines
+            try:
+                remote = self._way[self.node]
+                self._connected()
+                result = remote.run(self._script(), on_line=self._take)
+            except HostKeyChanged as error:
+                self.failure = error.reason
+                return
+            except RemoteError:
+                self._lost()
+            else:
+                if self._ends and result.rc == 0:
+                    return
+                if self._lines == before and not self.over.is_set() and tries + 1 >= TRIES:
+                    self.failure = result.err.strip() or f"the script ended with status {result.rc}"
+                    return
+            tries = tries + 1 if self._lines == before else 0
+            if not self.over.is_set():
+                self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
 
     def close(self) -> None:
         """Try no more."""
@@ -149,8 +155,10 @@ class Streams:
             threading.Thread(target=stream.run, name=f"follow-{stream.node.name}", daemon=True).start()
 
     def look(self) -> None:
-        """Try out quiet connections; say which are away, and which are back."""
+        """Try out quiet connections; say which are away, and which are back. Raises what a stream has died of."""
         for stream in self.streams:
+            if stream.mistake is not None:
+                raise stream.mistake
             stream.try_out()
             name, away = stream.node.name, stream.away()
             if stream.over.is_set():

@@ -121,6 +121,11 @@ def test_a_node_without_a_connection_is_given_up_when_all_others_have_ended(foll
     assert follow.follower.states == {"a": "failed", "b": "lost"}
 
 
+def test_a_mistake_in_a_reading_thread_ends_the_command(follow):
+    with pytest.raises(ZeroDivisionError):
+        follow(Remote(A, [{"event": "log", "rank": 0, "line": "one", "at": 120}, ZeroDivisionError("a mistake")]))
+
+
 def test_when_no_node_answers_any_more_the_command_gives_up(follow, monkeypatch):
     monkeypatch.setattr(attach, "FORSAKEN", 0.1)
     down = [Remote(node, *itertools.repeat([NodeUnreachable(node, "no answer")], 1000)) for node in (A, B)]
