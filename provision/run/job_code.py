@@ -20,6 +20,7 @@ import yaml
 
 from provision.env.source import checkout
 from provision.errors import UsageError
+from provision.run import job_own
 from provision.run.config import TRAINER_LOG, travel
 from provision.run.job import Job
 from provision.run.luggage import LIMIT, WORK, Entry, Luggage, Travel
@@ -47,6 +48,8 @@ def pack(job: Job, *, limit: int = LIMIT) -> Travel:
 
 
 def _code(job: Job, limit: int) -> Travel:
+    if job_own.is_ours(job):
+        return job_own.pack(job, limit)
     folder, name, notices = _script(job) if job.kind == "script" else _module(job)
     texts: dict[str, bytes] = {}
     entries: tuple[Entry, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import threading
 import time
@@ -22,6 +21,7 @@ from provision.render import render
 from provision.run import RunSpec, Travel, Worker, gate_rules, new_run_id
 from provision.run.network_used import Used
 from provision.run.network_used import read as read_network
+from provision.run.sources import sources
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason
 from provision.tasks.prepare import Answer, missing, prepare, run_folder, unreachable, withdraw
@@ -200,7 +200,7 @@ def world(
     began = time.monotonic()
     emit(StageStarted("prepare", "Preparing nodes", len(nodes), "nodes"))
     run = new_run_id(datetime.now(timezone.utc), _NAME)
-    luggage = Travel(config=Path(_NAME), config_name=_NAME, texts=_program(), entries=())
+    luggage = Travel(config=Path(_NAME), config_name=_NAME, texts=sources("network"), entries=())
     with Connections(inventory, prompts) as connections:
         asked = prepare(inventory, nodes, connections, run, luggage, port=inventory.train.port)
         try:
@@ -247,9 +247,3 @@ def _refuse(
             reasons={name: finding.observed for name, finding in failed.items()},
             hint=next(iter(failed.values())).fix,
         )
-
-
-def _program() -> dict[str, bytes]:
-    """The measuring program's source files, by their names in the run's folder."""
-    folder = importlib.resources.files("trainer") / "network"
-    return {f"network/{item.name}": item.read_bytes() for item in folder.iterdir() if item.name.endswith(".py")}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.resources
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, NodesFailedError
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
+from provision.run.sources import sources
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import hint, reason, without
-
-if TYPE_CHECKING:
-    from importlib.abc import Traversable
 
 LOCAL = "local"  # in place of a release's name: an environment that clusterctl did not deploy
 _PREPARE_DEADLINE = 600.0
@@ -83,7 +79,7 @@ def prepare(
         For each node its answer, a ``RefusedError``, or why it was not reached.
     """
     folder = str(run_folder(inventory, run))
-    agent = _agent_files() if luggage is not None else {}
+    agent = sources("agent") if luggage is not None else {}
     master = nodes[0].train_address
 
     def ask(node: Node) -> Answer:
@@ -146,17 +142,3 @@ def withdraw(inventory: Inventory, nodes: Iterable[Node], connections: Connectio
 
 def _is_silent(answer: Answer | ClusterctlError) -> bool:
     return isinstance(answer, ClusterctlError) and not isinstance(answer, RefusedError)
-
-
-def _agent_files() -> dict[str, bytes]:
-    """The agent's source files, by their names in the run's folder."""
-    folder = importlib.resources.files("trainer") / "agent"
-    return {f"agent/{name}": data for name, data in _sources(folder)}
-
-
-def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
-    for item in folder.iterdir():
-        if item.is_dir():
-            yield from ((f"{item.name}/{name}", data) for name, data in _sources(item))
-        elif item.name.endswith(".py"):
-            yield item.name, item.read_bytes()

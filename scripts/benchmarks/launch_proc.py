@@ -46,7 +46,8 @@ def classified(pid: int, environ: bytes, cmdline: bytes, run: str, names: Sequen
         return None
     plan = re.search(r"/plan-(\d+)\.json", command)
     node = names[int(plan[1])] if plan else ""
-    return Process(pid, node, "agent" if "/agent daemon " in command else "other", command)
+    agent = re.search(r"/agent (start|daemon) ", command)
+    return Process(pid, node, "agent" if agent else "other", command)
 
 
 def of_run(run: str, names: Sequence[str]) -> list[Process]:

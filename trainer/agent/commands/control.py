@@ -7,9 +7,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
-from commands.detach import ask_logind, spawn, user_name, way
+from commands.detach import ask_logind, fork, spawn, user_name, way
 from life import guard
 from plan import Plan
 
@@ -19,20 +19,19 @@ LOG = "agent.log"  # what the agent itself has to say: tracebacks
 def start(plan: Plan) -> Dict[str, Any]:
     """Start the daemon and wait until it owns the run. Says how that went, see ``__main__.py``."""
     before, notice = way(ask_logind(), user_name())
-    flags = "-IB" if sys.dont_write_bytecode else "-I"
-    argv = [sys.executable, flags, str(Path(__file__).resolve().parents[1]), "daemon", str(plan.path)]
-    said, other = spawn([*before, *argv, *_noted(notice)])
-    if not said and before:  # the user's own systemd cannot be reached: without it
-        notice = "%s; systemd-run cannot take it out of the session: %s" % (notice or "it ends at logout", other)
-        said, other = spawn([*argv, *_noted(notice)])
+    said = other = ""
+    if before:
+        flags = "-IB" if sys.dont_write_bytecode else "-I"
+        argv = [sys.executable, flags, str(Path(__file__).resolve().parents[1]), "daemon", str(plan.path)]
+        said, other = spawn([*before, *argv, *(["--notice", notice] if notice else [])])
+        if not said:  # the user's own systemd cannot be reached: without it
+            notice = "%s; systemd-run cannot take it out of the session: %s" % (notice or "it ends at logout", other)
+    if not said:
+        said, other = fork(lambda: daemon(plan, notice or ""))
     if not said:
         return {"started": False, "error": other.strip() or "the agent ended without a word; see %s" % LOG}
     answer: Dict[str, Any] = json.loads(said)
     return answer
-
-
-def _noted(notice: Any) -> List[str]:
-    return ["--notice", notice] if notice else []
 
 
 def daemon(plan: Plan, notice: str) -> int:

@@ -1,0 +1,104 @@
+"""What travels with clusterctl's own trainer, ``-m trainer.gpt``: its source, and what its arguments name here.
+
+The packed environment needs torch only, not clusterctl. The folder in which the command is typed does not travel as
+with a module of the user's: beside the data it may hold bundles and models.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from provision.errors import UsageError
+from provision.run.config import TRAINER_LOG
+from provision.run.job import Job
+from provision.run.luggage import WORK, Luggage, Travel
+from provision.run.sources import sources
+
+PACKAGE = "trainer"
+_PARTS = ("gpt", "ds_config")  # the trainer, and what it takes its DeepSpeed configuration from
+_OUT = "out"  # trainer.gpt's default of --out
+
+
+def is_ours(job: Job) -> bool:
+    """Whether a job is the trainer that comes with clusterctl; a package of that name in this folder goes first."""
+    top, _, rest = job.target.partition(".")
+    ours = job.kind == "module" and top == PACKAGE and rest.partition(".")[0] in _PARTS
+    here = Path.cwd()
+    return ours and job.code is None and not ((here / f"{top}.py").is_file() or (here / top).is_dir())
+
+
+def pack(job: Job, limit: int) -> Travel:
+    """The trainer's source, and the files and folders that its arguments or its ``--config`` name in this folder.
+
+    Raises:
+        UsageError: a configuration that cannot be read, something that is missing, more than ``limit`` bytes.
+    """
+    here = Path.cwd().resolve()
+    luggage = Luggage(here, frozenset({f"{WORK}/{PACKAGE}"}))
+    for word in _words(job.args):
+        for name in _paths(word):
+            path = here / name
+            if not name or Path(name).is_absolute() or ".." in Path(name).parts or not path.exists():
+                continue
+            luggage.add(path, name)
+    program = {name: data for part in _PARTS for name, data in sources(part).items()}
+    program["__init__.py"] = (importlib.resources.files(PACKAGE) / "__init__.py").read_bytes()
+    out = posixpath.normpath(posixpath.join(WORK, job.output or _told(job.args, "out") or _OUT))
+    return Travel(
+        config=Path(job.target),
+        config_name=job.target,
+        texts={f"{WORK}/{PACKAGE}/{name}": data for name, data in program.items()},
+        entries=luggage.pack(limit),
+        progress=posixpath.join(out, TRAINER_LOG),
+        output=out,
+    )
+
+
+def _words(args: Sequence[str]) -> Iterator[str]:
+    """What may name a path: the arguments, and the values of the file that ``--config`` names."""
+    for word in args:
+        yield word.partition("=")[2] if word.startswith("-") else word
+    for value in _configured(args).values():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                yield each
+
+
+def _paths(word: str) -> tuple[str, ...]:
+    """A word as it stands, and as a folder of data with its weight, ``DIR:0.3``."""
+    folder, has, weight = word.rpartition(":")
+    return (word, folder) if has and weight.replace(".", "", 1).isdigit() else (word,)
+
+
+def _told(args: Sequence[str], name: str) -> str:
+    """The value of an option of the trainer's."""
+    for word, after in zip(args, (*args, "")[1:], strict=True):
+        key, has, value = word.partition("=")
+        if key == f"--{name}":
+            return value if has else after
+    if name == "config":
+        return ""
+    said = _configured(args).get(name)
+    return said if isinstance(said, str) else ""
+
+
+def _configured(args: Sequence[str]) -> Mapping[str, Any]:
+    """The options in the file that ``--config`` names."""
+    name = _told(args, "config")
+    if not name:
+        return {}
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+        said = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}", hint="--config FILE of options") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{name} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,74 @@
+"""What travels with clusterctl's own trainer."""
+
+from pathlib import Path
+
+import pytest
+
+from provision.errors import UsageError
+from provision.run import from_words, job_code
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with data, a configuration, and what is not to travel."""
+    for name in ("data/one/train.bin", "data/two/train.bin", "gpt2/model.safetensors", "bundles/env.tar"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pack(*args, module="trainer.gpt", **options):
+    return job_code.pack(from_words(args, module=module, **options))
+
+
+def data(travel):
+    return {entry.arcname.removeprefix("job/") for entry in travel.entries}
+
+
+def test_its_source_and_what_its_arguments_name_travel(here):
+    travel = pack("--data", "data/one:0.3", "data/two", "--init=gpt2", "--max-iters", "10")
+    assert data(travel) == {"data/one/train.bin", "data/two/train.bin", "gpt2/model.safetensors"}
+    program = {name for name in travel.texts if name.startswith("job/trainer/")}
+    assert {"job/trainer/__init__.py", "job/trainer/gpt/__main__.py", "job/trainer/ds_config/__init__.py"} <= program
+    assert not any("agent" in name for name in program)
+    assert (travel.output, travel.progress) == ("job/out", "job/out/trainer_log.jsonl")
+
+
+@pytest.mark.parametrize("args", [("--out", "run/one"), ("--out=run/one",)])
+def test_its_checkpoints_are_looked_for_where_it_is_told_to_keep_them(here, args):
+    assert pack("--data", "data/one", *args).output == "job/run/one"
+
+
+def test_a_configuration_is_read(here):
+    Path("gpt.yaml").write_text("data: [data/two]\nout: elsewhere\nmax_iters: 3\n")
+    travel = pack("--config", "gpt.yaml")
+    assert data(travel) == {"data/two/train.bin", "gpt.yaml"}
+    assert travel.output == "job/elsewhere"
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "neither YAML nor JSON"), (None, "cannot be read")])
+def test_a_configuration_that_cannot_be_read_is_refused(here, text, message):
+    if text is not None:
+        Path("gpt.yaml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        pack("--config", "gpt.yaml")
+
+
+def test_what_lies_on_the_nodes_does_not_travel(here):
+    travel = pack("--data", "/data/shards", "../x")
+    assert data(travel) == set()
+
+
+def test_a_package_of_that_name_in_this_folder_goes_first(here):
+    (here / "trainer").mkdir()
+    (here / "trainer/gpt.py").write_text("")
+    travel = pack("--data", "data/one")
+    assert "trainer/gpt.py" in data(travel)
+    assert "job/trainer/gpt/__main__.py" not in travel.texts
+
+
+def test_other_modules_are_the_environments_own(here):
+    assert pack(module="transformers.cli").config_name == "transformers.cli"
+    assert data(pack(module="transformers.cli")) == set()
