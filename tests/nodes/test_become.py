@@ -8,6 +8,7 @@ from os import getpid
 
 import pytest
 from sudo_nodes import ASKING, FREE, allow, install
+from training import wait_until
 
 from provision import inventory as inventory_file
 from provision import sandbox
@@ -117,8 +118,12 @@ def test_a_wrong_password_is_tried_on_one_node(connect, sudoers, box):
     assert sum("not tried again" in error.reason for error in results.values()) == len(nodes) - 1
     assert "swordfish" not in repr([(str(error), error.hint) for error in results.values()])
     logs = [box.node_root(node.name) / "var/log/sudo.log" for node in nodes]
-    tried = [log.read_text() for log in logs if log.exists() and "incorrect password" in log.read_text()]
-    assert len(tried) == 1
+
+    def tried():
+        return [log for log in logs if log.exists() and "incorrect password" in log.read_text()]
+
+    wait_until(tried, "sudo writes its log when its connection is gone already", 30)
+    assert len(tried()) == 1
     for log in logs:
         log.unlink(missing_ok=True)
 
