@@ -89,8 +89,11 @@ _MODULES = {
     "train": "training",
     "logs": "runs",
     "stop": "runs",
+    "metrics": "metrics",
     "resume": "runs",
     "collect": "runs",
+    "ds-config": "ds_config",
+    "plan": "plan",
     "init": "setup",
     "sandbox": "setup",
 }

@@ -22,6 +22,7 @@ from provision.tasks import train as tasks
 from provision.tasks.begin import Following
 from provision.tasks.gate import GateOptions
 from provision.tasks.train import Policy, Training, find_config
+from provision.tasks.zero import CHOICES
 
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
 _PATH = click.Path(path_type=Path)
@@ -37,6 +38,7 @@ _WHAT = (
     click.option("--accelerate-config", type=_PATH, metavar="FILE", help="What `accelerate config` has written."),
     click.option("--output", metavar="DIR", help="Where the script keeps its checkpoints, as the script is told it."),
     click.option("--resume-arg", metavar="TEXT", help="Tells the script to go on from '{checkpoint}'."),
+    click.option("--zero", type=click.Choice(CHOICES), help="Make DeepSpeed's configuration, of this stage."),
     click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="For every process; repeatable."),
     click.option("--name", metavar="WORD", help="A word for the run's id."),
 )
@@ -79,6 +81,7 @@ def train_command(
     module: str | None,
     variables: tuple[str, ...],
     name: str | None,
+    zero: str | None,
     restarts: int,
     lost_after: float,
     hang_after: float | None,
@@ -109,6 +112,7 @@ def train_command(
         job=job,
         words=(*(("-m", module) if module else ()), *words),
         name=name,
+        zero=zero,
         env=_variables(variables),
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),

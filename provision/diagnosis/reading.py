@@ -9,6 +9,7 @@ from calendar import timegm
 from typing import TYPE_CHECKING, Any
 
 from provision.diagnosis.evidence import Event, Line, Record
+from trainer import reader as trainers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,11 +30,6 @@ _WHOLE = {"attempt", "step", "total"}
 _NUMBERS = {"lr", "epoch", "memory_available", "memory_total", "disk_free"}
 _LOSSES = {"loss", "eval_loss"}
 _TEXTS = {"event", "state", "phase", "text", "kind"}
-
-_HUGGING_FACE = re.compile(r"\{'(?:loss|eval_loss|train_loss)': .*\}")
-_PAIR = re.compile(r"'(\w+)': '?(nan|-?inf|-?[\d.]+(?:e[+-]?\d+)?)")
-_NANOGPT = re.compile(r"iter (?P<step>\d+): loss (?P<loss>nan|inf|[\d.]+)")
-_NANOGPT_EVAL = re.compile(r"step (?P<step>\d+): train loss (?:nan|inf|[\d.]+), val loss (?P<eval_loss>nan|inf|[\d.]+)")
 
 
 def record(
@@ -167,9 +163,10 @@ def log(text: str, node: str, rank: int | None = None) -> tuple[Line, ...]:
 
 
 def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
-    """Progress events from what transformers' Trainer and nanoGPT print, for logs without events.
+    """Progress events from the losses that trainers print, for logs without events.
 
-    The step of transformers' lines is their number: they do not name it.
+    The step of transformers' lines is their number: they do not name it. What is not finite is None, as the agent
+    writes it.
     """
     return tuple(_progress(lines))
 
@@ -177,26 +174,14 @@ def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
 def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
     count = 0
     for line in lines:
-        found: dict[str, Any] = {}
-        if said := _HUGGING_FACE.search(line.text):
-            values = {name: _number(value) for name, value in _PAIR.findall(said[0])}
-            found = {name: values[name] for name in ("loss", "eval_loss", "epoch", "grad_norm") if name in values}
-            if "learning_rate" in values:
-                found["lr"] = values["learning_rate"]
+        said = trainers.said(line.text)
+        if said is None or not said.values.keys() & _LOSSES:
+            continue
+        found = {name: value if math.isfinite(value) else None for name, value in said.values.items()}
+        if "step" not in found:
             count += "loss" in found
             found["step"] = count
-        elif said := _NANOGPT.match(line.text) or _NANOGPT_EVAL.match(line.text):
-            found = {name: _number(value) for name, value in said.groupdict().items()}
-        if found:
-            yield {"event": "progress", "time": line.time, **found}
-
-
-def _number(text: str) -> float | int | None:
-    """A number; None for what is not finite, as the agent writes it."""
-    value = float(text)
-    if not math.isfinite(value):
-        return None
-    return int(value) if text.isdigit() else value
+        yield {"event": "progress", "time": line.time, **found}
 
 
 def _rank_of(name: str) -> int | None:

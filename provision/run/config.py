@@ -10,7 +10,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,15 @@ _MEDIA = ("images", "videos", "audios")
 _NO_HUB = "the nodes have no internet: give a local folder, or an absolute path on the nodes"
 
 
-def travel(config: Path, *, overrides: Sequence[str] = (), limit: int = LIMIT) -> Travel:
+def travel(
+    config: Path, *, overrides: Sequence[str] = (), made: Mapping[str, bytes] | None = None, limit: int = LIMIT
+) -> Travel:
     """Read a training config and find everything that goes with it.
 
     Args:
         config: the YAML file.
         overrides: ``KEY=VALUE`` as LLaMA-Factory takes them; they are written into the config that travels.
+        made: files that are made here, by the name that the config or an override gives them; they lie beside it.
         limit: bytes that may travel.
 
     Raises:
@@ -47,7 +50,8 @@ def travel(config: Path, *, overrides: Sequence[str] = (), limit: int = LIMIT) -
     document = read(config, overrides)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", config.stem).lstrip("-.") or "train"
     luggage = Luggage(config.absolute().parent, frozenset({f"{WORK}/{name}.yaml"}))
-    job = _Job(document, luggage, {}, {})
+    made = made or {}
+    job = _Job(document, luggage, {}, {f"{WORK}/{each}": data for each, data in made.items()})
     job.check()
     for key in MODELS:
         job.model(key)
@@ -170,7 +174,7 @@ class _Job:
 
     def file(self, key: str) -> None:
         value = self.text(key)
-        if value is not None:
+        if value is not None and f"{WORK}/{value}" not in self.texts:
             self.change(key, self.take(key, value))
 
     def maybe(self, key: str) -> None:

@@ -11,7 +11,7 @@ import importlib.resources
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,15 @@ _RECORD = "run.json"  # in a folder of runs/: logs and environments of other run
 _OUTPUT = ("--output_dir", "--output-dir")  # of transformers' TrainingArguments
 
 
-def pack(job: Job, *, limit: int = LIMIT) -> Travel:
-    """Everything that goes with a job.
+def pack(job: Job, *, made: Mapping[str, bytes] | None = None, limit: int = LIMIT) -> Travel:
+    """Everything that goes with a job; ``made`` are files that a config names and that are made here.
 
     Raises:
         UsageError: a config that cannot be used, a file that is missing, more than ``limit`` bytes.
     """
     config = Path(job.target)
-    luggage = travel(config, overrides=job.args, limit=limit) if job.kind == "config" else _code(job, limit)
+    is_config = job.kind == "config"
+    luggage = travel(config, overrides=job.args, made=made, limit=limit) if is_config else _code(job, limit)
     hook = importlib.resources.files("trainer") / "hooks" / "sitecustomize.py"
     texts = {**luggage.texts, f"{HOOKS}/sitecustomize.py": hook.read_bytes()}
     if job.accelerate_config is not None:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from provision.errors import ClusterctlError, UsageError
 from provision.launchers import launch
 from provision.model import Emit, Inventory, Node, Notice
-from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id, pack
+from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id
 from provision.run.job_nodes import VISIBLE, choose_nodes, workers
 from provision.run.result import TrainResult
 from provision.ssh.remote import Connections
 from provision.tasks.begin import Beginning, Following
 from provision.tasks.gate import Gated, GateOptions, gate
 from provision.tasks.prepare import run_folder
+from provision.tasks.zero import packed
 
 if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
@@ -62,6 +63,7 @@ class Training:
         env: variables beside the inventory's, over which they win.
         policy: what is done about failures.
         gate: how strict the gate is.
+        zero: DeepSpeed's configuration to make where a config names none: a stage, or a stage with ``-offload``.
         following: how the run is followed.
     """
 
@@ -71,6 +73,7 @@ class Training:
     env: Mapping[str, str] = field(default_factory=dict)
     policy: Policy = Policy()
     gate: GateOptions = field(default_factory=GateOptions)
+    zero: str | None = None
     following: Following = field(default_factory=Following)
 
 
@@ -107,7 +110,7 @@ def train(
         InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
     inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = pack(asked.job)
+    luggage = packed(asked.job, asked.zero)
     for text in luggage.notices:
         emit(Notice(text))
     run = _run_id(asked)
@@ -141,7 +144,7 @@ def dry_run(
         NodesFailedError: nodes that cannot be reached.
     """
     inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = pack(asked.job)
+    luggage = packed(asked.job, asked.zero)
     run = _run_id(asked)
     options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env))
     found: list[tuple[RunSpec, Launch]] = []

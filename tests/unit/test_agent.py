@@ -535,5 +535,5 @@ def test_python_3_8_reads_it_and_needs_nothing_else(path):
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
     ours = {each.relative_to(AGENT).parts[0].removesuffix(".py") for each in SOURCES}
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
     assert {name.split(".")[0] for name in names} <= ours | sys.stdlib_module_names

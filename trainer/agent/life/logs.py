@@ -6,11 +6,12 @@ torchrun puts each worker's output into a file (``--redirects 3``) and the agent
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from reader import said
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,15 +20,7 @@ LINE = 4096  # bytes of a line that are kept
 STEP = 256 << 10  # bytes read from a file at a time
 BEHIND = 1 << 20  # bytes that following may lag behind before it jumps ahead
 
-FIELDS = {  # theirs: ours
-    "current_steps": "step",
-    "total_steps": "total",
-    "loss": "loss",
-    "lr": "lr",
-    "epoch": "epoch",
-    "eval_loss": "eval_loss",
-    "throughput": "throughput",
-}
+PROGRESS = ("step", "total", "loss", "lr", "epoch", "eval_loss", "grad_norm", "ms", "tokens_per_second")
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -~]?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -172,12 +165,9 @@ class Progress:
         """The fields of a progress event for each new line."""
         data = self._tail.read()[0] if self._tail else b""
         for line in self._lines.feed(data):
-            try:
-                said = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(said, dict) and isinstance(said.get("current_steps"), int):
-                yield {ours: _finite(said[theirs]) for theirs, ours in FIELDS.items() if theirs in said}
+            told = said(line)
+            if told and told.source == "trainer_log":
+                yield {name: _finite(told.values[name]) for name in PROGRESS if name in told.values}
 
 
 def _finite(value: Any) -> Any:

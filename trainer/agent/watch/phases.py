@@ -37,7 +37,7 @@ ANNOUNCED = (
     ("***** Running training *****", TRAINING),  # trainer.py; LLaMA-Factory's train/ppo/trainer.py
     ("***** Running ", EVALUATING),  # trainer.py, evaluation_loop: "Evaluation", "Prediction"
     ("Training completed. Do not forget", FINISHING),  # trainer.py
-    ("'train_runtime': ", FINISHING),  # trainer.py: the last dictionary that is logged
+    ("'train_samples_per_second': ", FINISHING),  # trainer.py: the last dictionary; every one may have train_runtime
     ("***** train metrics *****", FINISHING),  # trainer_pt_utils.py
     ("Loading best model from ", FINISHING),  # trainer.py
     ("Figure saved at: ", FINISHING),  # LLaMA-Factory 0.9.5, extras/ploting.py
@@ -73,11 +73,6 @@ EVALUATED = ("'eval_loss': ", "'eval_runtime': ", "***** eval metrics *****")  #
 TRAINER_STEP = "{'loss': "  # trainer_callback.py: the Trainer's own line for every step that is logged
 
 _SAID = re.compile(r"\bclusterctl: phase (\w+)")
-_STEPS = re.compile(
-    r"\bstep=(\d+), skipped=\d+, lr="  # DeepSpeed, runtime/engine.py, _report_progress
-    r"|\biter (\d+): loss "  # nanoGPT, train.py
-    r"|\biteration +(\d+)/ *\d+ \|"  # Megatron-LM, training/training.py
-)
 
 
 def announced(text: str) -> Optional[str]:
@@ -90,14 +85,6 @@ def announced(text: str) -> Optional[str]:
         if words in text:  # plain searches: a pattern of this many alternatives costs ten times as much
             return phase
     return None
-
-
-def step_of(text: str) -> Optional[int]:
-    """The number of the step that a line of DeepSpeed, Megatron-LM or nanoGPT tells, or None."""
-    if "step=" not in text and "iter" not in text:
-        return None
-    found = _STEPS.search(text)
-    return int(next(number for number in found.groups() if number)) if found else None
 
 
 class Phases:

@@ -21,6 +21,7 @@ import statistics
 from typing import Any, Deque, Dict, Optional, Tuple
 
 from processes.proc import Stat
+from reader import step
 from watch import phases
 from watch.snapshots import Proc
 
@@ -69,7 +70,7 @@ class Silence:
         self._mix()
         if self._events:
             return
-        number = phases.step_of(text)
+        number = step(text)
         trainers = phases.TRAINER_STEP in text
         if number is None and not trainers:
             return

@@ -1,0 +1,102 @@
+"""The command that shows the numbers of a training."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.options import reporting
+from provision.errors import UsageError
+from provision.inventory import select
+from provision.output import Reporter
+from provision.output_text import Line
+from provision.summaries.metrics import loss_curve, metrics_lines, metrics_said
+from provision.tasks.metrics import Log, Metrics, open_log, read_logs, read_run
+from trainer.reader import as_csv
+
+ROWS = 20  # of the table, unless another number is asked for
+_RUN = re.compile(r"[\w-]+")  # a run's id, or a part of it
+
+
+class _Count(click.ParamType[int]):
+    """A number of steps, or ``all``."""
+
+    name = "N"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; -1 for all."""
+        if value != "all" and not (str(value).isdigit() and int(str(value))):
+            self.fail(f"{value!r} is neither a number of steps nor the word all", param, ctx)
+        return -1 if value == "all" else int(str(value))
+
+
+@click.command("metrics")
+@on_nodes
+@click.option("--last", type=_Count(), metavar="N", help=f"The last N steps, or all; a table has {ROWS}.")
+@click.option("--csv", "as_csv_too", is_flag=True, help="Print CSV: all steps unless --last says less.")
+@click.option("--rank", type=click.IntRange(min=0), help="This rank's; by default the lowest that tells a loss.")
+@click.option(
+    "--logging-steps", type=click.IntRange(min=1), metavar="N", help="The Trainer's, where its lines name no steps."
+)
+@click.argument("logs", nargs=-1, metavar="[RUN|FILE...]")
+@reporting
+def metrics_command(
+    reporter: Reporter,
+    inventory_path: Path,
+    limit: str | None,
+    exclude: str | None,
+    last: int | None,
+    rank: int | None,
+    logging_steps: int | None,
+    logs: tuple[str, ...],
+    *,
+    as_csv_too: bool,
+) -> None:
+    """Show what a training tells of itself: step, loss, lr, grad norm, ms/step, tokens/s, eval loss.
+
+    RUN is a run's id or a part of it; by default the newest. FILEs are logs of LLaMA-Factory, transformers' Trainer,
+    DeepSpeed, nanoGPT, Megatron-LM or clusterctl's own trainer, or folders with one; several are parts of one training,
+    the oldest first; - is stdin.
+    """
+    as_json = bool(click.get_current_context().params.get("as_json"))
+    if as_csv_too and as_json:
+        raise UsageError("--csv or --json: not both")
+    if logs and (len(logs) > 1 or _is_file(logs[0])):
+        opened = [Log("stdin", sys.stdin.buffer, None) if name == "-" else open_log(Path(name)) for name in logs]
+        found = read_logs(opened, rank=rank, every=logging_steps, emit=reporter)
+    else:
+        inventory = load_or_here(inventory_path, reporter)
+        nodes = select(inventory, limit=limit, exclude=exclude)
+        word = logs[0] if logs else None
+        found = read_run(
+            inventory, nodes, word, rank=rank, every=logging_steps, prompts=prompts_of(reporter), emit=reporter
+        )
+    _show(reporter, found, last, as_csv_too=as_csv_too, as_json=as_json)
+
+
+def _is_file(name: str) -> bool:
+    """Whether a word is meant as a file: one that is there, or that can be no run's id."""
+    return name == "-" or Path(name).exists() or not _RUN.fullmatch(name)
+
+
+def _show(reporter: Reporter, found: Metrics, last: int | None, *, as_csv_too: bool, as_json: bool) -> None:
+    everything = last in {None, -1} if as_csv_too or as_json else last == -1
+    count = None if everything else last or ROWS
+    series = found.series
+    if as_csv_too:
+        rows = series if count is None else series.last(count)
+        reporter.show(Line(row, hang=None) for row in as_csv(rows, counted=series.counted))
+        return
+    data, text = metrics_said(found, count)
+    if not as_json:
+        reporter.show(metrics_lines(found, count))
+        if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
+            reporter.show(loss_curve(found))
+    reporter.result(data, text)
+
+
+COMMANDS = (metrics_command,)

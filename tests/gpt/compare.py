@@ -1,0 +1,32 @@
+"""What transformers makes of an export, beside the checkpoint itself: ``compare.py CHECKPOINT FOLDER``."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from trainer.gpt import checkpoint, sample
+
+theirs, told = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[2], output_loading_info=True)
+ours, _ = sample.load(Path(sys.argv[1]))
+exported, _ = sample.load(Path(sys.argv[2]))
+shape = ours.shape
+tokens = torch.randint(0, shape.vocab_size, (3, shape.block_size), generator=torch.Generator().manual_seed(0))
+with torch.no_grad():
+    apart = float((theirs.eval()(tokens).logits[:, -1] - ours.eval()(tokens)).abs().max())
+found = checkpoint.find(Path(sys.argv[1]))
+files = load_file(str(Path(sys.argv[2]) / "model.safetensors"))
+with found.reader() as reader:
+    equal = [
+        torch.equal(parameter.detach(), exported.get_parameter(name).detach())
+        and torch.equal(parameter.detach().view(-1), reader.read("weight", name, 0, parameter.numel()))
+        for name, parameter in ours.named_parameters()
+    ]
+types = sorted({str(tensor.dtype) for tensor in files.values()})
+result = {"apart": apart, "equal": all(equal), "count": len(equal), "types": types}
+result["missing"] = sorted(told["missing_keys"]) + sorted(told["unexpected_keys"])
+result["parameters"] = theirs.num_parameters() == shape.parameters
+sys.stdout.write(json.dumps(result))

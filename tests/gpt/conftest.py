@@ -1,0 +1,37 @@
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # for trainings; last, so that it hides no module
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))  # tests of a file share what they have trained
+
+
+@pytest.fixture(scope="session")
+def gpt(lab_env, tmp_path_factory):
+    """Runs the trainer's programs with the rehearsal environment's Python; has two small data sets."""
+    from trainings import Trainings  # pytest rewrites its asserts only after this file
+
+    folder = tmp_path_factory.mktemp("gpt")
+    drawn = random.Random(0)
+    for name, known in (
+        ("first", "the king and queen said that they would not go to sea again"),
+        ("second", "zoo of exams"),
+    ):
+        lines = (" ".join(drawn.choice(known.split()) for _ in range(9)) for _ in range(1200))
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    made = Trainings(lab_env / "bin", folder)
+    # One vocabulary for both: the second has letters that the first has not.
+    (folder / "both.txt").write_text((folder / "first.txt").read_text() + (folder / "second.txt").read_text())
+    made.program("prepare", "both.txt", "--out", "both")
+    for name in ("first", "second"):
+        made.program("prepare", f"{name}.txt", "--out", name, "--vocabulary", "both")
+    return made

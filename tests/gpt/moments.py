@@ -1,0 +1,76 @@
+"""Kills a training before each thing that it does to the files of its checkpoints, each time another one.
+
+``moments.py FOLDER ARGV…`` forks trainings that save in every step; the N-th is killed (SIGKILL) before its N-th
+change to a file below FOLDER. After each, what ``latest`` names is read in full. The first that ends by itself is the
+last. Prints a JSON object a line: what the training was about to do, and the step that ``latest`` names.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from trainer.gpt import __main__ as program
+from trainer.gpt import checkpoint, stream
+from trainer.gpt.model import GPT
+
+EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
+folder, argv = Path(sys.argv[1]).absolute(), sys.argv[2:]
+written = stream._write
+
+
+def child(number):
+    seen = 0
+
+    def happens(what):
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            (folder.parent / "moment").write_text(what)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def heard(event, arguments):
+        changes = event != "open" or (len(arguments) > 2 and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        path = str(arguments[0]) if arguments else ""
+        if event in EVENTS and changes and path.startswith(str(folder)) and not path.endswith((".log", ".jsonl")):
+            happens(f"{event} {path[len(str(folder)) :]}")
+
+    def half(file, entries, tensors):
+        made = list(tensors)
+        written(file, entries, iter(made))
+        file.truncate(file.tell() // 2)  # as a crash would leave it, had it not been synced
+        happens(f"half of {file.name[len(str(folder)) :]}")
+        file.seek(0)
+        written(file, entries, iter(made))
+
+    stream._write = half
+    sys.addaudithook(heard)
+    program.main(argv)
+    os._exit(0)
+
+
+for number in range(1, 1000):
+    shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        child(number)
+    status = os.waitpid(pid, 0)[1]
+    if status == 0:
+        break
+    step = None
+    if (folder / "latest").exists():
+        found = checkpoint.find(folder / "latest")
+        with torch.device("meta"):
+            sizes = {name: parameter.numel() for name, parameter in GPT(found.state.shape).named_parameters()}
+        with found.reader() as reader:
+            for name, numel in sizes.items():
+                for kind in ("weight", "exp_avg", "exp_avg_sq"):
+                    assert reader.read(kind, name, 0, numel).isfinite().all()
+        step = found.state.step
+    told = {"before": (folder.parent / "moment").read_text(), "latest": step, "status": status}
+    sys.stdout.write(json.dumps(told) + "\n")

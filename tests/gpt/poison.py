@@ -1,0 +1,48 @@
+"""A training in which something goes wrong: ``poison.py HOW STEP RANK ARGV…``.
+
+``nan``: the rank's loss is no number in that step. ``full``: from that step on no file can be written.
+``memory``: torch has no memory for that step.
+"""
+
+import itertools
+import os
+import resource
+import sys
+
+import torch
+
+from trainer.gpt import __main__ as program
+from trainer.gpt import checkpoint, plain
+from trainer.gpt.errors import exit_with
+
+how, step, rank = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+calls = itertools.count(1)
+micro_step, save = plain.Plain.micro_step, checkpoint.Folder.save
+
+
+def poisoned(self, tokens, targets, number):
+    loss = micro_step(self, tokens, targets, number)
+    return loss * float("nan") if next(calls) == step and os.environ.get("RANK", "0") == rank else loss
+
+
+def too_large(self, tokens, targets, number):
+    if next(calls) == step:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4 GiB."
+        )
+    return micro_step(self, tokens, targets, number)
+
+
+def full(self, state, *rest):
+    if state.step >= step:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    return save(self, state, *rest)
+
+
+if how == "nan":
+    plain.Plain.micro_step = poisoned
+elif how == "memory":
+    plain.Plain.micro_step = too_large
+else:
+    checkpoint.Folder.save = full
+exit_with(lambda: program.main(sys.argv[4:]))

@@ -1,0 +1,44 @@
+"""Run by the rehearsal environment's Python: what transformers' blocks keep for the backward pass.
+
+``saved_tensors.py CONFIGS.json``: configurations of small models. Prints, for each, the bytes a token that one more
+block keeps.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SEQ = 128
+LAYERS = {"gpt2": "n_layer"}
+
+
+def kept(config):
+    """Bytes of all tensors that autograd keeps of one sample, but the model's own."""
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
+    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    found = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = (storage.nbytes(), tensor)  # held, so that its address stays its own
+        return tensor
+
+    tokens = torch.randint(0, config.vocab_size, (1, SEQ))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=tokens, labels=tokens)
+    return sum(size for size, _ in found.values())
+
+
+def main(file):
+    for name, given in json.loads(Path(file).read_text(encoding="utf-8")).items():
+        key = LAYERS.get(given["model_type"], "num_hidden_layers")
+        one, two = (kept(AutoConfig.for_model(**{**given, key: layers})) for layers in (1, 2))
+        sys.stdout.write(f"KEPT {json.dumps({'name': name, 'bytes': (two - one) / SEQ})}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,25 @@
+"""Several trainings, one after the other in the same processes: importing torch takes longer than they do.
+
+``session.py FILE``: FILE holds a list of argument lists. Rank 0 says what was refused, a JSON object a line.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from trainer.gpt import __main__ as program
+from trainer.gpt import ranks
+from trainer.gpt.errors import RefusedError
+
+leave, ranks.leave = ranks.leave, lambda: None
+for argv in json.loads(Path(sys.argv[1]).read_text()):
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.write(f"session: {' '.join(argv)}\n")
+    try:
+        program.main(argv)
+    except RefusedError as error:
+        if os.environ.get("RANK", "0") == "0":
+            said = {"what": str(error), "fix": error.fix, "code": error.code}
+            sys.stdout.write(f"refused: {json.dumps(said)}\n")
+leave()

@@ -1,0 +1,124 @@
+"""The same training, whoever does it: one process or two, torch alone or DeepSpeed, without a break or with one."""
+
+import json
+
+import pytest
+
+ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
+TWO = ("--batch-size", 2, "--accumulation", 2)  # of each of two ranks: eight samples a step
+
+
+@pytest.fixture(scope="module")
+def alone(gpt):
+    """Trainings of one process, by name."""
+    runs = {
+        "eight": ["--batch-size", 8],
+        "accumulated": ["--batch-size", 2, "--accumulation", 4],
+        "global": ["--batch-size", 4, "--global-batch", 8],
+        "checkpointing": ["--batch-size", 8, "--checkpointing"],
+        "bfloat16": ["--batch-size", 8, "--dtype", "bfloat16"],
+        "float16": ["--batch-size", 8, "--dtype", "float16"],
+        "dropout": ["--batch-size", 8, "--dropout", 0.1],
+        "dropout-resumed": ["--batch-size", 8, "--dropout", 0.1, "--resume", "alone-dropout/iter_3"],
+        "tracked": ["--batch-size", 8, "--trackers", "tensorboard"],
+        "weighted": ["--batch-size", 8, "--data", "first:0.3", "second:0.7"],
+    }
+    found = gpt.session([[*argv, "--out", f"alone-{name}"] for name, argv in runs.items()])
+    return dict(zip(runs, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def together(gpt, alone):
+    """Trainings of two processes: each engine, and each going on from the third step of another one."""
+    runs = {engine: ["--engine", engine] for engine in ENGINES}
+    runs["offload-2"] = ["--engine", "zero2", "--offload", "optimizer"]
+    runs["offload-3"] = ["--engine", "zero3", "--offload", "all"]
+    runs["bfloat16"] = ["--dtype", "bfloat16"]
+    runs["bfloat16-narrow"] = ["--dtype", "bfloat16", "--reduce-dtype", "bfloat16"]
+    runs["bfloat16-zero0"] = ["--dtype", "bfloat16", "--engine", "zero0"]
+    runs["bfloat16-zero2"] = ["--dtype", "bfloat16", "--engine", "zero2"]
+    for before in ENGINES:
+        for after in ENGINES:
+            runs[f"{before}>{after}"] = ["--engine", after, "--resume", f"two-{before}/iter_3"]
+    for before, after in (("bfloat16", "zero2"), ("bfloat16-zero2", "plain"), ("bfloat16-zero0", "zero0")):
+        argv = ["--dtype", "bfloat16", "--engine", after, "--resume", f"two-{before}/iter_3"]
+        runs[f"{before}>{after}"] = argv
+    runs["one>two"] = ["--resume", "alone-eight/iter_3"]
+    found = gpt.session([[*TWO, *argv, "--out", f"two-{name}"] for name, argv in runs.items()], ranks=2)
+    return dict(zip(runs, found, strict=True))
+
+
+def test_a_step_is_the_same_however_it_is_cut(alone, together):
+    expected = alone["eight"].losses
+    assert sorted(expected) == list(range(1, 7))
+    assert expected[6] < expected[1] - 0.03
+    for run in (alone["accumulated"], alone["global"], alone["checkpointing"], together["plain"]):
+        assert run.losses == pytest.approx(expected, abs=2e-6)
+        assert run.records("grad_norm") == pytest.approx(alone["eight"].records("grad_norm"), rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES[1:], "offload-2", "offload-3"])
+def test_deepspeed_gives_the_losses_of_plain_torch(together, engine):
+    for key in ("loss", "eval_loss", "grad_norm", "lr"):
+        assert together[engine].records(key) == pytest.approx(together["plain"].records(key), rel=1e-5)
+
+
+@pytest.mark.parametrize("before", ENGINES)
+@pytest.mark.parametrize("after", ENGINES)
+def test_every_engine_goes_on_from_every_other(together, before, after):
+    whole = together["plain"]
+    resumed = together[f"{before}>{after}"]
+    assert resumed.losses == pytest.approx({step: whole.losses[step] for step in (4, 5, 6)}, rel=1e-5)
+    assert resumed.records("eval_loss") == pytest.approx({6: whole.records("eval_loss")[6]}, rel=1e-5)
+
+
+def test_sixteen_bits_stay_near(alone, together):
+    exact = alone["eight"].losses
+    for run in (alone["bfloat16"], alone["float16"], together["bfloat16"], together["bfloat16-zero2"]):
+        assert run.losses == pytest.approx(exact, abs=3e-3)
+        assert run.losses != exact
+    assert together["bfloat16-narrow"].losses == pytest.approx(exact, abs=3e-3)
+    for name in ("bfloat16>zero2", "bfloat16-zero2>plain", "bfloat16-zero0>zero0"):
+        assert together[name].losses == pytest.approx({step: exact[step] for step in (4, 5, 6)}, abs=3e-3)
+
+
+def test_dropout_is_the_same_after_a_resume(alone):
+    assert alone["dropout"].losses != alone["eight"].losses
+    resumed = alone["dropout-resumed"].losses
+    assert resumed == {step: alone["dropout"].losses[step] for step in (4, 5, 6)}
+
+
+def test_a_checkpoint_does_not_care_for_the_number_of_processes(gpt, alone, together):
+    expected = {step: together["plain"].losses[step] for step in (4, 5, 6)}
+    assert together["one>two"].losses == pytest.approx(expected, rel=1e-5)
+    runs = [["--batch-size", 8, "--out", f"{engine}>one", "--resume", f"two-{engine}/iter_3"] for engine in ENGINES]
+    for run in gpt.session(runs):
+        assert run.losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_sets_are_mixed(alone):
+    only = alone["eight"].losses
+    assert alone["weighted"].losses != only
+    told = json.loads((alone["weighted"].out / "iter_6/complete.json").read_text())
+    assert told["config"]["data"] == ["first:0.3", "second:0.7"]
+
+
+def test_tensorboard_is_told(alone):
+    (events,) = (alone["tracked"].out / "tensorboard").iterdir()
+    assert b"eval_loss" in events.read_bytes()
+    assert not (alone["eight"].out / "tensorboard").exists()
+
+
+def test_a_log_has_what_the_agent_and_people_read(alone):
+    records = [json.loads(line) for line in (alone["eight"].out / "trainer_log.jsonl").read_text().splitlines()]
+    steps = [record for record in records if "loss" in record]
+    assert {"current_steps", "total_steps", "lr", "grad_norm", "tokens_per_second", "ms"} <= set(steps[0])
+    assert all(record["total_steps"] == 6 for record in records)
+    for record in steps:
+        parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer", "communication")]
+        assert all(part >= 0 for part in parts)
+        assert sum(parts) <= record["ms"]
+    lines = (alone["eight"].out / "train.log").read_text()
+    assert "iter 6: loss " in lines
+    assert "step 6: train loss " in lines
+    assert "perplexity" in lines

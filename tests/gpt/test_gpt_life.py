@@ -1,0 +1,165 @@
+"""What becomes of a training when something happens to it."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+from trainings import HERE, ROOT, TINY
+
+LONG = ("--max-iters", 100000, "--eval-interval", 0, "--schedule", "constant", "--keep", 2)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("iter_"))
+
+
+@pytest.fixture(scope="module")
+def whole(gpt):
+    """Nobody disturbs it."""
+    return gpt.session([["--out", "whole", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4]])[0]
+
+
+def test_a_killed_training_goes_on_as_if_nothing_had_been(gpt, whole):
+    argv = ("--out", "killed", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4)
+    going = gpt.start(*argv)
+    going.until("saved killed/iter_12")
+    going.kill()
+    assert (gpt.folder / "killed/latest").read_text().startswith("iter_")
+    refused = gpt.train(*argv)
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("has checkpoints already; --resume latest, or another --out\n")
+    resumed = gpt.train(*argv, "--resume", "latest")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on from killed/iter_" in resumed.stdout
+    for key in ("loss", "grad_norm", "lr", "eval_loss", "train_loss"):
+        again = [json.loads(line) for line in (gpt.folder / "killed/trainer_log.jsonl").read_text().splitlines()]
+        assert {line["current_steps"]: line[key] for line in again if key in line} == whole.records(key)
+    assert (gpt.folder / "killed/final").read_text() == "iter_40\n"
+
+
+def test_sigterm_to_one_rank_saves_on_all_and_ends_well(gpt):
+    going = gpt.start("--out", "stopped", *LONG, ranks=2)
+    going.until("iter 5: ")
+    os.kill(going.rank(1), signal.SIGTERM)
+    assert going.finish() == 0, going.output
+    (name,) = names(gpt.folder / "stopped")
+    assert (gpt.folder / "stopped/latest").read_text() == f"{name}\n"
+    assert not (gpt.folder / "stopped/final").exists()
+    step = int(name[5:])
+    assert f"ended at step {step}: SIGTERM" in going.output
+    told = json.loads((gpt.folder / f"stopped/{name}/complete.json").read_text())
+    assert (told["step"], told["world"], len(told["files"])) == (step, 2, 2)
+    resumed = gpt.train("--out", "stopped", *LONG, "--max-iters", step + 2, "--resume", "latest", ranks=2)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert f"iter {step + 1}: " in resumed.stdout
+
+
+def test_every_moment_of_a_save_may_be_the_last(gpt):
+    argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 2, "--save-interval", 1, "--keep", 1]
+    argv += ["--eval-interval", 0]
+    result = gpt.run(HERE / "moments.py", "moments", *argv)
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert {each["status"] for each in told} == {int(signal.SIGKILL)}
+    steps = [each["latest"] for each in told]
+    assert steps == sorted(steps, key=lambda step: step or 0)  # it never names an older one than before
+    assert {None, 1, 2} == set(steps)
+    text = "\n".join(each["before"] for each in told)
+    for what in ("half of /.saving-iter_2/part-", "complete.json", "os.rename /.saving-latest", "shutil.rmtree"):
+        assert what in text
+    assert len(told) > 20
+    left = gpt.train("--out", "moments", "--max-iters", 3, "--resume", "latest", "--eval-interval", 0)
+    assert left.returncode == 0, left.stderr
+    hidden = [path.name for path in (gpt.folder / "moments").iterdir() if path.name.startswith(".")]
+    assert hidden == []
+
+
+def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "trainer/agent")
+    from checkpoints import stock
+
+    shutil.copytree(whole.out / "iter_40", whole.out / "iter_44")
+    (whole.out / "iter_44/complete.json").unlink()  # as on a node whose disk lost it
+    choice = stock.newest({0: stock.offer(whole.out, 0, 1)}, 1)
+    assert (choice.name, choice.step, choice.copy) == ("iter_40", 40, {})
+    assert [name for name, _ in choice.refused] == ["iter_44"]
+    shutil.rmtree(whole.out / "iter_44")
+    resumed = gpt.train(
+        "--out", "again", "--max-iters", 41, env={"CLUSTERCTL_CHECKPOINT": str(whole.out / choice.name)}
+    )
+    assert "at step 40" in resumed.stdout, resumed.stderr
+
+
+def test_no_number_stops_all_ranks_and_names_the_one(gpt):
+    argv = [*TINY, "--out", "nan", "--save-interval", 1]
+    result = gpt.run(HERE / "poison.py", "nan", 4, 1, *argv, ranks=2)
+    assert result.returncode == 1
+    told = "error: loss is nan at step 4 on rank 1; nan/iter_3 is the last good checkpoint; --resume latest"
+    assert told in result.stderr
+    assert names(gpt.folder / "nan") == ["iter_1", "iter_2", "iter_3"]
+    assert (gpt.folder / "nan/latest").read_text() == "iter_3\n"
+
+
+def test_too_little_memory_is_one_line(gpt):
+    result = gpt.run(HERE / "poison.py", "memory", 2, 0, *TINY, "--out", "memory")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; a smaller --batch-size")
+
+
+def test_weights_that_explode_are_noticed(gpt):
+    result = gpt.train("--out", "exploded", "--learning-rate", "1e30", "--grad-clip", 0)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: loss is ")
+    assert "nothing was saved yet; a lower --learning-rate, such as --learning-rate 5e+29\n" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert names(gpt.folder / "exploded") == []
+
+
+def test_a_full_disk_leaves_the_checkpoints_as_they_were(gpt):
+    argv = [*TINY, "--out", "full", "--save-interval", 1]
+    result = gpt.run(HERE / "poison.py", "full", 4, 0, *argv, ranks=2)
+    assert result.returncode == 1
+    told = "step 4: not saved: full/iter_4: File too large; the checkpoints before it are as they were"
+    assert told in result.stdout
+    assert "error: the last checkpoint could not be saved" in result.stderr
+    assert "make room, then --resume latest" in result.stderr
+    assert names(gpt.folder / "full") == ["iter_1", "iter_2", "iter_3"]
+    assert (gpt.folder / "full/latest").read_text() == "iter_3\n"
+    resumed = gpt.train("--out", "full", "--resume", "latest")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "iter 4: " in resumed.stdout
+
+
+def test_only_the_newest_and_the_best_are_kept(gpt):
+    common = ("--max-iters", 12, "--eval-interval", 2, "--schedule", "constant", "--learning-rate")
+    calm, wild = ["--out", "calm", "--keep", 2, *common, "1e-3"], ["--out", "wild", "--keep", 1, *common, 1.0]
+    calm, wild = gpt.session([calm, wild])
+    assert names(calm.out) == ["iter_10", "iter_12"]
+    evaluated = wild.records("eval_loss")
+    best = min(evaluated, key=evaluated.get)
+    assert best < 12, "it must have become worse, else this proves nothing"
+    assert (wild.out / "best").read_text() == f"iter_{best}\n"
+    assert set(names(wild.out)) == {f"iter_{best}", "iter_12"}
+
+
+def test_it_stops_early_when_nothing_gets_better(gpt):
+    argv = ["--max-iters", 400, "--eval-interval", 1, "--patience", 2, "--learning-rate", 1.0, "--schedule", "constant"]
+    (run,) = gpt.session([["--out", "early", *argv]])
+    evaluated = run.records("eval_loss")
+    last = max(evaluated)
+    assert last < 400
+    best = min(evaluated, key=evaluated.get)
+    assert last - best == 2
+    assert (run.out / "final").read_text() == f"iter_{last}\n"
+
+
+def test_without_always_save_only_better_ones_are_written(gpt):
+    argv = ["--max-iters", 8, "--eval-interval", 1, "--learning-rate", 0.3, "--schedule", "constant"]
+    (run,) = gpt.session([["--out", "better", *argv, "--always-save", "false"]])
+    evaluated = run.records("eval_loss")
+    better = [step for step in evaluated if evaluated[step] == min(evaluated[each] for each in range(1, step + 1))]
+    assert len(better) < 8
+    assert set(names(run.out)) == {f"iter_{step}" for step in {*better, 8}}  # the end is always kept

@@ -1,0 +1,154 @@
+"""What cannot be done is refused in one line: what, where, and what to type."""
+
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+@pytest.fixture(scope="module")
+def refused(gpt):
+    """What each of many wrong command lines is told, all in one process."""
+    folder = gpt.folder
+    one = ["--max-iters", 1, "--eval-interval", 1]
+    gpt.session([["--out", "fine", *one], ["--out", "longest", "--max-iters", 2, "--eval-interval", 1]])
+    gpt.program("prepare", "second.txt", "--out", "alien")  # with a vocabulary of its own
+    gpt.program("export", "fine/final", "fine-hf")
+    for name in ("empty", "odd", "foreign"):
+        shutil.copytree(folder / "first", folder / name)
+    (folder / "empty/train-00000.bin").write_bytes(b"")
+    (folder / "odd/train-00000.bin").write_bytes(b"123")
+    (folder / "foreign/train-00000.bin").write_bytes(b"\xff\x7f" * 100)
+    (folder / "unsafe").mkdir()
+    (folder / "unsafe/train.bin").write_bytes(bytes(1000))
+    (folder / "unsafe/meta.pkl").write_bytes(pickle.dumps(Evil()))
+    changes = {"no-heads": {"n_head": None}, "llama": {"model_type": "llama"}, "wide": {"n_embd": 64}}
+    for name, change in changes.items():
+        shutil.copytree(folder / "fine-hf", folder / name)
+        said = dict(json.loads((folder / name / "config.json").read_text()), **change)
+        kept = {key: value for key, value in said.items() if value is not None}
+        (folder / name / "config.json").write_text(json.dumps(kept))
+    shutil.copytree(folder / "fine-hf", folder / "torn-hf")
+    os.truncate(folder / "torn-hf/model.safetensors", 5000)
+    shutil.copytree(folder / "fine", folder / "torn")
+    (part,) = (folder / "torn/iter_1").glob("part-*")
+    part.unlink()
+    (folder / "options.yaml").write_text("max_iter: 3\n")
+    (folder / "stage3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    cases = {
+        "folder": ["--data", "nowhere"],
+        "empty": ["--data", "empty"],
+        "odd": ["--data", "odd"],
+        "foreign": ["--data", "foreign"],
+        "unsafe": ["--data", "unsafe"],
+        "mixed": ["--data", "first", "alien"],
+        "block": ["--block-size", 100000],
+        "batch": ["--batch-size", 3, "--global-batch", 8],
+        "heads": ["--n-head", 3],
+        "resume": ["--resume", "latest"],
+        "older": ["--resume", "longest/iter_1", "--out", "longest"],
+        "vocabulary": ["--data", "alien", "--resume", "fine/final"],
+        "longer": ["--init", "fine/final", "--block-size", 64],
+        "missing": ["--init", "no-heads"],
+        "llama": ["--init", "llama"],
+        "wide": ["--init", "wide"],
+        "torn-hf": ["--init", "torn-hf"],
+        "torn": ["--resume", "torn/latest"],
+        "init": ["--init", "nothing-here"],
+        "gpu": ["--device", "cuda"],
+        "offload": ["--offload", "optimizer"],
+        "fp16": ["--engine", "zero2", "--dtype", "float16"],
+        "stage": ["--engine", "zero2", "--deepspeed-config", "stage3.json"],
+        "option": ["--config", "options.yaml"],
+        "tracker": ["--trackers", "visdom"],
+        "out": ["--out", "first/meta.json/out"],
+    }
+    argv = [["--out", f"out-{name}", *more] for name, more in cases.items()]
+    return dict(zip(cases, (run.refused for run in gpt.session(argv)), strict=True))
+
+
+WORDS = {
+    "folder": ("--data nowhere: there is no such folder", "trainer.gpt.prepare"),
+    "empty": ("empty/train-00000.bin is empty", "trainer.gpt.prepare"),
+    "odd": ("odd/train-00000.bin has 3 bytes, which are no whole tokens of 2", "trainer.gpt.prepare"),
+    "foreign": ("foreign holds token 32767, its vocabulary has", "prepare it again"),
+    "unsafe": ("unsafe/meta.pkl is not nanoGPT's list of characters: it asks for posix.mkdir", "trainer.gpt.prepare"),
+    "mixed": ("first and alien have different vocabularies", "--vocabulary first"),
+    "block": ("first/train-00000.bin has", "a smaller --block-size"),
+    "batch": ("--global-batch 8 does not divide by --batch-size 3 x 1 ranks", "--global-batch 6 or 9"),
+    "heads": ("--n-embd 32 does not divide by --n-head 3", ""),
+    "resume": ("out-resume/latest: there is no such file", "--init"),
+    "older": ("longest/iter_2 is newer than longest/iter_1", "--resume latest, or another --out"),
+    "vocabulary": ("the vocabulary of alien is not that of fine/iter_1", "--vocabulary fine/iter_1"),
+    "longer": ("--block-size 64: fine/iter_1 has 32 places", "--block-size 32"),
+    "missing": ("no-heads/config.json has no n_head", "config.json that came with the weights"),
+    "llama": ("llama/config.json: a model of type llama, not gpt2", "GPT-2"),
+    "wide": ("wide: transformer.h.0.attn.c_attn.bias is [96], config.json says [192]", "config.json that came"),
+    "torn-hf": ("torn-hf cannot be read: ", "copy the folder again"),
+    "torn": ("torn/iter_1: part-00000-of-00001.safetensors is not there", "copy it from the node"),
+    "init": ("--init nothing-here: there is no such folder", "config.json"),
+    "gpu": ("--device cuda: torch ", "--device cpu"),
+    "offload": ("--offload optimizer needs DeepSpeed", "--engine zero2"),
+    "fp16": ("DeepSpeed computes fp16 on GPUs only", "--dtype bfloat16"),
+    "stage": ("stage3.json is for stage 3", "--engine zero3"),
+    "option": ("options.yaml: there is no option max_iter", "did you mean max_iters?"),
+    "tracker": ("--trackers visdom: there is no visdom", "tensorboard"),
+    "out": ("--out first/meta.json/out: Not a directory", "a folder that you may write to"),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_refused(gpt, refused, name):
+    assert refused[name] is not None, f"{name} was not refused"
+    what, fix = WORDS[name]
+    assert what in refused[name]["what"]
+    assert fix in refused[name]["fix"]
+    assert refused[name]["code"] == 2
+    assert "\n" not in refused[name]["what"]
+    assert not (gpt.folder / "evil").exists()
+
+
+def test_the_programs_say_it_in_one_line(gpt, refused):
+    lines = {}
+    (gpt.folder / "void.txt").write_text("")
+    (gpt.folder / "nowhere-else").mkdir()
+    (gpt.folder / "nowhere-else/train.bin").write_bytes(b"of nanoGPT")
+    for program, *argv in (
+        ("prepare", "nowhere.txt", "--out", "x"),
+        ("prepare", "first/train-00000.bin", "--out", "x", "--tokens", "bpe", "--vocab-size", "9"),
+        ("prepare", "first.txt", "--out", "nowhere-else"),
+        ("prepare", "first.txt", "--out", "first.txt"),
+        ("prepare", "void.txt", "--out", "x"),
+        ("sample", "first"),
+        ("export", "fine/final", "fine-hf"),
+    ):
+        result = gpt.run("-m", f"trainer.gpt.{program}", *argv)
+        assert result.returncode == 2
+        (lines[" ".join([program, *argv])],) = result.stderr.splitlines()
+    assert (gpt.folder / "nowhere-else/train.bin").exists()
+    assert list(lines.values()) == [
+        "error: nowhere.txt: No such file or directory; name files of text",
+        "error: --vocab-size 9: bytes alone are 256, and one ends a text",
+        "error: nowhere-else: train.bin is no part of a data set; --out with a new folder",
+        "error: first.txt: File exists; a folder that you may write to, with room",
+        "error: void.txt: no text in it",
+        "error: first: there is no complete checkpoint; ls .",
+        "error: fine-hf is there already; another folder, or rm -r fine-hf",
+    ]
+
+
+def test_options_come_from_a_file_and_the_command_line_wins(gpt, refused):
+    (gpt.folder / "good.json").write_text(json.dumps({"max_iters": 50, "seed": 5, "learning_rate": "1e-3"}))
+    (gpt.folder / "good.yaml").write_text("max_iters: 50\nseed: 5\nlearning_rate: 1e-3\n")
+    runs = [["--config", name, "--max-iters", 2, "--out", name[5:]] for name in ("good.json", "good.yaml")]
+    for run in gpt.session(runs):
+        assert run.refused is None
+        told = json.loads((run.out / "iter_2/complete.json").read_text())["config"]
+        assert (told["max_iters"], told["seed"], told["learning_rate"]) == (2, 5, 1e-3)

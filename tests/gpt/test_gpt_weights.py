@@ -1,0 +1,96 @@
+"""Text to a trained model and on: vocabularies, weights of Hugging Face in and out, samples, another data set."""
+
+import json
+import pickle
+
+import pytest
+from trainings import HERE
+
+
+@pytest.fixture(scope="module")
+def trained(gpt):
+    """Trained by two processes with ZeRO-3, whose parameters lie in pieces."""
+    return gpt.session([["--out", "trained", "--engine", "zero3", "--learning-rate", "1e-2"]], ranks=2)[0]
+
+
+@pytest.fixture(scope="module")
+def exported(gpt, trained):
+    said = gpt.program("export", "trained/best", "hf")
+    assert said == "hf: step 6 of trained/iter_6\n"
+    return gpt.folder / "hf"
+
+
+def test_transformers_loads_what_was_exported(gpt, trained, exported):
+    result = gpt.run(HERE / "compare.py", "trained/best", exported)
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told.pop("apart") < 1e-6
+    assert told == {"equal": True, "count": 28, "types": ["torch.float32"], "missing": [], "parameters": True}
+
+
+def test_a_training_begins_from_weights_of_hugging_face(gpt, trained, exported):
+    """Their loss is that of the checkpoint, and the optimizer is new."""
+    argv = ["--learning-rate", "1e-12", "--max-iters", 1, "--eval-interval", 1]
+    runs = [[*argv, "--init", "hf", "--out", "from-hf"], [*argv, "--init", "trained/best", "--out", "from-ours"]]
+    for run in gpt.session([*runs, [*argv, "--init", "hf", "--block-size", 16, "--out", "short"]])[:2]:
+        assert run.records("eval_loss")[1] == pytest.approx(trained.records("eval_loss")[6], abs=0.05)
+        told = json.loads((run.out / "iter_1/complete.json").read_text())
+        assert (told["step"], told["updates"]) == (1, 1)
+    assert json.loads((gpt.folder / "short/iter_1/complete.json").read_text())["shape"]["block_size"] == 16
+
+
+def test_a_second_set_goes_on_with_a_fresh_optimizer(gpt, trained):
+    argv = ["--init", "trained/best", "--data", "second", "--eval-interval", 5, "--learning-rate", "3e-3"]
+    (run,) = gpt.session([[*argv, "--out", "second-set", "--max-iters", 30, "--schedule", "constant"]])
+    losses = run.losses
+    assert min(losses) == 1
+    assert losses[30] < losses[1] - 0.5  # it learns the second set
+
+
+def test_samples_are_the_same_for_a_seed(gpt, trained, exported):
+    common = ("trained/best", "--prompt", "the king", "--tokens", 30)
+    texts = [gpt.program("sample", *common, "--seed", seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("the king")
+
+
+def test_a_bpe_vocabulary_of_ones_own(gpt):
+    argv = ("--tokens", "bpe", "--vocab-size", 300, "--shard-tokens", 5000)
+    said = gpt.program("prepare", "first.txt", "--out", "bpe", *argv)
+    assert "vocabulary of " in said
+    assert len(list((gpt.folder / "bpe").glob("train-*.bin"))) > 2
+    meta = json.loads((gpt.folder / "bpe/meta.json").read_text())
+    files = {split: sorted((gpt.folder / "bpe").glob(f"{split}-*.bin")) for split in ("train", "val")}
+    sizes = {split: sum(path.stat().st_size for path in paths) for split, paths in files.items()}
+    assert sizes == {split: 2 * count for split, count in meta["tokens"].items()}
+    (run,) = gpt.session([["--data", "bpe", "--out", "bpe-run"]])
+    assert run.losses[6] < run.losses[1]
+    assert (run.out / "iter_6/tokenizer.json").exists()
+    assert gpt.program("sample", "bpe-run/best", "--prompt", "the sea", "--tokens", 5).startswith("the sea")
+    gpt.program("export", "bpe-run/best", "bpe-hf")
+    again = gpt.program("prepare", "second.txt", "--out", "bpe-2", "--vocabulary", "bpe-hf")
+    assert json.loads((gpt.folder / "bpe-2/meta.json").read_text())["digest"] == meta["digest"], again
+
+
+def test_shards_hold_the_text(gpt):
+    import struct
+
+    characters = json.loads((gpt.folder / "first/characters.json").read_text())
+    raw = b"".join((gpt.folder / f"first/{split}-00000.bin").read_bytes() for split in ("train", "val"))
+    tokens = struct.unpack(f"<{len(raw) // 2}H", raw)
+    assert "".join(characters[token] for token in tokens) == (gpt.folder / "first.txt").read_text()
+    counts = json.loads((gpt.folder / "first/meta.json").read_text())["tokens"]
+    assert counts["val"] / len(tokens) == pytest.approx(0.1, abs=0.001)
+
+
+def test_nanogpts_own_files_are_read(gpt):
+    folder = gpt.folder / "nano"
+    folder.mkdir()
+    letters = json.loads((gpt.folder / "first/characters.json").read_text())
+    for split in ("train", "val"):
+        (folder / f"{split}.bin").write_bytes((gpt.folder / f"first/{split}-00000.bin").read_bytes())
+    meta = {"vocab_size": len(letters), "itos": dict(enumerate(letters)), "stoi": {c: i for i, c in enumerate(letters)}}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
+    ours, theirs = gpt.session([["--out", "nano-ours"], ["--out", "nano-run", "--data", "nano"]])
+    assert theirs.losses == ours.losses
+    assert gpt.program("sample", "nano-run/best", "--prompt", "the", "--tokens", 3).startswith("the")

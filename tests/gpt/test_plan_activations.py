@@ -1,0 +1,47 @@
+"""What the plan says a block keeps is what autograd keeps of transformers' own models."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trainer.plan import Training, parse
+from trainer.plan.activations import layer_bytes
+
+PROGRAM = Path(__file__).with_name("saved_tensors.py")
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "intermediate_size": 384, "vocab_size": 1000, "max_position_embeddings": 128,
+}  # fmt: skip
+CONFIGS = {
+    "llama": LLAMA,
+    "llama, grouped queries": {**LLAMA, "num_key_value_heads": 1},
+    "llama, wide": {**LLAMA, "intermediate_size": 1024},
+    "llama, wide heads": {**LLAMA, "head_dim": 64},
+    "mistral": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2},
+    "qwen2": {**LLAMA, "model_type": "qwen2", "num_key_value_heads": 2},
+    "gpt2": {
+        "model_type": "gpt2", "n_layer": 1, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 128,
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kept(lab_env, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "configs.json").write_text(json.dumps(CONFIGS))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+    argv = [lab_env / "bin/python", PROGRAM, folder / "configs.json"]
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(row[5:]) for row in done.stdout.splitlines() if row.startswith("KEPT ")]
+    return {line["name"]: line["bytes"] for line in lines}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_block_keeps_what_the_plan_says(kept, name):
+    training = Training(parse(CONFIGS[name], name, name), seq=128)
+    assert layer_bytes(training) == pytest.approx(kept[name], rel=0.03)

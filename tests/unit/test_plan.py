@@ -1,0 +1,297 @@
+"""``clusterctl plan`` and ``clusterctl ds-config`` on the command line."""
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provision.cli import main
+from provision.run.config_text import read
+from trainer.ds_config import GPUS, ConfigError, find
+from trainer.plan import MODELS, Cluster, PlanError, Setup, Training, accumulation, ds_config, lines, load, parse, plan
+from trainer.plan import yaml as written_yaml
+from trainer.plan.ladder import ladder
+from trainer.plan.memory import gpu_memory
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "plan"
+COMMANDS = {
+    "llama-2-7b": ["llama-2-7b", "--nodes", "2"],
+    "gpt2-xl": ["gpt2-xl", "-n", "1", "--gpus", "4", "--gpu", "H200", "--method", "pretrain", "--for", "own"],
+    "qlora": ["qwen2.5-32b", "-n", "1", "--gpus", "2", "--gpu", "RTX4090", "--method", "qlora", "--global-batch", "16"],
+    "too-large": ["llama-3-70b", "-n", "1", "--gpus", "1", "--gpu", "V100", "--host-memory", "64", "--cores", "64"],
+}
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257, "n_positions": 1024}
+BENCH = {
+    "rows": [
+        {"op": "all_reduce", "bytes": 1 << 23, "busbw": 9e9},
+        {"op": "all_reduce", "bytes": 1 << 29, "busbw": 18.9e9},
+        {"op": "broadcast", "bytes": 1 << 30, "busbw": 1e9},
+    ]
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a command in an empty folder: its exit code, stdout and stderr."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv):
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in argv])
+        return (end.value.code, *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Writes a config.json; its folder."""
+
+    def write(config, name="my model"):
+        folder = tmp_path / name
+        folder.mkdir()
+        text = config if isinstance(config, str) else json.dumps(config)
+        (folder / "config.json").write_text(text)
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_output_is_the_recorded_one_in_80_columns(run, name):
+    code, out, err = run("plan", *COMMANDS[name])
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    file = GOLDEN / f"{name}.txt"
+    if os.environ.get("CLUSTERCTL_UPDATE_GOLDEN") == "1":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(out, encoding="utf-8")
+    assert out == file.read_text(encoding="utf-8"), "CLUSTERCTL_UPDATE_GOLDEN=1 writes it again"
+
+
+def test_json_has_all_of_it_and_nothing_else_is_printed(run):
+    code, out, _ = run("plan", "llama-3-8b", "-n", 2, "--json")
+    said = json.loads(out)
+    assert code == 0
+    assert said["model"]["parameters"] == 8_030_261_248
+    assert said["cluster"]["world"] == 16
+    assert said["best"] in said["options"]
+    assert said["best"]["fits"]
+    assert said["best"]["setup"]["accumulation"] * said["best"]["setup"]["micro_batch"] * 16 == 256
+    for option in said["options"]:
+        assert option["fits"] or option["why_not"]
+        assert option["memory"]["total"] > option["memory"]["allocated"] > 0
+    needs = [said["ladder"]["needs"], *(rung["needs"] for rung in said["ladder"]["rungs"])]
+    assert needs == sorted(needs, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "way_out"),
+    [
+        (["nothing-7b", "-n", "1"], "there is no model nothing-7b", "llama-3-8b"),
+        (["./nothing", "-n", "1"], "there is no nothing", ""),
+        ([".", "-n", "1"], "has no config.json", "save_pretrained"),
+        (["gpt2", "-n", "0"], "--nodes 0: it has to be more than 0", ""),
+        (["gpt2", "-n", "1", "--gpus", "0"], "--gpus 0: it has to be more than 0", ""),
+        (["gpt2", "-n", "1", "--gpu-memory", "nan"], "--gpu-memory nan", ""),
+        (["gpt2", "-n", "1", "--gpu", "Voodoo"], "--gpu Voodoo: not in the table", "A100"),
+        (["gpt2", "-n", "3"], "256 does not divide by 24 GPUs", "try: --global-batch 240 or --global-batch 264"),
+        (["gpt2", "-n", "64"], "--global-batch 256 does not divide by 512 GPUs", "try: --global-batch 512"),
+        (["gpt2", "-n", "1", "--seq", "2048"], "has 1024 learned positions", "--seq 1024"),
+        (["gpt2", "-n", "1", "--seq", "0"], "--seq 0: it has to be more than 0", ""),
+        (["gpt2", "-n", "1", "--efficiency", "2"], "--efficiency 2: it is a part of the card's peak", ""),
+        (["gpt2", "-n", "1", "--host-memory", "nan"], "--host-memory nan: it is GiB of a node", ""),
+        (["gpt2", "-n", "2", "--link", "fast"], "no number, and no file that can be read", "bench nccl --json"),
+        (["gpt2", "-n", "2", "--link", "0"], "--link 0: it has to be more than 0", ""),
+        (["gpt2", "-n", "1", "--write", "plan.txt"], "neither .yaml nor .json", "plan.txt.yaml"),
+        (["gpt2", "-n", "1", "--write", "no/plan.yaml"], "cannot use no/plan.ds.json: No such file", ""),
+        (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_with_the_way_out(run, words, said, way_out):
+    code, out, err = run("plan", *words)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())
+    assert way_out in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no JSON object"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is built in a way that is not known here"),
+        ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, "hidden_size is missing"),
+        ({"model_type": "gpt2"}, "n_layer, n_embd, n_head, vocab_size, n_positions are missing"),
+        ({**LLAMA, "vocab_size": "many"}, "vocab_size: 'many' is no positive whole number"),
+        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers: 0 is no positive whole number"),
+        ({**LLAMA, "num_key_value_heads": "eight"}, "num_key_value_heads: 'eight' is no positive whole number"),
+        ({**LLAMA, "head_dim": -1}, "head_dim: -1 is no positive whole number"),
+        ({**GPT2, "n_head": 7}, "a width of 1600 does not divide into 7 heads"),
+    ],
+)
+def test_a_config_that_cannot_be_used_names_what_is_wrong(run, model, config, said):
+    code, _, err = run("plan", model(config), "-n", 1)
+    assert code == 2
+    assert said in " ".join(err.split())
+
+
+def test_a_config_is_the_model_of_the_table(model):
+    for config, name in ((LLAMA, "llama-3-8b"), (GPT2, "gpt2-xl")):
+        found = load(str(model(config, name)))
+        assert replace(found, template=MODELS[name].template) == MODELS[name]
+        assert load(str(Path(model(config, f"{name} again"), "config.json"))).parameters == found.parameters
+    qwen = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
+    assert parse(qwen, "x", "x").qkv_bias
+    assert parse({**LLAMA, "head_dim": 256}, "x", "x").attention_width == 32 * 256
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("openai-community/gpt2-medium", "gpt2-medium"),
+        ("mistralai/Mistral-7B-v0.3", "mistral-7b"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_names_are_taken_as_hubs_write_them(words, name):
+    assert load(words).name == name
+
+
+def test_the_link_may_be_measured(run, tmp_path):
+    (tmp_path / "bench.json").write_text(json.dumps(BENCH))
+    _, out, _ = run("plan", "llama-2-7b", "-n", 2, "--link", "bench.json", "--json")
+    assert json.loads(out)["cluster"]["link"] == pytest.approx(18.9)
+    for bad in ("{}", "[", '{"rows": []}', '{"rows": [{"op": "all_reduce"}]}'):
+        (tmp_path / "bad.json").write_text(bad)
+        code, _, err = run("plan", "gpt2", "-n", 2, "--link", "bad.json")
+        assert code == 2
+        assert "--link bad.json" in err
+
+
+def test_the_yaml_is_one_that_train_reads(run, tmp_path, model):
+    folder = model(LLAMA)
+    code, out, _ = run("plan", folder, "-n", 2, "--cores", 64, "--method", "lora", "--write", "train.yaml")
+    assert code == 0
+    assert "wrote train.yaml\nwrote train.ds.json" in out
+    text = (tmp_path / "train.yaml").read_text()
+    said = yaml.safe_load(text)
+    assert said["model_name_or_path"] == str(folder)
+    assert said["deepspeed"] == "train.ds.json"
+    assert said["preprocessing_num_workers"] == 32
+    assert said["per_device_train_batch_size"] * said["gradient_accumulation_steps"] * 16 == 256
+    assert (said["finetuning_type"], said["lora_rank"], said["bf16"]) == ("lora", 8, True)
+    assert isinstance(said["learning_rate"], float)
+    config = json.loads((tmp_path / "train.ds.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == "auto"
+    assert read(tmp_path / "train.yaml", ()).data == said
+
+
+def test_an_own_script_gets_numbers(run, tmp_path):
+    words = ["-n", 1, "--gpus", 4, "--for", "own", "--method", "pretrain", "--write", "ds.json"]
+    assert run("plan", "gpt2-xl", *words)[0] == 0
+    config = json.loads((tmp_path / "ds.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 4 == 256
+    assert config["bf16"] == {"enabled": True}
+    assert "auto" not in json.dumps(config)
+
+
+def test_nvme_wants_a_path_only_where_it_is_picked(run):
+    words = ("llama-2-13b", "-n", 1, "--gpus", 1, "--gpu", "A10", "--host-memory", 60, "--global-batch", 8)
+    assert json.loads(run("plan", *words, "--json")[1])["best"]["setup"]["optimizer_at"] == "nvme"
+    code, _, err = run("plan", *words, "--write", "a.json")
+    assert code == 2
+    assert "nvme without a path" in err
+    assert run("plan", *words, "--write", "a.json", "--nvme-path", "/scratch")[0] == 0
+
+
+def test_ds_config_prints_writes_and_refuses(run, tmp_path):
+    code, out, err = run("ds-config", "--like", "z3-offload", "--gpu", "V100")
+    assert code == 0
+    assert json.loads(out)["fp16"]["enabled"] is True
+    assert "--with-ops" in err
+    assert json.loads(run("ds-config", "--json")[1])["zero_optimization"]["stage"] == 2
+    assert run("ds-config", "--no-pin-memory", "--offload-optimizer", "cpu", "-o", "ds.json")[0] == 0
+    zero = json.loads((tmp_path / "ds.json").read_text())["zero_optimization"]
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": False}
+    code, out, err = run("ds-config", "--stage", 2, "--offload-param", "cpu")
+    assert (code, out) == (2, "")
+    assert re.search(r"only stage 3 shards parameters[\s\S]*try: --stage 3", err)
+    code, _, err = run("ds-config", "-o", "no/such/folder.json")
+    assert code == 2
+    assert "cannot use no/such/folder.json" in err
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(list(MODELS)),
+    st.sampled_from(["full", "lora", "qlora", "pretrain"]),
+    st.sampled_from(list(GPUS)),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 40),
+    st.sampled_from(["trainer", "own"]),
+)
+def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
+    cluster = Cluster(nodes, gpus, find(gpu), find(gpu).memory)
+    training = Training(MODELS[name], method, 1024, share * cluster.world, program)
+    made = plan(training, cluster)
+    assert all(len(text) <= 80 for text, _ in lines(made))
+    fitting = [each for each in made.options if each.fits]
+    assert (made.best is None) == (not fitting)
+    for each in fitting:
+        assert each.memory.total / (1 << 30) <= cluster.usable
+        assert each.speed.tokens <= made.best.speed.tokens * 1.0102
+        assert accumulation(training, cluster, each.setup) >= 1
+    if made.best is None:
+        with pytest.raises(PlanError, match="nothing fits"):
+            ds_config(made)
+        return
+    assert yaml.safe_load(written_yaml(made, name, "x.ds.json"))["cutoff_len"] == 1024
+    if made.best.setup.optimizer_at == "nvme":
+        with pytest.raises(ConfigError, match="nvme without a path"):
+            ds_config(made)
+    config = ds_config(made, nvme_path="/scratch")
+    assert config["zero_optimization"]["stage"] == made.best.setup.stage
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_the_ladder_leads_down_and_the_free_rungs_come_first(name, gpus):
+    training = Training(MODELS[name], "full", 1024, 64)
+    found = ladder(training, Cluster(1, gpus, GPUS["A100"], 80))
+    needs = [found.needs, *(rung.needs for rung in found.rungs)]
+    assert all(above > below for above, below in pairwise(needs))
+    assert sum(rung.saves for rung in found.rungs) == pytest.approx(found.needs - needs[-1])
+    words = [rung.what.partition(" (ZeRO")[0] for rung in found.rungs]
+    assert words.index("FlashAttention (sdpa or fa2)") < words.index("gradient checkpointing")
+    assert words.index("Adam on the CPU") < words.index("parameters on the CPU")
+    assert "half the sequence length" not in words[:-1]  # it is another training
+    assert needs[-1] < found.needs / 3
+
+
+def test_what_is_no_cure_is_none():
+    """What the guides recommend, on the model that they recommend it for."""
+    training, cluster = Training(MODELS["llama-2-7b"], "full", 2048, 64), Cluster(1, 4, GPUS["A100"], 40)
+    for setup in (Setup(2, overlap=True), Setup(3)):
+        before = gpu_memory(training, cluster, setup.with_(bucket=200_000_000)).allocated
+        assert gpu_memory(training, cluster, setup.with_(bucket=500_000_000)).allocated >= before
+    assert gpu_memory(training, cluster, Setup(3, live=1_000_000_000)) == gpu_memory(training, cluster, Setup(3))

@@ -1,0 +1,56 @@
+"""The agent and ``diagnose`` read trainers' logs by the same code."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]  # see test_agent.py
+
+import reader
+from life.logs import Progress
+from reader_logs import data, readings
+
+import trainer.reader
+from provision.diagnosis import reading
+
+AGENT = Path(__file__).parents[2] / "trainer" / "agent"
+
+
+def test_both_names_are_the_same_code():
+    assert Path(reader.__file__) == AGENT / "reader" / "__init__.py"
+    assert set(reader.__all__) == set(trainer.reader.__all__)
+    for name in reader.__all__:
+        assert getattr(reader, name).__class__ is getattr(trainer.reader, name).__class__, name
+
+
+@pytest.mark.parametrize("log", ["llamafactory.jsonl", "gpt.jsonl"])
+def test_the_agent_tells_what_stands_in_the_trainers_log(tmp_path, log):
+    path = tmp_path / "trainer_log.jsonl"
+    progress = Progress(path)
+    path.write_bytes(data(log))
+    told = list(progress.events())
+    json.dumps(told, allow_nan=False)
+    fields = ("step", "total", "loss", "lr", "grad_norm", "tokens_per_second", "eval_loss")
+    told = [[each.get(name) for name in fields] for each in told if each.keys() - {"step", "total", "epoch"}]
+    assert told == [[getattr(each, name) for name in fields] for each in readings(data(log))]
+
+
+def test_what_is_no_number_is_null_in_events_and_comes_back(tmp_path):
+    path = tmp_path / "trainer_log.jsonl"
+    progress = Progress(path)
+    path.write_text('{"current_steps": 3, "loss": NaN}\n')
+    (told,) = progress.events()
+    assert told == {"step": 3, "loss": None}
+    event = json.dumps({"event": "progress", "time": 1.5, "attempt": 1, **told})
+    assert math.isnan(reader.said(event).values["loss"])
+
+
+def test_what_a_run_log_holds_is_read_by_diagnose_alike():
+    lines = reading.log(data("gpt.log").decode(), "node01")
+    told = [(each["step"], each.get("loss"), each.get("eval_loss")) for each in reading.progress(lines)]
+    assert told == [(each.step, each.loss, each.eval_loss) for each in readings(data("gpt.log"))]

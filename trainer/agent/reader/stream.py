@@ -1,0 +1,252 @@
+"""Reads a log of any size as it comes: bytes in, readings out, in constant memory.
+
+What a line leaves open, other lines of the log tell:
+
+- transformers' lines name no step. The Trainer draws its progress bar anew behind each of them, and that state of the
+  bar has the step (the state before may be an older one: tqdm draws seldom). Where two lines follow one another with no
+  bar between, the two come by different ways (a buffered stdout, ``torchrun --tee``) and nothing says which belongs to
+  which: no step is told from there on. A bar that ends with "cursor up" lies below another one: an evaluation's.
+- Without a bar the lines are counted, where ``logging_steps`` is known (given, or printed with the other arguments),
+  from the log's beginning or a resume that names its step, until the epochs show that a line is missing.
+- DeepSpeed's times have no step: they are those of the step that was told just before.
+- examples and tokens a second become times, and times tokens a second, where the log says how many a step has.
+- ``trainer_log.jsonl`` tells the time in whole seconds: a pace is told every ``PACE`` seconds, to 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from .formats import MARKS, Said, every
+
+LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer ones
+PACE = 20  # seconds
+
+_MARKS = tuple(mark.encode() for mark in MARKS)
+_BARS = (b"%|",)
+_BAR = re.compile(
+    r"\s*\d+%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[[^\]]*, +(?:(\d+(?:\.\d+)?)(it/s|s/it)|\?it/s)\](?!\x1b\[A)"
+)
+_RANK = re.compile(r"\[(?:rank|default|Rank )(\d+)\]|^\S+Z \[(\d+)\] ")
+
+
+class Reading(NamedTuple):
+    """What a log tells at one place.
+
+    ``step``: None where the log does not tell it. ``loss``: of the training, as logged (a mean over the steps since
+    the last one, or a single step's); NaN and infinite values come as such. ``lr``: the learning rate. ``grad_norm``:
+    before clipping. ``ms``: milliseconds for an optimizer step. ``tokens_per_second``: of all ranks. ``eval_loss``: of
+    an evaluation. ``rank``: None where the line names none. ``total``: the step that is the last. ``source``: whose
+    words they are, see ``formats``.
+    """
+
+    step: Optional[int] = None
+    loss: Optional[float] = None
+    lr: Optional[float] = None
+    grad_norm: Optional[float] = None
+    ms: Optional[float] = None
+    tokens_per_second: Optional[float] = None
+    eval_loss: Optional[float] = None
+    rank: Optional[int] = None
+    total: Optional[int] = None
+    source: str = ""
+
+
+FIELDS = ("loss", "lr", "grad_norm", "ms", "tokens_per_second", "eval_loss")
+
+
+def read(parts: Iterable[Union[bytes, str]], logging_steps: Optional[int] = None) -> Iterator[Reading]:
+    """The readings of a log.
+
+    Args:
+        parts: the log, in pieces of any size: an open file (binary, or text), blocks, lines with their newlines.
+        logging_steps: the Trainer's argument of that name, for its lines where nothing else tells their steps.
+    """
+    reader = Reader(logging_steps)
+    for part in parts:
+        yield from reader.feed(part)
+    yield from reader.close()
+
+
+class Reader:
+    """See the module. ``feed`` takes the log piece by piece."""
+
+    def __init__(self, logging_steps: Optional[int] = None) -> None:
+        self._rest = b""
+        self._trainer = _Trainer(logging_steps)
+        self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's step whose time has not been told
+        self._batch = self._tokens = 0  # examples (DeepSpeed) and tokens (nanoGPT) a step
+        self._paced: Optional[Tuple[int, int]] = None  # step and seconds from which the next pace counts
+
+    def feed(self, data: Union[bytes, str]) -> List[Reading]:
+        """The readings that ``data`` completes."""
+        data = self._rest + (data if isinstance(data, bytes) else data.encode("utf-8", "replace"))
+        end = data.rfind(b"\n") + 1
+        found: List[Reading] = []
+        self._take(data[:end], found)
+        self._rest = data[end:]
+        if len(self._rest) > LIMIT:  # a progress bar that has not ended yet, or no log at all
+            states, _, self._rest = self._rest.rpartition(b"\r")
+            self._take(states, found)
+            self._rest = self._rest[:LIMIT]
+        return found
+
+    def close(self) -> List[Reading]:
+        """The readings that wait for more. Of a last line without a newline only what shows its end is taken."""
+        found: List[Reading] = []
+        states, _, last = self._rest.rpartition(b"\r")
+        self._take(states, found)
+        if last.rstrip().endswith(b"}"):
+            self._take(last, found)
+        self._rest = b""
+        found.extend(self._trainer.close())
+        return found
+
+    def _take(self, data: bytes, found: List[Reading]) -> None:
+        data = data.replace(b"\r", b"\n")
+        at = 0
+        for start, end in _lines(data, _MARKS, 0, len(data)):
+            self._bars(data, at, start, found)
+            text = data[start : min(end, start + LIMIT)].decode("utf-8", "replace")
+            for said in every(text):
+                found.extend(self._said(said, _rank(text, said.at) if said.at else None))
+            at = end
+        self._bars(data, at, len(data), found)
+
+    def _bars(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
+        """Look for the state of the bar that a line waits for."""
+        if self._trainer.waits:
+            for at, to in _lines(data, _BARS, start, end):
+                found.extend(self._trainer.bar(data[at : min(to, at + LIMIT)].decode("utf-8", "replace")))
+                if not self._trainer.waits:
+                    return
+
+    def _said(self, said: Said, rank: Optional[int]) -> Iterator[Reading]:
+        values = said.values
+        if said.source == "trainer":
+            yield from self._trainer.said(values, rank)
+            return
+        self._batch = values.get("batch", self._batch)
+        self._tokens = values.get("tokens", self._tokens)
+        if said.source == "deepspeed":
+            values = self._deepspeed(values, rank)
+        elif said.source == "trainer_log":
+            values = self._trainer_log(values)
+        elif said.source == "nanogpt" and self._tokens and values.get("ms"):
+            values = {"tokens_per_second": self._tokens / values["ms"] * 1e3, **values}
+        if any(name in values for name in FIELDS):
+            yield _reading(values, rank, said.source)
+
+    def _deepspeed(self, values: Dict[str, Any], rank: Optional[int]) -> Dict[str, Any]:
+        if values.get("step") == 0:  # said before the first step, also of one that a resumed run goes on with
+            return {}
+        if "step" in values:
+            self._steps[rank] = values["step"]
+            speed = values.get("samples_per_second") or math.nan
+            return {"ms": self._batch / speed * 1e3, **values} if self._batch and math.isfinite(speed) else values
+        step = self._steps.pop(rank, None)
+        return values if step is None else {"step": step, **values}
+
+    def _trainer_log(self, values: Dict[str, Any]) -> Dict[str, Any]:
+        if "elapsed" not in values:
+            return values
+        step, elapsed = values["step"], values["elapsed"]
+        if self._paced is None or step < self._paced[0] or elapsed < self._paced[1]:
+            self._paced = (step, elapsed)
+        steps, seconds = step - self._paced[0], elapsed - self._paced[1]
+        if seconds < PACE or not steps:
+            return values
+        self._paced = (step, elapsed)
+        return {"ms": seconds / steps * 1e3, **values}
+
+
+class _Trainer:
+    """Finds the steps of transformers' lines."""
+
+    def __init__(self, logging_steps: Optional[int]) -> None:
+        self._every = logging_steps
+        self._waiting: Optional[Dict[str, Any]] = None  # a line whose step the next state of the bar has
+        self._apart = False  # lines and bar come by different ways
+        self._from: Optional[int] = 0  # where counting begins; None: it does not
+        self._counted: Optional[Tuple[int, float]] = None  # the last step that was counted, and its epoch
+
+    @property
+    def waits(self) -> bool:
+        """Whether a bar is looked for."""
+        return self._waiting is not None
+
+    def said(self, values: Dict[str, Any], rank: Optional[int]) -> Iterator[Reading]:
+        """A line."""
+        self._every = values.get("logging_steps") or self._every
+        if "first_step" in values:  # the first line is not of step ``logging_steps``
+            self._from = None
+        if "from_step" in values:
+            self._from, self._counted = values["from_step"], None
+        if "loss" not in values and "eval_loss" not in values:
+            return
+        yield from self.close()
+        told = {**self._count(values), **values}
+        if self._apart or rank is not None or "step" in values:
+            yield _reading(told, rank, "trainer")
+        else:
+            self._waiting = told
+
+    def bar(self, text: str) -> Iterator[Reading]:
+        """A state of some progress bar, while a line waits."""
+        found = _BAR.match(text)
+        if found and self._waiting is not None:
+            told, self._waiting = self._waiting, None
+            step, total, pace, unit = found.groups()
+            if int(step):  # else another process has begun: the line was the last one of its own
+                told = {**told, "step": int(step), "total": int(total)}
+                if pace and float(pace):
+                    told["ms"] = 1e3 / float(pace) if unit == "it/s" else float(pace) * 1e3
+            yield _reading(told, None, "trainer")
+
+    def close(self) -> Iterator[Reading]:
+        """No bar comes any more for the line that waits."""
+        if self._waiting is not None:
+            told, self._waiting, self._apart = self._waiting, None, True
+            yield _reading(told, None, "trainer")
+
+    def _count(self, values: Dict[str, Any]) -> Dict[str, Any]:
+        """The step of a line by counting, if it can be counted."""
+        epoch = values.get("epoch")
+        if self._every is None or self._from is None or not epoch or not math.isfinite(epoch):
+            return {}
+        if "loss" not in values:  # an evaluation: at the same epoch as the line before, it is at the same step
+            return {"step": self._counted[0]} if self._counted and self._counted[1] == epoch else {}
+        last = self._counted[0] if self._counted else self._from
+        step = (last // self._every + 1) * self._every
+        if self._counted and abs(epoch * last / self._counted[1] - step) > self._every / 2:
+            self._from = self._counted = None  # a line is missing, or another run has begun
+            return {}
+        self._counted = (step, epoch)
+        return {"step": step}
+
+
+def _lines(data: bytes, marks: Sequence[bytes], start: int, end: int) -> Iterator[Tuple[int, int]]:
+    """Begin and end of each line of a part of ``data`` that holds one of the marks. Most lines are never looked at."""
+    places = {mark: data.find(mark, start, end) for mark in marks}
+    while max(places.values()) >= 0:
+        place = min(each for each in places.values() if each >= 0)
+        begins = max(start, data.rfind(b"\n", start, place) + 1)
+        start = data.find(b"\n", place, end)
+        start = end if start < 0 else start
+        yield begins, start
+        for mark, place in places.items():
+            if 0 <= place < start:
+                places[mark] = data.find(mark, start, end)
+
+
+def _rank(text: str, at: int) -> Optional[int]:
+    """The rank that stands nearest before a place in a line."""
+    found = [first or second for first, second in _RANK.findall(text, 0, at)]
+    return int(found[-1]) if found else None
+
+
+def _reading(values: Dict[str, Any], rank: Optional[int], source: str) -> Reading:
+    told = {name: values[name] for name in FIELDS if name in values}
+    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **told)

@@ -1,0 +1,164 @@
+"""A request becomes DeepSpeed's configuration. The keys are those of DeepSpeed 0.19 (``runtime/zero/config.py``)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from trainer.ds_config.buckets import persistence_elements, prefetch_elements, reduce_elements
+from trainer.ds_config.request import Request, check, precision_of
+
+AUTO = "auto"
+FILLED = frozenset({  # what transformers' Trainer fills in (transformers 5.6, integrations/deepspeed.py)
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
+    *("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps"),
+    *("scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled"),
+    *("zero_optimization.reduce_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"),
+    "zero_optimization.stage3_param_persistence_threshold",
+})  # fmt: skip
+_LIVE = 1_000_000_000  # DeepSpeed's own default, written down because people look for it
+
+
+def make(request: Request) -> Dict[str, Any]:
+    """The configuration.
+
+    Raises:
+        ConfigError: wishes that do not go together.
+    """
+    check(request)
+    config: Dict[str, Any] = {
+        **_batch(request),
+        **_optimizer(request),
+        "zero_allow_untested_optimizer": True,  # of the Trainer's optimizers, DeepSpeed knows AdamW only
+        **_precision(request),
+        "zero_optimization": _zero(request),
+    }
+    if "nvme" in (request.offload_optimizer, request.offload_param):
+        # DeepSpeed's own example for one drive: requests of 1 MiB, eight under way.
+        config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
+    if request.steps_per_print is not None:
+        config["steps_per_print"] = request.steps_per_print
+    return config
+
+
+def notices(request: Request) -> List[str]:
+    """What a person should know about a configuration that is made."""
+    said = []
+    if request.auto and (request.micro_batch or request.accumulation or request.clip or request.lr):
+        said.append("what is not auto has to be the same in the training's own arguments")
+    if request.stage == 0 and request.precision != "fp32":
+        said.append("stage 0 in 16 bits: DeepSpeed 0.19's Adam takes an empty step first; stage 1 does not")
+    if request.overlap and request.stage in {1, 2}:
+        said.append("overlap_comm in stages 1 and 2: watch grad_norm (NaNs in DeepSpeed's issues 5347 and 7188)")
+    if "cpu" in (request.offload_optimizer, request.offload_param):
+        said.append("offload compiles cpu_adam at its first start, unless it is packed: pack-env --with-ops")
+    if request.offload_optimizer == "nvme" or request.offload_param == "nvme":
+        said.append("nvme compiles async_io at the first start, which needs libaio's headers on every node")
+    return said
+
+
+def autos(config: Dict[str, Any], above: str = "") -> List[str]:
+    """The keys whose value is "auto", with dots."""
+    found = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found += autos(value, f"{above}{key}.")
+        elif value == AUTO:
+            found.append(above + key)
+    return found
+
+
+def _batch(request: Request) -> Dict[str, Any]:
+    if request.auto:
+        return {
+            "train_batch_size": AUTO,  # what follows from the others, and from how many ranks there are
+            "train_micro_batch_size_per_gpu": request.micro_batch or AUTO,
+            "gradient_accumulation_steps": request.accumulation or AUTO,
+            "gradient_clipping": AUTO if request.clip is None else request.clip,
+        }
+    return {
+        "train_micro_batch_size_per_gpu": request.micro_batch,
+        "gradient_accumulation_steps": request.accumulation or 1,
+        "gradient_clipping": 1.0 if request.clip is None else request.clip,
+    }
+
+
+def _optimizer(request: Request) -> Dict[str, Any]:
+    if not request.optimizer:
+        return {}
+    auto = AUTO if request.auto else None
+    params = {"lr": request.lr or auto, "weight_decay": auto if request.weight_decay is None else request.weight_decay}
+    if request.auto and request.lr is None:
+        params |= {"betas": AUTO, "eps": AUTO}
+    if request.offload_optimizer == "none":
+        params["torch_adam"] = True  # DeepSpeed's own would be compiled, with nvcc, which nodes lack
+    made: Dict[str, Any] = {"optimizer": {"type": "AdamW", "params": _given(params)}}
+    if request.schedule != "none":
+        made["scheduler"] = {"type": request.schedule, "params": _given(_schedule(request, auto))}
+    return made
+
+
+def _schedule(request: Request, auto: Any) -> Dict[str, Any]:
+    warmup = auto if request.warmup is None else request.warmup
+    if request.schedule == "WarmupCosineLR":  # its rates are parts of the optimizer's
+        return {"warmup_num_steps": warmup, "total_num_steps": request.steps or auto}
+    steps = {} if request.schedule == "WarmupLR" else {"total_num_steps": request.steps or auto}
+    return {"warmup_min_lr": 0, "warmup_max_lr": request.lr or auto, "warmup_num_steps": warmup, **steps}
+
+
+def _given(params: Dict[str, Any]) -> Dict[str, Any]:
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def _precision(request: Request) -> Dict[str, Any]:
+    precision = precision_of(request)
+    fp16 = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}
+    if precision == "auto":
+        return {"fp16": {"enabled": AUTO, **fp16}, "bf16": {"enabled": AUTO}}
+    if precision == "fp16":
+        return {"fp16": {"enabled": True, **fp16}, "bf16": {"enabled": False}}
+    return {"fp16": {"enabled": False}, "bf16": {"enabled": precision == "bf16"}}
+
+
+def _zero(request: Request) -> Dict[str, Any]:
+    zero: Dict[str, Any] = {"stage": request.stage}
+    for key, device in (("offload_optimizer", request.offload_optimizer), ("offload_param", request.offload_param)):
+        if device != "none":
+            path = {"nvme_path": request.nvme_path} if device == "nvme" else {}
+            zero[key] = {"device": device, **path, "pin_memory": request.pin_memory}
+    bucket: Any = request.reduce_bucket or reduce_elements(request.hidden, request.link, request.world)
+    if request.stage == 3:
+        return {**zero, **_stage3(request, bucket)}
+    zero |= {
+        "allgather_partitions": True,
+        "allgather_bucket_size": request.allgather_bucket or bucket,
+        "overlap_comm": bool(request.overlap),
+        "reduce_scatter": True,
+        "reduce_bucket_size": bucket,
+        "contiguous_gradients": True,
+    }
+    offloads = request.offload_optimizer != "none"
+    if request.round_robin if request.round_robin is not None else offloads:
+        zero["round_robin_gradients"] = True
+    return zero
+
+
+def _stage3(request: Request, bucket: Any) -> Dict[str, Any]:
+    known = request.hidden is not None
+    if request.auto and not known and request.reduce_bucket is None and request.link is None:
+        bucket = AUTO
+    sizes: Dict[str, Any] = {"reduce_bucket_size": bucket}
+    if known:
+        sizes["stage3_prefetch_bucket_size"] = prefetch_elements(request.hidden or 0)
+        sizes["stage3_param_persistence_threshold"] = persistence_elements(request.hidden or 0)
+    elif request.auto:
+        sizes |= {"stage3_prefetch_bucket_size": AUTO, "stage3_param_persistence_threshold": AUTO}
+    return {
+        "overlap_comm": request.overlap is not False,
+        "contiguous_gradients": True,
+        "sub_group_size": _LIVE,
+        **sizes,
+        "stage3_max_live_parameters": _LIVE,
+        "stage3_max_reuse_distance": _LIVE,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }

@@ -1,0 +1,81 @@
+"""GPUs by name: what their generation can compute with, how much they hold and how fast they are.
+
+Sources: capabilities from NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus); memory, peaks and
+bandwidths from NVIDIA's datasheet of each card: dense 16-bit tensor peaks with 32-bit accumulation, without sparsity.
+``peer`` is what a collective reaches between GPUs of one node: four fifths of one direction of NVLink, which is about
+what nccl-tests show on such nodes, else what a PCIe slot of that generation gives through the host.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+from trainer.ds_config.errors import ConfigError
+
+BF16_FROM = (8, 0)  # Ampere: the first whose tensor cores multiply bfloat16
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One card.
+
+    Attributes:
+        name: as people say it, without the size of its memory.
+        capability: compute capability, (major, minor).
+        memory: GiB, of the largest common model.
+        tflops: dense peak in bf16, or in fp16 where there is no bf16; TFLOP/s.
+        bandwidth: of its memory, GB/s.
+        peer: bus bandwidth of a collective among the GPUs of one node, GB/s.
+    """
+
+    name: str
+    capability: Tuple[int, int]
+    memory: int
+    tflops: float
+    bandwidth: float
+    peer: float
+
+    @property
+    def bf16(self) -> bool:
+        """Whether it computes in bfloat16."""
+        return self.capability >= BF16_FROM
+
+
+GPUS: Dict[str, Gpu] = {
+    each.name: each
+    for each in (
+        Gpu("P100", (6, 0), 16, 21.2, 732, 10),
+        Gpu("V100", (7, 0), 32, 125, 900, 120),
+        Gpu("T4", (7, 5), 16, 65, 320, 10),
+        Gpu("A100", (8, 0), 80, 312, 2039, 240),
+        Gpu("A800", (8, 0), 80, 312, 2039, 160),
+        Gpu("A30", (8, 0), 24, 165, 933, 20),
+        Gpu("A40", (8, 6), 48, 149.7, 696, 20),
+        Gpu("A10", (8, 6), 24, 125, 600, 20),
+        Gpu("RTX3090", (8, 6), 24, 71, 936, 20),
+        Gpu("RTX4090", (8, 9), 24, 165.2, 1008, 20),
+        Gpu("L4", (8, 9), 24, 121, 300, 20),
+        Gpu("L40S", (8, 9), 48, 362, 864, 20),
+        Gpu("H100", (9, 0), 80, 989, 3350, 360),
+        Gpu("H800", (9, 0), 80, 989, 3350, 160),
+        Gpu("H20", (9, 0), 96, 148, 4000, 360),
+        Gpu("H200", (9, 0), 141, 989, 4800, 360),
+        Gpu("B200", (10, 0), 180, 2250, 8000, 720),
+    )
+}
+_MAKERS = re.compile(r"nvidia|geforce|tesla|quadro")
+
+
+def find(name: str) -> Gpu:
+    """The card that a name means: ``a100``, ``NVIDIA A100-SXM4-80GB`` as nvidia-smi says it, ``RTX 3090``.
+
+    Raises:
+        ConfigError: it is not in the table.
+    """
+    word = re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
+    fitting = [key for key in GPUS if word.startswith(key.lower())]
+    if not fitting:
+        raise ConfigError(f"--gpu {name}: not in the table", hint=f"--gpu of {', '.join(GPUS)}; or --precision")
+    return GPUS[max(fitting, key=len)]  # L40S before L4

@@ -1,0 +1,175 @@
+"""What a DeepSpeed configuration is asked to do, and which wishes go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from trainer.ds_config.errors import ConfigError
+from trainer.ds_config.gpus import find
+
+TARGETS = ("trainer", "own")
+PRECISIONS = ("auto", "bf16", "fp16", "fp32")
+DEVICES = ("none", "cpu", "nvme")
+SCHEDULES = ("none", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A configuration as it was asked for; None leaves a value to the trainer, or to DeepSpeed.
+
+    Attributes:
+        stage: of ZeRO, 0 to 3.
+        target: ``trainer``: transformers' Trainer reads it, and so LLaMA-Factory, and fills in what is "auto";
+            ``own``: a script gives it to ``deepspeed.initialize`` itself, which knows no "auto".
+        precision: ``auto`` goes by ``gpu``, or is left to the Trainer.
+        gpu: a name of ``gpus.GPUS``, as nvidia-smi says it.
+        offload_optimizer: where optimizer states are kept: ``none`` (the GPU), ``cpu``, ``nvme``.
+        offload_param: where parameters are kept, stage 3 only.
+        nvme_path: a folder on a fast local disk, of every node.
+        pin_memory: host memory that is offloaded to is page-locked.
+        overlap: gradients are reduced while others are computed; None: in stage 3 only.
+        round_robin: gradients are spread so that all ranks copy them to the host at once; None: with offload in
+            stages 1 and 2.
+        hidden: the model's hidden size, which sizes the buckets.
+        link: bus bandwidth of the slowest link, GB/s, which sizes them as well.
+        world: how many processes take part.
+        reduce_bucket: elements; None: by ``hidden`` and ``link``.
+        allgather_bucket: elements; None: as ``reduce_bucket``.
+        micro_batch: samples of a GPU in one pass.
+        accumulation: passes before an optimizer step.
+        clip: the largest norm of the gradient.
+        optimizer: DeepSpeed makes an AdamW itself.
+        lr: its learning rate.
+        weight_decay: its weight decay.
+        schedule: one of ``SCHEDULES``.
+        warmup: steps until the learning rate is reached.
+        steps: of the whole training, for schedules that decay.
+        steps_per_print: how often DeepSpeed says where it is.
+    """
+
+    stage: int = 2
+    target: str = "trainer"
+    precision: str = "auto"
+    gpu: Optional[str] = None
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+    nvme_path: Optional[str] = None
+    pin_memory: bool = True
+    overlap: Optional[bool] = None
+    round_robin: Optional[bool] = None
+    hidden: Optional[int] = None
+    link: Optional[float] = None
+    world: Optional[int] = None
+    reduce_bucket: Optional[int] = None
+    allgather_bucket: Optional[int] = None
+    micro_batch: Optional[int] = None
+    accumulation: Optional[int] = None
+    clip: Optional[float] = None
+    optimizer: bool = False
+    lr: Optional[float] = None
+    weight_decay: Optional[float] = None
+    schedule: str = "none"
+    warmup: Optional[int] = None
+    steps: Optional[int] = None
+    steps_per_print: Optional[int] = None
+
+    @property
+    def auto(self) -> bool:
+        """Whether somebody fills in what is "auto"."""
+        return self.target == "trainer"
+
+
+def precision_of(request: Request) -> str:
+    """The precision that is meant; ``auto`` where the Trainer is to say it.
+
+    Raises:
+        ConfigError: nobody says it, or the card cannot compute in it.
+    """
+    gpu = find(request.gpu) if request.gpu is not None else None
+    if request.precision == "bf16" and gpu is not None and not gpu.bf16:
+        name = f"{gpu.name} (compute capability {gpu.capability[0]}.{gpu.capability[1]})"
+        raise ConfigError(f"--precision bf16: {name} does not compute in it; Ampere (8.0) is the first that does",
+                          hint="--precision fp16")  # fmt: skip
+    if request.precision != "auto":
+        return request.precision
+    if gpu is not None:
+        return "bf16" if gpu.bf16 else "fp16"
+    if not request.auto:
+        raise ConfigError(
+            "--precision auto: without --gpu only transformers' Trainer knows what that is",
+            hint="--gpu A100, or --precision bf16 (Ampere and later), or --precision fp16",
+        )
+    return "auto"
+
+
+def check(request: Request) -> None:
+    """Look for wishes that do not go together.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    _values(request)
+    _offload(request)
+    _schedule(request)
+    precision_of(request)
+
+
+def _values(request: Request) -> None:
+    for value, allowed, option in (
+        (request.stage, (0, 1, 2, 3), "--stage"),
+        (request.target, TARGETS, "--for"),
+        (request.precision, PRECISIONS, "--precision"),
+        (request.offload_optimizer, DEVICES, "--offload-optimizer"),
+        (request.offload_param, DEVICES, "--offload-param"),
+        (request.schedule, SCHEDULES, "--schedule"),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{option} {value}: it is one of {', '.join(map(str, allowed))}")
+    for name in ("hidden", "link", "world", "reduce_bucket", "micro_batch", "accumulation", "steps", "clip", "lr"):
+        value = getattr(request, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: it has to be more than 0")
+
+
+def _offload(request: Request) -> None:
+    devices = (request.offload_optimizer, request.offload_param)
+    if request.offload_param != "none" and request.stage < 3:
+        raise ConfigError(
+            f"--offload-param {request.offload_param} with --stage {request.stage}: only stage 3 shards parameters",
+            hint=f"--stage 3, or --offload-optimizer {request.offload_param} alone",
+        )
+    if request.offload_optimizer != "none" and request.stage == 0:
+        raise ConfigError(
+            f"--offload-optimizer {request.offload_optimizer} with --stage 0: that stage keeps everything on every GPU",
+            hint="--stage 2 --offload-optimizer cpu",
+        )
+    if request.offload_optimizer == "nvme" and request.stage < 3:
+        raise ConfigError(
+            f"--offload-optimizer nvme with --stage {request.stage}: below stage 3 DeepSpeed keeps it in host memory",
+            hint="--stage 3 --offload-optimizer nvme, or --offload-optimizer cpu",
+        )
+    if "nvme" in devices and request.nvme_path is None:
+        raise ConfigError("nvme without a path", hint="--nvme-path DIR: a folder on a fast local disk of every node")
+    if request.nvme_path is not None and "nvme" not in devices:
+        raise ConfigError("--nvme-path: nothing is offloaded to nvme", hint="--stage 3 --offload-optimizer nvme")
+    if request.nvme_path is not None and not request.nvme_path.startswith("/"):
+        raise ConfigError(f"--nvme-path {request.nvme_path}: it has to be absolute, and the same on every node")
+    if request.precision == "fp32" and request.stage == 3 and "nvme" in devices:
+        raise ConfigError("--precision fp32 with nvme: DeepSpeed swaps 16-bit parameters only", hint="--precision bf16")
+
+
+def _schedule(request: Request) -> None:
+    if request.schedule != "none" and not request.optimizer:
+        raise ConfigError(f"--schedule {request.schedule}: DeepSpeed schedules its own optimizer only",
+                          hint=f"--optimizer --schedule {request.schedule}")  # fmt: skip
+    if request.auto:
+        return
+    if request.optimizer and request.lr is None:
+        raise ConfigError("--optimizer for an own script: nobody fills in its learning rate", hint="--lr 3e-5")
+    if request.schedule not in {"none", "WarmupLR"} and request.steps is None:
+        raise ConfigError(f"--schedule {request.schedule} for an own script: it needs its end", hint="--steps 1000")
+    if request.schedule != "none" and request.warmup is None:
+        raise ConfigError(f"--schedule {request.schedule} for an own script: it needs its warm-up", hint="--warmup 100")
+    if request.micro_batch is None:
+        raise ConfigError("an own script's configuration names the samples of a GPU", hint="--micro-batch 1")

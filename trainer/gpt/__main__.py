@@ -1,0 +1,151 @@
+"""Trains a GPT-2 model, from top to bottom: options, ranks, data, model, engine, loop.
+
+    python -m trainer.gpt --data DIR --out OUT
+    torchrun --nproc-per-node 4 -m trainer.gpt --data DIR --model gpt2-xl --batch-size 32
+
+docs/training.md has a walk through it.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any, List, Optional
+
+import torch
+
+from trainer.gpt import checkpoint, data, engine, evaluate, ranks, start
+from trainer.gpt.config import accumulation, from_arguments
+from trainer.gpt.errors import FailedError, exit_with
+from trainer.gpt.feed import Feed
+from trainer.gpt.figures import Figures
+from trainer.gpt.keeping import Keeper
+from trainer.gpt.log import Log
+from trainer.gpt.model import fastest_attention
+from trainer.gpt.schedule import learning_rate
+from trainer.gpt.timing import Watch
+
+
+def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it is read, from top to bottom
+    """The program."""
+    # Options
+    config = from_arguments(argv)
+    asked: List[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+
+    # Ranks
+    everyone = ranks.join(config.device)
+    device, world = everyone.device, everyone.world
+    micro_steps = accumulation(config, world)
+    torch.set_float32_matmul_precision("high")
+
+    # Data
+    sets = data.open_sets(config.data, "train", config.block_size)
+    data.check_tokens(sets)
+    train = data.Samples(sets, config.block_size, config.seed)
+    watched = {"train": data.Samples(sets, config.block_size, config.seed + 1)}
+    if data.has_split(config.data, "val"):
+        watched["val"] = data.Samples(
+            data.open_sets(config.data, "val", config.block_size), config.block_size, config.seed + 1
+        )
+    vocabulary = sets[0].vocabulary
+
+    # Model
+    begun = start.choose(config, sets)
+    folder = checkpoint.Folder(Path(config.out), everyone, config.keep)
+    folder.prepare()
+    log = Log(config, everyone.is_first)
+    keeper = Keeper(config, everyone, folder, log)
+    log.phase("loading")
+    model = start.make_model(begun, config, device)
+
+    # Engine
+    watch = Watch(device)
+    motor = engine.make(model, config, everyone, micro_steps, watch)
+    step = 0
+    if begun.taken:
+        with begun.taken.reader() as reader:
+            motor.load(reader, None)
+    if begun.resumed:
+        step = keeper.resume(begun.resumed)
+        with begun.resumed.reader() as reader:
+            motor.load(reader, begun.resumed.state.updates)
+        if motor.scale.is_used:
+            motor.scale.value = begun.resumed.state.scale
+        log.say("goes on from %s at step %d" % (begun.resumed.folder, step))
+    samples = config.batch_size * world * micro_steps
+    figures = Figures(config, begun.shape, samples * config.block_size, world, device)
+    log.say(
+        "%.1f M parameters, %s on %d x %s, " % (begun.shape.parameters / 1e6, motor.name, world, device.type)
+        + "%d samples of %d tokens a step " % (samples, config.block_size)
+        + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
+    )
+
+    # A step's figures come later than the step: a GPU goes on with the next one meanwhile.
+    def is_asked_to_stop(lap: Any, told: torch.Tensor, number: int, rate: float) -> bool:
+        lap.wait()  # then the figures are here too
+        rows = told.tolist()
+        figures.check(number, rows, motor.scale.is_used, keeper.last)
+        due = number % config.log_interval == 0 or number == config.max_iters
+        if due:
+            log.step(number, figures.of(lap, rows, rate))
+        return any(row[2] for row in rows)
+
+    # Loop
+    waiting: Optional[Any] = None
+    why = ""
+    log.phase("training")
+    with fastest_attention(device), Feed(train, everyone, step, micro_steps, config.batch_size) as feed:
+        while step < config.max_iters and not why:
+            rate = learning_rate(config, step)
+            if config.dropout:  # a training that was resumed drops what it would have dropped
+                torch.manual_seed((config.seed * 1_000_003 + step) * 65_537 + everyone.rank)
+            watch.begin()
+            loss = torch.zeros((), device=device)
+            for number in range(micro_steps):
+                loss += motor.micro_step(*feed.take(), number) / micro_steps
+            norm = motor.step(rate)
+            stop = torch.full((), float(bool(asked)), device=device)
+            told = everyone.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
+            lap = watch.end()
+            step += 1
+
+            is_last = step == config.max_iters
+            evaluates = bool(config.eval_interval) and (step % config.eval_interval == 0 or is_last)
+            saves = bool(config.save_interval) and step % config.save_interval == 0
+            stopped = is_asked_to_stop(*waiting) if waiting else False
+            waiting = (lap, told, step, rate)
+            if device.type != "cuda" or evaluates or saves or stopped or is_last:
+                # No checkpoint of what is no number: its step is looked at first.
+                stopped = is_asked_to_stop(*waiting) or stopped
+                waiting = None
+            if stopped:
+                why = "SIGTERM"
+                break
+            names = []
+            if evaluates:
+                log.phase("evaluating")
+                losses = evaluate.losses(motor, watched, config.eval_iters, config.batch_size, everyone)
+                log.evaluation(step, losses)
+                if keeper.is_better(list(losses.values())[-1]):
+                    names = ["best"]
+                saves = saves or bool(names) or (config.always_save and not config.save_interval)
+                if keeper.gives_up:
+                    why = "no better loss in %d evaluations" % keeper.worse
+            if saves:
+                keeper.save(step, motor, begun.shape, vocabulary, *names)
+            if saves or evaluates:
+                log.phase("training")
+
+    # End
+    log.phase("finishing")
+    keeper.save(step, motor, begun.shape, vocabulary, *([] if why == "SIGTERM" else ["final"]))
+    if keeper.trouble:
+        what = "the last checkpoint could not be saved: %s" % keeper.trouble
+        raise FailedError(what, "make room, then --resume latest")
+    log.say("ended at step %d%s" % (step, ": %s" % why if why else ""))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,184 @@
+"""Samples out of shards of tokens that are mapped into memory, the same for a seed and a step whoever reads them.
+
+A data set is a folder that ``prepare`` wrote, or one of nanoGPT's:
+
+===========================  ==========================================================================================
+``train*.bin``, ``val*.bin``  tokens, little endian, nothing else
+``meta.json``                ``dtype`` ("uint16" or "uint32"), ``vocab_size`` and the vocabulary's ``digest``
+``characters.json``, …       the vocabulary (``tokens.py``)
+``meta.pkl``                 nanoGPT's own, in place of ``meta.json``; without it the tokens are GPT-2's, in uint16
+===========================  ==========================================================================================
+
+A sample is ``block + 1`` tokens from anywhere in a shard. Which ones is a function of the seed and the sample's number
+alone, and the numbers of a step depend on the step and the global batch: so one rank and many see the same samples in a
+step, and a training that was resumed sees those that it would have seen.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from trainer.gpt import tokens
+from trainer.gpt.errors import RefusedError
+from trainer.gpt.nanogpt import read_meta
+
+GPT2 = 50257  # tokens of GPT-2's vocabulary
+SPLITS = ("train", "val")
+_FIX = "python -m trainer.gpt.prepare TEXT --out DIR"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One folder. ``shards`` are arrays of tokens; ``digest`` is None where the vocabulary is not known."""
+
+    folder: Path
+    weight: float
+    vocab_size: int
+    vocabulary: Optional[tokens.Tokens]
+    shards: Sequence[Any]
+
+    @property
+    def digest(self) -> Optional[str]:
+        """What tells the vocabulary from others."""
+        return self.vocabulary.digest if self.vocabulary else None
+
+
+def mixed(numbers: Any) -> Any:
+    """Any uint64 to one that looks random: SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    with np.errstate(over="ignore"):
+        z = numbers + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+class Samples:
+    """The samples of one split of all data sets; ``take`` any of them by number."""
+
+    def __init__(self, sets: Sequence[DataSet], block: int, seed: int) -> None:
+        self.block = block
+        self._seed = mixed(np.array([seed % 2**64], dtype=np.uint64))[0]
+        total = sum(each.weight for each in sets)
+        self._set_ends = np.cumsum([each.weight / total for each in sets])
+        self._shards: List[List[Any]] = [[shard for shard in each.shards if len(shard) > block] for each in sets]
+        self._ends = [np.cumsum([len(shard) - block for shard in shards]) for shards in self._shards]
+
+    def take(self, numbers: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Samples by number: tokens and what comes next, each (samples, block), int64."""
+        keys = mixed(np.asarray(numbers, dtype=np.uint64) ^ self._seed)
+        chances = (keys >> np.uint64(11)).astype(np.float64) / 2**53
+        sets = np.minimum(np.searchsorted(self._set_ends, chances, side="right"), len(self._set_ends) - 1)
+        places = mixed(keys)
+        rows = np.empty((len(keys), self.block + 1), dtype=np.int64)
+        for row, each in enumerate(sets):
+            ends = self._ends[each]
+            start = int(places[row] % np.uint64(ends[-1]))
+            shard = int(np.searchsorted(ends, start, side="right"))
+            start -= int(ends[shard - 1]) if shard else 0
+            rows[row] = self._shards[each][shard][start : start + self.block + 1]
+        both = torch.from_numpy(rows)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def numbers_of(step: int, micro: int, rank: int, world: int, accumulation: int, batch: int) -> range:
+    """The numbers of the samples that a rank takes in a micro-step."""
+    first = ((step * accumulation + micro) * world + rank) * batch
+    return range(first, first + batch)
+
+
+def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
+    """The data sets of a command line, each ``DIR`` or ``DIR:WEIGHT``.
+
+    Raises:
+        RefusedError: one is not there, is empty, or their vocabularies differ.
+    """
+    sets = [_open(*_weighed(each), split, block) for each in named]
+    first = sets[0]
+    for each in sets[1:]:
+        known = each.digest and first.digest
+        if each.vocab_size != first.vocab_size or (known and each.digest != first.digest):
+            what = "%s and %s have different vocabularies" % (first.folder, each.folder)
+            raise RefusedError(what, "prepare the second with --vocabulary %s" % first.folder)
+    return sets
+
+
+def has_split(named: Sequence[str], split: str) -> bool:
+    """Whether every data set has shards of it."""
+    return all(_files(_weighed(each)[0], split) for each in named)
+
+
+def _weighed(named: str) -> Tuple[Path, float]:
+    folder, _, weight = named.rpartition(":")
+    if Path(named).is_dir() or not folder:
+        return Path(named), 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        return Path(named), 1.0
+    if not 0 < number < float("inf"):
+        raise RefusedError("--data %s: a weight is more than 0" % named)
+    return Path(folder), number
+
+
+def _files(folder: Path, split: str) -> List[Path]:
+    found = [folder / (split + ".bin")] if (folder / (split + ".bin")).is_file() else []
+    return found + sorted(folder.glob(split + "-*.bin"))
+
+
+def _open(folder: Path, weight: float, split: str, block: int) -> DataSet:
+    if not folder.is_dir():
+        raise RefusedError("--data %s: there is no such folder" % folder, _FIX)
+    kind, size, vocabulary = _described(folder)
+    files = _files(folder, split)
+    if not files:
+        raise RefusedError("%s: there is no %s.bin" % (folder, split), _FIX)
+    shards = [_map(path, kind) for path in files]
+    if max(len(shard) for shard in shards) <= block:
+        longest = max(files, key=lambda path: path.stat().st_size)
+        what = "%s has %d tokens, a sample has %d" % (longest, longest.stat().st_size // kind.itemsize, block + 1)
+        raise RefusedError(what, "more text, or a smaller --block-size")
+    return DataSet(folder, weight, size, vocabulary, shards)
+
+
+def _map(path: Path, kind: Any) -> Any:
+    size = path.stat().st_size
+    if size == 0:
+        raise RefusedError("%s is empty" % path, _FIX)
+    if size % kind.itemsize:
+        raise RefusedError("%s has %d bytes, which are no whole tokens of %d" % (path, size, kind.itemsize), _FIX)
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+def _described(folder: Path) -> Tuple[Any, int, Optional[tokens.Tokens]]:
+    path = folder / "meta.json"
+    if path.is_file():
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            kind, size = np.dtype({"uint16": "<u2", "uint32": "<u4"}[said["dtype"]]), int(said["vocab_size"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RefusedError("%s cannot be read: %s" % (path, error), _FIX) from error
+        return kind, size, tokens.load(folder)
+    if (folder / "meta.pkl").is_file():
+        characters = read_meta(folder / "meta.pkl")
+        return np.dtype("<u2"), characters.size, characters
+    return np.dtype("<u2"), GPT2, None
+
+
+def check_tokens(sets: Sequence[DataSet]) -> None:
+    """Look at the ends of every shard for tokens that the vocabulary does not have.
+
+    Raises:
+        RefusedError: there is one. On a GPU it would only be an assertion of some kernel.
+    """
+    for each in sets:
+        for shard in each.shards:
+            highest = max(int(shard[:65536].max()), int(shard[-65536:].max()))
+            if highest >= each.vocab_size:
+                what = "%s holds token %d, its vocabulary has %d" % (each.folder, highest, each.vocab_size)
+                raise RefusedError(what, "prepare it again: its meta and its shards do not belong together")

@@ -1,0 +1,56 @@
+"""A checkpoint to fp32 weights that transformers loads: ``python -m trainer.gpt.export out/best FOLDER``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+import torch
+
+from trainer.gpt import checkpoint, tokens, weights
+from trainer.gpt.errors import RefusedError, exit_with
+from trainer.gpt.model import GPT
+
+
+def export(found: checkpoint.Checkpoint, folder: Path) -> None:
+    """Write ``model.safetensors``, ``config.json`` and the vocabulary; the folder appears when it is whole.
+
+    Raises:
+        RefusedError: the folder is there already, or cannot be written.
+    """
+    if folder.exists():
+        raise RefusedError("%s is there already" % folder, "another folder, or rm -r %s" % folder)
+    temporary = folder.with_name(".%s-part" % folder.name)
+    shape = found.state.shape
+    with torch.device("meta"):
+        sizes = {name: parameter.numel() for name, parameter in GPT(shape).named_parameters()}
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        with found.reader() as reader:
+            weights.export(shape, lambda name: reader.read("weight", name, 0, sizes[name]), temporary)
+        vocabulary = tokens.load(found.folder)
+        if vocabulary:
+            vocabulary.save(temporary)
+        temporary.rename(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RefusedError("%s: %s" % (folder, error.strerror), "a folder that you may write to, with room") from error
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.export", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="out/iter_N, or out/best, out/final, out/latest")
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args(argv)
+    found = checkpoint.find(given.checkpoint)
+    export(found, given.folder)
+    sys.stdout.write("%s: step %d of %s\n" % (given.folder, found.state.step, found.folder))
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,175 @@
+"""GPT-2, with the names of Hugging Face's GPT2LMHeadModel, so that weights go both ways (``weights.py``).
+
+Differences: matrices lie as torch's Linear has them (the other way round than in Hugging Face's Conv1D), and the
+vocabulary is padded to a multiple of 128 rows, which matrix products on GPUs like; the rows that pad it stay zero and
+take part in nothing. The output shares its matrix with the input's embedding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any, ContextManager, Iterator, Optional
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+PAD = 128  # rows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model is; ``vocab_size`` without padding."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    vocab_size: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding, with padding."""
+        return -(-self.vocab_size // PAD) * PAD
+
+    @property
+    def parameters(self) -> int:
+        """Parameters without padding; the output's matrix is the input's."""
+        width = self.n_embd
+        block = 12 * width * width + 13 * width
+        return (self.vocab_size + self.block_size) * width + self.n_layer * block + 2 * width
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(shape.n_embd, 3 * shape.n_embd)
+        self.c_proj = nn.Linear(shape.n_embd, shape.n_embd)
+        self.n_head = shape.n_head
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, width) to the same."""
+        batch, tokens, width = x.shape
+        split = (batch, tokens, self.n_head, width // self.n_head)
+        q, k, v = (each.view(split).transpose(1, 2) for each in self.c_attn(x).split(width, dim=2))
+        dropped = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=True)
+        y = self.c_proj(y.transpose(1, 2).reshape(batch, tokens, width))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    """Two matrices with GPT-2's own GELU between them, which is the approximation by tanh."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(shape.n_embd, 4 * shape.n_embd)
+        self.c_proj = nn.Linear(4 * shape.n_embd, shape.n_embd)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, width) to the same."""
+        return F.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """A layer."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(shape.n_embd)
+        self.attn = Attention(shape, dropout)
+        self.ln_2 = nn.LayerNorm(shape.n_embd)
+        self.mlp = MLP(shape, dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, width) to the same."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """The model; ``forward`` gives the loss when it is told what comes next, else logits."""
+
+    def __init__(self, shape: Shape, dropout: float = 0.0, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.shape = shape
+        self.dropout = dropout
+        self.checkpointing = checkpointing
+        blocks = nn.ModuleList([Block(shape, dropout) for _ in range(shape.n_layer)])
+        parts = {
+            "wte": nn.Embedding(shape.rows, shape.n_embd),
+            "wpe": nn.Embedding(shape.block_size, shape.n_embd),
+            "h": blocks,
+            "ln_f": nn.LayerNorm(shape.n_embd),
+        }
+        self.transformer = nn.ModuleDict(parts)
+
+    @torch.no_grad()
+    def start(self, seed: int) -> None:
+        """Give all weights GPT-2's first values, the same wherever the seed and the kind of device are the same."""
+        device = self.transformer["wte"].weight.device
+        generator = torch.Generator(device).manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
+                continue
+            # Two branches of each layer add to the stream, whose variance would grow with them (GPT-2's paper, 2.3).
+            scale = 1 / math.sqrt(2 * self.shape.n_layer) if name.endswith("c_proj.weight") else 1.0
+            parameter.normal_(0.0, 0.02 * scale, generator=generator)
+        self.transformer["wte"].weight[self.shape.vocab_size :] = 0.0
+
+    def forward(self, tokens: torch.Tensor, targets: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Tokens (batch, n), int64, to the mean loss, a float32 scalar; without targets to the last place's logits.
+
+        Logits are (batch, vocabulary), float32.
+        """
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.transformer["wte"](tokens) + self.transformer["wpe"](places)
+        x = F.dropout(x, self.dropout, self.training)
+        for block in self.transformer["h"]:
+            recomputes = self.checkpointing and self.training
+            x = checkpoint(block, x, use_reentrant=False) if recomputes else block(x)
+        x = self.transformer["ln_f"](x if targets is not None else x[:, -1])
+        logits = F.linear(x.view(-1, x.shape[-1]), self.transformer["wte"].weight)
+        logits = logits[:, : self.shape.vocab_size].float()
+        return logits if targets is None else F.cross_entropy(logits, targets.view(-1))
+
+
+def flops_per_token(shape: Shape, tokens: int) -> float:
+    """Floating point operations of forward and backward for a token, as MFU counts them: 6N + 12·L·D·T.
+
+    PaLM, appendix B (https://arxiv.org/abs/2204.02311); recomputed activations do not count.
+    """
+    return 6.0 * shape.parameters + 12.0 * shape.n_layer * shape.n_embd * tokens
+
+
+def fastest_attention(device: torch.device) -> ContextManager[Any]:
+    """Inside it, attention on a GPU takes cuDNN's kernel where that can do it: torch would take another one first."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - torch 2.3 and later
+
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if "set_priority" in inspect.signature(sdpa_kernel).parameters:  # torch 2.6 and later
+        return sdpa_kernel(order, set_priority=True)
+    return sdpa_kernel(order)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside it, nothing is dropped and nothing learned."""
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was)

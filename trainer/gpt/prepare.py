@@ -1,0 +1,193 @@
+"""Text files to shards of tokens: ``python -m trainer.gpt.prepare TEXT… --out DIR``. ``data.py`` has the format."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from trainer.gpt import tokens
+from trainer.gpt.errors import RefusedError, exit_with
+
+CHUNK = 1 << 20  # characters that are in memory at a time
+SHARD = 1 << 30  # tokens of a file
+# What prepare writes, also where it was killed; nothing else is ever removed.
+OURS = re.compile(r"(train|val)-\d{5}\.bin|meta\.json|characters\.json|tokenizer\.json|\..*\.part")
+
+
+def chunks(path: Path) -> Iterator[str]:
+    """A file's text, piece by piece; pieces end at the ends of lines, so that BPE sees whole words.
+
+    Raises:
+        RefusedError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            while True:
+                text = file.read(CHUNK)
+                if not text:
+                    return
+                yield text + file.readline()
+    except OSError as error:
+        raise RefusedError("%s: %s" % (path, error.strerror), "name files of text") from error
+    except UnicodeDecodeError as error:
+        what = "%s is not UTF-8 (byte %d)" % (path, error.start)
+        raise RefusedError(what, "iconv -f latin1 -t utf-8 %s" % path) from error
+
+
+def splits(path: Path, held_back: float) -> Iterator[Tuple[str, str]]:
+    """Pieces of a file with the split that each belongs to; the end of the file is held back for evaluation."""
+    left = round(path.stat().st_size * (1 - held_back))  # bytes that are still for training
+    for text in chunks(path):
+        size = len(text.encode())
+        if size <= left:
+            yield "train", text
+        else:
+            cut = len(text.encode()[:left].decode(errors="ignore"))
+            if cut:
+                yield "train", text[:cut]
+            yield "val", text[cut:]
+        left = max(0, left - size)
+
+
+class Writer:
+    """The shards of one split. A shard appears under its name only when it is whole."""
+
+    def __init__(self, folder: Path, split: str, kind: Any, limit: int) -> None:
+        self.total = 0
+        self._named = (folder, split)
+        self._kind = kind
+        self._limit = limit
+        self._paths: List[Path] = []
+        self._file: Any = None
+        self._room = 0
+
+    def add(self, numbers: Sequence[int]) -> None:
+        """Append tokens."""
+        rest = np.asarray(numbers, dtype=self._kind)
+        while len(rest):
+            if not self._room:
+                self._next()
+            part, rest = rest[: self._room], rest[self._room :]
+            part.tofile(self._file)
+            self._room -= len(part)
+            self.total += len(part)
+
+    def close(self) -> None:
+        """Give all shards their names."""
+        self._end()
+        folder, split = self._named
+        for number, path in enumerate(self._paths):
+            path.replace(folder / ("%s-%05d.bin" % (split, number)))
+
+    def _next(self) -> None:
+        self._end()
+        folder, split = self._named
+        self._paths.append(folder / (".%s-%05d.bin.part" % (split, len(self._paths))))
+        self._file = self._paths[-1].open("wb")
+        self._room = self._limit
+
+    def _end(self) -> None:
+        if self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+
+def prepare(
+    texts: Sequence[Path], out: Path, vocabulary: tokens.Tokens, held_back: float, limit: int = SHARD
+) -> Dict[str, int]:
+    """Write shards and what describes them; the number of tokens by split.
+
+    Raises:
+        RefusedError: a text that cannot be read or that holds nothing, or a folder with other things in it.
+        OSError: the folder cannot be written to.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    there = sorted(out.iterdir())
+    strange = [path.name for path in there if not OURS.fullmatch(path.name)]
+    if strange:
+        raise RefusedError("%s: %s is no part of a data set" % (out, strange[0]), "--out with a new folder")
+    for old in there:
+        old.unlink()
+    kind = "uint16" if vocabulary.size <= 1 << 16 else "uint32"
+    token = np.dtype("<u2" if kind == "uint16" else "<u4")
+    writers = {split: Writer(out, split, token, limit) for split in ("train", "val")}
+    for path in texts:
+        last = None
+        for split, text in splits(path, held_back):
+            if last == "train" and split == "val" and vocabulary.end is not None:
+                writers["train"].add([vocabulary.end])
+            writers[split].add(vocabulary.encode(text))
+            last = split
+        if last and vocabulary.end is not None:
+            writers[last].add([vocabulary.end])
+    counts = {split: writer.total for split, writer in writers.items()}
+    if not counts["train"]:
+        raise RefusedError("%s: no text in it" % ", ".join(map(str, texts)))
+    for writer in writers.values():
+        writer.close()
+    vocabulary.save(out)
+    told = {"format": 1, "dtype": kind, "vocab_size": vocabulary.size, "digest": vocabulary.digest, "tokens": counts}
+    part = out / ".meta.json.part"
+    part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    part.replace(out / "meta.json")
+    return counts
+
+
+def characters_of(texts: Sequence[Path]) -> tokens.Characters:
+    """Every character that the texts have, in the order of Unicode, as nanoGPT has them."""
+    found: Set[str] = set()
+    for path in texts:
+        for text in chunks(path):
+            found.update(text)
+    return tokens.Characters(sorted(found))
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.prepare", description=__doc__)
+    parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--tokens", choices=("characters", "bpe"), default="characters")
+    parser.add_argument("--vocab-size", type=int, default=8192, help="of a BPE that is trained on the texts")
+    parser.add_argument("--vocabulary", type=Path, metavar="PATH", help="one that is there: a folder or tokenizer.json")
+    parser.add_argument("--val", type=float, default=0.1, help="share of each text that is held back")
+    parser.add_argument("--shard-tokens", type=int, default=SHARD)
+    given = parser.parse_args(argv)
+    if not 0 <= given.val < 1:
+        raise RefusedError("--val %s: from 0 to less than 1" % given.val)
+    if given.shard_tokens < 1:
+        raise RefusedError("--shard-tokens %d: at least 1" % given.shard_tokens)
+    vocabulary: Optional[tokens.Tokens]
+    if given.vocabulary:
+        path = given.vocabulary
+        vocabulary = tokens.load(path) if path.is_dir() else tokens.read_bpe(path)
+        if vocabulary is None:
+            raise RefusedError("%s: there is no vocabulary" % path, "a folder with %s" % tokens.BPE)
+    elif given.tokens == "bpe":
+        if given.vocab_size < 257:
+            raise RefusedError("--vocab-size %d: bytes alone are 256, and one ends a text" % given.vocab_size)
+        pieces = (text for path in given.texts for text in chunks(path))
+        vocabulary = tokens.train_bpe(pieces, given.vocab_size)
+    else:
+        vocabulary = characters_of(given.texts)
+    try:
+        counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens)
+    except OSError as error:
+        raise RefusedError(
+            "%s: %s" % (given.out, error.strerror), "a folder that you may write to, with room"
+        ) from error
+    told = ", ".join("%d tokens in %s" % (count, split) for split, count in counts.items())
+    sys.stdout.write("%s: %s, vocabulary of %d\n" % (given.out, told, vocabulary.size))
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,94 @@
+"""Lets a model write: ``python -m trainer.gpt.sample out/best --prompt "Once upon"``. Equal seeds, equal texts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+import torch
+
+from trainer.gpt import checkpoint, tokens, weights
+from trainer.gpt.errors import RefusedError, exit_with
+from trainer.gpt.model import GPT, evaluating
+
+
+@torch.no_grad()
+def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
+    """Model, in fp32 on the CPU, and vocabulary of a checkpoint or a Hugging Face folder.
+
+    Raises:
+        RefusedError: one of them is not there.
+    """
+    if (path / "config.json").is_file():
+        folder = path
+        model = GPT(weights.read_shape(path))
+        weights.load(model, path)
+    else:
+        found = checkpoint.find(path)
+        folder = found.folder
+        model = GPT(found.state.shape)
+        with found.reader() as reader:
+            for name, parameter in model.named_parameters():
+                parameter.copy_(reader.read("weight", name, 0, parameter.numel()).view(parameter.shape))
+    vocabulary = tokens.load(folder)
+    if vocabulary is None:
+        raise RefusedError("%s has no vocabulary" % folder, "put the tokenizer.json of its data there")
+    if vocabulary.size > model.shape.vocab_size:
+        what = "%s: the vocabulary has %d tokens, the model %d" % (folder, vocabulary.size, model.shape.vocab_size)
+        raise RefusedError(what, "put the tokenizer.json of its data there")
+    return model, vocabulary
+
+
+def write(
+    model: GPT, prompt: List[int], count: int, temperature: float, top_k: int, generator: torch.Generator
+) -> List[int]:
+    """``count`` tokens that follow the prompt. A temperature of 0 takes the likeliest each time."""
+    device = next(model.parameters()).device
+    line = torch.tensor([prompt], device=device)
+    with evaluating(model):
+        for _ in range(count):
+            logits = model(line[:, -model.shape.block_size :]).cpu()  # drawn on the CPU: the same on every device
+            if temperature == 0:
+                chosen = logits.argmax(dim=-1, keepdim=True)
+            else:
+                logits /= temperature
+                if top_k:
+                    least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                    logits[logits < least] = float("-inf")
+                chosen = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+            line = torch.cat([line, chosen.to(device)], dim=1)
+    return [int(token) for token in line[0, len(prompt) :]]
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.sample", description=__doc__)
+    parser.add_argument("model", type=Path, help="a checkpoint, or a Hugging Face folder")
+    parser.add_argument("--prompt", default="\n")
+    parser.add_argument("--tokens", type=int, default=200, help="how many are written")
+    parser.add_argument("--count", type=int, default=1, help="how many texts")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--top-k", type=int, default=200, help="of how many each token is drawn (0: all)")
+    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    given = parser.parse_args(argv)
+    if given.temperature < 0 or given.tokens < 1 or given.count < 1 or given.top_k < 0:
+        raise RefusedError("--temperature and --top-k are at least 0, --tokens and --count at least 1")
+    model, vocabulary = load(given.model)
+    has_gpu = torch.cuda.is_available()
+    if given.device == "cuda" and not has_gpu:
+        raise RefusedError("--device cuda: torch %s sees no GPU here" % torch.__version__, "--device cpu")
+    model.to("cuda" if has_gpu and given.device != "cpu" else "cpu")
+    prompt = list(vocabulary.encode(given.prompt))
+    if not prompt:
+        raise RefusedError("--prompt is empty", "--prompt TEXT")
+    generator = torch.Generator().manual_seed(given.seed)
+    for _ in range(given.count):
+        written = write(model, prompt, given.tokens, given.temperature, given.top_k, generator)
+        sys.stdout.write(given.prompt + vocabulary.decode(written) + "\n")
+
+
+if __name__ == "__main__":
+    exit_with(main)

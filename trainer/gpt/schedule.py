@@ -1,0 +1,19 @@
+"""The learning rate of every step."""
+
+from __future__ import annotations
+
+import math
+
+from trainer.gpt.config import Config
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """The rate of the step that begins after ``step`` steps: it rises in a line, then falls as ``schedule`` says."""
+    if step < config.warmup_iters:
+        return config.learning_rate * (step + 1) / config.warmup_iters
+    if config.schedule == "constant":
+        return config.learning_rate
+    end = config.decay_iters or config.max_iters
+    done = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
+    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return config.min_lr + (config.learning_rate - config.min_lr) * left

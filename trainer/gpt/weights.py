@@ -1,0 +1,137 @@
+"""Weights of Hugging Face's GPT-2 in and out: ``config.json`` and ``model.safetensors``, as transformers has them.
+
+https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/gpt2/modeling_gpt2.py: matrices are
+Conv1D's, which lie the other way round than Linear's; ``lm_head`` is the embedding. Older files have neither the prefix
+``transformer.`` nor the masks left out.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trainer.gpt import stream
+from trainer.gpt.errors import RefusedError
+from trainer.gpt.model import GPT, Shape
+from trainer.gpt.stream import Entry
+
+TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
+PREFIX = "transformer."
+_NEEDED = ("n_layer", "n_head", "n_embd", "vocab_size")
+
+
+def read_shape(folder: Path) -> Shape:
+    """What a Hugging Face folder holds.
+
+    Raises:
+        RefusedError: no GPT-2, or nothing that says so.
+    """
+    path = folder / "config.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RefusedError("%s cannot be read: %s" % (path, error), "a folder with config.json and weights") from error
+    if said.get("model_type", "gpt2") != "gpt2":
+        raise RefusedError("%s: a model of type %s, not gpt2" % (path, said["model_type"]), "a GPT-2 folder")
+    places = said.get("n_positions", said.get("n_ctx"))
+    missing = [key for key in _NEEDED if key not in said] + ([] if places else ["n_positions"])
+    if missing:
+        raise RefusedError("%s has no %s" % (path, ", ".join(missing)), "the config.json that came with the weights")
+    if said.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
+        raise RefusedError("%s: activation %s is not GPT-2's" % (path, said["activation_function"]), "a GPT-2 folder")
+    return Shape(said["n_layer"], said["n_head"], said["n_embd"], places, said["vocab_size"])
+
+
+def _tensors(folder: Path) -> Iterator[Any]:
+    """Names and tensors of all files of a folder."""
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
+        with safe_open(str(path), framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                yield name, file.get_tensor(name)
+    if not files:
+        found = sorted(folder.glob("pytorch_model*.bin"))
+        if not found:
+            raise RefusedError("%s: there are no weights" % folder, "model.safetensors beside config.json")
+        for path in found:
+            yield from torch.load(path, map_location="cpu", weights_only=True).items()
+
+
+@torch.no_grad()
+def load(model: GPT, folder: Path) -> None:
+    """Fill a model; places beyond its block are left out.
+
+    Raises:
+        RefusedError: weights that are missing, or of another shape.
+    """
+    wanted = dict(model.named_parameters())
+    try:
+        for name, theirs in _tensors(folder):
+            ours = name if name.startswith(PREFIX) else PREFIX + name
+            target = wanted.get(ours)
+            if target is None:
+                continue  # masks, and lm_head
+            tensor = theirs.t() if TURNED.search(ours) else theirs
+            if ours.endswith("wpe.weight"):
+                tensor = tensor[: len(target)]
+            elif ours.endswith("wte.weight"):
+                target[len(tensor) :] = 0.0
+                target = target[: len(tensor)]
+            if target.shape != tensor.shape:
+                what = "%s: %s is %s, config.json says %s" % (folder, name, list(tensor.shape), list(target.shape))
+                raise RefusedError(what, "the config.json that came with the weights")
+            target.copy_(tensor)
+            del wanted[ours]
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
+        raise RefusedError("%s cannot be read: %s" % (folder, error), "copy the folder again") from error
+    if wanted:
+        raise RefusedError("%s has no %s" % (folder, min(wanted)), "a complete copy of the model")
+
+
+def export(shape: Shape, tensors: Any, folder: Path) -> None:
+    """Write fp32 weights as transformers loads them. ``tensors`` gives one by name, flattened, with padding.
+
+    Raises:
+        OSError: there is no room.
+    """
+    with torch.device("meta"):
+        named = dict(GPT(shape).named_parameters())
+    entries: List[Entry] = []
+    for name, parameter in named.items():
+        size = list(parameter.shape)
+        if name.endswith("wte.weight"):
+            size[0] = shape.vocab_size
+        entries.append(Entry(name, size[::-1] if TURNED.search(name) else size))
+
+    def made() -> Iterator[torch.Tensor]:
+        for name, parameter in named.items():
+            tensor = tensors(name).view(parameter.shape)
+            if name.endswith("wte.weight"):
+                tensor = tensor[: shape.vocab_size]
+            yield tensor.t().contiguous() if TURNED.search(name) else tensor
+
+    stream.write(folder / "model.safetensors", entries, made())
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=2) + "\n", encoding="utf-8")
+
+
+def _config(shape: Shape) -> Dict[str, Any]:
+    sizes = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd}
+    fixed = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        **sizes,
+        "n_positions": shape.block_size,
+        "n_ctx": shape.block_size,
+        "vocab_size": shape.vocab_size,
+        **fixed,
+        "bos_token_id": shape.vocab_size - 1 if shape.vocab_size == 50257 else None,
+        "eos_token_id": shape.vocab_size - 1 if shape.vocab_size == 50257 else None,
+        "torch_dtype": "float32",
+    }

@@ -1,0 +1,45 @@
+"""What fits on a cluster, what is fastest there, and why. Pure, with the standard library alone.
+
+::
+
+    training = Training(load("llama-2-7b"), "full", seq=4096, global_batch=256)
+    made = plan(training, Cluster(nodes=2, gpus=8, gpu=find("A100"), memory=80))
+    made.best.setup         # the stage, the batch of a GPU, checkpointing
+    lines(made)             # for people
+    data(made)              # for programs
+
+``clusterctl plan`` is the same on the command line.
+"""
+
+from __future__ import annotations
+
+from trainer.plan.config_json import load, parse
+from trainer.plan.data import data
+from trainer.plan.errors import PlanError
+from trainer.plan.models import MODELS, named
+from trainer.plan.plan import Plan, plan
+from trainer.plan.shape import Shape
+from trainer.plan.text import lines
+from trainer.plan.wish import METHODS, PROGRAMS, Cluster, Setup, Training, accumulation
+from trainer.plan.write import ds_config, yaml
+
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "PROGRAMS",
+    "Cluster",
+    "Plan",
+    "PlanError",
+    "Setup",
+    "Shape",
+    "Training",
+    "accumulation",
+    "data",
+    "ds_config",
+    "lines",
+    "load",
+    "named",
+    "parse",
+    "plan",
+    "yaml",
+]

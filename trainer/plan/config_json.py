@@ -1,0 +1,98 @@
+"""A model's own ``config.json``, as transformers writes it, becomes a shape."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+from trainer.plan.errors import PlanError
+from trainer.plan.models import named
+from trainer.plan.shape import Shape
+
+# model_type -> the template of LLaMA-Factory; all of them are built like Llama
+_LIKE_LLAMA = {"llama": "llama3", "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen3", "gemma": "gemma"}
+_GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")
+_LLAMA = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"),
+    "max_position_embeddings",
+)
+
+_MAY = ("n_inner", "num_key_value_heads", "head_dim")
+
+
+def load(model: str) -> Shape:
+    """The shape that is meant by a ``config.json``, a folder with one, or a name.
+
+    Raises:
+        PlanError: there is no such model, or its config.json cannot be used.
+    """
+    path = Path(model)
+    file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise PlanError(f"{path} has no config.json", hint="the folder of a model, as save_pretrained writes it")
+    if not file.exists():
+        if model.endswith(".json") or model.startswith((".", "/")):
+            raise PlanError(f"there is no {file}")
+        return named(model)
+    try:
+        config = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise PlanError(f"{file} is not JSON: {error}") from error
+    except OSError as error:
+        raise PlanError(f"cannot read {file}: {error.strerror}") from error
+    if not isinstance(config, dict):
+        raise PlanError(f"{file} is no JSON object")
+    name = path.name if path.is_dir() else file.parent.resolve().name
+    return parse(config, str(file), name)
+
+
+def parse(config: Dict[str, Any], where: str, name: str) -> Shape:
+    """The shape that a ``config.json`` describes.
+
+    Args:
+        config: its object.
+        where: the file, for errors.
+        name: what to call the model.
+
+    Raises:
+        PlanError: keys are missing or no positive numbers; a kind of model that is built otherwise.
+    """
+    kind = config.get("model_type")
+    if kind != "gpt2" and kind not in _LIKE_LLAMA:
+        raise PlanError(
+            f"{where}: model_type {kind!r} is built in a way that is not known here",
+            hint=f"known are gpt2, {', '.join(_LIKE_LLAMA)}; or a name of the table with about its size",
+        )
+    needed = _GPT2 if kind == "gpt2" else _LLAMA
+    _numbers(config, needed, where)
+    if kind == "gpt2":
+        layers, hidden, heads, vocab, context = (config[key] for key in _GPT2)
+        _divides(hidden, heads, where)
+        inner = config.get("n_inner") or 4 * hidden
+        tied = config.get("tie_word_embeddings", True)
+        width = hidden // heads
+        return Shape(name, "gpt2", layers, hidden, heads, heads, width, inner, vocab, context, tied, qkv_bias=True)
+    layers, hidden, heads, inner, vocab, context = (config[key] for key in _LLAMA)
+    if config.get("head_dim") is None:
+        _divides(hidden, heads, where)
+    tied = config.get("tie_word_embeddings", kind == "gemma")  # each type's own default
+    bias = config.get("attention_bias", kind == "qwen2")
+    kv_heads = config.get("num_key_value_heads") or heads
+    width = config.get("head_dim") or hidden // heads
+    template = _LIKE_LLAMA[str(kind)]
+    return Shape(name, "llama", layers, hidden, heads, kv_heads, width, inner, vocab, context, tied, bias, template)
+
+
+def _numbers(config: Dict[str, Any], needed: Any, where: str) -> None:
+    missing: List[str] = [key for key in needed if key not in config]
+    if missing:
+        raise PlanError(f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    for key in (*needed, *(key for key in _MAY if config.get(key) is not None)):
+        if isinstance(config[key], bool) or not isinstance(config[key], int) or config[key] < 1:
+            raise PlanError(f"{where}: {key}: {config[key]!r} is no positive whole number")
+
+
+def _divides(hidden: int, heads: int, where: str) -> None:
+    if hidden % heads:
+        raise PlanError(f"{where}: a width of {hidden} does not divide into {heads} heads")

@@ -1,0 +1,143 @@
+"""What to do when memory runs out, in the order that helps: first what costs nothing, then what costs least.
+
+Each rung is tried on the model itself, so its GiB are this model's. Beside them stand the cures that people try and
+that are none, with what they really do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, List, Tuple
+
+from trainer.plan.memory import gpu_memory
+from trainer.plan.search import bucket, micro_batches
+from trainer.plan.speed import speed
+from trainer.plan.wish import GIB, Cluster, Setup, Training
+
+State = Tuple[Training, Setup]
+_FREE = 0.02  # of the speed: what a rung may cost and still counts as free
+_WORTH = 0.05  # GiB; what saves less is no rung
+_FEW = 100_000_000  # parameters that stage 3 gathers at a time, instead of DeepSpeed's 1e9
+_START = 8  # samples of a pass, at most, that the ladder begins with
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step down.
+
+    Attributes:
+        what: what to change.
+        saves: GiB of a GPU.
+        needs: GiB of a GPU after it, with all rungs above.
+        tokens: a second, after it.
+        fits: whether it is enough.
+    """
+
+    what: str
+    saves: float
+    needs: float
+    tokens: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs, and where they begin.
+
+    Attributes:
+        start: what it begins with, in words.
+        needs: GiB of a GPU at the beginning.
+        tokens: a second, at the beginning.
+        rungs: one after the other.
+    """
+
+    start: str
+    needs: float
+    tokens: float
+    rungs: Tuple[Rung, ...]
+
+
+def _rungs(
+    training: Training, cluster: Cluster, setup: Setup, first: int
+) -> List[Tuple[str, Callable[[State], State]]]:
+    """Every change that is still possible, by its words; ``first`` is the sequence length of the beginning."""
+    small = max(bucket(training, cluster) // 4, 5_000_000)
+    found: List[Tuple[str, Callable[[State], State], bool]] = [
+        ("FlashAttention (sdpa or fa2)", _set(flash=True), not setup.flash),
+        ("loss in pieces (enable_liger_kernel)", _set(chunked_loss=True), not setup.chunked_loss),
+        ("batch 1 a GPU, accumulate the rest", _set(micro_batch=1), setup.micro_batch > 1),
+        ("gradient checkpointing", _set(checkpointing=True), not setup.checkpointing),
+        (f"ZeRO-{setup.stage + 1}", _set(stage=setup.stage + 1), _next_stage(training, cluster, setup)),
+        ("smaller buckets", _set(bucket=small), setup.bucket > small and setup.stage > 0),
+        (
+            "Adam on the CPU" + (" (ZeRO-2)" if setup.stage < 2 else ""),
+            _set(stage=max(setup.stage, 2), optimizer_at="cpu"),
+            setup.optimizer_at == "gpu",
+        ),
+        (
+            "parameters on the CPU" + (" (ZeRO-3)" if setup.stage < 3 else ""),
+            _set(stage=3, optimizer_at="cpu", parameters_at="cpu"),
+            setup.parameters_at == "gpu" and setup.optimizer_at == "cpu" and training.method != "qlora",
+        ),
+        ("stage3_max_live_parameters 1e8", _set(live=_FEW), setup.stage == 3 and setup.live > _FEW),
+        ("half the sequence length", _halve, training.seq == first),
+    ]
+    return [(what, change) for what, change, possible in found if possible]
+
+
+def ladder(training: Training, cluster: Cluster) -> Ladder:
+    """All rungs, from plain data parallelism without anything of it.
+
+    The next rung is always the one that saves most for the speed that it costs; what costs nothing comes first. Half
+    the sequence length comes last whatever it saves: it is another training.
+    """
+    samples = max(each for each in micro_batches(training, cluster) if each <= _START)
+    state = (training, Setup(0, micro_batch=samples, flash=False, bucket=bucket(training, cluster)))
+    first = needs, tokens = _cost(cluster, state)
+    rungs: List[Rung] = []
+    while True:
+        tried = [(what, change(state)) for what, change in _rungs(state[0], cluster, state[1], training.seq)]
+        costs = [(what, after, *_cost(cluster, after)) for what, after in tried]
+        useful = [each for each in costs if needs - each[2] > _WORTH]
+        if not useful:
+            return Ladder(f"DDP, batch {samples}, nothing of what follows", *first, tuple(rungs))
+        what, state, after, left = max(useful, key=lambda each: _value(each, needs, tokens))
+        rungs.append(Rung(what, needs - after, after, left, after <= cluster.usable))
+        needs, tokens = after, left
+
+
+def no_cures(training: Training, cluster: Cluster) -> Tuple[Tuple[str, str], ...]:
+    """What is recommended against a full GPU and does not empty it: what it is, and what it does."""
+    plain = Setup(2, bucket=bucket(training, cluster), overlap=True)
+    larger = plain.with_(bucket=500_000_000)
+    more = 2.0 * 3 * (larger.bucket - plain.bucket) / GIB
+    return (
+        ("reduce_bucket_size 5e8", f"DeepSpeed's default; takes {more:.1f} GiB more than {plain.bucket / 1e6:.0f}e6"),
+        ("stage3_max_live_parameters 1e9", "DeepSpeed's default; it is less of them that saves"),
+        ("fp16_full_eval", "is about evaluation; training needs what it needed"),
+        ("ZeRO-3 for a model larger than all GPUs together", "it keeps no less in all; only offload does"),
+    )
+
+
+def _set(**changes: object) -> Callable[[State], State]:
+    return lambda state: (state[0], state[1].with_(**changes))
+
+
+def _halve(state: State) -> State:
+    return replace(state[0], seq=state[0].seq // 2), state[1]
+
+
+def _next_stage(training: Training, cluster: Cluster, setup: Setup) -> bool:
+    last = 2 if training.method == "qlora" else 3
+    return setup.stage < last and cluster.world > 1
+
+
+def _cost(cluster: Cluster, state: State) -> Tuple[float, float]:
+    training, setup = state
+    return gpu_memory(training, cluster, setup).total / GIB, speed(training, cluster, setup).tokens
+
+
+def _value(each: Tuple[str, State, float, float], needs: float, tokens: float) -> Tuple[bool, bool, float]:
+    what, _, after, left = each
+    cost = 1 - left / tokens
+    return not what.startswith("half"), cost < _FREE, (needs - after) / max(cost, _FREE)

@@ -1,0 +1,157 @@
+"""What a GPU, a node's memory and its disk have to hold.
+
+Model states: Rajbhandari et al., ZeRO (arXiv 1910.02054, section 3 and figure 1): for each trained parameter 2 bytes
+of weight, 2 of gradient and 12 of Adam (a 32-bit weight, momentum, variance). Stage 1 shards the 12, stage 2 the
+gradients too, stage 3 also the weights.
+
+What DeepSpeed 0.19 needs beside it (``runtime/zero/stage_1_and_2.py``, ``stage3.py``): a bucket of gradients (two with
+``overlap_comm``) and its copy while it is reduced; a second shard of gradients when they are accumulated; a 32-bit
+copy of the shard's gradients in the optimizer step; in stage 3 the parameters that are gathered. These do not all exist
+at one time, so three moments are looked at, and the largest counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+from trainer.plan.activations import block, kept, logits
+from trainer.plan.wish import GIB, Cluster, Setup, Training, accumulation
+
+_ADAM = 12
+_NF4 = 4.127 / 8  # bytes of a 4-bit weight with its constants, quantized twice: QLoRA, arXiv 2305.14314, section 3
+CONTEXT = 1.3 * GIB  # CUDA's context, cuBLAS' workspace, NCCL's buffers; not seen by torch
+FRAGMENTS = 0.04  # of what is allocated: between what torch reserves and what it has given away
+_GROUP = 1_000_000_000  # elements that stage 3's optimizer has in hand at a time: sub_group_size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a GPU by part, at the worst moment.
+
+    Attributes:
+        parameters: weights.
+        gradients: that are kept between passes.
+        optimizer: Adam's states.
+        activations: kept by the blocks.
+        logits: of the loss.
+        buffers: buckets, copies, gathered parameters.
+        rest: CUDA, NCCL and fragmentation.
+        moment: when it is worst: ``loss``, ``backward`` or ``step``.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    rest: float
+    moment: str
+
+    @property
+    def allocated(self) -> float:
+        """What torch calls allocated, in bytes."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+
+    @property
+    def total(self) -> float:
+        """What nvidia-smi shows, in bytes."""
+        return self.allocated + self.rest
+
+    @property
+    def states(self) -> float:
+        """Model states: parameters, gradients and optimizer, in bytes."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def weight_bytes(training: Training) -> float:
+    """Bytes of all weights, unsharded."""
+    shape = training.shape
+    if training.method != "qlora":
+        return 2.0 * (shape.parameters + (training.trained if training.adapters else 0))
+    matrices = shape.layers * shape.layer_matrices
+    return _NF4 * matrices + 2.0 * (shape.parameters - matrices + training.trained)
+
+
+def states(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, float, float]:
+    """Bytes a GPU of parameters, gradients and optimizer."""
+    world, trained = cluster.world, float(training.trained)
+    parameters = weight_bytes(training) / (world if setup.stage == 3 else 1)
+    gradients = 2 * trained / (world if setup.stage >= 2 else 1)
+    optimizer = _ADAM * trained / (world if setup.stage >= 1 else 1)
+    if setup.optimizer_at != "gpu":
+        optimizer = 0.0
+        gradients = 0.0 if setup.stage >= 2 else gradients
+    return (0.0 if setup.parameters_at != "gpu" else parameters), gradients, optimizer
+
+
+def gpu_memory(training: Training, cluster: Cluster, setup: Setup) -> Memory:
+    """The worst moment of a GPU."""
+    base = states(training, cluster, setup)
+    gathered = 2.0 * min(training.shape.parameters, setup.live) if setup.stage == 3 else 0.0
+    bucket = 2.0 * setup.bucket if setup.stage == 3 else 0.0  # made at the beginning, and kept
+    blocks = kept(training, setup)
+    moments = (
+        (blocks, logits(training, setup), bucket + gathered, "loss"),
+        (*_backward(training, cluster, setup, blocks), "backward"),
+        (0.0, 0.0, bucket + _step(training, cluster, setup), "step"),
+    )
+    activations, loss, buffers, moment = max(moments, key=lambda each: each[0] + each[1] + each[2])
+    allocated = sum(base) + activations + loss + buffers
+    return Memory(*base, activations, loss, buffers, CONTEXT + FRAGMENTS * allocated, moment)
+
+
+def _backward(training: Training, cluster: Cluster, setup: Setup, blocks: float) -> Tuple[float, float, float]:
+    """When the first bucket is full and is reduced: some blocks have let go of what they kept."""
+    trained = training.trained
+    done = min(1.0, setup.bucket / trained) if not training.adapters else 0.0
+    one = block(training, setup)
+    rest = blocks * (1 - done)
+    activations = rest + one if setup.checkpointing else max(rest, one)
+    reduced = 2.0 * min(setup.bucket, trained)
+    if setup.stage == 0:
+        return activations, 0.0, reduced
+    if setup.stage == 3:
+        gathered = 2.0 * min(training.shape.parameters, setup.live)
+        return activations, 0.0, 2.0 * setup.bucket + gathered
+    buckets = 2.0 * setup.bucket * (2 if setup.overlap else 1)
+    second = 0.0
+    if setup.stage == 2 and accumulation(training, cluster, setup) > 1:
+        second = 2.0 * trained / cluster.world
+    return activations, 0.0, buckets + reduced + second
+
+
+def _step(training: Training, cluster: Cluster, setup: Setup) -> float:
+    """The optimizer step: the shard's gradients in 32 bits, and flat in 16; in stage 3 group by group."""
+    if setup.optimizer_at != "gpu":
+        return 0.0
+    if setup.stage == 0:
+        return 4.0 * training.trained  # parameter by parameter, so that nothing is flat
+    shard = training.trained / cluster.world
+    return 6.0 * (min(shard, _GROUP) if setup.stage == 3 else shard)
+
+
+def host_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
+    """Bytes of a node's memory that offloading takes.
+
+    18 for each trained parameter of the node's share: Adam's 12, its gradient in 32 bits, and the new weight in 16 on
+    its way back. With nvme, what DeepSpeed has in hand of it.
+    """
+    share = training.trained / cluster.nodes
+    held = 0.0
+    if setup.optimizer_at == "cpu":
+        held += 18.0 * share
+    elif setup.optimizer_at == "nvme":
+        held += 16.0 * min(share, _GROUP * cluster.gpus) + 2.0 * share
+    if setup.parameters_at == "cpu":
+        held += weight_bytes(training) / cluster.nodes
+    elif setup.parameters_at == "nvme":
+        held += 2.0 * min(training.shape.parameters / cluster.nodes, _GROUP * cluster.gpus)
+    return held
+
+
+def disk(training: Training, cluster: Cluster, setup: Setup) -> float:
+    """Bytes of a node's fast disk that offloading takes: Adam's states with their gradients, and the parameters."""
+    adam = 16.0 * training.trained if setup.optimizer_at == "nvme" else 0.0
+    return (adam + (weight_bytes(training) if setup.parameters_at == "nvme" else 0.0)) / cluster.nodes

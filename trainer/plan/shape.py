@@ -1,0 +1,90 @@
+"""A model as numbers: enough to know its parameters, its activations and its arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder-only transformer.
+
+    Attributes:
+        name: as people say it.
+        family: ``gpt2`` (LayerNorm, biases, learned positions, GELU) or ``llama`` (RMSNorm, rotary, SwiGLU).
+        layers: how many blocks.
+        hidden: width of the residual stream.
+        heads: of attention.
+        kv_heads: heads of keys and values; fewer than ``heads`` with grouped queries.
+        head_dim: width of a head.
+        intermediate: width inside the MLP.
+        vocab: tokens of the vocabulary.
+        context: positions the model was made for.
+        tied: the output layer is the embedding.
+        qkv_bias: queries, keys and values have biases (Qwen2, GPT-2).
+        template: of LLaMA-Factory.
+    """
+
+    name: str
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    context: int
+    tied: bool
+    qkv_bias: bool = False
+    template: str = "default"
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all queries together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys together."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters of one block's matrices."""
+        attention = self.hidden * (2 * self.attention_width + 2 * self.kv_width)
+        return attention + (2 if self.family == "gpt2" else 3) * self.hidden * self.intermediate
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one block."""
+        biases = self.attention_width + 2 * self.kv_width if self.qkv_bias else 0
+        if self.family == "gpt2":
+            return self.layer_matrices + biases + self.hidden + self.intermediate + self.hidden + 4 * self.hidden
+        return self.layer_matrices + biases + 2 * self.hidden
+
+    @property
+    def embeddings(self) -> int:
+        """Parameters of the embedding, the positions and an output layer of its own."""
+        positions = self.context * self.hidden if self.family == "gpt2" else 0
+        return self.vocab * self.hidden * (1 if self.tied else 2) + positions
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        last_norm = self.hidden * (2 if self.family == "gpt2" else 1)
+        return self.embeddings + self.layers * self.layer_parameters + last_norm
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of LoRA's matrices of ``rank`` beside every matrix of the blocks: rank x (in + out) for each."""
+        attention = 2 * (self.hidden + self.attention_width) + 2 * (self.hidden + self.kv_width)
+        mlp = (2 if self.family == "gpt2" else 3) * (self.hidden + self.intermediate)
+        return self.layers * rank * (attention + mlp)
+
+    def flops(self, seq: int) -> float:
+        """Floating-point operations of a forward pass, a token: 2 a parameter that multiplies, and attention's.
+
+        Three times that is the usual 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311), causal or not.
+        """
+        multiplying = self.layers * self.layer_matrices + self.vocab * self.hidden
+        return 2.0 * multiplying + 4.0 * self.layers * self.attention_width * seq

@@ -1,0 +1,185 @@
+"""What is to be planned: the machines, the training, and one way to set it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from trainer.ds_config import Gpu
+from trainer.plan.errors import PlanError
+from trainer.plan.shape import Shape
+
+METHODS = ("full", "lora", "qlora", "pretrain")
+PROGRAMS = ("trainer", "own")
+GIB = float(1 << 30)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines.
+
+    Attributes:
+        nodes: how many.
+        gpus: of each node.
+        gpu: the card.
+        memory: of a card, in GiB, as its name says it (80 for an A100 80GB).
+        link: bus bandwidth between nodes, GB/s, as ``bench nccl`` measures it.
+        host: memory of a node in GiB; None: not known.
+        cores: of a node; None: not known.
+    """
+
+    nodes: int
+    gpus: int
+    gpu: Gpu
+    memory: float
+    link: float = 25.0
+    host: Optional[float] = None
+    cores: Optional[int] = None
+
+    @property
+    def world(self) -> int:
+        """All GPUs."""
+        return self.nodes * self.gpus
+
+    @property
+    def bus(self) -> float:
+        """Bandwidth of the slowest link on the way round all GPUs, GB/s."""
+        return self.gpu.peer if self.nodes == 1 else min(self.link, self.gpu.peer)
+
+    @property
+    def usable(self) -> float:
+        """GiB of a card that a process can have: what nvidia-smi shows of 80 GB is 79.6 GiB."""
+        return 0.99 * self.memory
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained.
+
+    Attributes:
+        shape: the model.
+        method: one of ``METHODS``.
+        seq: tokens of a sample.
+        global_batch: samples of an optimizer step, over all GPUs.
+        program: ``trainer``: LLaMA-Factory and transformers' models, eager; ``own``: a lean GPT such as nanoGPT's.
+        rank: of LoRA.
+        precision: ``bf16`` or ``fp16``.
+        efficiency: of the card's peak, that matrix products of a large batch reach.
+        half_loss: the loss is computed in 16 bits, as nanoGPT's is where DeepSpeed has cast the whole model.
+    """
+
+    shape: Shape
+    method: str = "full"
+    seq: int = 4096
+    global_batch: int = 256
+    program: str = "trainer"
+    rank: int = 8
+    precision: str = "bf16"
+    efficiency: float = 0.5
+    half_loss: bool = False
+
+    @property
+    def adapters(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.method in {"lora", "qlora"}
+
+    @property
+    def trained(self) -> int:
+        """Parameters that get gradients."""
+        return self.shape.adapter_parameters(self.rank) if self.adapters else self.shape.parameters
+
+    @property
+    def tokens(self) -> int:
+        """Of an optimizer step."""
+        return self.global_batch * self.seq
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to train it.
+
+    Attributes:
+        stage: of ZeRO, 0 to 3.
+        optimizer_at: where optimizer states are: ``gpu``, ``cpu`` or ``nvme``.
+        parameters_at: where parameters are when they are not used, in stage 3.
+        checkpointing: activations are computed again in the backward pass.
+        micro_batch: samples of a GPU in one pass.
+        flash: attention keeps no matrix of seq x seq.
+        chunked_loss: the loss is computed piece by piece, so that no logits of a whole batch exist (Liger).
+        bucket: elements that are reduced at once.
+        overlap: they are reduced while others are computed.
+        live: parameters of stage 3 that are gathered at a time, at most.
+    """
+
+    stage: int
+    optimizer_at: str = "gpu"
+    parameters_at: str = "gpu"
+    checkpointing: bool = False
+    micro_batch: int = 1
+    flash: bool = True
+    chunked_loss: bool = False
+    bucket: int = 200_000_000
+    overlap: bool = False
+    live: int = 1_000_000_000
+
+    @property
+    def name(self) -> str:
+        """``ZeRO-2``, ``ZeRO-2 Adam on cpu``, ``ZeRO-3 all on nvme``."""
+        if self.stage == 0:
+            return "ZeRO-0 (DDP)"
+        if self.parameters_at != "gpu":
+            return f"ZeRO-{self.stage} all on {self.parameters_at}"
+        return f"ZeRO-{self.stage}" + (f" Adam on {self.optimizer_at}" if self.optimizer_at != "gpu" else "")
+
+    def with_(self, **changes: object) -> Setup:
+        """The same with changes."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def accumulation(training: Training, cluster: Cluster, setup: Setup) -> int:
+    """Passes before an optimizer step.
+
+    Raises:
+        PlanError: the global batch does not divide.
+    """
+    each = setup.micro_batch * cluster.world
+    if training.global_batch % each:
+        raise PlanError(f"a global batch of {training.global_batch} does not divide into {each}")
+    return training.global_batch // each
+
+
+def check(training: Training, cluster: Cluster) -> None:
+    """Look for what cannot be planned.
+
+    Raises:
+        PlanError: the first of it.
+    """
+    for value, option in (
+        (cluster.nodes, "--nodes"),
+        (cluster.gpus, "--gpus"),
+        (cluster.memory, "--gpu-memory"),
+        (cluster.link, "--link"),
+        (training.seq, "--seq"),
+        (training.global_batch, "--global-batch"),
+        (training.rank, "--lora-rank"),
+    ):
+        if not 0 < value < float("inf"):
+            raise PlanError(f"{option} {value:g}: it has to be more than 0", hint="clusterctl plan --help")
+    if not 0 < training.efficiency <= 1:
+        raise PlanError(f"--efficiency {training.efficiency:g}: it is a part of the card's peak, such as 0.5")
+    if cluster.host is not None and not cluster.host >= 0:
+        raise PlanError(f"--host-memory {cluster.host:g}: it is GiB of a node")
+    if training.method not in METHODS:
+        raise PlanError(f"--method {training.method}: it is one of {', '.join(METHODS)}")
+    if training.shape.family == "gpt2" and training.seq > training.shape.context:
+        raise PlanError(
+            f"--seq {training.seq}: {training.shape.name} has {training.shape.context} learned positions",
+            hint=f"--seq {training.shape.context}",
+        )
+    if training.global_batch % cluster.world:
+        below = training.global_batch // cluster.world * cluster.world
+        fitting = [each for each in (below, below + cluster.world) if each]
+        raise PlanError(
+            f"--global-batch {training.global_batch} does not divide by {cluster.world} GPUs",
+            hint=" or ".join(f"--global-batch {each}" for each in fitting),
+        )

@@ -1,0 +1,113 @@
+"""A plan becomes files: LLaMA-Factory's YAML and DeepSpeed's configuration. The keys are those of 0.9.5."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from trainer.ds_config import Request, make
+from trainer.plan.errors import PlanError
+from trainer.plan.plan import Plan
+from trainer.plan.search import Option
+from trainer.plan.wish import accumulation
+
+_DEVICES = {"gpu": "none", "cpu": "cpu", "nvme": "nvme"}
+
+
+def ds_config(plan: Plan, *, nvme_path: Optional[str] = None) -> Dict[str, Any]:
+    """DeepSpeed's configuration of the plan's pick, as an object.
+
+    Raises:
+        PlanError: nothing fits.
+        ConfigError: the pick needs nvme, and there is no path.
+    """
+    best = _best(plan)
+    own = plan.training.program == "own"
+    request = Request(
+        stage=best.setup.stage,
+        target="own" if own else "trainer",
+        precision=plan.training.precision if own else "auto",
+        offload_optimizer=_DEVICES[best.setup.optimizer_at],
+        offload_param=_DEVICES[best.setup.parameters_at],
+        nvme_path=nvme_path if best.setup.optimizer_at == "nvme" else None,
+        overlap=best.setup.overlap,
+        hidden=plan.training.shape.hidden,
+        reduce_bucket=best.setup.bucket,
+        micro_batch=best.setup.micro_batch if own else None,
+        accumulation=accumulation(plan.training, plan.cluster, best.setup) if own else None,
+    )
+    return make(request)
+
+
+def yaml(plan: Plan, model: str, deepspeed: str) -> str:
+    """LLaMA-Factory's YAML of the plan's pick.
+
+    Args:
+        plan: the plan.
+        model: its folder, as ``model_name_or_path`` is to say it.
+        deepspeed: the file with DeepSpeed's configuration, beside this one.
+
+    Raises:
+        PlanError: nothing fits.
+    """
+    best, training = _best(plan), plan.training
+    workers = [] if plan.cluster.cores is None else [("preprocessing_num_workers", max(plan.cluster.cores // 2, 1))]
+    blocks: Tuple[Tuple[str, List[Tuple[str, Any]]], ...] = (
+        (f"from clusterctl plan: {best.setup.name}, {best.speed.tokens:,.0f} tokens/s expected", []),
+        ("", [("model_name_or_path", model), ("flash_attn", "auto")]),
+        ("", _method(plan)),
+        (
+            "the data: a name of data/dataset_info.json; both travel with the run",
+            [
+                *(("dataset", "train"), ("dataset_dir", "data"), ("cutoff_len", training.seq)),
+                *workers,
+                *([("packing", True), ("neat_packing", True)] if training.method != "pretrain" else []),
+            ],
+        ),
+        (
+            f"{plan.cluster.world} GPUs x batch x accumulation = {training.global_batch} samples a step",
+            [
+                ("per_device_train_batch_size", best.setup.micro_batch),
+                ("gradient_accumulation_steps", accumulation(training, plan.cluster, best.setup)),
+                ("disable_gradient_checkpointing", not best.setup.checkpointing),
+                ("learning_rate", f"{plan.rate.root:.1e}"),
+                *(("lr_scheduler_type", "cosine"), ("warmup_ratio", 0.03), ("num_train_epochs", 1.0)),
+                ("bf16" if training.precision == "bf16" else "fp16", True),
+            ],
+        ),
+        ("", [("deepspeed", deepspeed), ("output_dir", "output"), ("logging_steps", 10), ("save_steps", 500)]),
+    )
+    rows = []
+    for comment, pairs in blocks:
+        rows += [f"# {comment}"] if comment else []
+        rows += [f"{key}: {_scalar(value)}" for key, value in pairs]
+    return "\n".join(rows) + "\n"
+
+
+def _method(plan: Plan) -> List[Tuple[str, Any]]:
+    training = plan.training
+    stage = "pt" if training.method == "pretrain" else "sft"
+    pairs: List[Tuple[str, Any]] = [("stage", stage), ("do_train", True)]
+    if not training.adapters:
+        pairs.append(("finetuning_type", "full"))
+    else:
+        pairs += [("finetuning_type", "lora"), ("lora_rank", training.rank), ("lora_target", "all")]
+    if training.method == "qlora":
+        pairs += [("quantization_bit", 4), ("quantization_method", "bnb"), ("double_quantization", True)]
+    if training.method != "pretrain":
+        pairs.append(("template", training.shape.template))
+    return pairs
+
+
+def _best(plan: Plan) -> Option:
+    if plan.best is None:
+        raise PlanError("nothing fits, so there is nothing to write", hint="more --nodes, or --method lora")
+    return plan.best
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML says it; a text in quotes where it could be taken for something else."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str) and not all(each.isalnum() or each in "/._-+" for each in value):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)
