@@ -10,16 +10,22 @@ from pathlib import Path
 
 from trainer.gpt import __main__ as program
 from trainer.gpt import ranks
-from trainer.gpt.errors import RefusedError
+from trainer.gpt.errors import RefusedError, exit_with
 
 leave, ranks.leave = ranks.leave, lambda: None
-for argv in json.loads(Path(sys.argv[1]).read_text()):
-    if os.environ.get("RANK", "0") == "0":
-        sys.stdout.write(f"session: {' '.join(argv)}\n")
-    try:
-        program.main(argv)
-    except RefusedError as error:
+
+
+def main():
+    for argv in json.loads(Path(sys.argv[1]).read_text()):
         if os.environ.get("RANK", "0") == "0":
-            said = {"what": str(error), "fix": error.fix, "code": error.code}
-            sys.stdout.write(f"refused: {json.dumps(said)}\n")
-leave()
+            sys.stdout.write(f"session: {' '.join(argv)}\n")
+        try:
+            program.main(argv)
+        except RefusedError as error:
+            if os.environ.get("RANK", "0") == "0":
+                said = {"what": str(error), "fix": error.fix, "code": error.code}
+                sys.stdout.write(f"refused: {json.dumps(said)}\n")
+    leave()
+
+
+exit_with(main)

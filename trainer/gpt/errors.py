@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from typing import Callable
@@ -37,13 +38,22 @@ def exit_with(main: Callable[[], None]) -> None:
             raise
         fix = "a smaller --batch-size with more --accumulation, --checkpointing, or --engine zero3"
         _end(FailedError(". ".join(str(error).split(". ")[:2]), fix))
+    else:
+        # A thread of gloo's that lets go of a tensor while the interpreter ends aborts the process (torch 2.13:
+        # "terminate called without an active exception"). So who has registered is told, and it ends at once.
+        atexit._run_exitfuncs()  # noqa: SLF001 - there is no other way to have them called before that
+        _leave(0)
 
 
 def _end(error: RefusedError) -> None:
     rank = os.environ.get("RANK", "0")
     who = "" if rank == "0" else "rank %s: " % rank  # only one of them may have seen it
     sys.stderr.write("error: %s%s%s\n" % (who, error, "; %s" % error.fix if error.fix else ""))
+    # Not sys.exit: other ranks may be held in a collective, and the interpreter would wait for their threads.
+    _leave(error.code)
+
+
+def _leave(code: int) -> None:
     sys.stderr.flush()
     sys.stdout.flush()
-    # Not sys.exit: other ranks may be held in a collective, and the interpreter would wait for their threads.
-    os._exit(error.code)
+    os._exit(code)
