@@ -16,15 +16,6 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 OUT = "/home/trainer/llm/runs/{run}/job/out"
 CODE = "/home/trainer/without-compiler"
-ZERO_2 = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "zero_allow_untested_optimizer": True,
-    "bf16": {"enabled": "auto"},
-    "zero_optimization": {"stage": 2, "overlap_comm": False, "contiguous_gradients": True},
-}
 # By name, how far the weights of two sets lie apart.
 COMPARE = """
 import json, sys
@@ -57,9 +48,9 @@ def training(training_nodes, tmp_path_factory):
 
 
 def test_zero_2_goes_on_where_disks_are_not_shared_and_becomes_fp32(training, lab_env, tmp_path):
-    (training.folder / "zero.json").write_text(json.dumps(ZERO_2))
-    config = training.config("zero.yaml", deepspeed="zero.json", save_steps=3, max_steps=6, bf16="true")
-    broken = training.start("train", "--nodes", "2", "--env", f"PYTHONPATH={CODE}", config, until=r"checkpoint-3")
+    config = training.config("zero.yaml", save_steps=3, max_steps=6, bf16="true")
+    words = ("train", "--nodes", "2", "--zero", "2", "--env", f"PYTHONPATH={CODE}", config)
+    broken = training.start(*words, until=r"checkpoint-3")
     run = training.last_run().name
     out = OUT.format(run=run)
     until = time.monotonic() + 60
