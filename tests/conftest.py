@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 LAB = Path(__file__).resolve().parent.parent / "scripts/lab"
@@ -12,6 +13,10 @@ LAB_TIMEOUT = 1800  # the first test that asks for the environment waits for its
 
 # A shell starts background jobs, and so some CI systems their scripts, with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("clusterctl", deadline=None)
+hypothesis.settings.load_profile("clusterctl")
 
 # last, so that nothing of ours hides an installed module
 sys.path += [str(LAB), str(LAB.parent / "benchmarks")]

@@ -107,22 +107,29 @@ class Ranks:
         # The pipe stays open: its end is how a rank learns that this process is gone.
         child.stdin.write(json.dumps(dict(self.spec["work"], timeout=self.spec["timeout"])).encode() + b"\n")
         child.stdin.flush()
-        self._listen(os.fdopen(events, "rb"), "event", rank)
-        self._listen(child.stdout, "log", rank)
+        log = self._listen(child.stdout, "log", rank)
+        self._listen(os.fdopen(events, "rb"), "event", rank, log)
 
-    def _listen(self, stream: IO[bytes], kind: str, rank: int) -> None:
-        """Read lines in a thread of their own; the end of the events of a rank is its end."""
+    def _listen(
+        self, stream: IO[bytes], kind: str, rank: int, log: Optional[threading.Thread] = None
+    ) -> threading.Thread:
+        """Read lines in a thread of their own; the end of the events of a rank is its end, once its ``log`` is read."""
 
         def read() -> None:
             for line in stream:
                 if kind != "gone":
                     self._heard.put((kind, rank, line.decode("utf-8", "replace").rstrip("\n")))
             if kind == "event":
-                self._heard.put(("exit", rank, self._children[rank].wait()))
+                status = self._children[rank].wait()
+                if log is not None:
+                    log.join(LAST_WORDS)  # a process that it has left behind may hold the pipe
+                self._heard.put(("exit", rank, status))
             elif kind == "gone":
                 self._heard.put(("gone", rank, None))
 
-        threading.Thread(target=read, daemon=True).start()
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
 
     def _follow(self) -> None:
         """Until every rank has ended; the first that fails has the others ended soon."""
