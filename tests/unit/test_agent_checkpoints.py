@@ -300,6 +300,21 @@ def test_deepspeeds_own_layout(tmp_path):
     assert choose([tmp_path]).name == "global_step30"
 
 
+def test_ours_counts_with_all_the_parts_that_its_complete_json_names(tmp_path):
+    parts = [f"part-0000{rank}-of-00002.safetensors" for rank in (0, 1)]
+    told = json.dumps({"format": 1, "files": dict.fromkeys(parts, 3)}).encode()
+    write(tmp_path / "a", {f"iter_30/{parts[0]}": safetensors(), "iter_30/complete.json": told})
+    write(tmp_path / "b", {f"iter_30/{parts[1]}": safetensors()})
+    both = choose([tmp_path / "a", tmp_path / "b"])
+    assert both.name == "iter_30"
+    assert {rank: [file[0] for file in files] for rank, files in both.copy.items()} == {
+        0: [f"iter_30/{parts[1]}"],
+        1: ["iter_30/complete.json", f"iter_30/{parts[0]}"],
+    }
+    alone = choose([tmp_path / "a"])
+    assert alone.refused == [("iter_30", f"{parts[1]}, which complete.json names, is not there")]
+
+
 def test_ours_counts_with_its_complete_json_only(tmp_path):
     write(tmp_path, {"iter_30/model.safetensors": safetensors(), "iter_30/complete.json": b"{}"})
     assert choose([tmp_path]).name == "iter_30"

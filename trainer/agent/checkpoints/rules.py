@@ -43,7 +43,7 @@ class Union(NamedTuple):
 
     layout: str
     names: Set[str]
-    says: Mapping[str, Any]  # what index files and ``latest`` say, by name
+    says: Mapping[str, Any]  # what index files, ``latest`` and our ``complete.json`` say, by name
     step: int
     latest_step: Optional[int]  # of the tag that the folder's own ``latest`` names (DeepSpeed's layout)
 
@@ -80,7 +80,10 @@ def why_incomplete(union: Union, world_size: int) -> Optional[str]:
     """What is missing for a run of ``world_size`` ranks to resume from it, or None."""
     names = union.names
     if union.layout == OURS:
-        return None if COMPLETE in names else "%s is not there: it was not finished" % COMPLETE
+        if COMPLETE not in names:
+            return "%s is not there: it was not finished" % COMPLETE
+        missing = sorted(set(union.says.get(COMPLETE, ())) - names)  # parts of ranks whose node is gone
+        return "%s, which %s names, is not there" % (missing[0], COMPLETE) if missing else None
     for name, said in union.says.items():
         if name.endswith(INDEX):
             folder = name.rpartition("/")[0]

@@ -19,6 +19,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from checkpoints.files import File, look
 from checkpoints.rules import (
+    COMPLETE,
     DEEPSPEED,
     HUGGING_FACE,
     INDEX,
@@ -114,6 +115,8 @@ def _read(folder: Path, name: str, layout: str) -> Checkpoint:
             says[LATEST] = _text(path)
         elif relative.endswith(INDEX) and isinstance(said, dict) and isinstance(said.get("weight_map"), dict):
             says[relative] = sorted({str(shard) for shard in said["weight_map"].values()})
+        elif relative == COMPLETE and isinstance(said, dict) and isinstance(said.get("files"), dict):
+            says[COMPLETE] = sorted(map(str, said["files"]))
     return Checkpoint(name, step_of(name), layout, files, says)
 
 
