@@ -16,7 +16,7 @@ from typing import final
 from provision.errors import NodesFailedError
 from provision.render import render
 from provision.sandbox import network
-from provision.sandbox.process import ended, environment, identify, kill, with_argv
+from provision.sandbox.process import GONE, ended, environment, identify, kill, with_argv
 from provision.sandbox.state import NodeState, State
 
 _NAMESPACES = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork")
@@ -137,7 +137,7 @@ def _banner(node: NodeState, until: float) -> str:
     assert node.init is not None
     try:
         pidfd = os.pidfd_open(node.init.pid)
-    except ProcessLookupError:
+    except GONE:
         return "it died while it started"
     reason = "sshd closes every connection"
     try:

@@ -62,6 +62,10 @@ def run(*argv: str, stdin: str = "") -> str:
     return done.stdout
 
 
+# What pidfd_open says of a process that has ended; newer kernels (seen with 6.18) know no file of one that just has.
+GONE = (ProcessLookupError, FileNotFoundError)
+
+
 def kill(processes: Sequence[Process]) -> None:
     """Ends processes by SIGKILL and waits until they are gone; one whose id means another process is left alone.
 
@@ -71,7 +75,7 @@ def kill(processes: Sequence[Process]) -> None:
     opened: list[tuple[Process, int]] = []
     try:
         for process in processes:
-            with suppress(ProcessLookupError):
+            with suppress(*GONE):
                 opened.append((process, os.pidfd_open(process.pid)))
                 # Only now the comparison holds: what the descriptor means cannot change any more.
                 if process.alive:
