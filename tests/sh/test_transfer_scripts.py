@@ -361,6 +361,23 @@ def test_what_is_last_waits_for_everything_before_it(shell, tmp_path):
     assert (place.folder / "have").read_text().split()[-1] == "t2"
 
 
+def test_a_tar_that_has_lost_the_race_for_a_new_folder_runs_once_more(shell, tmp_path):
+    first = quote(tmp_path / "first")
+    script = f"""#!/bin/sh
+if mkdir {first} 2>/dev/null; then
+    cat >/dev/null
+    echo 'tar: dir/0: Cannot open: No such file or directory' >&2
+    exit 2
+fi
+exec {shutil.which("tar")} "$@"
+"""
+    place = Place(shell, tmp_path)
+    done = place.receive(stream(parts=tar_legs(2)), env=with_program(shell, tmp_path, "tar", script))
+    assert done.returncode == 0
+    assert reports(done, "fail") == []
+    assert {path.name for path in (place.into / "dir").iterdir()} == {"0", "1"}
+
+
 def test_one_of_several_that_fails_is_reported_when_the_others_are_done(shell, tmp_path):
     place = Place(shell, tmp_path)
     (place.into / "dir").mkdir()
