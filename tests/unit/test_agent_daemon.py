@@ -395,7 +395,7 @@ def test_a_rank_that_is_killed_is_noticed_before_its_launcher_notices(run):
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     eventually(lambda: run.left() == [])
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10  # the launcher would take twenty
     assert run.wait_end()["why"] == {"node": "n0", "rank": 5, "text": "rank 5 was ended by SIGKILL"}
 
 
