@@ -94,10 +94,9 @@ def _script(job: Job) -> tuple[Path | None, str, list[str]]:
 def _module(job: Job) -> tuple[Path | None, str, list[str]]:
     """As ``_script``. A module that lies here travels with this folder, as ``python -m`` would find it here first."""
     top = job.target.partition(".")[0]
-    here = Path.cwd()
-    if job.code is None and not (here / f"{top}.py").is_file() and not (here / top).is_dir():
+    if job.code is None and not job_own.lies_here(top):
         return None, job.target, [f"{top} is not in this folder: the packed environment's own is run"]
-    return (job.code or here).resolve(), job.target, []
+    return (job.code or Path.cwd()).resolve(), job.target, []
 
 
 def _gathered(folder: Path) -> tuple[Luggage, list[str]]:

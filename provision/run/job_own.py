@@ -30,8 +30,13 @@ def is_ours(job: Job) -> bool:
     """Whether a job is the trainer that comes with clusterctl; a package of that name in this folder goes first."""
     top, _, rest = job.target.partition(".")
     ours = job.kind == "module" and top == PACKAGE and rest.partition(".")[0] in _PARTS
+    return ours and job.code is None and not lies_here(top)
+
+
+def lies_here(top: str) -> bool:
+    """Whether ``python -m`` would find a module or package of this name in this folder."""
     here = Path.cwd()
-    return ours and job.code is None and not ((here / f"{top}.py").is_file() or (here / top).is_dir())
+    return (here / f"{top}.py").is_file() or (here / top).is_dir()
 
 
 def pack(job: Job, limit: int) -> Travel:
@@ -42,7 +47,8 @@ def pack(job: Job, limit: int) -> Travel:
     """
     here = Path.cwd().resolve()
     luggage = Luggage(here, frozenset({f"{WORK}/{PACKAGE}"}))
-    for word in _words(job.args):
+    configured = _configured(job.args)
+    for word in _words(job.args, configured):
         for name in _paths(word):
             path = here / name
             if not name or Path(name).is_absolute() or ".." in Path(name).parts or not path.exists():
@@ -50,7 +56,8 @@ def pack(job: Job, limit: int) -> Travel:
             luggage.add(path, name)
     program = {name: data for part in _PARTS for name, data in sources(part).items()}
     program["__init__.py"] = (importlib.resources.files(PACKAGE) / "__init__.py").read_bytes()
-    out = posixpath.normpath(posixpath.join(WORK, job.output or _told(job.args, "out") or _OUT))
+    told = job.output or _told(job.args, "out") or str(configured.get("out") or _OUT)
+    out = posixpath.normpath(posixpath.join(WORK, told))
     return Travel(
         config=Path(job.target),
         config_name=job.target,
@@ -61,11 +68,11 @@ def pack(job: Job, limit: int) -> Travel:
     )
 
 
-def _words(args: Sequence[str]) -> Iterator[str]:
+def _words(args: Sequence[str], configured: Mapping[str, Any]) -> Iterator[str]:
     """What may name a path: the arguments, and the values of the file that ``--config`` names."""
     for word in args:
         yield word.partition("=")[2] if word.startswith("-") else word
-    for value in _configured(args).values():
+    for value in configured.values():
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, str):
                 yield each
@@ -83,10 +90,7 @@ def _told(args: Sequence[str], name: str) -> str:
         key, has, value = word.partition("=")
         if key == f"--{name}":
             return value if has else after
-    if name == "config":
-        return ""
-    said = _configured(args).get(name)
-    return said if isinstance(said, str) else ""
+    return ""
 
 
 def _configured(args: Sequence[str]) -> Mapping[str, Any]:
