@@ -138,10 +138,20 @@ def test_the_precision_goes_by_the_card(gpu, precision):
 
 
 def test_names_that_begin_alike_are_told_apart():
-    assert [find(name).name for name in ("L4", "NVIDIA L40S", "H20", "NVIDIA H200", "H100 80GB HBM3")] == [
-        *("L4", "L40S", "H20", "H200", "H100"),
-    ]
+    names = ("L4", "NVIDIA L40S", "H20", "NVIDIA H200", "H100 80GB HBM3", "NVIDIA A10G", "NVIDIA A10", "A100-SXM4-80GB")
+    assert [find(name).name for name in names] == ["L4", "L40S", "H20", "H200", "H100", "A10G", "A10", "A100"]
     assert all(find(name).name == name for name in GPUS)
+
+
+def test_cards_have_the_memory_that_nvidia_smi_shows():
+    """MiB that it shows, with ECC where the card has it; of GDDR6 that takes a sixteenth."""
+    shown = {
+        "T4": 15360, "A10": 23028, "L4": 23034, "L40S": 46068, "A40": 46068, "RTX4090": 24564, "A30": 24576,
+        "A100": 81920, "H100": 81559,
+    }  # fmt: skip
+    assert {name: GPUS[name].memory for name in shown} == pytest.approx(
+        {name: size / 1024 for name, size in shown.items()}, rel=0.006
+    )
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,13 @@ def test_the_yaml_is_one_that_train_reads(run, tmp_path, model):
     assert read(tmp_path / "train.yaml", ()).data == said
 
 
+def test_adapters_are_put_where_the_trainer_finds_matrices(run, tmp_path):
+    """LLaMA-Factory's "all" finds every Linear; GPT-2 has none in its blocks."""
+    for name, target in (("gpt2", "c_attn,c_proj,c_fc"), ("qwen2.5-0.5b", "all")):
+        assert run("plan", name, "-n", 1, "--method", "lora", "--write", "lora.yaml")[0] == 0
+        assert yaml.safe_load((tmp_path / "lora.yaml").read_text())["lora_target"] == target
+
+
 def test_an_own_script_gets_numbers(run, tmp_path):
     words = ["-n", 1, "--gpus", 4, "--for", "own", "--method", "pretrain", "--write", "ds.json"]
     assert run("plan", "gpt2-xl", *words)[0] == 0
@@ -276,7 +283,8 @@ def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_the_ladder_leads_down_and_the_free_rungs_come_first(name, gpus):
-    training = Training(MODELS[name], "full", 1024, 64)
+    program = "own" if MODELS[name].family == "gpt2" else "trainer"  # whose loss may be in pieces
+    training = Training(MODELS[name], "full", 1024, 64, program)
     found = ladder(training, Cluster(1, gpus, GPUS["A100"], 80))
     needs = [found.needs, *(rung.needs for rung in found.rungs)]
     assert all(above > below for above, below in pairwise(needs))
@@ -286,6 +294,20 @@ def test_the_ladder_leads_down_and_the_free_rungs_come_first(name, gpus):
     assert words.index("Adam on the CPU") < words.index("parameters on the CPU")
     assert "half the sequence length" not in words[:-1]  # it is another training
     assert needs[-1] < found.needs / 3
+
+
+def test_a_cure_is_named_only_where_it_works():
+    """LLaMA-Factory's Liger kernels (model_utils/liger_kernel.py of 0.9.5) know no GPT-2."""
+    for name, program, named in (
+        ("gpt2-medium", "trainer", False),
+        ("gpt2-medium", "own", False),
+        ("llama-3-8b", "trainer", True),
+    ):
+        training = Training(MODELS[name], "full", 1024, 64, program)
+        found = ladder(training, Cluster(1, 8, GPUS["A100"], 80))
+        words = [rung.what for rung in found.rungs]
+        assert any("enable_liger_kernel" in each for each in words) == named
+        assert any("loss in pieces" in each for each in words) == (named or program == "own")
 
 
 def test_what_is_no_cure_is_none():

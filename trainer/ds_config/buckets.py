@@ -1,9 +1,10 @@
 """How many gradients travel together.
 
-A collective among W ranks takes 2 (W - 1) steps, each with a latency that has nothing to do with its size. A bucket is
-long enough when they are less than a twentieth of its time; what is longer only costs memory: 2 bytes an element, once
-more while it is reduced, and twice with ``overlap_comm``. A bucket is never less than hidden^2, which is what the
-Trainer fills in for "auto" (transformers 5.6, ``integrations/deepspeed.py``), and never more than DeepSpeed's default.
+An all-reduce round a ring of W ranks takes 2 (W - 1) steps, each with a latency that has nothing to do with its size.
+A bucket is long enough when they are less than a twentieth of its time; what is longer only costs memory: 2 bytes an
+element, once more while it is reduced, and twice with ``overlap_comm``. A bucket is never less than hidden^2, which is
+what the Trainer fills in for "auto" (transformers 5.6, ``integrations/deepspeed.py``), and never more than DeepSpeed's
+default.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ORDINARY = 200_000_000  # where neither the link nor the model is known
 LEAST = 5_000_000
 _SHARE = 20
 _FAST = 100.0  # GB/s; above it is NVLink
-_LATENCY = (20e-6, 5e-6)  # seconds a step: through a network card, and through NVLink
+_LATENCY = (20e-6, 5e-6)  # seconds a step: through a network card, and through NVLink; estimates
 _WORLD = 8
 
 
@@ -40,6 +41,6 @@ def persistence_elements(hidden: int) -> int:
 
 
 def _bounded(elements: float) -> int:
-    """A round number of elements, and an even one: DeepSpeed wants a multiple of two."""
+    """A round number of elements, and an even one: DeepSpeed wants a multiple of two of ``allgather_bucket_size``."""
     bounded = min(max(elements, LEAST), DEFAULT)
     return min(math.ceil(bounded / 1e6) * 1_000_000, DEFAULT)

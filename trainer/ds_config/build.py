@@ -29,12 +29,13 @@ def make(request: Request) -> Dict[str, Any]:
     config: Dict[str, Any] = {
         **_batch(request),
         **_optimizer(request),
-        "zero_allow_untested_optimizer": True,  # of the Trainer's optimizers, DeepSpeed knows AdamW only
+        "zero_allow_untested_optimizer": True,  # of the Trainer's, ZeRO has tested torch's AdamW and Adagrad
         **_precision(request),
         "zero_optimization": _zero(request),
     }
     if "nvme" in (request.offload_optimizer, request.offload_param):
-        # DeepSpeed's own example for one drive: requests of 1 MiB, eight under way.
+        # As in the documentation's example (deepspeed.ai/docs/config-json/#asynchronous-io): requests of 1 MiB, eight
+        # under way.
         config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
     if request.steps_per_print is not None:
         config["steps_per_print"] = request.steps_per_print
@@ -49,7 +50,7 @@ def notices(request: Request) -> List[str]:
     if request.stage == 0 and request.precision != "fp32":
         said.append("stage 0 in 16 bits: DeepSpeed 0.19's Adam takes an empty step first; stage 1 does not")
     if request.overlap and request.stage in {1, 2}:
-        said.append("overlap_comm in stages 1 and 2: watch grad_norm (NaNs in DeepSpeed's issues 5347 and 7188)")
+        said.append("overlap_comm in stages 1 and 2: watch grad_norm (NaNs in DeepSpeed's issues 5347, 7188 and 8061)")
     if "cpu" in (request.offload_optimizer, request.offload_param):
         said.append("offload compiles cpu_adam at its first start, unless it is packed: pack-env --with-ops")
     if request.offload_optimizer == "nvme" or request.offload_param == "nvme":

@@ -156,7 +156,9 @@ def _offload(request: Request) -> None:
     if request.nvme_path is not None and not request.nvme_path.startswith("/"):
         raise ConfigError(f"--nvme-path {request.nvme_path}: it has to be absolute, and the same on every node")
     if request.precision == "fp32" and request.stage == 3 and "nvme" in devices:
-        raise ConfigError("--precision fp32 with nvme: DeepSpeed swaps 16-bit parameters only", hint="--precision bf16")
+        raise ConfigError(
+            "--precision fp32 with nvme: DeepSpeed's swapper is made for 16-bit parameters", hint="--precision bf16"
+        )
 
 
 def _schedule(request: Request) -> None:

@@ -13,8 +13,8 @@ import torch
 
 PARTS = ("forward", "backward", "optimizer", "communication")
 
-# Dense bf16 FLOP/s (fp16 before Ampere) in NVIDIA's data sheets, by a part of the name that torch tells; the first
-# that fits counts.
+# Dense bf16 FLOP/s (fp16 before Ampere) in NVIDIA's data sheets, by a part of the name that torch tells, a space behind
+# it; the first that fits counts. Those of A10G, H20 and H800 as they are reported.
 PEAKS = (
     ("GB200", 2.5e15),
     ("B200", 2.25e15),
@@ -29,15 +29,17 @@ PEAKS = (
     ("A800", 312e12),
     ("L40S", 362e12),
     ("L40", 181e12),
-    ("L4", 121e12),
+    ("L4 ", 121e12),
     ("A6000", 155e12),
-    ("A40", 150e12),
-    ("A30", 165e12),
-    ("A10", 125e12),
+    ("A40 ", 150e12),
+    ("A30 ", 165e12),
+    ("A10G ", 70e12),
+    ("A10 ", 125e12),
     ("RTX 4090", 165e12),
     ("RTX 3090", 71e12),
+    ("V100-PCIE", 112e12),
     ("V100", 125e12),
-    ("T4", 65e12),
+    ("T4 ", 65e12),
 )
 
 

@@ -1,4 +1,8 @@
-"""A model's own ``config.json``, as transformers writes it, becomes a shape."""
+"""A model's own ``config.json``, as transformers writes it, becomes a shape.
+
+What a shape has no place for is left out: the norms of Qwen3's queries and keys, and the biases of attention's output
+(``attention_bias``) and of the MLP (``mlp_bias``). That is less than a thousandth of a published model's parameters.
+"""
 
 from __future__ import annotations
 

@@ -62,9 +62,11 @@ def _rungs(
 ) -> List[Tuple[str, Callable[[State], State]]]:
     """Every change that is still possible, by its words; ``first`` is the sequence length of the beginning."""
     small = max(bucket(training, cluster) // 4, 5_000_000)
+    own, knows = training.program == "own", training.shape.family != "gpt2"  # LLaMA-Factory 0.9.5, liger_kernel.py
+    liger = "" if own else " (enable_liger_kernel)"
     found: List[Tuple[str, Callable[[State], State], bool]] = [
         ("FlashAttention (sdpa or fa2)", _set(flash=True), not setup.flash),
-        ("loss in pieces (enable_liger_kernel)", _set(chunked_loss=True), not setup.chunked_loss),
+        ("loss in pieces" + liger, _set(chunked_loss=True), not setup.chunked_loss and (own or knows)),
         ("batch 1 a GPU, accumulate the rest", _set(micro_batch=1), setup.micro_batch > 1),
         ("gradient checkpointing", _set(checkpointing=True), not setup.checkpointing),
         (f"ZeRO-{setup.stage + 1}", _set(stage=setup.stage + 1), _next_stage(training, cluster, setup)),

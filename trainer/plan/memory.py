@@ -1,7 +1,7 @@
 """What a GPU, a node's memory and its disk have to hold.
 
-Model states: Rajbhandari et al., ZeRO (arXiv 1910.02054, section 3 and figure 1): for each trained parameter 2 bytes
-of weight, 2 of gradient and 12 of Adam (a 32-bit weight, momentum, variance). Stage 1 shards the 12, stage 2 the
+Model states: Rajbhandari et al., ZeRO (arXiv 1910.02054, sections 3.1 and 5, figure 1): for each trained parameter 2
+bytes of weight, 2 of gradient and 12 of Adam (a 32-bit weight, momentum, variance). Stage 1 shards the 12, stage 2 the
 gradients too, stage 3 also the weights.
 
 What DeepSpeed 0.19 needs beside it (``runtime/zero/stage_1_and_2.py``, ``stage3.py``): a bucket of gradients (two with
@@ -20,8 +20,8 @@ from trainer.plan.wish import GIB, Cluster, Setup, Training, accumulation
 
 _ADAM = 12
 _NF4 = 4.127 / 8  # bytes of a 4-bit weight with its constants, quantized twice: QLoRA, arXiv 2305.14314, section 3
-CONTEXT = 1.3 * GIB  # CUDA's context, cuBLAS' workspace, NCCL's buffers; not seen by torch
-FRAGMENTS = 0.04  # of what is allocated: between what torch reserves and what it has given away
+CONTEXT = 1.3 * GIB  # CUDA's context with the libraries' code, NCCL's buffers; not seen by torch; an estimate
+FRAGMENTS = 0.04  # of what is allocated: between what torch reserves and what it has given away; an estimate
 _GROUP = 1_000_000_000  # elements that stage 3's optimizer has in hand at a time: sub_group_size
 
 
@@ -135,13 +135,15 @@ def _step(training: Training, cluster: Cluster, setup: Setup) -> float:
 def host_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
     """Bytes of a node's memory that offloading takes.
 
-    18 for each trained parameter of the node's share: Adam's 12, its gradient in 32 bits, and the new weight in 16 on
-    its way back. With nvme, what DeepSpeed has in hand of it.
+    18 for each trained parameter of the node's share: Adam's 12, its gradient in 32 bits, and in 16 bits stage 2's new
+    weight on its way back, or stage 3's gradient before it is widened. Stage 2 adds passes up in 16 bits more. With
+    nvme, what DeepSpeed has in hand of it.
     """
     share = training.trained / cluster.nodes
     held = 0.0
     if setup.optimizer_at == "cpu":
-        held += 18.0 * share
+        adds_up = setup.stage == 2 and accumulation(training, cluster, setup) > 1
+        held += (20.0 if adds_up else 18.0) * share
     elif setup.optimizer_at == "nvme":
         held += 16.0 * min(share, _GROUP * cluster.gpus) + 2.0 * share
     if setup.parameters_at == "cpu":

@@ -1,4 +1,7 @@
-"""Shapes that are known by name. Each is what the model's published ``config.json`` says (source: its model card)."""
+"""Shapes that are known by name. Each is what the model's published ``config.json`` says.
+
+Their parameters are those of transformers' models of these shapes (``tests/gpt/test_plan_parameters.py``).
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,20 @@ def _qwen(name: str, layers: int, hidden: int, heads: int, kv: int, inner: int, 
 MODELS: Dict[str, Shape] = {
     each.name: each
     for each in (
-        # huggingface.co/openai-community; arXiv "Language Models are Unsupervised Multitask Learners", table 2
+        # huggingface.co/openai-community; layers and widths: "Language Models are Unsupervised Multitask Learners",
+        # table 2, whose own counts of parameters (117 M to 1542 M) are not those of the published models
         _gpt2("gpt2", 12, 768, 12),
         _gpt2("gpt2-medium", 24, 1024, 16),
         _gpt2("gpt2-large", 36, 1280, 20),
         _gpt2("gpt2-xl", 48, 1600, 25),
-        # huggingface.co/meta-llama; arXiv 2307.09288 and 2407.21783, table 3
+        # huggingface.co/meta-llama; Llama 3's: arXiv 2407.21783, table 3, where the vocabulary is rounded to 128,000
         _llama("llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
         _llama("llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
         _llama("llama-2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
         _llama("llama-3-8b", 32, 4096, 32, 8, 14336, 128256, 8192),
         _llama("llama-3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),
-        # huggingface.co/Qwen; arXiv 2412.15115
+        # huggingface.co/Qwen; arXiv 2412.15115, table 1. Positions are those of the Instruct models; of the others,
+        # from 7B on, config.json says 131072
         _qwen("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, tied=True),
         _qwen("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, tied=True),
         _qwen("qwen2.5-3b", 36, 2048, 16, 2, 11008, 151936, tied=True),
@@ -44,7 +49,7 @@ MODELS: Dict[str, Shape] = {
         _qwen("qwen2.5-14b", 48, 5120, 40, 8, 13824, 152064, tied=False),
         _qwen("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064, tied=False),
         _qwen("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064, tied=False),
-        # huggingface.co/mistralai/Mistral-7B-v0.3; arXiv 2310.06825
+        # huggingface.co/mistralai/Mistral-7B-v0.3; the paper, arXiv 2310.06825, is v0.1's, with 32000 tokens
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32768, 32768),
     )
 }

@@ -61,7 +61,9 @@ def examine(training: Training, cluster: Cluster, setup: Setup) -> Option:
     host = host_memory(training, cluster, setup)
     lacks, why = 0.0, ""
     if training.method == "qlora" and setup.stage == 3:
-        why = "4-bit weights of bitsandbytes cannot be sharded by stage 3"
+        # huggingface.co/docs/peft/accelerate/deepspeed says that it works; github.com/deepspeedai/DeepSpeed/issues/5660
+        # that weights are whole on every GPU first, since transformers uses no zero.Init for quantized ones.
+        why = "stage 3 shards 4-bit weights only after every GPU has loaded them all; not planned"
     elif memory.total / GIB > cluster.usable:
         lacks = memory.total / GIB - cluster.usable
         why = f"a GPU lacks {lacks:.1f} GiB"

@@ -76,8 +76,13 @@ class Shape:
         return self.embeddings + self.layers * self.layer_parameters + last_norm
 
     def adapter_parameters(self, rank: int) -> int:
-        """Parameters of LoRA's matrices of ``rank`` beside every matrix of the blocks: rank x (in + out) for each."""
+        """Parameters of LoRA's matrices of ``rank`` beside every matrix of the blocks: rank x (in + out) for each.
+
+        GPT-2 has one matrix for queries, keys and values.
+        """
         attention = 2 * (self.hidden + self.attention_width) + 2 * (self.hidden + self.kv_width)
+        if self.family == "gpt2":
+            attention = 2 * self.hidden + 2 * self.attention_width + 2 * self.kv_width
         mlp = (2 if self.family == "gpt2" else 3) * (self.hidden + self.intermediate)
         return self.layers * rank * (attention + mlp)
 

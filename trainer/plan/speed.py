@@ -18,9 +18,9 @@ from trainer.plan.wish import Cluster, Setup, Training, accumulation
 _LEAST = (1.1e-3, 1.1e-3, 2.2e-3, 8.2e-3)
 _CONTENTION = 0.2  # of a hidden collective's time: its kernels take processors and bandwidth; an estimate
 _DEQUANTIZING = 0.7  # of the speed of 16-bit weights, with 4-bit ones: an estimate
-_CPU_ADAM = 4e9  # parameters a second and node; ZeRO-Offload, arXiv 2101.06840, table 4: 1 B in 0.22 to 0.26 s
-_PCIE = 20e9  # bytes a second between a GPU and its host's pinned memory
-_NVME = 5e9  # bytes a second of a node's fast disks
+_CPU_ADAM = 4e9  # parameters a second and node; ZeRO-Offload, arXiv 2101.06840, table 4: 1 B in 0.22 s, 10 B in 2.57 s
+_PCIE = 20e9  # bytes a second between a GPU and its host's pinned memory; an estimate, for 16 lanes of generation 4
+_NVME = 5e9  # bytes a second of a node's fast disks; an estimate
 
 
 @dataclass(frozen=True)

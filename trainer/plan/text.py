@@ -56,7 +56,7 @@ def _speed(plan: Plan) -> Iterator[Styled]:
         if each.fits:
             times = f"{speed.compute:>7.2f} s{waiting:>7.2f} s{speed.tokens:>11,.0f}"
         else:
-            times = f"{'does not fit' if each.lacks else 'not possible':>29}"
+            times = f"{'does not fit' if each.lacks else 'not planned':>29}"
         yield f"{_name(plan, each)}{sizes}{times}", _style(plan, each)
     yield "  host, disk: of a node, for offload. net: out of each node. waiting: for it,", "dim"
     yield f"  and for Adam. tokens/s with {plan.training.efficiency:.0%} of the peak in matrix products", "dim"

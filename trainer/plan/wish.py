@@ -22,7 +22,7 @@ class Cluster:
         nodes: how many.
         gpus: of each node.
         gpu: the card.
-        memory: of a card, in GiB, as its name says it (80 for an A100 80GB).
+        memory: of a card, in GiB, as nvidia-smi shows it (80 for an A100 80GB).
         link: bus bandwidth between nodes, GB/s, as ``bench nccl`` measures it.
         host: memory of a node in GiB; None: not known.
         cores: of a node; None: not known.
@@ -48,7 +48,7 @@ class Cluster:
 
     @property
     def usable(self) -> float:
-        """GiB of a card that a process can have: what nvidia-smi shows of 80 GB is 79.6 GiB."""
+        """GiB of a card that a process can have: of 80 GB nvidia-smi shows 80 GiB on an A100, 79.6 on an H100."""
         return 0.99 * self.memory
 
 

@@ -90,7 +90,9 @@ def _method(plan: Plan) -> List[Tuple[str, Any]]:
     if not training.adapters:
         pairs.append(("finetuning_type", "full"))
     else:
-        pairs += [("finetuning_type", "lora"), ("lora_rank", training.rank), ("lora_target", "all")]
+        # "all" is every Linear (model_utils/misc.py), and GPT-2's matrices are Conv1D.
+        target = "c_attn,c_proj,c_fc" if training.shape.family == "gpt2" else "all"
+        pairs += [("finetuning_type", "lora"), ("lora_rank", training.rank), ("lora_target", target)]
     if training.method == "qlora":
         pairs += [("quantization_bit", 4), ("quantization_method", "bnb"), ("double_quantization", True)]
     if training.method != "pretrain":

@@ -1,0 +1,33 @@
+"""Run by the rehearsal environment's Python: how many parameters transformers' models of given configurations have.
+
+``parameters.py CONFIGS.json``: configurations by name. The models are made without memory, on the meta device. Also
+told is what peft's LoRA of rank 8 adds to them, beside the modules that LLaMA-Factory finds for ``lora_target: all``,
+and to GPT-2's beside those that it is given.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def targets(model):
+    found = {name.rpartition(".")[2] for name, each in model.named_modules() if type(each).__name__ == "Linear"}
+    return sorted(found - {"lm_head"}) or ["c_attn", "c_proj", "c_fc"]
+
+
+def main(file):
+    for name, given in json.loads(Path(file).read_text(encoding="utf-8")).items():
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**given))
+            told = {"name": name, "parameters": model.num_parameters()}
+            lora = get_peft_model(model, LoraConfig(r=8, target_modules=targets(model)))
+        told["adapters"] = lora.get_nb_trainable_parameters()[0]
+        sys.stdout.write(f"HAS {json.dumps(told)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""The parameters that the plan counts are those of transformers' own models."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trainer.plan import MODELS, parse
+
+PROGRAM = Path(__file__).with_name("parameters.py")
+LLAMA = {
+    "num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 384, "vocab_size": 1000, "max_position_embeddings": 128,
+}  # fmt: skip
+KINDS = {  # as a config.json may say it, with what each type leaves to its defaults
+    "llama": {"model_type": "llama", **LLAMA},
+    "llama, tied, wide heads": {"model_type": "llama", **LLAMA, "tie_word_embeddings": True, "head_dim": 64},
+    "mistral": {"model_type": "mistral", **LLAMA},
+    "qwen2": {"model_type": "qwen2", **LLAMA},
+    "gemma": {"model_type": "gemma", **LLAMA, "head_dim": 64},
+    "small gpt2": {
+        "model_type": "gpt2", "n_layer": 3, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 128,
+    },
+}  # fmt: skip
+LARGE = {"model_type": "qwen3", **LLAMA, "hidden_size": 1024, "head_dim": 128, "vocab_size": 50000}
+
+
+def described(shape):
+    """The config.json of a shape of the table."""
+    if shape.family == "gpt2":
+        return {
+            "model_type": "gpt2", "n_layer": shape.layers, "n_embd": shape.hidden, "n_head": shape.heads,
+            "n_inner": shape.intermediate, "vocab_size": shape.vocab, "n_positions": shape.context,
+            "tie_word_embeddings": shape.tied,
+        }  # fmt: skip
+    return {
+        "model_type": "qwen2" if shape.qkv_bias else "llama", "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "intermediate_size": shape.intermediate, "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.context, "tie_word_embeddings": shape.tied,
+    }  # fmt: skip
+
+
+CONFIGS = {**KINDS, "qwen3": LARGE, **{name: described(shape) for name, shape in MODELS.items()}}
+
+
+@pytest.fixture(scope="module")
+def counted(lab_env, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parameters")
+    (folder / "configs.json").write_text(json.dumps(CONFIGS))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+    argv = [lab_env / "bin/python", PROGRAM, folder / "configs.json"]
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(row[4:]) for row in done.stdout.splitlines() if row.startswith("HAS ")]
+    return {line["name"]: line for line in lines}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_table_has_what_transformers_makes_of_its_shapes(counted, name):
+    assert MODELS[name].parameters == counted[name]["parameters"]
+    assert parse(CONFIGS[name], name, name).parameters == counted[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_config_of_each_kind_has_the_parameters_of_its_model(counted, name):
+    assert parse(KINDS[name], name, name).parameters == counted[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", [*KINDS, *MODELS])
+def test_adapters_are_what_peft_makes(counted, name):
+    assert parse(CONFIGS[name], name, name).adapter_parameters(8) == counted[name]["adapters"]
+
+
+def test_what_a_shape_leaves_out_is_little(counted):
+    """Norms of Qwen3's queries and keys."""
+    whole = counted["qwen3"]["parameters"]
+    assert 0 < whole - parse(LARGE, "qwen3", "qwen3").parameters < 1e-3 * whole
