@@ -32,7 +32,7 @@ _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
 @click.option("--for", "program", type=click.Choice(plans.PROGRAMS), default="trainer", show_default=True,
               help="LLaMA-Factory and transformers, or an own GPT.")  # fmt: skip
 @click.option("--lora-rank", type=int, default=8, show_default=True, help="Of LoRA and QLoRA.")
-@click.option("--efficiency", type=float, default=0.5, show_default=True, help="Of the peak, in matrix products.")
+@click.option("--efficiency", type=float, default=0.65, show_default=True, help="Of the peak, in matrix products.")
 @click.option("--overlap/--no-overlap", help="Stages 1 and 2 reduce gradients while others are computed.")
 @click.option("--host-memory", type=float, metavar="GIB", help="Of a node, for offload; not limited.")
 @click.option("--cores", type=_MORE, metavar="N", help="Of a node, for the workers that prepare data.")

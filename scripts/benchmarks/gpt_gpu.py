@@ -1,6 +1,7 @@
 """Trains GPT-2 XL for a few steps in several ways on random tokens, and tells the speed of each in a JSON line.
 
-See gpt_gpu.sh. Times are medians of the steps after the first two, which compile and fill caches.
+See gpt_gpu.sh. Times are medians of the steps after the first two, which compile and fill caches; of a guide's settings
+two are left, of 32 passes each.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from trainer.gpt.timing import peak  # noqa: E402
 BLOCK = 1024
 VOCABULARY = 50257
 STEPS = 7
+GUIDE_STEPS = 4  # of 32 passes each
 WARM = 2
 MODEL = os.environ.get("MODEL", "gpt2-xl")
 GPUS = int(os.environ.get("GPUS", torch.cuda.device_count()))
@@ -39,13 +41,22 @@ NANOGPT = Path(os.environ.get("NANOGPT", "/tmp/nanoGPT"))
 def cases(batch: int) -> dict[str, list[str]]:
     """What is compared, the most wanted first."""
     both = ["--batch-size", str(batch), "--accumulation", "2"]
-    guide = ["--engine", "zero2", "--dtype", "float16", "--batch-size", "1", "--accumulation", "32"]
+
+    def guide(engine: str, samples: int, *more: str) -> list[str]:
+        passes = ["--batch-size", str(samples), "--accumulation", str(32 // samples)]
+        return ["--engine", engine, "--dtype", "float16", *passes, "--max-iters", str(GUIDE_STEPS), *more]
+
     return {
         "ours": both,
-        "guide": [*guide, "--compile", "off"],
+        "guide": guide("zero2", 1, "--compile", "off"),
         "nanogpt": [str(max(1, batch // 2))],
         "zero2": ["--engine", "zero2", *both],
-        "guide-compiled": [*guide, "--compile", "whole"],
+        "guide-compiled": guide("zero2", 1, "--compile", "whole"),
+        "guide-coalesced": guide("zero2", 1, "--compile", "off", "--coalesce"),
+        "guide-both": guide("zero2", 1, "--compile", "whole", "--coalesce"),
+        "guide-2": guide("zero2", 2, "--compile", "off"),
+        "guide-zero3": guide("zero3", 1, "--compile", "off"),
+        "guide-ddp": guide("zero0", 1, "--compile", "off"),
         "ours-blocks": [*both, "--compile", "blocks"],
     }
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from trainer.gpt import checkpoint, sample
+from trainer.gpt import checkpoint, sample, weights
 
 theirs, told = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[2], output_loading_info=True)
 ours, _ = sample.load(Path(sys.argv[1]))
@@ -25,6 +25,13 @@ with found.reader() as reader:
         and torch.equal(parameter.detach().view(-1), reader.read("weight", name, 0, parameter.numel()))
         for name, parameter in ours.named_parameters()
     ]
+# As older folders have them: torch's archives, and what torch wrote before.
+for archive in (True, False):
+    folder = Path(sys.argv[2]).with_name(f"bin-{archive}")
+    folder.mkdir()
+    torch.save(files, folder / "pytorch_model.bin", _use_new_zipfile_serialization=archive)
+    read = dict(weights.read(shape, folder))
+    equal += [torch.equal(read[name], parameter) for name, parameter in exported.named_parameters()]
 types = sorted({str(tensor.dtype) for tensor in files.values()})
 result = {"apart": apart, "equal": all(equal), "count": len(equal), "types": types}
 result["missing"] = sorted(told["missing_keys"]) + sorted(told["unexpected_keys"])

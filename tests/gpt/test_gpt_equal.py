@@ -33,6 +33,8 @@ def together(gpt, alone):
     runs = {engine: ["--engine", engine] for engine in ENGINES}
     runs["offload-2"] = ["--engine", "zero2", "--offload", "optimizer"]
     runs["offload-3"] = ["--engine", "zero3", "--offload", "all"]
+    runs["coalesced-2"] = ["--engine", "zero2", "--coalesce"]
+    runs["coalesced-3"] = ["--engine", "zero3", "--coalesce"]
     runs["bfloat16"] = ["--dtype", "bfloat16"]
     runs["bfloat16-narrow"] = ["--dtype", "bfloat16", "--reduce-dtype", "bfloat16"]
     runs["bfloat16-zero0"] = ["--dtype", "bfloat16", "--engine", "zero0"]
@@ -57,7 +59,7 @@ def test_a_step_is_the_same_however_it_is_cut(alone, together):
         assert run.records("grad_norm") == pytest.approx(alone["eight"].records("grad_norm"), rel=1e-4)
 
 
-@pytest.mark.parametrize("engine", [*ENGINES[1:], "offload-2", "offload-3"])
+@pytest.mark.parametrize("engine", [*ENGINES[1:], "offload-2", "offload-3", "coalesced-2", "coalesced-3"])
 def test_deepspeed_gives_the_losses_of_plain_torch(together, engine):
     for key in ("loss", "eval_loss", "grad_norm", "lr"):
         assert together[engine].records(key) == pytest.approx(together["plain"].records(key), rel=1e-5)

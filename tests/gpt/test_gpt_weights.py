@@ -25,7 +25,7 @@ def test_transformers_loads_what_was_exported(gpt, trained, exported):
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout.splitlines()[-1])
     assert told.pop("apart") < 1e-6
-    assert told == {"equal": True, "count": 28, "types": ["torch.float32"], "missing": [], "parameters": True}
+    assert told == {"equal": True, "count": 3 * 28, "types": ["torch.float32"], "missing": [], "parameters": True}
 
 
 def test_a_training_begins_from_weights_of_hugging_face(gpt, trained, exported):
@@ -52,6 +52,22 @@ def test_samples_are_the_same_for_a_seed(gpt, trained, exported):
     texts = [gpt.program("sample", *common, "--seed", seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("the king")
+
+
+def test_what_was_read_is_not_read_again(gpt, trained):
+    """The text is the one that it would be; past the block all tokens move, and all of it is read for each."""
+    result = gpt.run(HERE / "written.py", "trained/best")
+    assert result.returncode == 0, result.stderr
+    told = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(told) == 10
+    for each in told:
+        assert each["ours"] == each["expected"], each
+        within = range(each["length"], each["length"] + 24)
+        first = min(each["length"], 32)
+        assert each["given"] == [first, *(1 if length <= 32 else 32 for length in within[1:])]
+    likeliest = [each["ours"] for each in told if not each["temperature"]]
+    assert len(set(map(tuple, likeliest))) > 1  # it depends on what was read
+    assert all(len(set(each["ours"])) > 5 for each in told if each["temperature"])
 
 
 def test_a_bpe_vocabulary_of_ones_own(gpt):

@@ -140,6 +140,8 @@ def test_the_precision_goes_by_the_card(gpu, precision):
 def test_names_that_begin_alike_are_told_apart():
     names = ("L4", "NVIDIA L40S", "H20", "NVIDIA H200", "H100 80GB HBM3", "NVIDIA A10G", "NVIDIA A10", "A100-SXM4-80GB")
     assert [find(name).name for name in names] == ["L4", "L40S", "H20", "H200", "H100", "A10G", "A10", "A100"]
+    boards = ("NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "H100 NVL")
+    assert [find(name).name for name in boards] == ["H100 PCIe", "A100 PCIe", "A100 PCIe", "V100 PCIe", "H100 NVL"]
     assert all(find(name).name == name for name in GPUS)
 
 

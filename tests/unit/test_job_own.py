@@ -1,11 +1,14 @@
 """What travels with clusterctl's own trainer."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from provision.errors import UsageError
 from provision.run import from_words, job_code
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -34,6 +37,17 @@ def test_its_source_and_what_its_arguments_name_travel(here):
     assert {"job/trainer/__init__.py", "job/trainer/gpt/__main__.py", "job/trainer/ds_config/__init__.py"} <= program
     assert not any("agent" in name for name in program)
     assert (travel.output, travel.progress) == ("job/out", "job/out/trainer_log.jsonl")
+
+
+def test_all_that_its_source_imports_travels(here):
+    texts = {name: data for name, data in pack("--data", "data/one").texts.items() if name.startswith("job/trainer/")}
+    nodes = (node for data in texts.values() for node in ast.walk(ast.parse(data)) if isinstance(node, ast.ImportFrom))
+    ours = [node for node in nodes if node.module and node.module.partition(".")[0] == "trainer"]
+    imported = {f"{node.module}.{each.name}" for node in ours for each in node.names}
+    wanted = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()} | {node.module for node in ours}
+    assert {"trainer.ds_config", "trainer.gpt.errors"} <= wanted
+    files = {f"job/{name.replace('.', '/')}" for name in wanted}
+    assert {name for name in files if not {f"{name}.py", f"{name}/__init__.py"} & set(texts)} == set()
 
 
 @pytest.mark.parametrize("args", [("--out", "run/one"), ("--out=run/one",)])

@@ -13,7 +13,7 @@ from trainer.ds_config import GPUS, find
 from trainer.plan import METHODS, MODELS, Cluster, Setup, Shape, Training
 from trainer.plan.memory import gpu_memory, host_memory, states
 from trainer.plan.rates import rate
-from trainer.plan.search import PLACES
+from trainer.plan.search import PLACES, pick, survey
 from trainer.plan.speed import speed, volumes
 
 MEASURED = json.loads((Path(trainer.plan.__file__).parent / "measured.json").read_text())["points"]
@@ -45,27 +45,71 @@ def test_the_table_has_the_parameters_that_the_models_have(name):
     assert MODELS[name].parameters == PARAMETERS[name]
 
 
-def of(point):
-    cluster = Cluster(1, point["gpus"], find(point["gpu"]), 141)
+def name(point):
+    where = "" if point["optimizer_at"] == "gpu" else f"-{point['optimizer_at']}-{point['parameters_at']}"
+    checkpointing = "-checkpointing" if point["checkpointing"] else ""
+    samples = f"{point['micro_batch']}x{point['accumulation']}"
+    return f"{point['source']}-{point['model']}-{point['gpus']}-{point['stage']}{where}-{samples}{checkpointing}"
+
+
+def wish(point):
+    gpu = find(point["gpu"])
     batch = point["gpus"] * point["micro_batch"] * point["accumulation"]
     shape = replace(MODELS[point["model"]], vocab=point["vocab"])
-    training = Training(shape, "pretrain", point["seq"], batch, "own")
+    training = Training(shape, "pretrain", point["seq"], batch, point["program"])
     training = replace(training, precision=point["precision"], half_loss=point["half_loss"])
-    names = ("stage", "checkpointing", "micro_batch", "bucket", "overlap")
-    return training, cluster, Setup(**{name: point[name] for name in names})
+    return training, Cluster(1, point["gpus"], gpu, gpu.memory)
 
 
-@pytest.mark.parametrize("point", MEASURED, ids=lambda point: point["name"])
+PLACE = ("stage", "optimizer_at", "parameters_at", "checkpointing", "micro_batch")
+
+
+def of(point):
+    return *wish(point), Setup(**{name: point[name] for name in (*PLACE, "bucket", "overlap")})
+
+
+WEIGHED = [point for point in MEASURED if "allocated_gb" in point]
+TIMED = [point for point in MEASURED if "tokens_per_second" in point]
+OWN = [point for point in TIMED if point["source"] != "held out"]  # of the machine that the figures were fitted to
+
+
+@pytest.mark.parametrize("point", WEIGHED, ids=name)
 def test_memory_is_what_was_measured(point):
-    assert gpu_memory(*of(point)).allocated / 1e9 == pytest.approx(point["allocated_gb"], rel=0.15)
+    assert gpu_memory(*of(point)).allocated / 1e9 == pytest.approx(point["allocated_gb"], rel=0.08)
 
 
-XL = [point for point in MEASURED if point["model"] == "gpt2-xl"]  # of smaller ones too much: docs/planning.md
+def test_speed_is_about_what_was_measured():
+    """One step on a machine that others use too is no exact figure: its repetitions differ by up to a quarter."""
+    off = sorted(abs(speed(*of(point)).tokens / point["tokens_per_second"] - 1) for point in OWN)
+    assert len(off) > 90
+    assert off[len(off) // 2] < 0.08
+    assert off[len(off) * 9 // 10] < 0.25
+    assert off[-1] < 0.45
 
 
-@pytest.mark.parametrize("point", XL, ids=lambda point: point["name"])
-def test_speed_is_what_was_measured(point):
-    assert speed(*of(point)).tokens == pytest.approx(point["tokens_per_second"], rel=0.15)
+def test_speed_of_another_machine_is_predicted_where_the_gpu_decides():
+    """With fewer samples its slower processor does, of which the plan knows nothing."""
+    held_out = [point for point in TIMED if point["source"] == "held out" and point["micro_batch"] >= 8]
+    assert len(held_out) == 8
+    for point in held_out:
+        assert speed(*of(point)).tokens == pytest.approx(point["tokens_per_second"], rel=0.3)
+
+
+SEARCHED = [point for point in TIMED if point["source"] in {"search", "search once", "held out"}]
+SEARCHES = sorted(
+    {(point["model"], point["gpu"]) for point in SEARCHED} - {("gpt2-xl", "H200")}
+)  # of four samples only
+
+
+@pytest.mark.parametrize(("model", "gpu"), SEARCHES)
+def test_the_pick_is_the_fastest_of_all_options_that_were_measured(model, gpu):
+    points = [point for point in SEARCHED if (point["model"], point["gpu"]) == (model, gpu)]
+    assert len(points) > 20
+    training, cluster = wish(points[0])
+    best = pick(survey(training, cluster))
+    assert best is not None
+    (mine,) = [point for point in points if all(point[key] == getattr(best.setup, key) for key in PLACE)]
+    assert mine["tokens_per_second"] >= 0.95 * max(point["tokens_per_second"] for point in points)
 
 
 SHAPES = st.sampled_from(list(MODELS.values()))

@@ -3,8 +3,8 @@
 Sources: capabilities from NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus; Volta and older:
 cuda-legacy-gpus); peaks and bandwidths from NVIDIA's datasheet of each card, B200's an eighth of DGX B200's; A10G's,
 and what sets A800, H800 and H20 apart, as they are reported. Peaks are dense 16-bit tensor peaks with 32-bit
-accumulation, without sparsity (P100 has no tensor cores: its ordinary ones). Where there is an SXM board the figures
-are its own: PCIe boards of the same name compute less, and have no NVLink or only pairs of it.
+accumulation, without sparsity (P100 has no tensor cores: its ordinary ones). Boards for PCIe compute less than those of
+the same name with SXM, and have no NVLink or only pairs of it; a name that says neither is taken for SXM.
 
 ``memory`` is what nvidia-smi shows: GDDR6 with ECC, as data centers have it, keeps a sixteenth for itself
 (github.com/modal-labs/modal-client/pull/2797 lists cards).
@@ -57,8 +57,10 @@ GPUS: Dict[str, Gpu] = {
     for each in (
         Gpu("P100", (6, 0), 16, 21.2, 732, 64),
         Gpu("V100", (7, 0), 32, 125, 900, 120),
+        Gpu("V100 PCIe", (7, 0), 32, 112, 900, 10),
         Gpu("T4", (7, 5), 15, 65, 320, 10),
         Gpu("A100", (8, 0), 80, 312, 2039, 240),
+        Gpu("A100 PCIe", (8, 0), 80, 312, 1935, 20),
         Gpu("A800", (8, 0), 80, 312, 2039, 160),
         Gpu("A30", (8, 0), 24, 165, 933, 20),
         Gpu("A40", (8, 6), 45, 149.7, 696, 20),
@@ -69,23 +71,25 @@ GPUS: Dict[str, Gpu] = {
         Gpu("L4", (8, 9), 22.5, 121, 300, 20),
         Gpu("L40S", (8, 9), 45, 362, 864, 20),
         Gpu("H100", (9, 0), 80, 989, 3350, 360),
+        Gpu("H100 PCIe", (9, 0), 80, 756, 2000, 42),
+        Gpu("H100 NVL", (9, 0), 94, 835, 3900, 42),
         Gpu("H800", (9, 0), 80, 989, 3350, 160),
         Gpu("H20", (9, 0), 96, 148, 4000, 360),
         Gpu("H200", (9, 0), 141, 989, 4800, 360),
         Gpu("B200", (10, 0), 180, 2250, 8000, 720),
     )
 }
-_MAKERS = re.compile(r"nvidia|geforce|tesla|quadro")
+_ASIDE = re.compile(r"nvidia|geforce|tesla|quadro|\d+ ?gb|[^a-z0-9]")
 
 
 def find(name: str) -> Gpu:
-    """The card that a name means: ``a100``, ``NVIDIA A100-SXM4-80GB`` as nvidia-smi says it, ``RTX 3090``.
+    """The card that a name means: ``a100``, ``NVIDIA A100 80GB PCIe`` as nvidia-smi says it, ``RTX 3090``.
 
     Raises:
         ConfigError: it is not in the table.
     """
-    word = re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
-    fitting = [key for key in GPUS if word.startswith(key.lower())]
+    word = _ASIDE.sub("", name.lower())
+    fitting = [key for key in GPUS if word.startswith(_ASIDE.sub("", key.lower()))]
     if not fitting:
         raise ConfigError(f"--gpu {name}: not in the table", hint=f"--gpu of {', '.join(GPUS)}; or --precision")
     return GPUS[max(fitting, key=len)]  # L40S before L4

@@ -57,7 +57,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     log = Log(config, everyone.is_first)
     keeper = Keeper(config, everyone, folder, log)
     log.phase("loading")
-    model = start.make_model(begun, config, device)
+    model = start.make_model(begun, config, everyone, micro_steps)
 
     # Engine
     watch = Watch(device)

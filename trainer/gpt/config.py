@@ -73,6 +73,7 @@ class Config:
 
     engine: str = _is("plain", "plain: torch with a sharded optimizer; zeroN: DeepSpeed, stage N")
     offload: str = _is("none", "DeepSpeed: what lies in the memory of the host")
+    coalesce: bool = _is(False, "zero2, zero3: reduce gradients once a step; 2 bytes a parameter more until then")
     deepspeed_config: str = _is("", "a DeepSpeed file whose other keys are taken over")
     dtype: str = _is("auto", "what is computed in (auto: bfloat16 from Ampere on, else float16; float32 on CPUs)")
     compile: str = _is("auto", "torch.compile of the loss, of each block, or off (auto: whole on GPUs, not with zero3)")
@@ -188,6 +189,9 @@ def check(config: Config) -> Config:  # noqa: C901 - one rule after the other
         raise RefusedError("--offload all: only ZeRO-3 shards parameters", "--engine zero3, or --offload optimizer")
     if config.offload == "optimizer" and config.engine == "zero0":
         raise RefusedError("--offload optimizer: ZeRO-0 shards no optimizer", "--engine zero1 or higher")
+    if config.coalesce and (config.engine not in ("zero2", "zero3") or config.offload != "none"):
+        what = "--coalesce: only zero2 and zero3 without offload reduce gradients in every micro-step on the GPU"
+        raise RefusedError(what, "--engine zero2 --offload none, or without --coalesce")
     if config.model != "custom":
         layers, heads, width = MODELS[config.model]
         config = dataclasses.replace(config, n_layer=layers, n_head=heads, n_embd=width)

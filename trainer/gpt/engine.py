@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, Optional, Protocol
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Protocol, Tuple
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from trainer.gpt.scaling import Scale
 from trainer.gpt.timing import Watch
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+Whole = Callable[[nn.Parameter], ContextManager[Any]]
 
 
 class Engine(Protocol):
@@ -73,8 +75,23 @@ def compile_for(config: Config, device: torch.device) -> str:
     return "whole" if device.type == "cuda" and config.engine != "zero3" else "off"
 
 
+def making(config: Config, ranks: Ranks, micro_steps: int) -> Tuple[ContextManager[Any], Whole]:
+    """Where the engine wants a model to be made, and what makes a parameter whole so that it can be filled.
+
+    ZeRO-3 cuts each parameter over the ranks when it is made: the whole model need not fit on the device of one.
+
+    Raises:
+        RefusedError: the engine cannot be had here.
+    """
+    if config.engine != "zero3":
+        return ranks.device, nullcontext
+    from trainer.gpt import zero_cut  # noqa: PLC0415 - only this one needs DeepSpeed
+
+    return zero_cut.making(config, ranks, micro_steps, dtype_for(config, ranks.device)), zero_cut.whole
+
+
 def make(model: GPT, config: Config, ranks: Ranks, micro_steps: int, watch: Watch) -> Engine:
-    """The engine that was asked for, with a model whose weights are fp32 and on the device.
+    """The engine that was asked for, with a model that was made as it wants it.
 
     Raises:
         RefusedError: it cannot be had here.

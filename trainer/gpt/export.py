@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-import torch
-
 from trainer.gpt import checkpoint, tokens, weights
 from trainer.gpt.errors import RefusedError, exit_with
-from trainer.gpt.model import GPT
 
 
 def export(found: checkpoint.Checkpoint, folder: Path) -> None:
@@ -24,14 +21,11 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
     if folder.exists():
         raise RefusedError("%s is there already" % folder, "another folder, or rm -r %s" % folder)
     temporary = folder.with_name(".%s-part" % folder.name)
-    shape = found.state.shape
-    with torch.device("meta"):
-        sizes = {name: parameter.numel() for name, parameter in GPT(shape).named_parameters()}
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         with found.reader() as reader:
-            weights.export(shape, lambda name: reader.read("weight", name, 0, sizes[name]), temporary)
+            weights.export(found.state.shape, reader.whole, temporary)
         vocabulary = tokens.load(found.folder)
         if vocabulary:
             vocabulary.save(temporary)

@@ -7,11 +7,11 @@ take part in nothing. The output shares its matrix with the input's embedding.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ContextManager, Iterator, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 PAD = 128  # rows
+Named = Tuple[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,22 @@ class Shape:
         return (self.vocab_size + self.block_size) * width + self.n_layer * block + 2 * width
 
 
+class Past:
+    """Keys and values of the ``seen`` tokens that an attention has read, so that the next one is read alone."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._keys = self._values = torch.empty(0)
+
+    def join(self, keys: torch.Tensor, values: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Add those of new tokens, (batch, heads, tokens, width of a head) each, and give those of all."""
+        if self.seen:
+            keys = torch.cat([self._keys, keys], dim=2)
+            values = torch.cat([self._values, values], dim=2)
+        self._keys, self._values, self.seen = keys, values, keys.shape[2]
+        return keys, values
+
+
 class Attention(nn.Module):
     """Causal self-attention."""
 
@@ -54,13 +71,15 @@ class Attention(nn.Module):
         self.n_head = shape.n_head
         self.dropout = dropout
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, width) to the same."""
+    def forward(self, x: torch.Tensor, past: Optional[Past] = None) -> torch.Tensor:
+        """(batch, tokens, width) to the same; after a past a single token, which sees all of it."""
         batch, tokens, width = x.shape
         split = (batch, tokens, self.n_head, width // self.n_head)
         q, k, v = (each.view(split).transpose(1, 2) for each in self.c_attn(x).split(width, dim=2))
+        if past is not None:
+            k, v = past.join(k, v)
         dropped = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=past is None or past.seen == tokens)
         y = self.c_proj(y.transpose(1, 2).reshape(batch, tokens, width))
         return F.dropout(y, self.dropout, self.training)
 
@@ -89,9 +108,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(shape.n_embd)
         self.mlp = MLP(shape, dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: Optional[Past] = None) -> torch.Tensor:
         """(batch, tokens, width) to the same."""
-        x = x + self.attn(self.ln_1(x))
+        x = x + self.attn(self.ln_1(x), past)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -112,35 +131,62 @@ class GPT(nn.Module):
         }
         self.transformer = nn.ModuleDict(parts)
 
-    @torch.no_grad()
     def start(self, seed: int) -> None:
-        """Give all weights GPT-2's first values, the same wherever the seed and the kind of device are the same."""
-        device = self.transformer["wte"].weight.device
-        generator = torch.Generator(device).manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
-                continue
-            # Two branches of each layer add to the stream, whose variance would grow with them (GPT-2's paper, 2.3).
-            scale = 1 / math.sqrt(2 * self.shape.n_layer) if name.endswith("c_proj.weight") else 1.0
-            parameter.normal_(0.0, 0.02 * scale, generator=generator)
-        self.transformer["wte"].weight[self.shape.vocab_size :] = 0.0
+        """Give all weights GPT-2's first values; see ``first_weights``."""
+        fill(self, first_weights(self.shape, seed, self.transformer["wte"].weight.device))
 
-    def forward(self, tokens: torch.Tensor, targets: Optional[torch.Tensor] = None) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, targets: Optional[torch.Tensor] = None, past: Optional[Sequence[Past]] = None
+    ) -> torch.Tensor:
         """Tokens (batch, n), int64, to the mean loss, a float32 scalar; without targets to the last place's logits.
 
-        Logits are (batch, vocabulary), float32.
+        Logits are (batch, vocabulary), float32. With a past, one for each layer, these tokens follow those in it, and
+        are added to it: first as many as there are, then one at a time, ``block_size`` in all.
         """
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        first = past[0].seen if past else 0
+        places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         x = self.transformer["wte"](tokens) + self.transformer["wpe"](places)
         x = F.dropout(x, self.dropout, self.training)
-        for block in self.transformer["h"]:
-            recomputes = self.checkpointing and self.training
-            x = checkpoint(block, x, use_reentrant=False) if recomputes else block(x)
+        for layer, block in enumerate(self.transformer["h"]):
+            if past:
+                x = block(x, past[layer])
+            else:
+                recomputes = self.checkpointing and self.training
+                x = checkpoint(block, x, use_reentrant=False) if recomputes else block(x)
         x = self.transformer["ln_f"](x if targets is not None else x[:, -1])
         logits = F.linear(x.view(-1, x.shape[-1]), self.transformer["wte"].weight)
         logits = logits[:, : self.shape.vocab_size].float()
         return logits if targets is None else F.cross_entropy(logits, targets.view(-1))
+
+
+def sizes(shape: Shape) -> Dict[str, torch.Size]:
+    """The size of each parameter of a model; nothing is kept in memory for it."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT(shape).named_parameters()}
+
+
+def first_weights(shape: Shape, seed: int, device: torch.device) -> Iterator[Named]:
+    """GPT-2's first values, fp32, of one parameter after the other; equal where seed and kind of device are equal."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, size in sizes(shape).items():
+        if len(size) < 2:
+            yield name, torch.full(size, 1.0 if "ln_" in name and name.endswith("weight") else 0.0, device=device)
+            continue
+        # Two branches of each layer add to the stream, whose variance would grow with them (GPT-2's paper, 2.3).
+        scale = 1 / math.sqrt(2 * shape.n_layer) if name.endswith("c_proj.weight") else 1.0
+        drawn = torch.empty(size, device=device).normal_(0.0, 0.02 * scale, generator=generator)
+        if name.endswith("wte.weight"):
+            drawn[shape.vocab_size :] = 0.0
+        yield name, drawn
+
+
+@torch.no_grad()
+def fill(model: GPT, weights: Iterable[Named], whole: Callable[..., ContextManager[Any]] = nullcontext) -> None:
+    """Put weights into a model, one parameter at a time. ``whole`` is entered with each: ZeRO-3's lie in pieces."""
+    for name, tensor in weights:
+        parameter = model.get_parameter(name)
+        with whole(parameter):
+            parameter.copy_(tensor)
 
 
 def flops_per_token(shape: Shape, tokens: int) -> float:
@@ -154,7 +200,7 @@ def flops_per_token(shape: Shape, tokens: int) -> float:
 def fastest_attention(device: torch.device) -> ContextManager[Any]:
     """Inside it, attention on a GPU takes cuDNN's kernel where that can do it: torch would take another one first."""
     if device.type != "cuda":
-        return contextlib.nullcontext()
+        return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - torch 2.3 and later
 
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -163,7 +209,7 @@ def fastest_attention(device: torch.device) -> ContextManager[Any]:
     return sdpa_kernel(order)
 
 
-@contextlib.contextmanager
+@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inside it, nothing is dropped and nothing learned."""
     was = model.training

@@ -88,3 +88,11 @@ class Reader:
             what = "%s has %d of %d numbers of %s" % (self._folder, got, numel, name)
             raise RefusedError(what, "the model has another shape, or files of other nodes are not here")
         return out
+
+    def whole(self, name: str, size: torch.Size) -> torch.Tensor:
+        """All weights of a parameter.
+
+        Raises:
+            RefusedError: the checkpoint does not have them.
+        """
+        return self.read("weight", name, 0, size.numel()).view(size)

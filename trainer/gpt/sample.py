@@ -11,10 +11,9 @@ import torch
 
 from trainer.gpt import checkpoint, tokens, weights
 from trainer.gpt.errors import RefusedError, exit_with
-from trainer.gpt.model import GPT, evaluating
+from trainer.gpt.model import GPT, Past, evaluating, fill, sizes
 
 
-@torch.no_grad()
 def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
     """Model, in fp32 on the CPU, and vocabulary of a checkpoint or a Hugging Face folder.
 
@@ -24,14 +23,13 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
     if (path / "config.json").is_file():
         folder = path
         model = GPT(weights.read_shape(path))
-        weights.load(model, path)
+        fill(model, weights.read(model.shape, path))
     else:
         found = checkpoint.find(path)
         folder = found.folder
         model = GPT(found.state.shape)
         with found.reader() as reader:
-            for name, parameter in model.named_parameters():
-                parameter.copy_(reader.read("weight", name, 0, parameter.numel()).view(parameter.shape))
+            fill(model, ((name, reader.whole(name, size)) for name, size in sizes(model.shape).items()))
     vocabulary = tokens.load(folder)
     if vocabulary is None:
         raise RefusedError("%s has no vocabulary" % folder, "put the tokenizer.json of its data there")
@@ -44,12 +42,20 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
 def write(
     model: GPT, prompt: List[int], count: int, temperature: float, top_k: int, generator: torch.Generator
 ) -> List[int]:
-    """``count`` tokens that follow the prompt. A temperature of 0 takes the likeliest each time."""
+    """``count`` tokens that follow the prompt. A temperature of 0 takes the likeliest each time.
+
+    Each token is read once, until the line is longer than the block. From then on the places of all tokens change with
+    each new one, so what was kept of them is worth nothing, and the whole block is read again.
+    """
     device = next(model.parameters()).device
     line = torch.tensor([prompt], device=device)
+    block = model.shape.block_size
+    past = [Past() for _ in range(model.shape.n_layer)]
     with evaluating(model):
         for _ in range(count):
-            logits = model(line[:, -model.shape.block_size :]).cpu()  # drawn on the CPU: the same on every device
+            fits = line.shape[1] <= block
+            logits = model(line[:, past[0].seen :], past=past) if fits else model(line[:, -block:])
+            logits = logits.cpu()  # drawn on the CPU: the same on every device
             if temperature == 0:
                 chosen = logits.argmax(dim=-1, keepdim=True)
             else:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-import torch
-
-from trainer.gpt import checkpoint, weights
+from trainer.gpt import checkpoint, engine, weights
 from trainer.gpt.checkpoint import Checkpoint
 from trainer.gpt.config import Config
 from trainer.gpt.data import DataSet
 from trainer.gpt.errors import RefusedError
-from trainer.gpt.model import GPT, Shape
+from trainer.gpt.model import GPT, Shape, fill, first_weights
+from trainer.gpt.ranks import Ranks
 
 RESUME = "CLUSTERCTL_CHECKPOINT"  # set by clusterctl's agent for a run that goes on
 
@@ -86,12 +85,19 @@ def _check_vocabulary(found: Checkpoint, sets: Sequence[DataSet]) -> None:
         raise RefusedError(what, "python -m trainer.gpt.prepare TEXT --vocabulary %s --out DIR" % found.folder)
 
 
-def make_model(start: Start, config: Config, device: torch.device) -> GPT:
-    """The model with its first weights, fp32. A checkpoint's are loaded by the engine, which shards them."""
-    with torch.device(device):
+def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> GPT:
+    """The model with its first weights: fp32 on the device, or as the engine wants it, see ``engine.making``.
+
+    A checkpoint's weights are loaded by the engine, which shards them.
+
+    Raises:
+        RefusedError: the weights, or DeepSpeed, are not there.
+    """
+    making, whole = engine.making(config, ranks, micro_steps)
+    with making:
         model = GPT(start.shape, config.dropout, config.checkpointing)
     if start.folder:
-        weights.load(model, start.folder)
+        fill(model, weights.read(start.shape, start.folder), whole)
     elif not (start.resumed or start.taken):
-        model.start(config.seed)
+        fill(model, first_weights(start.shape, config.seed, ranks.device), whole)
     return model

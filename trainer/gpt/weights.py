@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import zipfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from safetensors import SafetensorError, safe_open
 
 from trainer.gpt import stream
 from trainer.gpt.errors import RefusedError
-from trainer.gpt.model import GPT, Shape
+from trainer.gpt.model import Named, Shape, sizes
 from trainer.gpt.stream import Entry
 
 TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
@@ -49,7 +51,7 @@ def read_shape(folder: Path) -> Shape:
 
 
 def _tensors(folder: Path) -> Iterator[Any]:
-    """Names and tensors of all files of a folder."""
+    """Names and tensors of all files of a folder, which are read one by one."""
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         with safe_open(str(path), framework="pt") as file:
@@ -60,58 +62,54 @@ def _tensors(folder: Path) -> Iterator[Any]:
         if not found:
             raise RefusedError("%s: there are no weights" % folder, "model.safetensors beside config.json")
         for path in found:
-            yield from torch.load(path, map_location="cpu", weights_only=True).items()
+            maps = zipfile.is_zipfile(path)  # files of before torch 1.6 are no archives, and are read at once
+            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=maps).items()
 
 
-@torch.no_grad()
-def load(model: GPT, folder: Path) -> None:
-    """Fill a model; places beyond its block are left out.
+def read(shape: Shape, folder: Path) -> Iterator[Named]:
+    """The weights of a model, one after the other, as ours lie; places beyond its block are left out.
 
     Raises:
         RefusedError: weights that are missing, or of another shape.
     """
-    wanted = dict(model.named_parameters())
+    wanted = sizes(shape)
     try:
         for name, theirs in _tensors(folder):
             ours = name if name.startswith(PREFIX) else PREFIX + name
-            target = wanted.get(ours)
-            if target is None:
+            size = wanted.pop(ours, None)
+            if size is None:
                 continue  # masks, and lm_head
             tensor = theirs.t() if TURNED.search(ours) else theirs
             if ours.endswith("wpe.weight"):
-                tensor = tensor[: len(target)]
+                tensor = tensor[: size[0]]
             elif ours.endswith("wte.weight"):
-                target[len(tensor) :] = 0.0
-                target = target[: len(tensor)]
-            if target.shape != tensor.shape:
-                what = "%s: %s is %s, config.json says %s" % (folder, name, list(tensor.shape), list(target.shape))
+                tensor = F.pad(tensor, (0, 0, 0, max(0, shape.rows - len(tensor))))
+            if size != tensor.shape:
+                what = "%s: %s is %s, config.json says %s" % (folder, name, list(tensor.shape), list(size))
                 raise RefusedError(what, "the config.json that came with the weights")
-            target.copy_(tensor)
-            del wanted[ours]
+            yield ours, tensor
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
         raise RefusedError("%s cannot be read: %s" % (folder, error), "copy the folder again") from error
     if wanted:
         raise RefusedError("%s has no %s" % (folder, min(wanted)), "a complete copy of the model")
 
 
-def export(shape: Shape, tensors: Any, folder: Path) -> None:
-    """Write fp32 weights as transformers loads them. ``tensors`` gives one by name, flattened, with padding.
+def export(shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folder: Path) -> None:
+    """Write fp32 weights as transformers loads them. ``whole`` gives one by name and size, with padding.
 
     Raises:
         OSError: there is no room.
     """
-    with torch.device("meta"):
-        named = dict(GPT(shape).named_parameters())
     entries: List[Entry] = []
-    for name, parameter in named.items():
-        size = list(parameter.shape)
+    for name, padded in sizes(shape).items():
+        size = list(padded)
         if name.endswith("wte.weight"):
             size[0] = shape.vocab_size
         entries.append(Entry(name, size[::-1] if TURNED.search(name) else size))
 
     def made() -> Iterator[torch.Tensor]:
-        for name, parameter in named.items():
-            tensor = tensors(name).view(parameter.shape)
+        for name, size in sizes(shape).items():
+            tensor = whole(name, size)
             if name.endswith("wte.weight"):
                 tensor = tensor[: shape.vocab_size]
             yield tensor.t().contiguous() if TURNED.search(name) else tensor

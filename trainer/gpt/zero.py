@@ -6,20 +6,17 @@ checkpoints have our own format: they are read by any number of ranks, any stage
 
 from __future__ import annotations
 
-import importlib
-import logging
+import contextlib
 import math
-import os
 from typing import Any, Callable, Iterator, List, Optional, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from trainer.gpt import zero_config, zero_state
+from trainer.gpt import zero_config, zero_cut, zero_library, zero_state
 from trainer.gpt.config import Config
 from trainer.gpt.errors import FailedError, RefusedError
-from trainer.gpt.model import GPT
+from trainer.gpt.model import GPT, fill, sizes
 from trainer.gpt.pieces import KINDS, Piece, Reader
 from trainer.gpt.ranks import Ranks
 from trainer.gpt.scaling import Scale
@@ -32,10 +29,9 @@ class Zero:
     def __init__(
         self, model: GPT, config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype, watch: Watch
     ) -> None:
-        if dtype == torch.float16 and ranks.device.type == "cpu":
-            raise RefusedError("DeepSpeed computes fp16 on GPUs only", "--dtype bfloat16, or --engine plain")
-        deepspeed = _library(ranks)
         stage = int(config.engine[-1])
+        made = zero_config.make(config, stage, micro_steps, dtype, ranks.device.type == "cuda")
+        deepspeed = zero_library.load(ranks)
         self.name = "ZeRO-%d" % stage
         self.scale: Any = Scale(is_used=False)
         self.updates = 0
@@ -43,31 +39,44 @@ class Zero:
         self._watch = watch
         self._micro_steps = micro_steps
         self._model = model
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
-        made = zero_config.make(config, stage, micro_steps, dtype, ranks.device.type == "cuda")
         optimizer = _optimizer(model, config, ranks)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=made, dist_init_required=False)
         self._theirs = self._engine.optimizer
+        self._coalesces = config.coalesce and micro_steps > 1
+        self._coalescing = contextlib.ExitStack()
+        if self._coalesces:
+            with zero_library.known():
+                self._coalesce = self._engine.coalesce_grad_reduction
+                self._engine.set_gradient_accumulation_boundary(is_boundary=True)  # one step() for all micro-steps
         self.model = cast("nn.Module", self._engine if stage == 3 else model)
+        self._whole = zero_cut.whole if stage == 3 else contextlib.nullcontext
         self.loss: Callable[..., torch.Tensor] = self._engine
         if dtype == torch.float16:
             self.scale = _TheirScale(self._theirs)
         self._tells_no_norm = stage == 0 and dtype == torch.float32
-        self._parts = zero_state.parts(self._theirs, self._names, stage, ranks.rank)
-        self._written = [part for part in self._parts if zero_state.is_written(part, stage, ranks)]
-        zero_state.start(zero_state.inner(self._theirs), self._parts)
+        self._parts = zero_state.parts(self._theirs, model, stage, ranks)
+        self._written = self._parts if stage else self._parts[ranks.rank :: ranks.world]  # what all have, one writes
 
     def compile(self) -> None:
         """Compile the whole model where DeepSpeed calls it."""
         self._engine.compile()
 
     def micro_step(self, tokens: torch.Tensor, targets: torch.Tensor, number: int) -> torch.Tensor:
-        """See ``Engine``. From stage 2 on DeepSpeed reduces gradients in every micro-step, in the backward pass."""
+        """See ``Engine``. From stage 2 on DeepSpeed reduces gradients in every micro-step, in the backward pass.
+
+        Unless they are coalesced: then each rank adds up its own, and they are reduced behind the last micro-step.
+        """
+        is_last = number == self._micro_steps - 1
+        if self._coalesces and number == 0:
+            self._coalescing.enter_context(self._coalesce())
         with self._watch.part("forward"):
             loss = self.loss(tokens, targets)
         with self._watch.part("backward"):
             self._engine.backward(loss)
-        if number < self._micro_steps - 1:
+        if self._coalesces and is_last:
+            with self._watch.part("communication"):
+                self._coalescing.close()
+        elif not self._coalesces and not is_last:
             self._engine.step()  # only counts
         return loss.detach()
 
@@ -88,7 +97,7 @@ class Zero:
         before = self._engine.skipped_steps
         norm: Any = None
         if self._tells_no_norm:  # gradients of stage 0 are means already
-            gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
+            gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
         with self._watch.part("optimizer"):
             try:
@@ -109,22 +118,18 @@ class Zero:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See ``Engine``."""
-        held = zero_state.inner(self._theirs).state
-        for part in self._written:
-            yield part.of(part.holder.data)
-            for kind in KINDS[1:]:
-                yield part.of(held[part.holder][kind])
+        return (part.numbers(kind) for part in self._written for kind in KINDS)
 
     @torch.no_grad()
     def load(self, reader: Reader, updates: Optional[int]) -> None:
         """See ``Engine``."""
-        held = zero_state.inner(self._theirs).state
         for part in self._parts:
-            part.of(part.holder.data).copy_(reader.read("weight", *part.piece))
-            for kind in KINDS[1:] if updates is not None else ():
-                part.of(held[part.holder][kind]).copy_(reader.read(kind, *part.piece))
-        zero_state.count(zero_state.inner(self._theirs), self._parts, updates or 0)
-        zero_state.spread(self._names, self._ranks, reader)
+            for kind in KINDS if updates is not None else KINDS[:1]:
+                part.numbers(kind).copy_(reader.read(kind, *part.piece))
+            part.count(updates or 0)
+        # What is computed with are copies of them, but for stage 0 in fp32.
+        read = ((name, reader.whole(name, size)) for name, size in sizes(self._model.shape).items())
+        fill(self._model, read, self._whole)
         self.updates = updates or 0
 
 
@@ -134,7 +139,9 @@ class _TheirScale:
     is_used = True
 
     def __init__(self, optimizer: Any) -> None:
-        self._holder = getattr(optimizer, "loss_scaler", None) or optimizer.loss_scale_config  # stage 0 has the latter
+        with zero_library.known():  # stage 0 has a loss_scale_config
+            self._holder = getattr(optimizer, "loss_scaler", None) or optimizer.loss_scale_config
+            self.value = self.value  # it is there, and can be set
 
     @property
     def value(self) -> float:
@@ -145,36 +152,15 @@ class _TheirScale:
         self._holder.cur_scale = scale
 
 
-def _library(ranks: Ranks) -> Any:
-    """DeepSpeed, ready to be used by these ranks."""
-    os.environ.setdefault("DS_ACCELERATOR", ranks.device.type)
-    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
-    try:
-        import deepspeed  # noqa: PLC0415 - the plain engine needs none
-
-        theirs = importlib.import_module("deepspeed.comm.torch")  # the attribute of this name is torch itself
-    except ImportError as error:
-        raise RefusedError("there is no DeepSpeed here: %s" % error, "--engine plain") from error
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    if ranks.device.type == "cpu":
-        # It would compile an all-reduce over shared memory, for inference only, which most nodes cannot.
-        theirs.build_shm_op = lambda: None  # type: ignore[attr-defined]
-    if not dist.is_initialized():
-        backend = "nccl" if ranks.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    for name, value in (("RANK", ranks.rank), ("LOCAL_RANK", ranks.local), ("WORLD_SIZE", ranks.world)):
-        os.environ.setdefault(name, str(value))  # it asks these, and without them MPI
-    return deepspeed
-
-
 def _optimizer(model: GPT, config: Config, ranks: Ranks) -> Any:
     """AdamW in the form that suits the place where its state lies.
 
     The rate is 0 until the first step: DeepSpeed makes some optimizers step once, without gradients, for their state.
     """
-    named = list(model.parameters())
-    matrices = [parameter for parameter in named if parameter.dim() >= 2]
-    vectors = [parameter for parameter in named if parameter.dim() < 2]
+    size = sizes(model.shape)  # in ZeRO-3 parameters have lost theirs
+    named = list(model.named_parameters())
+    matrices = [parameter for name, parameter in named if len(size[name]) >= 2]
+    vectors = [parameter for name, parameter in named if len(size[name]) < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     betas = (config.beta1, config.beta2)
     if config.offload == "none" or ranks.device.type == "cpu":

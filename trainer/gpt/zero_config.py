@@ -1,4 +1,4 @@
-"""The configuration that DeepSpeed is given: what the options say, and below it whatever a file of the user's says.
+"""The configuration that DeepSpeed is given: ``trainer.ds_config`` makes it, a file of the user's says what else it is.
 
 Keys: https://www.deepspeed.ai/docs/config-json/.
 """
@@ -9,55 +9,68 @@ import json
 from pathlib import Path
 from typing import Any, Dict
 
-import torch
-
+from trainer import ds_config
 from trainer.gpt.config import Config
 from trainer.gpt.errors import RefusedError
 
 NEVER = 10**9  # steps between DeepSpeed's own lines
-BUCKET = 2 * 10**8  # numbers; below DeepSpeed's 5e8, which costs 2 GB where all of it is used
+PRECISIONS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
-def make(config: Config, stage: int, micro_steps: int, dtype: torch.dtype, on_gpu: bool) -> Dict[str, Any]:
-    """The dictionary for ``deepspeed.initialize``.
+def make(config: Config, stage: int, micro_steps: int, dtype: object, on_gpu: bool) -> Dict[str, Any]:
+    """The dictionary for ``deepspeed.initialize``. What is computed in goes by torch's name for it.
 
     Raises:
-        RefusedError: a file that cannot be read, or that says another stage.
+        RefusedError: a file that cannot be read, or that says another stage or nvme; fp16 without a GPU.
     """
-    made = _read(config.deepspeed_config)
-    zero = dict(made.get("zero_optimization", {}))
-    if zero.get("stage", stage) != stage:
-        what = "%s is for stage %s" % (config.deepspeed_config, zero["stage"])
-        raise RefusedError(what, "--engine zero%s, or without --deepspeed-config" % zero["stage"])
-    defaults: Dict[str, Any] = {
-        "contiguous_gradients": True,
-        "overlap_comm": on_gpu,
-        "reduce_bucket_size": BUCKET,
-        "allgather_bucket_size": BUCKET,
-    }
-    if stage == 3:
-        defaults.update(stage3_prefetch_bucket_size=BUCKET // 4, stage3_param_persistence_threshold=10**5)
-        del defaults["allgather_bucket_size"]
-    place = {"device": "cpu", "pin_memory": on_gpu}
-    if config.offload != "none":
-        zero["offload_optimizer"] = place
-    if config.offload == "all":
-        zero["offload_param"] = place
-    made["zero_optimization"] = dict(defaults, **zero, stage=stage)
-    for name in ("fp16", "bf16"):
-        made.setdefault(name, {})
-    made["bf16"] = dict(made["bf16"], enabled=dtype == torch.bfloat16)
-    made["fp16"] = dict({"loss_scale": 0, "initial_scale_power": 16}, **made["fp16"])
-    made["fp16"]["enabled"] = dtype == torch.float16
-    made.update(
-        train_micro_batch_size_per_gpu=config.batch_size,
-        gradient_accumulation_steps=micro_steps,
-        gradient_clipping=config.grad_clip,
-        zero_allow_untested_optimizer=True,
-        zero_force_ds_cpu_optimizer=on_gpu,
+    precision = PRECISIONS[str(dtype)]
+    if precision == "fp16" and not on_gpu:
+        raise RefusedError("DeepSpeed computes fp16 on GPUs only", "--dtype bfloat16, or --engine plain")
+    said = _read(config.deepspeed_config)
+    theirs = said.get("zero_optimization", {}).get("stage", stage)
+    if theirs != stage:
+        what = "%s is for stage %s" % (config.deepspeed_config, theirs)
+        raise RefusedError(what, "--engine zero%s, or without --deepspeed-config" % theirs)
+    request = ds_config.Request(
+        stage=stage,
+        target="own",
+        precision=precision,
+        offload_optimizer="none" if config.offload == "none" else "cpu",
+        offload_param="cpu" if config.offload == "all" else "none",
+        pin_memory=on_gpu,
+        overlap=on_gpu,
+        round_robin=False,  # not measured; DeepSpeed's default
+        micro_batch=config.batch_size,
+        accumulation=micro_steps,
         steps_per_print=NEVER,
     )
+    ours = ds_config.make(request)
+    zero = ours["zero_optimization"]
+    fixed = {  # whatever the file says
+        "zero_optimization": {key: zero[key] for key in zero if key == "stage" or key.startswith("offload")},
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": precision == "fp16"},
+        "train_micro_batch_size_per_gpu": config.batch_size,
+        "gradient_accumulation_steps": micro_steps,
+        "gradient_clipping": config.grad_clip,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": on_gpu,
+        "steps_per_print": NEVER,
+    }
+    made = _over(_over(ours, said), fixed)
+    for key in ("offload_optimizer", "offload_param"):
+        if stage == 3 and made["zero_optimization"].get(key, {}).get("device") == "nvme":
+            what = "%s: %s to nvme, from where no checkpoint can be written" % (config.deepspeed_config, key)
+            raise RefusedError(what, "--offload all, which keeps it in the memory of the host")
     return made
+
+
+def _over(below: Dict[str, Any], above: Dict[str, Any]) -> Dict[str, Any]:
+    """Both together; where both have a key or a section's key, it is that above."""
+    both = dict(below)
+    for key, value in above.items():
+        both[key] = {**both.get(key, {}), **value} if isinstance(value, dict) else value
+    return both
 
 
 def _read(path: str) -> Dict[str, Any]:
@@ -73,6 +86,10 @@ def _read(path: str) -> Dict[str, Any]:
     kept: Dict[str, Any] = _without_auto(said)
     for name in ("optimizer", "scheduler", "train_batch_size"):
         kept.pop(name, None)
+    for name in ("zero_optimization", "bf16", "fp16"):
+        if not isinstance(kept.get(name, {}), dict):
+            what = "--deepspeed-config %s: %s is no object" % (path, name)
+            raise RefusedError(what, "a file that DeepSpeed itself would take")
     return kept
 
 

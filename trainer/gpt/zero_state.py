@@ -5,118 +5,110 @@ stage
 =====  =================================================================================================================
 0      whole on every rank: in fp32 the parameter itself, else FP16_UnfusedOptimizer's ``fp32_groups``
 1, 2   ``single_partition_of_fp32_groups``: a flat share of each group; ``_hp_mapping`` of a parameter says which part
-       of it lies there (deepspeed/utils/tensor_fragment.py)
-3      ``fp32_partitioned_groups_flat``: every parameter is cut in equal parts, of which ``grad_position`` says where it
-       lies (deepspeed/runtime/zero/stage3.py)
+       of it lies where (deepspeed/utils/tensor_fragment.py)
+3      ``fp32_partitioned_groups_flat``: every parameter is cut in equal parts, the last one shorter, of which
+       ``grad_position`` says where it lies (deepspeed/runtime/zero/stage3.py)
 =====  =================================================================================================================
+
+No other file reads them. Another version may have others: ``parts`` notices, before the first step.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
-from torch import nn
 
-from trainer.gpt.pieces import KINDS, Piece, Reader
+from trainer.gpt import zero_library
+from trainer.gpt.model import GPT, sizes
+from trainer.gpt.pieces import KINDS, Piece
 from trainer.gpt.ranks import Ranks
 
-Names = Dict[nn.Parameter, str]
+Found = Iterator[Tuple[Piece, Any, int]]  # with the tensor that holds it, and where in that
 
 
 class Part(NamedTuple):
-    """A piece, and where it lies: ``holder`` is the tensor that the optimizer knows."""
+    """A piece that this rank holds: in ``holder``, and in what the optimizer knows of that, from ``offset`` on."""
 
     piece: Piece
-    holder: Any
+    holder: torch.Tensor
+    state: Dict[str, Any]
     offset: int
-    number: int  # of the parameter
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The numbers of the piece in the holder, or in a tensor like it; flat."""
-        return tensor.view(-1)[self.offset : self.offset + self.piece.numel]
+    def numbers(self, kind: str) -> torch.Tensor:
+        """Its numbers of one of ``KINDS``, flat; what is written to them is kept."""
+        tensor = self.holder if kind == KINDS[0] else self.state[kind]
+        return tensor.data.view(-1)[self.offset : self.offset + self.piece.numel]
 
-
-def inner(optimizer: Any) -> Any:
-    """The optimizer that does the arithmetic."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def parts(optimizer: Any, names: Names, stage: int, rank: int) -> List[Part]:
-    """What this rank holds of each parameter."""
-    numbers = {name: index for index, name in enumerate(names.values())}
-    found = {0: _whole, 1: _shares, 2: _shares, 3: _cut}[stage](optimizer, names, rank)
-    return [Part(piece, holder, offset, numbers[piece.name]) for piece, holder, offset in found]
+    def count(self, updates: int) -> None:
+        """Set how many updates there have been."""
+        if isinstance(self.state["step"], torch.Tensor):
+            self.state["step"].fill_(updates)
+        else:
+            self.state["step"] = updates
 
 
-def _whole(optimizer: Any, names: Names, _: int) -> Iterator[Any]:
-    if hasattr(optimizer, "fp32_groups"):
-        low = [parameter for group in optimizer.fp16_groups for parameter in group]
-        high = [master for group in optimizer.fp32_groups for master in group]
-        masters = {parameter: high[index] for index, parameter in enumerate(low)}
-    else:
-        masters = {parameter: parameter for parameter in names}
-    for parameter, name in names.items():
+def parts(optimizer: Any, model: GPT, stage: int, ranks: Ranks) -> List[Part]:
+    """What this rank holds of each parameter, in the model's order; in stage 0 all ranks hold all.
+
+    Raises:
+        RefusedError: this DeepSpeed keeps it in another way.
+    """
+    find = (_whole, _shares, _shares, _cut)[stage]
+    adam = getattr(optimizer, "optimizer", optimizer)
+    with zero_library.known():
+        found = [
+            Part(piece, holder, _state(adam, holder), offset)
+            for piece, holder, offset in find(optimizer, model, ranks.rank)
+        ]
+        for part in found:
+            if part.numbers(KINDS[0]).numel() != part.piece.numel:
+                raise ValueError("%s lies outside of its tensor" % part.piece.name)
+    mine = torch.tensor([sum(part.piece.numel for part in found)], dtype=torch.float64, device=ranks.device)
+    held = ranks.gather(mine).sum().item()
+    wanted = sum(size.numel() for size in sizes(model.shape).values()) * (1 if stage else ranks.world)
+    with zero_library.known():
+        if held != wanted:
+            raise ValueError("all ranks together hold %d of %d weights" % (held, wanted))
+    return found
+
+
+def _whole(optimizer: Any, model: GPT, _: int) -> Found:
+    named = dict(model.named_parameters())
+    masters: Dict[Any, Any] = {parameter: parameter for parameter in named.values()}
+    if any(parameter.dtype != torch.float32 for parameter in masters):
+        for low, high in zip(optimizer.fp16_groups, optimizer.fp32_groups):  # noqa: B905 - they have the same groups
+            masters.update(zip(low, high))  # noqa: B905
+    for name, parameter in named.items():
         yield Piece(name, 0, parameter.numel()), masters[parameter], 0
 
 
-def _shares(optimizer: Any, names: Names, _: int) -> Iterator[Any]:
-    for index, flat in enumerate(optimizer.single_partition_of_fp32_groups):
-        for parameter in optimizer.bit16_groups[index]:
-            found = parameter._hp_mapping  # noqa: SLF001 - DeepSpeed's universal checkpoints read it as well
-            if found is not None:
-                place = found.lp_fragment_address
-                yield Piece(names[parameter], place.start, place.numel), flat, found.hp_fragment_address.start
+def _shares(optimizer: Any, model: GPT, _: int) -> Found:
+    for name, parameter in model.named_parameters():
+        here: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # noqa: SLF001 - their converters read it too
+        if here is not None:
+            piece = Piece(name, here.lp_fragment_address.start, here.lp_fragment_address.numel)
+            flat = optimizer.single_partition_of_fp32_groups[here.param_group_index]
+            yield piece, flat, here.hp_fragment_address.start
 
 
-def _cut(optimizer: Any, names: Names, rank: int) -> Iterator[Any]:
-    for parameter, name in names.items():
+def _cut(optimizer: Any, model: GPT, rank: int) -> Found:
+    size = sizes(model.shape)
+    for name, parameter in model.named_parameters():
         group, offset, each = optimizer.grad_position[optimizer.get_param_id(parameter)]
-        numel = min(each, parameter.ds_numel - rank * each)  # type: ignore[attr-defined]
+        numel = min(each, size[name].numel() - rank * each)
         if numel > 0:
             yield Piece(name, rank * each, numel), optimizer.fp32_partitioned_groups_flat[group], offset
 
 
-def is_written(part: Part, stage: int, ranks: Ranks) -> bool:
-    """Whether this rank writes it: what all have is written by one."""
-    return stage > 0 or part.number % ranks.world == ranks.rank
-
-
-def start(optimizer: Any, held: List[Part]) -> None:
-    """Make the state that AdamW would make in its first step, so that a checkpoint can be read into it."""
-    counts = type(optimizer).__name__ == "DeepSpeedCPUAdam"  # its steps are plain numbers
-    for part in held:
-        state = optimizer.state[part.holder]
-        for kind in KINDS[1:]:
-            if kind not in state:
-                state[kind] = torch.zeros_like(part.holder.data)
-        if "step" not in state:
-            on = part.holder.device if optimizer.defaults.get("fused") else "cpu"
-            state["step"] = 0 if counts else torch.zeros((), device=on)
-    count(optimizer, held, 0)
-
-
-def count(optimizer: Any, held: List[Part], updates: int) -> None:
-    """Set how many updates there have been."""
-    for part in held:
-        state = optimizer.state[part.holder]
-        if isinstance(state["step"], torch.Tensor):
-            state["step"].fill_(updates)
-        else:
-            state["step"] = updates
-
-
-def spread(names: Names, ranks: Ranks, reader: Reader) -> None:
-    """Put a checkpoint's weights where they are computed with; in 16 bits these are copies."""
-    for parameter, name in names.items():
-        local = getattr(parameter, "ds_tensor", None)
-        if local is None:
-            parameter.data.copy_(reader.read("weight", name, 0, parameter.numel()).view(parameter.shape))
-            continue
-        total = parameter.ds_numel  # type: ignore[attr-defined]
-        first = ranks.rank * local.numel()
-        numel = min(local.numel(), total - first)
-        if numel > 0:
-            local.data.view(-1)[:numel].copy_(reader.read("weight", name, first, numel))
-        if parameter.numel() == total:  # small ones stay whole on every rank
-            parameter.data.copy_(reader.read("weight", name, 0, total).view(parameter.shape))
+def _state(adam: Any, holder: Any) -> Dict[str, Any]:
+    """What AdamW knows of a tensor. Before its first step it is made, so that a checkpoint can be read into it."""
+    state: Dict[str, Any] = adam.state[holder]
+    for kind in KINDS[1:]:
+        if kind not in state:
+            state[kind] = torch.zeros_like(holder.data)
+    if type(adam).__name__ == "DeepSpeedCPUAdam":  # its steps are plain numbers
+        state["step"] = 0
+    else:
+        state["step"] = torch.zeros((), device=holder.device if adam.defaults.get("fused") else "cpu")
+    return state

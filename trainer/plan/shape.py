@@ -91,5 +91,9 @@ class Shape:
 
         Three times that is the usual 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311), causal or not.
         """
-        multiplying = self.layers * self.layer_matrices + self.vocab * self.hidden
-        return 2.0 * multiplying + 4.0 * self.layers * self.attention_width * seq
+        return self.head_flops + self.layers * (2.0 * self.layer_matrices + 4.0 * self.attention_width * seq)
+
+    @property
+    def head_flops(self) -> float:
+        """Those of the output layer alone."""
+        return 2.0 * self.vocab * self.hidden

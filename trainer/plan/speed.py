@@ -1,21 +1,31 @@
 """How long a step takes: arithmetic, what the network adds to it, and the optimizer.
 
-Figures that are estimates have their reason here; ``Training.efficiency`` is the one that matters most. Measured on
-four H200 with a GPT-2 XL: forward and backward alone 54.5 % of the peak at best, whole steps 47 to 49 %.
+A pass is matrix products at ``Training.efficiency`` of the card's peak, and what lies between them, at the speed of its
+memory: torch without a compiler reads and writes each activation that is kept about eight times. Below all of it is the
+time that Python takes to start a block's kernels. The figures were fitted to measured.json's points: about a hundred
+options of four models on H200s, of which the docs have the table (docs/planning.md); other estimates say so.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Tuple
 
+from trainer.plan.activations import kept, logits
 from trainer.plan.memory import weight_bytes
 from trainer.plan.wish import Cluster, Setup, Training, accumulation
 
-# Seconds that a block takes at least, forward and backward, however small the batch: about 180 kernels of 6 us, and in
-# stages 2 and 3 DeepSpeed's hooks; from the measured micro-steps of batch 1 (measured.json: 114.5 and 416.9 ms of 48
-# blocks, less their communication).
-_LEAST = (1.1e-3, 1.1e-3, 2.2e-3, 8.2e-3)
+_MOVED = 8.0  # times that each byte of ``kept`` and ``logits`` is read or written, forward and backward; fitted
+# Seconds of a block, forward and backward, however small the batch: the time to start its kernels. A block of
+# transformers' models has more of them than one of a lean GPT. Checkpointing, and DeepSpeed's hooks from stage 2 on,
+# come on top. Fitted; they are those of one machine's processors (docs/benchmarks.md has its name).
+_START = {"own": 1.3e-3, "trainer": 2.3e-3}
+_START_AGAIN = {"own": 1.9e-3, "trainer": 3.0e-3}
+_HOOKS = {"own": (0.0, 0.0, 0.9e-3, 9.4e-3), "trainer": (0.0, 0.0, 2.1e-3, 14e-3)}
+_HOOKS_AGAIN = {"own": 3.6e-3, "trainer": 10e-3}  # of stage 3, which fetches parameters once more
+_ADAM = 34  # bytes a parameter that a fused Adam reads and writes
+_ADAM_WHOLE = 320  # and that of DeepSpeed's stage 0 in 16 bits, tensor by tensor: as if it were so many; fitted
 _CONTENTION = 0.2  # of a hidden collective's time: its kernels take processors and bandwidth; an estimate
 _DEQUANTIZING = 0.7  # of the speed of 16-bit weights, with 4-bit ones: an estimate
 _CPU_ADAM = 4e9  # parameters a second and node; ZeRO-Offload, arXiv 2101.06840, table 4: 1 B in 0.22 s, 10 B in 2.57 s
@@ -101,12 +111,31 @@ def _shown(seconds: float, hidden: float) -> float:
 
 
 def _pass(training: Training, cluster: Cluster, setup: Setup) -> float:
-    """Seconds of a forward and a backward pass: with adapters frozen weights get no gradients, which saves a third."""
-    times = (2 if training.adapters else 3) + (1 if setup.checkpointing else 0)
+    """Seconds of a forward and a backward pass.
+
+    Arithmetic and the start of kernels run beside each other, the longer hides most of the shorter: the root of the sum
+    of squares fits what was measured between the two.
+    """
+    return math.hypot(_arithmetic(training, cluster, setup), training.shape.layers * _start(training, setup))
+
+
+def _arithmetic(training: Training, cluster: Cluster, setup: Setup) -> float:
+    """Seconds of all kernels of a pass. With adapters frozen weights get no gradients, which saves a third."""
+    tokens = setup.micro_batch * training.seq
+    whole, head = training.shape.flops(training.seq), training.shape.head_flops
+    again = (whole - head) if setup.checkpointing else 0.0  # the loss is not computed again
+    flops = tokens * ((2 if training.adapters else 3) * whole + again)
     peak = cluster.gpu.tflops * 1e12 * training.efficiency * (_DEQUANTIZING if training.method == "qlora" else 1)
-    arithmetic = times * training.shape.flops(training.seq) * setup.micro_batch * training.seq / peak
-    least = training.shape.layers * _LEAST[setup.stage] * (4 / 3 if setup.checkpointing else 1)
-    return max(arithmetic, least)
+    moved = _MOVED * (kept(training, setup.with_(checkpointing=False)) + logits(training, setup))
+    return flops / peak + moved / (cluster.gpu.bandwidth * 1e9)
+
+
+def _start(training: Training, setup: Setup) -> float:
+    """Seconds of a block before any arithmetic."""
+    seconds = _START[training.program] + _HOOKS[training.program][setup.stage]
+    if setup.checkpointing:
+        seconds += _START_AGAIN[training.program] + (_HOOKS_AGAIN[training.program] if setup.stage == 3 else 0.0)
+    return seconds
 
 
 def _optimizer(training: Training, cluster: Cluster, setup: Setup, passes: int) -> float:
@@ -117,7 +146,7 @@ def _optimizer(training: Training, cluster: Cluster, setup: Setup, passes: int) 
     if setup.parameters_at == "nvme":
         seconds += passes * 2 * weight_bytes(training) / cluster.nodes / _NVME
     if setup.optimizer_at == "gpu":
-        return seconds + 34 * share / (cluster.gpu.bandwidth * 1e9)
+        return seconds + (_ADAM if setup.stage else _ADAM_WHOLE) * share / (cluster.gpu.bandwidth * 1e9)
     seconds += (passes + 1) * 2 * share / _PCIE + training.trained / cluster.nodes / _CPU_ADAM
     if setup.optimizer_at == "nvme":
         seconds += 2 * 12 * training.trained / cluster.nodes / _NVME

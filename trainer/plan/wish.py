@@ -75,7 +75,7 @@ class Training:
     program: str = "trainer"
     rank: int = 8
     precision: str = "bf16"
-    efficiency: float = 0.5
+    efficiency: float = 0.65
     half_loss: bool = False
 
     @property
@@ -166,7 +166,7 @@ def check(training: Training, cluster: Cluster) -> None:
         if not 0 < value < float("inf"):
             raise PlanError(f"{option} {value:g}: it has to be more than 0", hint="clusterctl plan --help")
     if not 0 < training.efficiency <= 1:
-        raise PlanError(f"--efficiency {training.efficiency:g}: it is a part of the card's peak, such as 0.5")
+        raise PlanError(f"--efficiency {training.efficiency:g}: it is a part of the card's peak, such as 0.65")
     if cluster.host is not None and not cluster.host >= 0:
         raise PlanError(f"--host-memory {cluster.host:g}: it is GiB of a node")
     if training.method not in METHODS:

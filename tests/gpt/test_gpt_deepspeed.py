@@ -1,0 +1,40 @@
+"""DeepSpeed's own fields: a version without one of them is named, before the first step."""
+
+import json
+
+import pytest
+from trainings import HERE
+
+
+@pytest.fixture(scope="module")
+def told(gpt):
+    result = gpt.run(HERE / "unknown.py")
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return {line["field"]: line for line in lines}
+
+
+def test_nothing_is_said_where_all_is_there(told):
+    assert len(told) == 10
+    assert told[""]["what"] is None
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("fp16_groups", "has no attribute 'fp16_groups'"),
+        ("fp32_groups", "has no attribute 'fp32_groups'"),
+        ("single_partition_of_fp32_groups", "has no attribute 'single_partition_of_fp32_groups'"),
+        ("_hp_mapping", "has no attribute '_hp_mapping'"),
+        ("grad_position", "has no attribute 'grad_position'"),
+        ("fp32_partitioned_groups_flat", "has no attribute 'fp32_partitioned_groups_flat'"),
+        ("coalesce_grad_reduction", "has no attribute 'coalesce_grad_reduction'"),
+        ("half", "transformer.h.0.attn.c_attn.weight lies outside of its tensor"),
+        ("one", "all ranks together hold 3440 of 5488 weights"),
+    ],
+)
+def test_a_field_that_is_not_there_is_named_with_the_version(told, field, words):
+    line = told[field]
+    assert line["what"].startswith(f"DeepSpeed {line['version']} is not as 0.19, for which this engine is written: ")
+    assert line["what"].endswith(words)
+    assert line["fix"].startswith("--engine plain")
