@@ -3,28 +3,56 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import cache
 from itertools import count
 from os import getpid
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from provision import sandbox as sandboxes
 from provision.errors import UsageError
 
 sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last, so that they hide no module
 
+LONG = (  # groups that take minutes, the longest first
+    "training", "test_kills", "test_push_breaks", "test_relay_failures", "test_long_prefix", "test_deploy_relay",
+    "test_releases", "test_tool", "test_deploy", "test_push",
+)  # fmt: skip
+
 _numbers = count(1)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
-        names = getattr(item, "fixturenames", ())
-        if "require_sandbox" in names:
+        if "require_sandbox" in getattr(item, "fixturenames", ()):
             item.add_marker("root")
-        # Tests of one file share what they have made, and so do all that train: they run on one worker.
-        item.add_marker(pytest.mark.xdist_group("training" if "training_nodes" in names else item.path.name))
+    # Workers take groups in this order: what takes minutes must not begin last, beside a worker that has nothing to do.
+    items.sort(key=lambda item: _rank(_group(item.path)))
+
+
+@cache
+def _group(path):
+    """What one worker runs: tests of one file share what they have made, and so do all that train."""
+    return "training" if "training_nodes" in path.read_text(encoding="utf-8") else path.stem
+
+
+def _rank(group):
+    return LONG.index(group) if group in LONG else len(LONG)
+
+
+class Groups(LoadScopeScheduling):
+    """Gives whole groups to workers, whatever ``--dist`` says."""
+
+    def _split_scope(self, nodeid):
+        return _group(self.config.rootpath / nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config, log):
+    # The marks of --dist loadgroup travel in names of tests, which pytest 9.2 no longer lets a plug-in change.
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +109,8 @@ def training_nodes(require_sandbox, lab_env, lab_project, tmp_path_factory):
         (box,) = (box for box in sandboxes.list_all() if box.directory == Path(there))
         yield Training(Path(there), box)
         return
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        (tmp_path_factory.getbasetemp().parent / "training").mkdir()  # fails where another worker trains too
     folder = tmp_path_factory.mktemp("job")
     with sandboxes.up(nodes=2, name=_name(), directory=folder, user="trainer", prefix=PREFIX) as box:
         shutil.copytree(lab_project, folder, dirs_exist_ok=True)
