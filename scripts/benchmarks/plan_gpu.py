@@ -36,6 +36,7 @@ from trainer.plan import MODELS, Cluster, Setup, Shape, Training, accumulation  
 from trainer.plan.search import PLACES, Option, bucket, examine, micro_batches, pick, survey  # noqa: E402
 
 TRIED = [place for place in PLACES if "nvme" not in place]
+KEYS = ("stage", "optimizer_at", "parameters_at", "checkpointing", "micro_batch")
 GIVES_UP = 1.1  # times a GPU's memory: what is predicted to need more is not tried
 
 
@@ -230,12 +231,9 @@ def compare(training: Training, cluster: Cluster, found: list[dict[str, Any]], *
     fastest = max(found, key=lambda each: each.get("tokens_per_second", 0))
     told: dict[str, Any] = {"name": "pick against search", "options": len(found), "fastest": fastest}
     for each in found:
-        if best is not None and all(each[name] == getattr(best.setup, name) for name in _KEYS):
+        if best is not None and all(each[name] == getattr(best.setup, name) for name in KEYS):
             told.update(pick=each, share=round(each.get("tokens_per_second", 0) / fastest["tokens_per_second"], 4))
     return told
-
-
-_KEYS = ("stage", "optimizer_at", "parameters_at", "checkpointing", "micro_batch")
 
 
 def main() -> None:
@@ -256,6 +254,8 @@ def main() -> None:
         return
     until = time.time() + given.seconds
     training, cluster = wish(given)
+    if not cluster.world:
+        sys.exit("plan_gpu: torch sees no GPU here")
     found: list[dict[str, Any]] = []
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cluster.world)]
     for place in options(given, training, cluster):
@@ -267,6 +267,8 @@ def main() -> None:
                 if line.startswith("{"):
                     found.append(json.loads(line))
                     print(line, end="", flush=True)
+        if process.returncode:
+            sys.exit(f"plan_gpu: ZeRO-{TRIED[place][0]} ended with exit code {process.returncode}")
     if found:
         print(json.dumps(compare(training, cluster, found, overlap=given.overlap)), flush=True)
 
