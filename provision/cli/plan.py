@@ -33,7 +33,8 @@ _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
               help="LLaMA-Factory and transformers, or an own GPT.")  # fmt: skip
 @click.option("--lora-rank", type=int, default=8, show_default=True, help="Of LoRA and QLoRA.")
 @click.option("--efficiency", type=float, default=0.65, show_default=True, help="Of the peak, in matrix products.")
-@click.option("--overlap/--no-overlap", help="Stages 1 and 2 reduce gradients while others are computed.")
+@click.option("--overlap/--no-overlap", default=None,
+              help="Stages 1 and 2 reduce gradients while others are computed; as trainer.gpt does, --for own.")  # fmt: skip
 @click.option("--host-memory", type=float, metavar="GIB", help="Of a node, for offload; not limited.")
 @click.option("--cores", type=_MORE, metavar="N", help="Of a node, for the workers that prepare data.")
 @click.option("--nvme-path", metavar="DIR", help="A folder on a fast local disk of every node, with --write.")
@@ -47,7 +48,8 @@ def plan_command(reporter: Reporter, model: str, write: Path | None, nvme_path: 
     """
     try:
         training, cluster = _wish(model, given)
-        made = plans.plan(training, cluster, overlap=given["overlap"])
+        overlap = training.program == "own" if given["overlap"] is None else given["overlap"]
+        made = plans.plan(training, cluster, overlap=overlap)
         written = [] if write is None else _write(made, model, write, nvme_path)
     except (plans.PlanError, ds_config.ConfigError) as error:
         raise UsageError(str(error), hint=error.hint) from error

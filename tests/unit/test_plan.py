@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from provision.cli import main
 from provision.run.config_text import read
 from trainer.ds_config import GPUS, ConfigError, find
+from trainer.gpt.config import from_arguments
 from trainer.plan import MODELS, Cluster, PlanError, Setup, Training, accumulation, ds_config, lines, load, parse, plan
 from trainer.plan import yaml as written_yaml
 from trainer.plan.ladder import ladder
@@ -81,6 +82,33 @@ def test_the_output_is_the_recorded_one_in_80_columns(run, name):
         file.parent.mkdir(exist_ok=True)
         file.write_text(out, encoding="utf-8")
     assert out == file.read_text(encoding="utf-8"), "CLUSTERCTL_UPDATE_GOLDEN=1 writes it again"
+
+
+@pytest.mark.parametrize(
+    ("words", "same", "differs"),
+    [
+        (["gpt2-xl", "-n", 1, "--gpu", "H200"], {"model": "gpt2-xl", "engine": "plain"}, {}),
+        (["gpt2", "-n", 1, "--gpus", 1], {"n_layer": 12, "global_batch": 256, "offload": "none"}, {}),
+        (["gpt2-xl", "-n", 1, "--gpus", 1, "--gpu", "RTX3090"], {"engine": "zero2", "offload": "optimizer"}, {}),
+        (["gpt2-xl", "-n", 1, "--gpus", 1, "--gpu", "T4", "--seq", 512], {"block_size": 512}, {"offload": "none"}),
+    ],
+)
+def test_the_pick_is_said_as_options_that_the_trainer_takes(run, words, same, differs):
+    code, out, _ = run("plan", *words, "--for", "own", "--method", "pretrain", "--json")
+    said = json.loads(out)
+    options = from_arguments(["--data", "x", *said["trainer_gpt"]])
+    best = said["best"]["setup"]
+    assert code == 0
+    assert (options.batch_size, options.checkpointing) == (best["micro_batch"], best["checkpointing"])
+    assert {name: getattr(options, name) for name in same} == same
+    assert all(getattr(options, name) != value for name, value in differs.items())
+    shown = " ".join(run("plan", *words, "--for", "own", "--method", "pretrain")[1].split())
+    assert f"for trainer.gpt: {' '.join(said['trainer_gpt'])}" in shown
+
+
+def test_only_an_own_gpt2_is_said_as_options_of_the_trainer(run):
+    for words in (["gpt2-xl", "-n", 1], ["llama-3-8b", "-n", 1, "--for", "own"]):
+        assert json.loads(run("plan", *words, "--json")[1])["trainer_gpt"] == []
 
 
 def test_json_has_all_of_it_and_nothing_else_is_printed(run):

@@ -8,6 +8,7 @@ from typing import Any, Dict
 from trainer.plan.plan import Plan
 from trainer.plan.search import Option
 from trainer.plan.wish import Cluster, Training, accumulation
+from trainer.plan.write import gpt_options
 
 
 def data(plan: Plan) -> Dict[str, Any]:
@@ -22,6 +23,7 @@ def data(plan: Plan) -> Dict[str, Any]:
         },
         "options": [_option(each, training, cluster) for each in plan.options],
         "best": None if best is None else _option(best, training, cluster),
+        "trainer_gpt": gpt_options(plan),
         "why": list(plan.why),
         "learning_rate": {**asdict(plan.rate), "far": plan.rate.far},
         "ladder": asdict(plan.ladder),

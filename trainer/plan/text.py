@@ -8,6 +8,7 @@ from typing import Iterator, List, Tuple
 from trainer.plan.plan import Plan
 from trainer.plan.search import Option
 from trainer.plan.wish import GIB, accumulation
+from trainer.plan.write import gpt_options
 
 WIDTH = 80
 Styled = Tuple[str, str]
@@ -74,6 +75,8 @@ def _pick(plan: Plan) -> Iterator[Styled]:
             f"{best.speed.mfu:.0%} MFU; batch x accumulation x GPUs: {batch}",
             "green",
         )
+    if options := " ".join(gpt_options(plan)):
+        yield from _wrapped(f"for trainer.gpt: {options}")
     for each in plan.why:
         yield from _wrapped(f"- {each}", "" if best is not None else "yellow")
     rate = plan.rate

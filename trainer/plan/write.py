@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from trainer.ds_config import Request, make
 from trainer.plan.errors import PlanError
+from trainer.plan.models import MODELS
 from trainer.plan.plan import Plan
 from trainer.plan.search import Option
 from trainer.plan.wish import accumulation
@@ -81,6 +82,27 @@ def yaml(plan: Plan, model: str, deepspeed: str) -> str:
         rows += [f"# {comment}"] if comment else []
         rows += [f"{key}: {_scalar(value)}" for key, value in pairs]
     return "\n".join(rows) + "\n"
+
+
+def gpt_options(plan: Plan) -> List[str]:
+    """The plan's pick as options of ``trainer.gpt``; none where it is no GPT-2 of an own loop, or has to use nvme.
+
+    Up to stage 1 that is trainer.gpt's own engine, which shards as stage 1 does.
+    """
+    best, shape = plan.best, plan.training.shape
+    if best is None or shape.family != "gpt2" or plan.training.program != "own" or best.setup.optimizer_at == "nvme":
+        return []
+    sizes = {"n-layer": shape.layers, "n-head": shape.heads, "n-embd": shape.hidden}
+    said: Dict[str, Any] = {"model": shape.name} if shape.name in MODELS else sizes
+    said.update({"block-size": plan.training.seq, "batch-size": best.setup.micro_batch})
+    said.update({"global-batch": plan.training.global_batch, "learning-rate": f"{plan.rate.root:.1e}"})
+    if best.setup.stage >= 2:
+        said["engine"] = f"zero{best.setup.stage}"
+    if best.setup.optimizer_at == "cpu":
+        said["offload"] = "all" if best.setup.parameters_at == "cpu" else "optimizer"
+    if best.setup.checkpointing:
+        said["checkpointing"] = "true"
+    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
 
 
 def _method(plan: Plan) -> List[Tuple[str, Any]]:
