@@ -3,7 +3,7 @@
 A pass is matrix products at ``Training.efficiency`` of the card's peak, and what lies between them, at the speed of its
 memory: torch without a compiler reads and writes each activation that is kept about eight times. Below all of it is the
 time that Python takes to start a block's kernels. The figures were fitted to measured.json's points: about a hundred
-options of four models on H200s, of which the docs have the table (docs/planning.md); other estimates say so.
+options of three models on H200s (docs/benchmarks.md has a table); other estimates say so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.plan.wish import Cluster, Setup, Training, accumulation
 _MOVED = 8.0  # times that each byte of ``kept`` and ``logits`` is read or written, forward and backward; fitted
 # Seconds of a block, forward and backward, however small the batch: the time to start its kernels. A block of
 # transformers' models has more of them than one of a lean GPT. Checkpointing, and DeepSpeed's hooks from stage 2 on,
-# come on top. Fitted; they are those of one machine's processors (docs/benchmarks.md has its name).
+# come on top. Fitted; another machine's processor may take twice as long (docs/benchmarks.md).
 _START = {"own": 1.3e-3, "trainer": 2.3e-3}
 _START_AGAIN = {"own": 1.9e-3, "trainer": 3.0e-3}
 _HOOKS = {"own": (0.0, 0.0, 0.9e-3, 9.4e-3), "trainer": (0.0, 0.0, 2.1e-3, 14e-3)}
