@@ -63,6 +63,8 @@ def test_a_step_is_the_same_however_it_is_cut(alone, together):
 def test_deepspeed_gives_the_losses_of_plain_torch(together, engine):
     for key in ("loss", "eval_loss", "grad_norm", "lr"):
         assert together[engine].records(key) == pytest.approx(together["plain"].records(key), rel=1e-5)
+    # Only what is coalesced is sent by itself, behind the last micro-step.
+    assert bool(together[engine].records("communication_ms")) == engine.startswith("coalesced")
 
 
 @pytest.mark.parametrize("before", ENGINES)
