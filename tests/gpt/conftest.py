@@ -3,16 +3,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # for trainings; last, so that it hides no module
-
-
-def pytest_xdist_make_scheduler(config, log):
-    # Tests of a file share what they have trained. The marks of loadgroup travel in names, which pytest 9.2 keeps as
-    # they are.
-    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ _numbers = count(1)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     for item in items:
         if "require_sandbox" in getattr(item, "fixturenames", ()):
             item.add_marker("root")
