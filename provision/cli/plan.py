@@ -34,7 +34,7 @@ _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
 @click.option("--lora-rank", type=int, default=8, show_default=True, help="Of LoRA and QLoRA.")
 @click.option("--efficiency", type=float, default=0.65, show_default=True, help="Of the peak, in matrix products.")
 @click.option("--overlap/--no-overlap", default=None,
-              help="Stages 1 and 2 reduce gradients while others are computed; as trainer.gpt does, --for own.")  # fmt: skip
+              help="Stages 1 and 2 reduce gradients while others are computed; on --for own.")  # fmt: skip
 @click.option("--host-memory", type=float, metavar="GIB", help="Of a node, for offload; not limited.")
 @click.option("--cores", type=_MORE, metavar="N", help="Of a node, for the workers that prepare data.")
 @click.option("--nvme-path", metavar="DIR", help="A folder on a fast local disk of every node, with --write.")
