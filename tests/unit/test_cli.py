@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from provision.cli import main
 from provision.env.bundle.reader import open_bundle
 from provision.errors import UsageError
 from provision.model import Node, Step
@@ -24,21 +22,12 @@ INVENTORY = "prefix: /opt/llm/current\nnodes: {n: 127.0.0.1}\n"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs a command in an empty folder: its exit code, stdout and stderr."""
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
+def run(run, tmp_path, monkeypatch):
+    """Runs a command in a folder with an inventory, which is also the home."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-
-    def run(*argv):
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in argv])
-        return (end.value.code, *capsys.readouterr())
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+    return run
 
 
 @pytest.fixture

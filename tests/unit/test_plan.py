@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision.cli import main
 from provision.run.config_text import read
 from trainer.ds_config import GPUS, ConfigError, find
 from trainer.gpt.config import from_arguments
@@ -41,21 +39,6 @@ BENCH = {
         {"op": "broadcast", "bytes": 1 << 30, "busbw": 1e9},
     ]
 }
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs a command in an empty folder: its exit code, stdout and stderr."""
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*argv):
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in argv])
-        return (end.value.code, *capsys.readouterr())
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
