@@ -30,10 +30,12 @@ import torch
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE))
 
-from trainer.ds_config import Request, find, make  # noqa: E402 - the checkout is not installed here
-from trainer.gpt import ranks  # noqa: E402
+from trainer.ds_config import find, make  # noqa: E402 - the checkout is not installed here
+from trainer.gpt import model, ranks  # noqa: E402
 from trainer.plan import MODELS, Cluster, Setup, Shape, Training, accumulation  # noqa: E402
-from trainer.plan.search import PLACES, Option, bucket, examine, micro_batches, pick, survey  # noqa: E402
+from trainer.plan.search import PLACES, Option, all_of, pick, survey  # noqa: E402
+from trainer.plan.wish import GIB  # noqa: E402
+from trainer.plan.write import request  # noqa: E402
 
 TRIED = [place for place in PLACES if "nvme" not in place]
 KEYS = ("stage", "optimizer_at", "parameters_at", "checkpointing", "micro_batch")
@@ -44,49 +46,33 @@ def wish(given: argparse.Namespace) -> tuple[Training, Cluster]:
     """What is planned: the machine as it is."""
     shape = MODELS[given.model]
     if given.program == "own":
-        shape = replace(shape, vocab=-(-shape.vocab // 128) * 128)  # as trainer.gpt pads it
+        shape = replace(shape, vocab=-(-shape.vocab // model.PAD) * model.PAD)  # as trainer.gpt pads it
     training = Training(shape, "pretrain", given.seq, given.global_batch, given.program)
     count = int(os.environ.get("GPUS", torch.cuda.device_count()))
-    card = torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0] if torch.cuda.is_available() else "H100"
-    return training, Cluster(1, count, find(card), find(card).memory)
+    card = find(torch.cuda.get_device_name() if torch.cuda.is_available() else "H100")  # to try it without a GPU
+    return training, Cluster(1, count, card, card.memory)
 
 
 def options(given: argparse.Namespace, training: Training, cluster: Cluster) -> dict[int, list[Option]]:
     """The options of each place, those first that need least."""
     found: dict[int, list[Option]] = {}
-    for number, (stage, optimizer_at, parameters_at) in enumerate(TRIED):
-        if ("c" if optimizer_at == "cpu" else str(stage)) not in given.places:
+    for number, place in enumerate(TRIED):
+        if ("c" if "cpu" in place else str(place[0])) not in given.places:
             continue
-        plain = Setup(stage, optimizer_at, parameters_at, bucket=bucket(training, cluster))
-        plain = plain.with_(overlap=given.overlap or stage == 3)
-        made = [
-            examine(training, cluster, plain.with_(checkpointing=checkpointing, micro_batch=samples))
-            for checkpointing in (False, True)
-            for samples in micro_batches(training, cluster)
-            if not given.batches or str(samples) in given.batches.split(",")
+        tried = [
+            each
+            for each in all_of(training, cluster, place, overlap=given.overlap)
+            if not given.batches or str(each.setup.micro_batch) in given.batches.split(",")
+            if each.memory.total < GIVES_UP * cluster.memory * GIB
         ]
-        tried = [each for each in made if each.memory.total < GIVES_UP * cluster.memory * 2**30]
         found[number] = sorted(tried, key=lambda each: each.memory.total)
     return found
 
 
 def config(training: Training, cluster: Cluster, setup: Setup) -> dict[str, Any]:
-    """DeepSpeed's, as the plan writes it."""
-    devices = {"gpu": "none", "cpu": "cpu"}
-    request = Request(
-        stage=setup.stage,
-        target="own",
-        precision="bf16",
-        offload_optimizer=devices[setup.optimizer_at],
-        offload_param=devices[setup.parameters_at],
-        overlap=setup.overlap,
-        hidden=training.shape.hidden,
-        reduce_bucket=setup.bucket,
-        micro_batch=setup.micro_batch,
-        accumulation=accumulation(training, cluster, setup),
-        steps_per_print=10**9,
-    )
-    return make(request)
+    """DeepSpeed's, as the plan writes it, with all that transformers' Trainer would fill in."""
+    asked = request(replace(training, program="own"), cluster, setup)
+    return make(replace(asked, steps_per_print=10**9))
 
 
 class Model:
@@ -94,11 +80,10 @@ class Model:
 
     def __init__(self, training: Training, device: torch.device) -> None:
         self.is_own = training.program == "own"
-        self.module = _own(training) if self.is_own else _theirs(training.shape)
+        with device:
+            self.module = _own(training.shape) if self.is_own else _theirs(training.shape)
         if self.is_own:
-            self.module.to(device).start(1)
-        else:
-            self.module.to(device)
+            self.module.start(1)
         self.module.train()
 
     def checkpoint(self, *, is_on: bool) -> None:
@@ -115,17 +100,12 @@ class Model:
         return engine(input_ids=tokens, labels=tokens, use_cache=False).loss
 
 
-def _own(training: Training) -> Any:
-    from trainer.gpt import model  # noqa: PLC0415 - one of the two is needed
-
-    shape = training.shape
-    with torch.device("meta"):
-        made = model.GPT(model.Shape(shape.layers, shape.heads, shape.hidden, shape.context, shape.vocab))
-    return made.to_empty(device="cpu")
+def _own(shape: Shape) -> Any:
+    return model.GPT(model.Shape(shape.layers, shape.heads, shape.hidden, shape.context, shape.vocab))
 
 
 def _theirs(shape: Shape) -> Any:
-    import transformers  # noqa: PLC0415
+    import transformers  # noqa: PLC0415 - the lean GPT needs none
 
     if shape.family == "gpt2":
         raise SystemExit("plan_gpu: GPT-2 is measured with --for own")
@@ -141,8 +121,7 @@ def _theirs(shape: Shape) -> Any:
         tie_word_embeddings=shape.tied,
         attn_implementation="sdpa",
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        return getattr(transformers, f"{kind}ForCausalLM")(made)
+    return getattr(transformers, f"{kind}ForCausalLM")(made)
 
 
 def adam(parameters: Any, setup: Setup) -> Any:
@@ -153,10 +132,10 @@ def adam(parameters: Any, setup: Setup) -> Any:
     return DeepSpeedCPUAdam(parameters, lr=1e-5)
 
 
-def measure(engine: Any, model: Model, training: Training, passes: int, setup: Setup, world: ranks.Ranks) -> Any:
+def measure(engine: Any, trained: Model, training: Training, passes: int, setup: Setup, world: ranks.Ranks) -> Any:
     """What one option adds to what it is."""
     on_gpu = world.device.type == "cuda"
-    model.checkpoint(is_on=setup.checkpointing)
+    trained.checkpoint(is_on=setup.checkpointing)
     tokens = torch.randint(0, training.shape.vocab, (setup.micro_batch, training.seq), device=world.device)
     times = []
     for count in (1, passes, passes):
@@ -171,7 +150,7 @@ def measure(engine: Any, model: Model, training: Training, passes: int, setup: S
             torch.cuda.reset_peak_memory_stats()
         began = time.monotonic()
         for _ in range(count):
-            engine.backward(model.loss(engine, tokens))
+            engine.backward(trained.loss(engine, tokens))
             engine.step()
         if on_gpu:
             torch.cuda.synchronize()
@@ -202,11 +181,11 @@ def rank(given: argparse.Namespace) -> None:
     world = ranks.join("auto")
     training, cluster = wish(given)
     tried = options(given, training, cluster)[given.place]
-    model = Model(training, world.device)
+    trained = Model(training, world.device)
     first = tried[0].setup
     said = config(training, cluster, first)
     engine, *_ = deepspeed.initialize(
-        model=model.module, optimizer=adam(model.module.parameters(), first), config=said, dist_init_required=False
+        model=trained.module, optimizer=adam(trained.module.parameters(), first), config=said, dist_init_required=False
     )
     for option in tried:
         if time.time() > given.until:
@@ -215,7 +194,7 @@ def rank(given: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
         told = point(training, cluster, option)
         try:
-            told.update(measure(engine, model, training, told["accumulation"], option.setup, world))
+            told.update(measure(engine, trained, training, told["accumulation"], option.setup, world))
         except torch.cuda.OutOfMemoryError:
             told["failed"] = "out of memory"  # all that follow need more; this engine is in the middle of a pass
         if world.is_first:

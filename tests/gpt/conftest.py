@@ -1,4 +1,7 @@
+import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,3 +31,20 @@ def gpt(lab_env, tmp_path_factory):
     for name in ("first", "second"):
         made.program("prepare", f"{name}.txt", "--out", name, "--vocabulary", "both")
     return made
+
+
+@pytest.fixture(scope="module")
+def of_configs(lab_env, tmp_path_factory):
+    """Runs a program of this folder on configurations by name: the JSON objects that it says, by their names."""
+
+    def run(program, configs):
+        folder = tmp_path_factory.mktemp(Path(program).stem)
+        (folder / "configs.json").write_text(json.dumps(configs))
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+        argv = [lab_env / "bin/python", HERE / program, folder / "configs.json"]
+        done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = [json.loads(row[5:]) for row in done.stdout.splitlines() if row.startswith("SAYS ")]
+        return {line["name"]: line for line in lines}
+
+    return run

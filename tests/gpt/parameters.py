@@ -26,7 +26,7 @@ def main(file):
             told = {"name": name, "parameters": model.num_parameters()}
             lora = get_peft_model(model, LoraConfig(r=8, target_modules=targets(model)))
         told["adapters"] = lora.get_nb_trainable_parameters()[0]
-        sys.stdout.write(f"HAS {json.dumps(told)}\n")
+        sys.stdout.write(f"SAYS {json.dumps(told)}\n")
 
 
 if __name__ == "__main__":

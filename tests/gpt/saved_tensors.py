@@ -37,7 +37,7 @@ def main(file):
     for name, given in json.loads(Path(file).read_text(encoding="utf-8")).items():
         key = LAYERS.get(given["model_type"], "num_hidden_layers")
         one, two = (kept(AutoConfig.for_model(**{**given, key: layers})) for layers in (1, 2))
-        sys.stdout.write(f"KEPT {json.dumps({'name': name, 'bytes': (two - one) / SEQ})}\n")
+        sys.stdout.write(f"SAYS {json.dumps({'name': name, 'bytes': (two - one) / SEQ})}\n")
 
 
 if __name__ == "__main__":

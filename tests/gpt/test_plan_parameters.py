@@ -1,15 +1,9 @@
 """The parameters that the plan counts are those of transformers' own models."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from trainer.plan import MODELS, parse
 
-PROGRAM = Path(__file__).with_name("parameters.py")
 LLAMA = {
     "num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 384, "vocab_size": 1000, "max_position_embeddings": 128,
@@ -47,15 +41,8 @@ CONFIGS = {**KINDS, "qwen3": LARGE, **{name: described(shape) for name, shape in
 
 
 @pytest.fixture(scope="module")
-def counted(lab_env, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("parameters")
-    (folder / "configs.json").write_text(json.dumps(CONFIGS))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
-    argv = [lab_env / "bin/python", PROGRAM, folder / "configs.json"]
-    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(row[4:]) for row in done.stdout.splitlines() if row.startswith("HAS ")]
-    return {line["name"]: line for line in lines}
+def counted(of_configs):
+    return of_configs("parameters.py", CONFIGS)
 
 
 @pytest.mark.parametrize("name", MODELS)

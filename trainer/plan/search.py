@@ -85,21 +85,26 @@ def bucket(training: Training, cluster: Cluster) -> int:
     return reduce_elements(training.shape.hidden, cluster.bus, cluster.world)
 
 
+def all_of(training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool) -> List[Option]:
+    """Every option of one stage and offload, whether it fits or not: without checkpointing first, then with it."""
+    stage, optimizer_at, parameters_at = place
+    plain = Setup(
+        *(stage, optimizer_at, parameters_at), bucket=bucket(training, cluster), overlap=overlap or stage == 3
+    )
+    return [
+        examine(training, cluster, plain.with_(checkpointing=checkpointing, micro_batch=samples))
+        for checkpointing in (False, True)
+        for samples in micro_batches(training, cluster)
+    ]
+
+
 def best_of(training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool) -> Option:
     """The fastest that fits of one stage and offload; the one that needs least, where none fits.
 
     Among equals the largest batch of a GPU that leaves room for a mistake of the prediction: larger matrix products are
     never slower.
     """
-    stage, optimizer_at, parameters_at = place
-    plain = Setup(
-        *(stage, optimizer_at, parameters_at), bucket=bucket(training, cluster), overlap=overlap or stage == 3
-    )
-    options = [
-        examine(training, cluster, plain.with_(checkpointing=checkpointing, micro_batch=samples))
-        for checkpointing in (False, True)
-        for samples in micro_batches(training, cluster)
-    ]
+    options = all_of(training, cluster, place, overlap=overlap)
     fitting = [each for each in options if each.fits]
     if not fitting:
         return min(options, key=lambda each: each.memory.total)

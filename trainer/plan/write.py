@@ -9,7 +9,7 @@ from trainer.plan.errors import PlanError
 from trainer.plan.models import MODELS
 from trainer.plan.plan import Plan
 from trainer.plan.search import Option
-from trainer.plan.wish import accumulation
+from trainer.plan.wish import Cluster, Setup, Training, accumulation
 
 _DEVICES = {"gpu": "none", "cpu": "cpu", "nvme": "nvme"}
 
@@ -22,21 +22,26 @@ def ds_config(plan: Plan, *, nvme_path: Optional[str] = None) -> Dict[str, Any]:
         ConfigError: the pick needs nvme, and there is no path.
     """
     best = _best(plan)
-    own = plan.training.program == "own"
-    request = Request(
-        stage=best.setup.stage,
+    path = nvme_path if best.setup.optimizer_at == "nvme" else None
+    return make(request(plan.training, plan.cluster, best.setup, nvme_path=path))
+
+
+def request(training: Training, cluster: Cluster, setup: Setup, *, nvme_path: Optional[str] = None) -> Request:
+    """What DeepSpeed's configuration has to do for one way to train; transformers' Trainer fills in the rest."""
+    own = training.program == "own"
+    return Request(
+        stage=setup.stage,
         target="own" if own else "trainer",
-        precision=plan.training.precision if own else "auto",
-        offload_optimizer=_DEVICES[best.setup.optimizer_at],
-        offload_param=_DEVICES[best.setup.parameters_at],
-        nvme_path=nvme_path if best.setup.optimizer_at == "nvme" else None,
-        overlap=best.setup.overlap,
-        hidden=plan.training.shape.hidden,
-        reduce_bucket=best.setup.bucket,
-        micro_batch=best.setup.micro_batch if own else None,
-        accumulation=accumulation(plan.training, plan.cluster, best.setup) if own else None,
+        precision=training.precision if own else "auto",
+        offload_optimizer=_DEVICES[setup.optimizer_at],
+        offload_param=_DEVICES[setup.parameters_at],
+        nvme_path=nvme_path,
+        overlap=setup.overlap,
+        hidden=training.shape.hidden,
+        reduce_bucket=setup.bucket,
+        micro_batch=setup.micro_batch if own else None,
+        accumulation=accumulation(training, cluster, setup) if own else None,
     )
-    return make(request)
 
 
 def yaml(plan: Plan, model: str, deepspeed: str) -> str:
