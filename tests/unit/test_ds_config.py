@@ -140,6 +140,11 @@ def test_the_precision_goes_by_the_card(gpu, precision):
 def test_names_that_begin_alike_are_told_apart():
     names = ("L4", "NVIDIA L40S", "H20", "NVIDIA H200", "H100 80GB HBM3", "NVIDIA A10G", "NVIDIA A10", "A100-SXM4-80GB")
     assert [find(name).name for name in names] == ["L4", "L40S", "H20", "H200", "H100", "A10G", "A10", "A100"]
+    for other in ("NVIDIA T400 4GB", "NVIDIA RTX A4000", "A4000", "Quadro P1000", "P1000"):
+        with pytest.raises(ConfigError, match="not in the table"):
+            find(other)
+    others = ("NVIDIA RTX A6000", "NVIDIA L40", "NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA H20-3e", "Tesla T4")
+    assert [find(name).name for name in others] == ["RTX A6000", "L40", "GH200", "GB200", "H20-3e", "T4"]
     boards = ("NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "H100 NVL")
     assert [find(name).name for name in boards] == ["H100 PCIe", "A100 PCIe", "A100 PCIe", "V100 PCIe", "H100 NVL"]
     assert all(find(name).name == name for name in GPUS)

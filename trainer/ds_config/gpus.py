@@ -62,6 +62,7 @@ GPUS: Dict[str, Gpu] = {
         Gpu("A100", (8, 0), 80, 312, 2039, 240),
         Gpu("A100 PCIe", (8, 0), 80, 312, 1935, 20),
         Gpu("A800", (8, 0), 80, 312, 2039, 160),
+        Gpu("RTX A6000", (8, 6), 48, 154.8, 768, 20),
         Gpu("A30", (8, 0), 24, 165, 933, 20),
         Gpu("A40", (8, 6), 45, 149.7, 696, 20),
         Gpu("A10", (8, 6), 22.5, 125, 600, 20),
@@ -69,14 +70,18 @@ GPUS: Dict[str, Gpu] = {
         Gpu("RTX3090", (8, 6), 24, 71, 936, 20),
         Gpu("RTX4090", (8, 9), 24, 165.2, 1008, 20),
         Gpu("L4", (8, 9), 22.5, 121, 300, 20),
+        Gpu("L40", (8, 9), 45, 181, 864, 20),
         Gpu("L40S", (8, 9), 45, 362, 864, 20),
         Gpu("H100", (9, 0), 80, 989, 3350, 360),
         Gpu("H100 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H100 NVL", (9, 0), 94, 835, 3900, 42),
         Gpu("H800", (9, 0), 80, 989, 3350, 160),
         Gpu("H20", (9, 0), 96, 148, 4000, 360),
+        Gpu("H20-3e", (9, 0), 141, 148, 4800, 360),
+        Gpu("GH200", (9, 0), 96, 989, 4000, 360),
         Gpu("H200", (9, 0), 141, 989, 4800, 360),
         Gpu("B200", (10, 0), 180, 2250, 8000, 720),
+        Gpu("GB200", (10, 0), 186, 2500, 8000, 720),
     )
 }
 _ASIDE = re.compile(r"nvidia|geforce|tesla|quadro|\d+ ?gb|[^a-z0-9]")
@@ -89,7 +94,7 @@ def find(name: str) -> Gpu:
         ConfigError: it is not in the table.
     """
     word = _ASIDE.sub("", name.lower())
-    fitting = [key for key in GPUS if word.startswith(_ASIDE.sub("", key.lower()))]
+    fitting = [key for key in GPUS if re.match(_ASIDE.sub("", key.lower()) + r"(?!\d)", word)]  # T400 is no T4
     if not fitting:
         raise ConfigError(f"--gpu {name}: not in the table", hint=f"--gpu of {', '.join(GPUS)}; or --precision")
     return GPUS[max(fitting, key=len)]  # L40S before L4

@@ -11,44 +11,19 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-PARTS = ("forward", "backward", "optimizer", "communication")
+from trainer.ds_config import ConfigError, find
 
-# Dense bf16 FLOP/s (fp16 before Ampere) in NVIDIA's data sheets, by a part of the name that torch tells, a space behind
-# it; the first that fits counts. Those of A10G, H20 and H800 as they are reported.
-PEAKS = (
-    ("GB200", 2.5e15),
-    ("B200", 2.25e15),
-    ("H20 ", 148e12),
-    ("H200", 989e12),
-    ("H100 PCIe", 756e12),
-    ("H100 NVL", 835e12),
-    ("H100", 989e12),
-    ("H800", 989e12),
-    ("GH200", 989e12),
-    ("A100", 312e12),
-    ("A800", 312e12),
-    ("L40S", 362e12),
-    ("L40", 181e12),
-    ("L4 ", 121e12),
-    ("A6000", 155e12),
-    ("A40 ", 150e12),
-    ("A30 ", 165e12),
-    ("A10G ", 70e12),
-    ("A10 ", 125e12),
-    ("RTX 4090", 165e12),
-    ("RTX 3090", 71e12),
-    ("V100-PCIE", 112e12),
-    ("V100", 125e12),
-    ("T4 ", 65e12),
-)
+PARTS = ("forward", "backward", "optimizer", "communication")
 
 
 def peak(device: torch.device) -> Optional[float]:
     """FLOP/s of which MFU is a share; None where nobody has written it down."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device) + " "
-    return next((flops for part, flops in PEAKS if part in name), None)
+    try:
+        return find(torch.cuda.get_device_name(device)).tflops * 1e12
+    except ConfigError:
+        return None
 
 
 class Lap:
