@@ -1,0 +1,75 @@
+"""Parses JSON that another program wrote: a peer, a node, a file on a node.
+
+The agent imports it as ``untrusted``, the controller as ``trainer.untrusted``. Whatever the bytes are, the answer is a
+value or an ``UntrustedError``: never a RecursionError, and never more memory than ``limit`` allows.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Union
+
+LIMIT = 1 << 20  # bytes of one document, unless the caller knows better
+DEPTH = 32  # levels of lists and objects; clusterctl's own documents have at most seven
+_DIGITS = 40  # of an integer: 64 bits have 20
+
+
+class UntrustedError(ValueError):
+    """The bytes are not what was agreed. The text says why, without quoting more than a few of them."""
+
+
+def parse_json(data: Union[bytes, str], *, limit: int = LIMIT, depth: int = DEPTH) -> Any:
+    """The value of one JSON document.
+
+    Args:
+        data: UTF-8, or text.
+        limit: the most bytes (characters of text) that are looked at.
+        depth: the most levels of lists and objects; a bare value has none.
+
+    Raises:
+        UntrustedError: the data is too long, too deep, not UTF-8, not JSON, or has a number of too many digits.
+    """
+    if len(data) > limit:
+        raise UntrustedError("has %d bytes, more than the %d allowed" % (len(data), limit))
+    try:
+        text = data if isinstance(data, str) else bytes(data).decode("utf-8")
+        value = json.loads(text, parse_int=_integer)
+    except UntrustedError:
+        raise
+    except UnicodeDecodeError:
+        raise UntrustedError("is not UTF-8") from None
+    except RecursionError:
+        raise UntrustedError("is nested more than %d levels deep" % depth) from None
+    except ValueError as error:
+        raise UntrustedError("is not JSON: %s" % error) from None
+    _limit_depth(value, depth)
+    return value
+
+
+def parse_object(data: Union[bytes, str], *, limit: int = LIMIT, depth: int = DEPTH) -> Dict[str, Any]:
+    """The same for a document that must be an object.
+
+    Raises:
+        UntrustedError: as ``parse_json``, and where the value is no object.
+    """
+    value = parse_json(data, limit=limit, depth=depth)
+    if not isinstance(value, dict):
+        raise UntrustedError("is not a JSON object")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise UntrustedError("has a number of %d digits" % len(text))
+    return int(text)
+
+
+def _limit_depth(value: Any, depth: int) -> None:
+    """Level by level, so that the depth of the value is not the depth of the stack."""
+    level = [value]
+    for _ in range(depth + 1):
+        level = [each for each in level if isinstance(each, (dict, list))]
+        if not level:
+            return
+        level = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
+    raise UntrustedError("is nested more than %d levels deep" % depth)
