@@ -14,8 +14,11 @@ LAB_TIMEOUT = 1800  # the first test that asks for the environment waits for its
 # A shell starts background jobs, and so some CI systems their scripts, with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("clusterctl", deadline=None)
+# No deadline and no complaint about slow generators: how long an example takes says how busy the machine is.
+BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+# The same examples in each run, so that a failure is the change's; `scripts/test fuzz` tries 10,000 new ones of each.
+hypothesis.settings.register_profile("clusterctl", derandomize=True, **BUSY)
+hypothesis.settings.register_profile("nightly", max_examples=10_000, print_blob=True, **BUSY)
 hypothesis.settings.load_profile("clusterctl")
 
 # last, so that nothing of ours hides an installed module
