@@ -1,3 +1,4 @@
+import fcntl
 import os
 import shutil
 import subprocess
@@ -101,7 +102,24 @@ def ssh():
 
 
 @pytest.fixture(scope="session")
-def training_nodes(require_sandbox, lab_env, lab_project, tmp_path_factory):
+def lab_bundle(lab_env, tmp_path_factory):
+    """``clusterctl pack-env`` of the real environment, once for all workers: link it, never write to it."""
+    from command import run
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "lab-bundle"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not list(folder.glob("*.ccb")):
+            packed = run("pack-env", cwd=folder, env={"CONDA_PREFIX": str(lab_env)}, timeout=600)
+            assert packed.returncode == 0, packed.stderr
+    (bundle,) = folder.glob("*.ccb")
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def training_nodes(require_sandbox, lab_bundle, lab_project, tmp_path_factory):
     """Two nodes with the real environment, for an ordinary user, and that user's folder with a training project."""
     from training import PREFIX, Training  # pytest rewrites its asserts only after this file
 
@@ -115,7 +133,7 @@ def training_nodes(require_sandbox, lab_env, lab_project, tmp_path_factory):
     with sandboxes.up(nodes=2, name=_name(), directory=folder, user="trainer", prefix=PREFIX) as box:
         shutil.copytree(lab_project, folder, dirs_exist_ok=True)
         nodes = Training(folder, box)
-        nodes.deploy(lab_env)
+        nodes.deploy(lab_bundle)
         yield nodes
 
 

@@ -101,8 +101,11 @@ def test_a_cable_that_is_pulled_in_the_middle(make):
     assert nodes.traces() == {}
 
 
-@pytest.mark.parametrize("what", ["transfer/receive", "sshd: root@notty"])
-@pytest.mark.parametrize("name", ["node01", "node02", "node03"])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [("transfer/receive", "node01"), ("sshd: root@notty", "node01"), ("transfer/receive", "node02"),
+     ("sshd: root@notty", "node03")],
+)  # fmt: skip
 def test_a_process_that_is_killed_in_the_middle(make, what, name):
     nodes = make(3)
     when = When(0.3, lambda: kill(nodes.box, name, what))

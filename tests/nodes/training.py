@@ -51,9 +51,8 @@ class Training:
         (self.folder / name).write_text(text)
         return name
 
-    def deploy(self, env):
-        packed = self.run("pack-env", env={"CONDA_PREFIX": str(env)})
-        assert packed.returncode == 0, packed.stderr
+    def deploy(self, bundle):
+        (self.folder / bundle.name).hardlink_to(bundle)
         self.deployed = self.run("deploy", "--inventory", "inventory.yaml")
         assert self.deployed.returncode == 0, self.deployed.stderr
 

@@ -174,10 +174,10 @@ def test_following_an_end_that_the_disk_did_not_take(run):
 
 
 def kill_both(run):
-    """Kill both processes as if at one instant: the supervisor is stopped first, so it cannot report the guard's death."""
+    """Kill both processes as if at one instant: the supervisor is stopped first and cannot report the guard's death."""
     state = run.state()
     os.kill(state["pid"], signal.SIGSTOP)
-    eventually(lambda: Path("/proc/%d/stat" % state["pid"]).read_text().rpartition(")")[2].split()[0] == "T")
+    eventually(lambda: Path(f"/proc/{state['pid']}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     os.kill(state["guard"], signal.SIGKILL)
     os.kill(state["pid"], signal.SIGKILL)
     eventually(lambda: not lives(state["guard"]) and not lives(state["pid"]))
