@@ -246,7 +246,7 @@ def sessions():
 def streams():
     """Two streams that are joined."""
     pair = socket.socketpair()
-    return [Stream(sock, session) for sock, session in zip(pair, sessions())]
+    return [Stream(sock, session) for sock, session in zip(pair, sessions(), strict=True)]
 
 
 def exchange(tmp_path, *answers, size=4):

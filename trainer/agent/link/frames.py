@@ -102,9 +102,9 @@ def parse(payload: Data) -> Dict[str, Any]:
         NotOursError: it is not a JSON object, or has too many values.
     """
     data = bytes(payload)
+    if sum(map(data.count, (b",", b"[", b"{"))) > VALUES:
+        raise NotOursError("sent a message that has more than %d values" % VALUES)
     try:
-        if sum(map(data.count, (b",", b"[", b"{"))) > VALUES:
-            raise UntrustedError("has more than %d values" % VALUES)
         return parse_object(data, limit=MESSAGE)
     except UntrustedError as error:
         raise NotOursError("sent a message that %s" % error) from None

@@ -8,6 +8,7 @@ an agent that opens connections all the time cannot make sure that it is always 
 from __future__ import annotations
 
 import random
+import socket
 import time
 from typing import Any, Callable, Dict, List, Optional
 
@@ -32,7 +33,9 @@ class Guest:
 
 def _network(address: str) -> str:
     """What shares a share: an IPv4 address; of IPv6 a /64, all of which one machine may use."""
-    return ":".join(address.split("%")[0].split(":")[:4]) if ":" in address else address
+    if ":" not in address:
+        return address
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
 
 
 class Guests:

@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from link.end import End
-from link.frames import MESSAGE, Connection, EndedError, NotOursError, encode
+from link.frames import MESSAGE, Connection, NotOursError, encode
 from link.peer import Peer, whole
 from link.proof import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
 
