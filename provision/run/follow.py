@@ -113,8 +113,8 @@ class Follower:
         rank = event.get("rank")
         text = str(event.get("line", ""))
         tails = self._tails[name]
-        if rank not in tails and len(tails) >= RANKS:
-            rank = None  # no node has so many
+        if not isinstance(rank, int) or (rank not in tails and len(tails) >= RANKS):
+            rank = None  # the launcher, or a rank that cannot be: no node has so many
         self._write(name, rank, text)
         tails.setdefault(rank, deque(maxlen=LAST_LINES)).append(text)
         if rank == 0:

@@ -71,6 +71,7 @@ class End:
                 with contextlib.suppress(EndedError):
                     connection.say(encode({"bye": True}))
                     connection.flush()
+                peer.detach(by_peer=False, now=time.monotonic())
                 self._cut(connection)
 
     def _broken(self, error: BaseException) -> None:
