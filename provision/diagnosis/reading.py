@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from calendar import timegm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.diagnosis.evidence import Event, Line, Record
+from provision.run import fields
 from trainer import reader as trainers
 
 if TYPE_CHECKING:
@@ -25,11 +25,7 @@ _GLOG = re.compile(r"(?:^|\[)[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9
 _REPORTED = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)")
 _TIME_WITHIN = 80  # characters: a time stands at the beginning of a line
 
-_NEVER = 1e11  # epoch seconds that no clock of ours shows
-_WHOLE = {"attempt", "step", "total"}
-_NUMBERS = {"lr", "epoch", "memory_available", "memory_total", "disk_free"}
 _LOSSES = {"loss", "eval_loss"}
-_TEXTS = {"event", "state", "phase", "text", "kind"}
 
 
 def record(
@@ -104,34 +100,10 @@ def objects(text: str) -> tuple[Event, ...]:
     """The JSON objects of a text, one a line; what is not one is left out, and so is a field of another type."""
     found = []
     for line in text.splitlines():
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(said, dict):
-            found.append({name: value for name, value in said.items() if _fits(name, value)})
+        said = fields.read(line)
+        if said is not None:
+            found.append(said)
     return tuple(found)
-
-
-def _fits(name: str, value: Any) -> bool:
-    """Whether a field has the type that it has in our own files."""
-    if name in _WHOLE:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if name == "time":
-        return isinstance(value, int | float) and 0 <= value < _NEVER
-    if name in _NUMBERS:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if name in _LOSSES:  # null: not a finite number
-        return value is None or (isinstance(value, int | float) and math.isfinite(value))
-    if name in _TEXTS:
-        return isinstance(value, str)
-    if name == "gpus":
-        return isinstance(value, list) and all(isinstance(each, dict) for each in value)
-    if name == "cpu":
-        return isinstance(value, dict) and all(isinstance(each, int | float) for each in value.values())
-    if name in {"network", "infiniband"}:
-        return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
-    return True
 
 
 def log(text: str, node: str, rank: int | None = None) -> tuple[Line, ...]:

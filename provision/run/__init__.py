@@ -6,8 +6,6 @@ carries a plan out. ``docs/concepts.md``, "A training run", has the formats.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -16,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError
 from provision.run.config import travel
+from provision.run.fields import conform
 from provision.run.job import LAUNCHERS, Job, choose, from_words
 from provision.run.job_code import pack
 from provision.run.luggage import LIMIT, WORK, Entry, Travel, tar_stream
+from trainer.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,14 +84,20 @@ class Facts:
             ClusterctlError: it is not the agent's line.
         """
         try:
-            said = json.loads(text)
-            said["infiniband"] = tuple(said.get("infiniband", ()))
-            said["runs"] = tuple(said.get("runs", ()))
-            said["packages"] = tuple(said.get("packages", ()))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ClusterctlError(f"the agent's answer cannot be read: {text[:200]!r}") from error
-        known = {each.name for each in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in said.items() if name in known})
+            said = conform(cls, parse_object(text))
+            for run in said.get("runs", ()):
+                needed: dict[str, type | tuple[type, ...]] = {
+                    "run": str,
+                    "user": str,
+                    "agent": bool,
+                    "pids": list,
+                    "visible": (str, type(None)),
+                }
+                if not all(isinstance(run.get(name, ...), kind) for name, kind in needed.items()):
+                    raise UntrustedError("has a run that is none")  # noqa: TRY301 - one place says it
+        except UntrustedError as error:
+            raise ClusterctlError(f"the agent's answer cannot be read, it {error}: {text[:200]!r}") from error
+        return cls(**said)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ that all nodes together have whole (``newest``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 ZERO = ("_optim_states.pt",)  # what only ZeRO of DeepSpeed writes
 _CHECKPOINT = re.compile(r"(checkpoint-|iter_)\d+")  # the Trainer's, and those that hold a complete.json
+_SHOWN = 1000  # characters of a reason
 _DEEPSPEED = "_model_states.pt"  # lies in the folder of a tag
 
 # Runs with the run's own Python; its first argument is the agent's folder, its second the plan.
@@ -64,10 +65,15 @@ class Sources:
     tag: bool = False
 
 
-def newest(said: Mapping[str, Any]) -> Newest:
-    """Read the answer of ``NEWEST``."""
-    refused = tuple((str(name), str(why)) for name, why in said.get("refused") or ())
-    return Newest(said.get("name"), said.get("step"), refused)
+def newest(said: Mapping[str, Any], offered: Collection[str]) -> Newest:
+    """Read the answer of ``NEWEST``: a name that no node has offered is none."""
+    listed = said.get("refused")
+    pairs = [each for each in listed if isinstance(each, list) and len(each) == 2] if isinstance(listed, list) else []
+    refused = tuple((str(name)[:_SHOWN], str(why)[:_SHOWN]) for name, why in pairs)
+    name, step = said.get("name"), said.get("step")
+    if not isinstance(name, str) or name not in offered:
+        return Newest(refused=refused)
+    return Newest(name, step if isinstance(step, int) else None, refused)
 
 
 def folders(names: Iterable[str]) -> set[str]:

@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provision.checks._host import many
 from provision.inventory import fold
 from provision.model import Finding
+from provision.run.fields import conform
+from trainer.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 CHECK = "gate.data"
+_LIMIT = 8 << 20  # characters of an answer
+_ENTRY = re.compile(r"-?[0-9]{1,20} \S{1,64}")
 _WHY = "Ranks that read other data or another model train something else; one that finds nothing fails, and all wait."
 _EXPECTED = "the same content on every node"
 _COPY = "copy it there: clusterctl push SOURCE {path} --limit {nodes}"
@@ -35,6 +38,15 @@ class Content:
     files: int = 0
     bytes: int = 0
     entries: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Whatever a node says, every entry can be compared.
+
+        Raises:
+            UntrustedError: one is not ``SIZE DIGEST``.
+        """
+        if not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in self.entries.values()):
+            raise UntrustedError("has an entry that is none")
 
     def unlike(self, other: Content) -> str | None:
         """How this differs from another one, in a few words; None where it does not, as far as both were read."""
@@ -54,11 +66,19 @@ class Content:
 def parse(text: str) -> dict[str, Content]:
     """The agent's line: what lies at each path; empty when it is not the agent's line."""
     try:
-        said = json.loads(text)
-        known = {each.name for each in dataclasses.fields(Content)}
-        return {path: Content(**{key: it for key, it in one.items() if key in known}) for path, one in said.items()}
-    except (ValueError, TypeError, AttributeError):
+        said = parse_object(text, limit=_LIMIT)
+    except UntrustedError:
         return {}
+    return {path: found for path, one in said.items() if (found := _content(one)) is not None}
+
+
+def _content(said: Any) -> Content | None:
+    if not isinstance(said, dict):
+        return None
+    try:
+        return Content(**conform(Content, said))
+    except UntrustedError:
+        return None
 
 
 def compare(path: str, found: Mapping[str, Content], *, what: str = "") -> Iterator[Finding]:

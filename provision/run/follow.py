@@ -6,12 +6,12 @@ Nothing here reaches a node: ``tasks/attach.py`` brings the events. A run is ove
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, TextIO
 
 from provision.model import Emit, LogLine, Notice, Progress
+from provision.run import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LAST_LINES = 20  # of a failed node's log, in the error
 NO_RANK = "launcher"
+RANKS = 1024  # of one node that have a log file each
+OPEN = 256  # log files that are open at once
 
 Event = dict[str, Any]
 
@@ -110,8 +112,11 @@ class Follower:
     def _log(self, name: str, event: Event) -> None:
         rank = event.get("rank")
         text = str(event.get("line", ""))
+        tails = self._tails[name]
+        if not isinstance(rank, int) or (rank not in tails and len(tails) >= RANKS):
+            rank = None  # the launcher, or a rank that cannot be: no node has so many
         self._write(name, rank, text)
-        self._tails[name].setdefault(rank, deque(maxlen=LAST_LINES)).append(text)
+        tails.setdefault(rank, deque(maxlen=LAST_LINES)).append(text)
         if rank == 0:
             self._emit(LogLine(name, rank, text))
 
@@ -204,6 +209,8 @@ class Follower:
     def _write(self, name: str, rank: int | None, text: str) -> None:
         path = self.folder / name / (f"{NO_RANK}.log" if rank is None else f"rank{rank}.log")
         if path not in self._files:
+            if len(self._files) >= OPEN:
+                self._files.pop(next(iter(self._files))).close()
             path.parent.mkdir(parents=True, exist_ok=True)
             self._files[path] = path.open("a", encoding="utf-8", errors="surrogateescape")
         self._files[path].write(text + "\n")
@@ -240,8 +247,5 @@ def how(event: Mapping[str, Any]) -> str:
 
 def parsed(text: str) -> Event:
     """An agent's line as an event; anything else on its stdout is a line of the launcher's log."""
-    try:
-        event = json.loads(text)
-    except ValueError:
-        event = None
-    return event if isinstance(event, dict) else {"event": "log", "rank": None, "line": text}
+    event = fields.read(text)
+    return event if event is not None else {"event": "log", "rank": None, "line": text[: fields.TEXT]}

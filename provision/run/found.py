@@ -6,17 +6,24 @@ from any machine that has the inventory, whoever started it.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision.run import network_used
+from provision.run import fields, network_used
 
 LIVE = ("starting", "meeting", "running", "ending")
 ENDED = ("finished", "failed", "stopped")
 LOST = "lost"  # its agent is gone without having written an end
 UNKNOWN = "unknown"  # its node does not answer; others that share the folder have told of it
+
+_UID = re.compile(r"[0-9]{1,10}")
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # also a folder's name here
+_LOGS = re.compile(rf"({_RUN.pattern})/logs/node[0-9]{{1,7}}")
+_NETWORKS = 200  # lines of NCCL's log, and
+_NETWORK = 1000  # characters of one
+_SAMPLES = 100
 
 
 @dataclass(frozen=True)
@@ -163,26 +170,29 @@ def told(node: str, out: str, names: Iterable[str]) -> Told:
     """
     uid, boot = None, ""
     found: list[_Lines] = []
+    parts: list[Part] = []
     for line in out.splitlines():
         word, _, rest = line.partition(" ")
         match word:
-            case "me" if rest.isdigit():
+            case "me" if _UID.fullmatch(rest):
                 uid = int(rest)
             case "boot":
                 boot = rest.strip()
             case "part":
                 logs, _, owner = rest.rpartition(" ")
                 found.append(_Lines(logs, owner))
+            case "private":
+                parts.extend(_private(node, rest))
             case "state" if found:
                 found[-1].state = rest
-            case "network" if found:
-                found[-1].networks.append(rest)
+            case "network" if found and len(found[-1].networks) < _NETWORKS:
+                found[-1].networks.append(rest[:_NETWORK])
             case "stat" if found:
                 found[-1].stat = rest
-            case "sample" if found:
+            case "sample" if found and len(found[-1].samples) < _SAMPLES:
                 found[-1].samples.append(rest)
     known = set(names)
-    parts = [part for lines in found if (part := _part(node, lines, boot, known))]
+    parts += [part for lines in found if (part := _part(node, lines, boot, known))]
     return Told(uid, tuple(parts))
 
 
@@ -216,15 +226,16 @@ def pace_of(samples: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _part(node: str, lines: _Lines, boot: str, names: set[str]) -> Part | None:
-    said = _object(lines.state)
-    if said is None:
+    said = fields.read(lines.state)
+    place = _LOGS.fullmatch(lines.logs)
+    if said is None or place is None:
         return None
     mine = str(said.get("node", node))
     where = mine if mine in names else node
     alive = None if where != node else _lives(said, lines.stat, boot)
-    samples = tuple(sample for line in lines.samples if (sample := _object(line)) is not None)
+    samples = tuple(sample for line in lines.samples if (sample := fields.read(line)) is not None)
     return Part(
-        run=lines.logs.split("/", 1)[0],
+        run=place[1],
         node=where,
         said=said,
         alive=alive,
@@ -247,9 +258,9 @@ def _lives(said: Mapping[str, Any], stat: str, boot: str) -> bool:
     )
 
 
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+def _private(node: str, rest: str) -> list[Part]:
+    """Another user's run: ``ID UID OWNER`` is all that a node tells of it."""
+    run, uid, owner = (*rest.split(), "", "", "")[:3]
+    if not _RUN.fullmatch(run) or not _UID.fullmatch(uid):
+        return []
+    return [Part(run, node, {"uid": int(uid), "state": UNKNOWN}, alive=None, owner=owner, seen_on=(node,))]

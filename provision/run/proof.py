@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from provision.run import fields
 
 ALL = ("processes", "ports", "gpus")
 
@@ -41,7 +42,7 @@ def proof(out: str, err: str = "") -> Proof:
         err: what it printed beside that: why the agent gave no answer.
     """
     lines = [line.partition(" ")[::2] for line in out.splitlines()]
-    said = next((found for line in out.splitlines() if (found := _object(line)) is not None), {})
+    said = next((found for line in out.splitlines() if (found := fields.read(line)) is not None), {})
     left = [text for word, rest in lines if (text := _left(word, rest))]
     left += _left_by_agent(said) if not left else []
     unproved = [f"nvidia-smi does not tell what the GPUs hold: {rest}" for word, rest in lines if word == "unproved"]
@@ -77,11 +78,3 @@ def _left_by_agent(said: Mapping[str, Any]) -> list[str]:
         if pids := said.get(key):
             found.append(f"{what}: {', '.join(map(str, pids))}")
     return found
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None

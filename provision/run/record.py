@@ -26,6 +26,7 @@ run was meant. It is a JSON object, readable by its user alone, since the enviro
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import platform
@@ -44,9 +45,18 @@ def folder_of(inventory: Path, run: str) -> Path:
     return inventory.parent / "runs" / run
 
 
+def make_private(folder: Path) -> None:
+    """Make a run's folder here for this user alone, also one that another version made for everybody."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # it is another user's
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+
+
 def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Write the record in one rename: whoever reads it sees all of it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     temporary = folder / f"{FILE}.new"
     temporary.unlink(missing_ok=True)
     temporary.touch(mode=0o600)
@@ -58,7 +68,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     """The record in a run's folder; None where there is none, or none that can be read."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -13,7 +13,7 @@ from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedErro
 from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import render
-from provision.run import plan_name, record
+from provision.run import fields, plan_name, record
 from provision.run.follow import Follower
 from provision.run.result import TrainResult, output_of
 from provision.ssh.remote import Connections, fan_out
@@ -133,7 +133,7 @@ class Beginning:
             if result.rc != 0 or said.get("error"):
                 why = said.get("error") or result.err.strip() or f"the agent ended with status {result.rc}"
                 raise ClusterctlError(str(why))
-            return int(said.get("at") or 0)
+            return said.get("at") or 0
 
         try:
             answers = fan_out(self.nodes, start, limit=len(self.nodes))
@@ -232,11 +232,8 @@ class Beginning:
 def _said(out: str) -> dict[str, Any]:
     """The agent's line, the last one that is a JSON object."""
     for line in reversed(out.splitlines()):
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict):
+        content = fields.read(line)
+        if content is not None:
             return content
     return {}
 

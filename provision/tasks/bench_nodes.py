@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from provision import launchers
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
 from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
+from provision.netbench.events import parse
 from provision.netbench.failing import reason as why_failed
 from provision.netbench.failing import stage
 from provision.render import render
@@ -176,9 +177,8 @@ class _Flight:
         self.over.wait()
 
     def _take(self, node: Node, line: str) -> None:
-        try:
-            event = json.loads(line)
-        except ValueError:
+        event = parse(line, len(self._world.nodes))
+        if event is None:
             return  # a program of the node's own that prints
         with self._lock:
             if event["event"] == "failed" and not self.over.is_set():

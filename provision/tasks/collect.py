@@ -28,6 +28,8 @@ from provision.tasks.fetch import There, fetch, lacking, listed
 from provision.tasks.fp32 import weights
 from provision.tasks.prepare import run_folder
 from provision.tasks.runs import by_name, find
+from trainer import offers
+from trainer.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from provision.model import Remote
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 OUTPUT = "output"
 _STAGE = "collect"
 _DEADLINE = 300.0
+_ANSWER = 64 << 20  # characters
 _NONE = Newest()
 
 
@@ -99,6 +102,21 @@ def collect(
         return _Collection(inventory, run, connections, to / run.id, dict(found.unreachable), emit).all(only, fp32=fp32)
 
 
+def read_offer(said: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """A node's answer to ``OFFER``: its output folder, or null, and what it says about its checkpoints.
+
+    Raises:
+        ClusterctlError: it is none.
+    """
+    output, offer = said.get("output"), said.get("offer") or {}
+    wrong = offers.problem(offer)
+    if not isinstance(output, str | None) or (output and not output.startswith("/")):
+        wrong = "has an output folder that is none"
+    if wrong:
+        raise ClusterctlError(f"{node}: its checkpoints cannot be read: what it says about them {wrong}")
+    return {"output": output, "offer": offer}
+
+
 class _Collection:
     """One run on its way here."""
 
@@ -136,8 +154,8 @@ class _Collection:
     def _output(self, *, fp32: bool, needed: bool) -> tuple[Newest, Path | None]:
         """The output folder of all nodes, and what is made of it."""
         said = self._offers()
-        places = {name: str(answer["output"]) for name, answer in said.items() if answer.get("output")}
-        offers: dict[str, Mapping[str, Any]] = {name: said[name]["offer"] for name in places}
+        places = {name: answer["output"] for name, answer in said.items() if answer["output"]}
+        offered: dict[str, Mapping[str, Any]] = {name: said[name]["offer"] for name in places}
         if not places:
             if needed and said:
                 raise UsageError(
@@ -145,12 +163,12 @@ class _Collection:
                     hint="clusterctl train --output DIR tells it; --only logs collects the rest",
                 )
             return _NONE, None
-        found = self._newest(offers)
+        found = self._newest(offered)
         for name, why in found.refused:
             self.emit(Notice(f"{name} is not taken: {why}", "warning"))
         if found.name is None and needed:
             raise UsageError(f"run {self.run.id} has no complete checkpoint", hint=f"clusterctl diagnose {self.run.id}")
-        chosen = self._take_output(places, offers, found)
+        chosen = self._take_output(places, offered, found)
         made = None
         if fp32 and found.name is not None:
             if not chosen.zero:
@@ -173,7 +191,7 @@ class _Collection:
         return found, made
 
     def _take_output(
-        self, places: Mapping[str, str], offers: Mapping[str, Mapping[str, Any]], found: Newest
+        self, places: Mapping[str, str], offered: Mapping[str, Mapping[str, Any]], found: Newest
     ) -> Sources:
         there: dict[str, dict[str, There]] = {}
 
@@ -183,7 +201,7 @@ class _Collection:
         members = [node for node in self.nodes if node.name in places]
         self._each(look, members)
         names = {node.name: frozenset(there[node.name]) for node in members if node.name in there}
-        chosen = sources(names, offers, found.name)
+        chosen = sources(names, offered, found.name)
 
         def bring(node: Node, remote: Remote) -> None:
             wanted = {name: there[node.name][name] for name in sorted(chosen.files.get(node.name, ()))}
@@ -197,7 +215,7 @@ class _Collection:
 
         def ask(node: Node) -> dict[str, Any]:
             plan = f"{self.folder}/{plan_name(self.ranks[node.name])}"
-            return self._program(self.connections[node], OFFER, [plan])
+            return read_offer(self._program(self.connections[node], OFFER, [plan]), node.name)
 
         answers = fan_out(self.nodes, ask)
         for node in self.nodes:
@@ -205,24 +223,21 @@ class _Collection:
                 self.failed[node.name] = reason(answer, self.inventory, node)
         return {name: answer for name, answer in answers.items() if isinstance(answer, dict)}
 
-    def _newest(self, offers: Mapping[str, Mapping[str, Any]]) -> Newest:
+    def _newest(self, offered: Mapping[str, Mapping[str, Any]]) -> Newest:
         world = int(self.run.head.number("world_size") or len(self.run.parts))
-        by_rank = {str(self.ranks[name]): offer for name, offer in offers.items()}
-        head = next(node for node in self.nodes if node.name in offers)
+        by_rank = {str(self.ranks[name]): offer for name, offer in offered.items()}
+        head = next(node for node in self.nodes if node.name in offered)
         said = self._program(self.connections[head], NEWEST, [str(world)], json.dumps(by_rank).encode())
-        return newest(said)
+        return newest(said, {one["name"] for offer in offered.values() for one in offer.get("checkpoints", ())})
 
     def _program(self, remote: Remote, program: str, arguments: Sequence[str], stdin: bytes = b"") -> dict[str, Any]:
         script = render("run/agent_python.sh.j2", run=str(self.folder), program=program, arguments=list(arguments))
         result = remote.run(script, stdin=[stdin], deadline=_DEADLINE)
         try:
-            said = json.loads(result.out)
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
+            return parse_object(result.out, limit=_ANSWER)
+        except UntrustedError:
             why = (result.err.strip().splitlines() or [f"it ended with status {result.rc}"])[-1]
-            raise ClusterctlError(f"{remote.node.name}: its checkpoints cannot be read: {why}")
-        return said
+            raise ClusterctlError(f"{remote.node.name}: its checkpoints cannot be read: {why}") from None
 
     def _each(self, work: Any, nodes: Sequence[Node] | None = None) -> None:
         """Do the same with many nodes at once; those where it fails are kept with their reasons."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ from provision.render import render
 if TYPE_CHECKING:
     from provision.model import Remote
 
+_SIZE = re.compile(r"[0-9]{1,18}")
+_SECONDS = re.compile(r"-?[0-9]{1,11}")
 _PART = ".clusterctl-part"
 _LIST_DEADLINE = 300.0
 _PIECE = 1 << 20
@@ -68,7 +71,7 @@ def parse_list(out: str, node: str) -> dict[str, There]:
         size, _, rest = entry.strip("\n").partition(" ")
         time, _, name = rest.partition(" ")
         seconds = time.partition(".")[0]
-        if not (size.isdigit() and seconds.lstrip("-").isdigit() and name):
+        if not (_SIZE.fullmatch(size) and _SECONDS.fullmatch(seconds) and name):
             continue
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:

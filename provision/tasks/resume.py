@@ -6,7 +6,6 @@ machine with the inventory can do it. Only the ports, the agents' token and the 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from provision.tasks.gate import GateOptions, gate
 from provision.tasks.prepare import run_folder
 from provision.tasks.runs import by_name, find
 from provision.tasks.stop import refuse_others
+from trainer.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from provision.run import Facts
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
 
 _DEADLINE = 30.0
+_PLAN = 16 << 20  # characters
 
 
 def resume(
@@ -160,6 +161,33 @@ def renewed(
     return fresh
 
 
+def read_plan(text: str) -> dict[str, Any]:
+    """The plan that a node has, as far as it is used here and in the record.
+
+    Raises:
+        UntrustedError: it is none.
+    """
+    plan = parse_object(text, limit=_PLAN)
+    kinds: dict[str, type | tuple[type, ...]] = {
+        **dict.fromkeys(("run", "node", "prefix"), str),
+        **dict.fromkeys(("env", "hang"), dict),
+        "argv": list,
+        **dict.fromkeys(("link", "resume"), (dict, type(None))),
+        **dict.fromkeys(("port", "restarts", "processes", "node_rank", "nnodes"), (int, type(None))),
+        **dict.fromkeys(("progress", "output"), (str, type(None))),
+    }
+    needed = {"run", "node", "prefix", "env", "argv"}
+    for name, kind in kinds.items():
+        if (name in plan or name in needed) and not isinstance(plan.get(name), kind):
+            raise UntrustedError(f"is no plan: {name} is missing or of another kind")
+    link, env = plan.get("link"), plan["env"]
+    if not all(isinstance(value, str) for value in env.values()):
+        raise UntrustedError("is no plan: env has a value that is no text")
+    if link is not None and not isinstance(link.get("port"), int):
+        raise UntrustedError("is no plan: link has no port")
+    return plan
+
+
 def _plans(inventory: Inventory, run: Run, members: Sequence[Node], connections: Connections) -> list[dict[str, Any]]:
     """What each node's agent was given, in the order of the ranks."""
     folder = str(run_folder(inventory, run.id))
@@ -169,12 +197,9 @@ def _plans(inventory: Inventory, run: Run, members: Sequence[Node], connections:
         script = render("run/plan.sh.j2", run=folder, name=plan_name(ranks[node.name]))
         result = connections[node].run(script, deadline=_DEADLINE)
         try:
-            plan = json.loads(result.out)
-        except ValueError:
-            plan = None
-        if not isinstance(plan, dict) or not isinstance(plan.get("env"), dict):
-            raise ClusterctlError(result.err.strip() or f"{folder}/{plan_name(ranks[node.name])} is no plan")
-        return plan
+            return read_plan(result.out)
+        except UntrustedError as error:
+            raise ClusterctlError(result.err.strip() or f"{folder}/{plan_name(ranks[node.name])} {error}") from None
 
     answers = fan_out(members, read)
     bad = {

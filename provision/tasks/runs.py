@@ -16,6 +16,7 @@ from provision.tasks.answers import hint, reason
 
 NEWEST = 100  # runs that a node tells of
 _AT_ONCE = 64  # nodes
+_LIMIT = 1 << 18  # bytes that are read of a state.json, or of the end of the samples
 _DEADLINE = 30.0
 
 
@@ -36,7 +37,7 @@ class Runs:
 
 def script(inventory: Inventory, word: str = "") -> str:
     """What a node runs to tell of its newest runs; with a word only of those that have it in their id."""
-    return render("run/runs.sh.j2", root=str(inventory.root), word=word, most=NEWEST)
+    return render("run/runs.sh.j2", root=str(inventory.root), word=word, most=NEWEST, limit=_LIMIT)
 
 
 def find_all(

@@ -2,10 +2,13 @@
 
 import io
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -195,3 +198,78 @@ def test_shellcheck_has_nothing_to_say(root, sends):
         check=False,
     )
     assert done.stdout.decode() == ""
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def ask_for_runs(root, word=""):
+    return render("run/runs.sh.j2", root=str(root), word=word, most=10, limit=1 << 18)
+
+
+def test_a_run_s_folder_is_its_user_s_alone_and_the_folder_of_all_runs_everybody_s(shell, root):
+    before = os.umask(0)
+    try:
+        lines(call(shell, prepare(root), luggage()))
+    finally:
+        os.umask(before)
+    assert mode(root / "runs") == 0o755
+    assert mode(root / "runs/run-1") == 0o700
+
+
+def test_runs_that_everybody_may_read_are_closed_by_the_next_command(shell, root):
+    for name, at_first in (("run-1", 0o755), ("run-2", 0o775), ("run-3", 0o700)):
+        logs = root / "runs" / name / "logs/node0"
+        logs.mkdir(parents=True)
+        (logs / "state.json").write_text("{}")
+        (root / "runs" / name).chmod(at_first)
+    (root / "elsewhere").mkdir(mode=0o755)
+    (root / "runs/link").symlink_to(root / "elsewhere")
+    said = lines(call(shell, ask_for_runs(root)))
+    assert len([line for line in said if line.startswith("part ")]) == 3
+    assert [mode(root / f"runs/run-{number}") for number in (1, 2, 3)] == [0o700] * 3
+    assert mode(root / "elsewhere") == mode(root / "runs") == 0o755
+
+
+def test_a_start_closes_the_folder_too(shell, root):
+    run = root / "runs/run-1"
+    lines(call(shell, prepare(root), luggage()))
+    run.chmod(0o755)
+    script = render("run/start.sh.j2", run=str(run), release=str(root / "current"), name="plan-0.json", plan="{}")
+    lines(call(shell, script))
+    assert mode(run) == 0o700
+    assert mode(run / "plan-0.json") == mode(run / "release") == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a program as another user")
+def test_of_another_user_s_run_only_its_name_and_owner_are_told(shell):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        logs = Path(folder, "runs/run-1/logs/node0")
+        logs.mkdir(parents=True)
+        (logs / "state.json").write_text("{}")
+        Path(folder, "runs/run-1").chmod(0o700)
+        done = [
+            subprocess.run(
+                [shutil.which(shell[0]), *shell[1:], "-c", ask_for_runs(folder, word)],
+                capture_output=True,
+                text=True,
+                check=False,
+                user=65534,
+            )
+            for word in ("", "run-1")
+        ]
+    assert [each.stderr for each in done] == ["", ""]
+    assert "run-1" not in done[0].stdout
+    assert [line for line in done[1].stdout.splitlines() if "run-1" in line] == ["private run-1 0 root"]
+
+
+def test_of_a_state_that_is_far_too_large_only_the_beginning_is_read(shell, root):
+    logs = root / "runs/run-1/logs/node0"
+    logs.mkdir(parents=True)
+    with (logs / "state.json").open("wb") as file:
+        file.truncate(3 << 30)  # sparse
+    said = call(shell, ask_for_runs(root))
+    assert said.returncode == 0
+    assert len(said.stdout) < 1 << 20

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import socket
 import sys
@@ -20,6 +18,7 @@ from link import copying
 from link import stream as copy_stream
 from link.copying import TEMPORARY, parts_of, pump, receive, serve
 from link.links import Link
+from link.proof import Caller, Host
 from link.stream import CopyError, Stream
 
 
@@ -148,7 +147,7 @@ def test_only_files_below_the_folder_are_given(agents, tmp_path, name):
     (tmp_path / "n0/folder").symlink_to(tmp_path)
     (tmp_path / "n0/dir").mkdir()
     os.mkfifo(tmp_path / "n0/pipe")
-    stream = Stream(links[1]._copies._channel(0))
+    stream = links[1]._copies._channel(0)
     with stream.sock:
         stream.say({"get": name, "size": 6})
         assert set(stream.hear()) == {"error"}
@@ -237,17 +236,33 @@ def test_close_ends_copies_that_are_under_way(agents, tmp_path):
     nothing_left(tmp_path / "n1")
 
 
+def sessions():
+    """Both ends' keys of a connection, as a greeting leaves them."""
+    caller, host = Caller("t" * 64, "r", 1), Host("t" * 64)
+    host.take(caller.take(host.take(caller.first())))
+    return caller.session, host.session
+
+
+def streams():
+    """Two streams that are joined."""
+    pair = socket.socketpair()
+    return [Stream(sock, session) for sock, session in zip(pair, sessions(), strict=True)]
+
+
 def exchange(tmp_path, *answers, size=4):
     """What ``receive`` makes of a giver that says this."""
-    one, other = socket.socketpair()
-    with one, other:
+    one, other = streams()
+    with one.sock, other.sock:
         for answer in answers:
-            other.sendall(answer if isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n")
-        other.shutdown(socket.SHUT_WR)
-        receive(Stream(one), str(tmp_path), "c/a", size, "0", lambda _: None)
+            if isinstance(answer, bytes):
+                other.write(memoryview(answer))
+            else:
+                other.say(answer)
+        other.sock.shutdown(socket.SHUT_WR)
+        receive(one, str(tmp_path), "c/a", size, "0", lambda _: None)
 
 
-GOOD = {"sha256": hashlib.sha256(b"1234").hexdigest()}
+END = {"end": True}
 
 
 def test_what_came_is_checked(tmp_path):
@@ -256,24 +271,28 @@ def test_what_came_is_checked(tmp_path):
         ([], "the other side ended the connection"),
         ([{"error": "no"}], "c/a: no"),
         ([{"size": 5}], "it is not 4 bytes there"),
-        ([b"x" * (70 << 10)], "what came is no answer"),
-        ([b"[]\n"], "what came is no answer"),
+        ([b"x" * (70 << 10)], "the other side sent a frame of 71680 bytes, more than the 65536 allowed"),
+        ([b"[]"], "the other side sent a message that is not a JSON object"),
+        ([b"[" * 5000], "the other side sent a message that is"),
+        ([{"size": 4, "mtime": "now"}], "does not say when it was changed"),
+        ([{"size": 4, "mtime": 1 << 70}], "does not say when it was changed"),
         ([{"size": 4}, b"12"], "ended the connection 2 bytes before its end"),
-        ([{"size": 4}, b"1234"], "what came is not what was sent"),
-        ([{"size": 4}, b"1235", GOOD], "what came is not what was sent"),
+        ([{"size": 4}, b"12345"], "the other side sent a frame of 5 bytes, more than the 4 allowed"),
+        ([{"size": 4}, b"1234"], "does not say that this was all of it"),
+        ([{"size": 4}, b"1234", b"5"], "the other side sent a message that is not a JSON object"),
     ):
         with pytest.raises(CopyError, match=said):
             exchange(tmp_path, *answers)
         assert (tmp_path / "c/a").read_bytes() == b"old"
         nothing_left(tmp_path)
-    exchange(tmp_path, {"size": 4}, b"1234", GOOD)
+    exchange(tmp_path, {"size": 4}, b"12", b"34", END)
     assert (tmp_path / "c/a").read_bytes() == b"1234"
 
 
 def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
     put(tmp_path, "a", b"12345678")
-    one, other = socket.socketpair()
-    with one, other, (tmp_path / "a").open("rb", buffering=0) as file:
+    one, other = streams()
+    with one.sock, other.sock, (tmp_path / "a").open("rb", buffering=0) as file:
 
         class Shrinks:
             name, fileno = "a", file.fileno
@@ -283,22 +302,22 @@ def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
                 return file.readinto(view)
 
         with pytest.raises(CopyError, match="became shorter"):
-            copying._send(Stream(one), Shrinks())
+            copying._send(one, Shrinks())
 
 
 def test_silence_ends_a_copy(monkeypatch):
     monkeypatch.setattr(copying, "SILENCE", 0.2)
     monkeypatch.setattr(copy_stream, "SILENCE", 0.2)
     monkeypatch.setattr(copy_stream, "LOOK", 0.05)
-    one, other = socket.socketpair()
-    three, four = socket.socketpair()
-    with one, other, three, four:
+    one, other = streams()
+    three, four = streams()
+    with one.sock, other.sock, three.sock, four.sock:
         with pytest.raises(CopyError, match="no byte came or went"):
-            Stream(one).hear()
+            one.hear()
         with pytest.raises(CopyError, match="no byte came or went"):
-            Stream(one).write(memoryview(bytes(32 << 20)))
+            one.write(memoryview(bytes(32 << 20)))
         with pytest.raises(CopyError, match="no byte came in"):
-            pump(Stream(three), Stream(four))
+            pump(three, four)
 
 
 def test_a_broken_connection_is_made_again(agents, tmp_path):
@@ -320,7 +339,7 @@ def test_a_broken_connection_is_made_again(agents, tmp_path):
 
 
 def test_serve_ends_with_the_connection(tmp_path):
-    one, other = socket.socketpair()
-    with one:
-        other.close()
-        serve(Stream(one), str(tmp_path))
+    one, other = streams()
+    with one.sock:
+        other.sock.close()
+        serve(one, str(tmp_path))

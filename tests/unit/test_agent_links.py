@@ -19,10 +19,10 @@ AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 sys.path.append(str(AGENT))  # its modules import one another from there
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
 
-from link.frames import Connection, EndedError, NotOursError  # noqa: E402
+from link.frames import Connection, NotOursError, encode, parse  # noqa: E402
 from link.links import Link, LinkError  # noqa: E402
 from link.peer import WAITING, Peer  # noqa: E402
-from link.proof import Caller, Host, RefusedError, StrangerError  # noqa: E402
+from link.proof import Caller, Host, RefusedError, StrangerError, admitted  # noqa: E402
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -290,8 +290,8 @@ def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluste
     guests = [socket.create_connection(where) for _ in range(100)]  # more than there is room for
     guests[-1].sendall(b"x" * 5000)  # no line, and too long
     guests[-2].sendall(b"[1]\n")
-    guests[-3].sendall(json.dumps({"link": 1, "rank": 1, "run": "r1"}).encode() + b"\n")
-    guests[-4].sendall(json.dumps({"link": 1, "rank": 1, "run": "r1"}).encode() + b'\n{"proof":"00"}\n')
+    guests[-3].sendall(Caller(TOKEN, "r1", 1).first())
+    guests[-4].sendall(Caller(TOKEN, "r1", 1).first() + b"0" * 64 + b"\n")
     agents.start(1)
     try:
         assert agents.meet() == {0: {}, 1: {}}
@@ -308,42 +308,55 @@ def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluste
 
 
 def test_the_token_is_proved_by_both_and_never_said():
-    caller, host = Caller(TOKEN, {"rank": 1}), Host(TOKEN)
+    caller, host = Caller(TOKEN, "r1", 1), Host(TOKEN)
     first = caller.first()
-    second = host.take(json.loads(first))
-    third = caller.take(json.loads(second))
-    assert host.take(json.loads(third)) == b""
-    assert host.hello["rank"] == 1
+    second = host.take(first)
+    third = caller.take(second)
+    assert host.take(third) == b""
+    assert host.claimed == ("r1", 1)
     assert TOKEN.encode() not in first + second + third
+    head = caller.session.sent.head(b"x")
+    host.session.received.check(head[4:], b"x")
     with pytest.raises(RefusedError, match="no"):
-        caller.take({"refused": "no"})
+        admitted({"refused": "no"})
 
 
 def test_a_proof_holds_for_what_was_said_only():
-    caller, host = Caller(TOKEN, {"rank": 1}), Host(TOKEN)
-    said = json.loads(caller.first())
-    answer = host.take(said | {"rank": 2})  # somebody between them changes the rank
-    with pytest.raises(StrangerError):
-        caller.take(json.loads(answer))
+    caller, host = Caller(TOKEN, "r1", 1), Host(TOKEN)
+    answer = host.take(caller.first().replace(b" r1 1 ", b" r1 2 "))  # somebody between them changes the rank
     with pytest.raises(StrangerError, match="does not know this run's token"):
-        host.take({"proof": json.loads(answer)["proof"]})  # the host's own proof, turned round
-    with pytest.raises(StrangerError):
-        Host(TOKEN).take({"link": 1, "rank": "1"})
+        caller.take(answer)
+    with pytest.raises(StrangerError, match="does not know this run's token"):
+        host.take(answer.split()[-1] + b"\n")  # the host's own proof, turned round
+    assert host.session is caller.session is None
 
 
-@pytest.mark.parametrize("line", [b"x\n", b"[]\n", b'"a"\n', b"\xff\n", b"[" * 5000 + b"\n", b"x" * 9000])
-def test_what_is_no_message_is_refused(line):
-    one, other = socket.socketpair()
-    with one, other:
-        connection = Connection.__new__(Connection)
-        connection.sock, connection.limit, connection.out, connection._come = one, 8000, bytearray(), bytearray()
-        one.setblocking(False)
+@pytest.mark.parametrize("line", [b"x\n", b"[]\n", b'{"link": 1}\n', b"\xff\n", b"[" * 500, b"x" * 9000])
+def test_what_is_no_line_of_the_greeting_is_refused(line):
+    with _connected(512) as (connection, other), contextlib.closing(other):
         other.sendall(line)
-        with pytest.raises(NotOursError):
-            connection.receive()
+        connection.fill()
+        with pytest.raises((NotOursError, StrangerError)):
+            Host(TOKEN).take(connection.line() or b"")
+
+
+@pytest.mark.parametrize("payload", [b"x", b"[]", b'"a"', b"\xff", b"[" * 5000, b"[" + b"{}," * (1 << 20) + b"{}]"])
+def test_what_is_no_message_is_refused(payload):
+    with pytest.raises(NotOursError, match="sent a message that"):
+        parse(payload)
+
+
+@contextlib.contextmanager
+def _connected(limit):
+    """A connection, and the socket at its other end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        connection = Connection(server.accept()[0], limit)
+    try:
+        yield connection, other
+    finally:
+        connection.close()
         other.close()
-        with pytest.raises(EndedError):
-            connection.receive()
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -406,12 +419,12 @@ def test_what_was_told_last_arrives_and_a_goodbye_is_no_failure(cluster):
 
 def test_too_much_for_one_that_does_not_listen_is_dropped_and_the_first_kept():
     peer = Peer(1, "n1")
-    assert peer.tell({"kind": "failed"})
-    while peer.tell({"kind": "stacks", "text": "x" * (1 << 20)}):
+    assert peer.tell(encode({"kind": "failed"}))
+    while peer.tell(encode({"kind": "stacks", "text": "x" * (1 << 20)})):
         pass
     assert peer._size <= WAITING
-    assert json.loads(peer._kept[0][1])["m"] == {"kind": "failed"}
-    assert not Peer(1, "n1").tell({"text": "x" * (17 << 20)})
+    assert parse(peer._kept[0][1]) == {"kind": "failed"}
+    assert not Peer(1, "n1").tell(encode({"text": "x" * (17 << 20)}))
 
 
 # --- silence -----------------------------------------------------------------------------------------------------

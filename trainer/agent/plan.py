@@ -31,10 +31,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional
 
+from untrusted import UntrustedError, parse_object
+
+LIMIT = 16 << 20  # bytes
 NEEDED = {"run": str, "node": str, "argv": list, "env": dict}
 BACKOFF_LIMIT = 60.0  # seconds
 
@@ -109,12 +111,15 @@ def load(path: str) -> Plan:
     """
     where = Path(path).absolute()
     try:
-        given = json.loads(where.read_text(encoding="utf-8"))
+        with where.open("rb") as file:
+            given = parse_object(file.read(LIMIT + 1), limit=LIMIT)
     except PermissionError:
         raise
-    except (OSError, ValueError) as error:
+    except UntrustedError as error:
+        raise PlanError("%s %s" % (path, error)) from error
+    except OSError as error:
         raise PlanError("%s: %s" % (path, error)) from error
-    wrong = "it is no JSON object" if not isinstance(given, dict) else ""
+    wrong = ""
     for key, kind in NEEDED.items():
         if not wrong and not isinstance(given.get(key), kind):
             wrong = "%s is missing or of another kind" % key

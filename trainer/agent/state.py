@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from processes.proc import read as read_proc
 from processes.proc import stat_of
+from untrusted import LIMIT, UntrustedError, parse_object
 
 NAME = "state.json"
 REQUEST = "request.json"
@@ -97,12 +98,17 @@ def read(logs: Path) -> Dict[str, Any]:
         PermissionError: it is another user's.
     """
     try:
-        found = json.loads((logs / NAME).read_text(encoding="utf-8"))
+        return _object(logs / NAME)
     except PermissionError:
         raise
-    except (OSError, ValueError):
+    except (OSError, UntrustedError):
         return {}
-    return found if isinstance(found, dict) else {}
+
+
+def _object(path: Path) -> Dict[str, Any]:
+    """The JSON object in a file, of which not more is read than it may have."""
+    with path.open("rb") as file:
+        return parse_object(file.read(LIMIT + 1))
 
 
 def agents(state: Dict[str, Any]) -> List[Tuple[int, str]]:
@@ -110,7 +116,7 @@ def agents(state: Dict[str, Any]) -> List[Tuple[int, str]]:
     if state.get("boot_id") != boot_id():
         return []
     said = [(state.get("pid"), state.get("start")), (state.get("guard"), state.get("guard_start"))]
-    return [(pid, start) for pid, start in said if pid and start and identity(pid) == start]
+    return [(pid, start) for pid, start in said if isinstance(pid, int) and pid and start and identity(pid) == start]
 
 
 def lock(logs: Path) -> Optional[int]:
@@ -136,10 +142,10 @@ def ask(logs: Path, *, save: bool, who: str) -> None:
 def asked(logs: Path) -> Optional[Dict[str, Any]]:
     """The request to stop, if there is one."""
     try:
-        found = json.loads((logs / REQUEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = _object(logs / REQUEST)
+    except (OSError, UntrustedError):
         return None
-    return found if isinstance(found, dict) and found.get("stop") else None
+    return found if found.get("stop") else None
 
 
 def forget(logs: Path) -> None:

@@ -15,7 +15,6 @@ beginning, the end and some places between. It shows that a file was written ane
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pickle
 import struct
@@ -23,8 +22,11 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple
 
+from untrusted import UntrustedError, parse_json, parse_object
+
 HEADER = 100 << 20  # bytes that safetensors allows its header
 JSON = 64 << 20  # bytes; a trainer's state after very many steps has a few
+DEPTH = 200  # levels of a trainer's own JSON
 BLOCK = 4 << 10
 PLACES = 8  # blocks of a file that its mark covers
 TORCH = (".pt", ".pth", ".bin", ".distcp")
@@ -90,9 +92,10 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
         raise _TornError("its header is cut short")
     header = file.read(length)
     try:
-        tensors = {name: at for name, at in json.loads(header.decode("utf-8")).items() if name != "__metadata__"}
+        said = parse_object(header, limit=HEADER)
+        tensors = {name: at for name, at in said.items() if name != "__metadata__"}
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
-    except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, OverflowError, AttributeError, KeyError, IndexError, TypeError) as error:
         raise _TornError("its header is damaged") from error
     if size != 8 + length + end:
         raise _TornError("it has %d of %d bytes" % (size, 8 + length + end))
@@ -187,6 +190,6 @@ def _json(file: BinaryIO, size: int) -> Tuple[Any, bytes]:
         return None, b""
     data = file.read()
     try:
-        return json.loads(data.decode("utf-8")), data
-    except (ValueError, RecursionError) as error:
+        return parse_json(data, limit=JSON, depth=DEPTH), data
+    except UntrustedError as error:
         raise _TornError("it is no whole JSON") from error

@@ -22,6 +22,8 @@ STATE = "trainer_state.json"
 INDEX = ".index.json"
 RECOVERY = "zero_to_fp32.py"
 
+MOST = 1 << 20  # ranks
+
 _WEIGHTS = re.compile(
     r"((model|pytorch_model(_fsdp)?|adapter_model)\.(safetensors|bin)|pytorch_model_fsdp(_0/\.metadata|_rank\d+\.bin))$"
 )
@@ -187,6 +189,8 @@ def _matches(pattern: Any, names: Iterable[str]) -> Any:
 def _ranks(what: str, found: Set[int], wanted: int, at_least: bool = False) -> Optional[str]:
     """Why these are not the ranks 0 to ``wanted`` - 1 (or, ``at_least``, more without a gap)."""
     count = max(found, default=-1) + 1
+    if count > MOST:
+        return "%s: a file names a rank that no run has" % what
     gaps = sorted(set(range(max(count, wanted))) - found)
     if gaps:
         return "%s of rank %s %s not there" % (what, ", ".join(map(str, gaps[:5])), "is" if len(gaps) == 1 else "are")

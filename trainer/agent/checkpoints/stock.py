@@ -201,7 +201,7 @@ def _lacking(
 ) -> List[Tuple[str, int, int]]:
     """What the node of ``rank`` must get: files it has not, has torn, or has from an earlier time."""
     files = []
-    first, count = said["ranks"]
+    first, count = said.get("ranks", (0, 0))
     elsewhere = {name for name, reader in readers(held).items() if not first <= reader < first + count}
     for name, (best, giver) in sorted(held.items()):
         if name in elsewhere:

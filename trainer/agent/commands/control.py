@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict
 from commands.detach import ask_logind, fork, spawn, user_name, way
 from life import guard
 from plan import Plan
+from untrusted import UntrustedError, parse_object
 
 LOG = "agent.log"  # what the agent itself has to say: tracebacks
 
@@ -30,8 +31,10 @@ def start(plan: Plan) -> Dict[str, Any]:
         said, other = fork(lambda: daemon(plan, notice or ""))
     if not said:
         return {"started": False, "error": other.strip() or "the agent ended without a word; see %s" % LOG}
-    answer: Dict[str, Any] = json.loads(said)
-    return answer
+    try:
+        return parse_object(said)
+    except UntrustedError as error:
+        return {"started": False, "error": "the agent's answer %s; see %s" % (error, LOG)}
 
 
 def daemon(plan: Plan, notice: str) -> int:

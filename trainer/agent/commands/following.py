@@ -13,6 +13,7 @@ import state as states
 from events import NAME
 from plan import Plan
 from processes.proc import open_pidfd
+from untrusted import UntrustedError, parse_object
 
 TICK = 0.1  # seconds between looks at a file that grows
 LOOK = 2.0  # seconds between looks for an agent that has no pidfd, or comes late
@@ -98,8 +99,8 @@ class Follower:
         said: List[str] = []
         for line in lines:
             self._at += len(line) + 1
-            with contextlib.suppress(ValueError):  # torn by a full disk
-                event = json.loads(line)
+            with contextlib.suppress(UntrustedError):  # torn by a full disk
+                event = parse_object(line)
                 said.append(json.dumps(dict(event, at=self._at)))
                 self._ended = self._ended or event.get("event") == "end"
         if said:

@@ -20,6 +20,15 @@ from plan import Plan
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_AFTER = 60.0  # seconds of silence, where the plan names none
 
+# Of what other agents say:
+TEXT = 2000  # characters of a reason
+WORD = 200  # of a name
+STACK = 20_000  # of the stacks of one rank
+STACKS = 1 << 16  # ranks
+DIGITS = 7  # of a rank
+TOLD = 200  # events about another agent in one attempt
+YEAR = 366 * 86400.0
+
 
 class Stop(NamedTuple):
     """A request to stop: whether the work is to be saved, and who asked."""
@@ -46,6 +55,8 @@ class Inbox:
         self.guard_pid = os.getppid() if guard is not None else None
         self._guard = guard  # a pipe that ends with the guard
         self._silent: Dict[str, float] = {}  # nodes whose heartbeats are missed: since when
+        self._nodes = set((plan.given.get("link") or {}).get("nodes") or [plan.node])
+        self._told: Dict[str, int] = {}  # events about each node in this attempt
         self._waits: Dict[str, bool] = {}  # it was said that the run goes on without their heartbeats
         self._lost_after = float((plan.given.get("link") or {}).get("lost_after") or LOST_AFTER)
         self._wake, self._waker = os.pipe()
@@ -82,6 +93,7 @@ class Inbox:
         self.failure = None
         self.moved = time.monotonic()
         self._waits.clear()
+        self._told.clear()
 
     def over(self) -> bool:
         """Whether the run is to end here."""
@@ -146,35 +158,68 @@ class Inbox:
         return [node for node, since in self._silent.items() if now - since > self._lost_after]
 
     def _message(self, message: Dict[str, Any]) -> None:
-        kind, node = message.get("kind"), str(message.get("node"))
-        if kind == "stop":
-            self.asked(Stop(bool(message.get("save")), str(message.get("who"))), relay=False)
+        """Take a message of the link; what another agent says is used as far as it has the types it must have."""
+        kind, node = message.get("kind"), _text(message.get("node"), WORD)
+        if kind == "broken":
+            self.broken = True
+            self.fail(None, "the link between the agents is broken: %s" % message.get("text"))
+        elif node not in self._nodes:
+            return
+        elif kind == "stop":
+            self.asked(Stop(message.get("save") is True, _text(message.get("who"), WORD)), relay=False)
         elif kind == "failed" and message.get("attempt", self._events.attempt) == self._events.attempt:
-            self._peer(node, kind, str(message.get("text")))
-            self.fail(message.get("failed"), str(message.get("text")), node, signal=message.get("signal"))
-        elif kind == "gone":
+            text, signal = _text(message.get("text")), message.get("signal")
+            self._peer(node, kind, text)
+            self.fail(_rank(message.get("failed")), text, node, signal=None if signal is None else _text(signal, WORD))
+        else:
+            self._heard(kind, node, message)
+
+    def _heard(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
+        """Take a message about the state of another agent, or about stacks."""
+        if kind == "gone":
             self._peer(node, kind, "its agent has ended")
             self.fail(None, "its agent has ended without a word", node)
         elif kind == "lost":
-            self._peer(node, kind, "not heard for %s s" % message.get("silent"))
-            self._silent[node] = time.monotonic() - float(message.get("silent") or 0)
+            silent = _seconds(message.get("silent"))
+            self._peer(node, kind, "not heard for %s s" % silent)
+            self._silent[node] = time.monotonic() - silent
         elif kind == "back":
             self._peer(node, kind, "heard again")
             self._silent.pop(node, None)
             self._waits.pop(node, None)
-        elif kind == "broken":
-            self.broken = True
-            self.fail(None, "the link between the agents is broken: %s" % message.get("text"))
         elif kind == "ended":
-            self._peer(node, kind, str(message.get("text") or ""))
+            self._peer(node, kind, _text(message.get("text") or ""))
         elif kind == "stacks?":
             self.stacks_wanted = True
         elif kind == "stacks":
             self.answered[node] = True
-            self.stacks.update({int(rank): text for rank, text in dict(message["rank_stacks"]).items()})
+            self._take_stacks(message.get("rank_stacks"))
+
+    def _take_stacks(self, said: Any) -> None:
+        for rank, text in said.items() if isinstance(said, dict) else ():
+            if rank.isdigit() and rank.isascii() and len(rank) <= DIGITS and len(self.stacks) < STACKS:
+                self.stacks[int(rank)] = _text(text, STACK)
 
     def _peer(self, node: str, kind: Any, text: str) -> None:
-        self._events.emit("peer", node=node, state=kind, text=text)
+        """Tell what another agent said, but not so often that a broken one fills the disk."""
+        self._told[node] = self._told.get(node, 0) + 1
+        if self._told[node] <= TOLD:
+            self._events.emit("peer", node=node, state=kind, text=text)
+
+
+def _text(value: Any, most: int = TEXT) -> str:
+    """A text that can be written to a file."""
+    return str(value)[:most].encode("utf-8", "replace").decode("utf-8")
+
+
+def _rank(value: Any) -> Optional[int]:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**DIGITS else None
+
+
+def _seconds(value: Any) -> float:
+    """A time of silence; what cannot be one counts as none."""
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < YEAR
+    return float(value) if usable else 0.0
 
 
 def _ended(fd: int) -> bool:

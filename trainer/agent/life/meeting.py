@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from checkpoints import offers as checkpoint_offers
 from checkpoints import stock
-from life.verdict import STOPPED, judge
+from checkpoints.offers import file_name, folder_name, number, text
+from life.verdict import STATES, STOPPED, judge
+from link.meeting import LinkError
 from node.probe import free_port
 from plan import Plan
 
 Offers = Dict[int, Dict[str, Any]]
+MOST = 1 << 20  # processes of a run
 
 
 def _checkpoints(plan: Plan) -> Dict[str, Any]:
@@ -33,6 +37,7 @@ def decide_start(plan: Plan, offers: Offers, number: int, resume: bool) -> Dict[
     ``refused`` (newer checkpoints that are not used, each with the reason), and ``error`` of ``node`` when the attempt
     cannot begin.
     """
+    _check(plan, offers)
     world_size = sum(offer["processes"] for offer in offers.values())
     decision: Dict[str, Any] = {"checkpoint": None, "port": plan.given.get("port"), "world_size": world_size}
     if number > 1 and decision["port"] is not None:
@@ -59,8 +64,12 @@ def offer_end(plan: Plan, outcome: Dict[str, Any]) -> Dict[str, Any]:
     return dict(found, outcome=outcome, before=outcome.get("before"), processes=processes)
 
 
-def decide_end(offers: Offers, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
+def decide_end(plan: Plan, offers: Offers, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
     """Rank 0's verdict after an attempt, see ``verdict.judge``; ``saved``: the step that a stop has kept, or null."""
+    _check(plan, offers)
+    for rank, offer in offers.items():
+        if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
+            raise LinkError("%s did not say how the attempt ended there" % _name(plan, rank))
     verdict = judge({rank: offer["outcome"] for rank, offer in offers.items()}, first, more=more)
     return dict(verdict, saved=kept(offers) if verdict["state"] == STOPPED else None)
 
@@ -79,3 +88,92 @@ def kept(offers: Offers) -> Optional[int]:
 def before_saving(plan: Plan) -> Dict[str, Any]:
     """The checkpoints that are there when a stop is to save."""
     return _checkpoints(plan)
+
+
+def _name(plan: Plan, rank: int) -> str:
+    nodes = (plan.given.get("link") or {}).get("nodes") or []
+    return str(nodes[rank]) if rank < len(nodes) else plan.node
+
+
+def _check(plan: Plan, offers: Offers) -> None:
+    """Refuse offers that no agent makes: a node may be broken or lie.
+
+    Raises:
+        LinkError: names the node.
+    """
+    for rank, offer in offers.items():
+        wrong = checkpoint_offers.problem(offer)
+        if not wrong and not (number(offer.get("processes")) and 0 < offer["processes"] < MOST):
+            wrong = "has no number of processes"
+        if wrong:
+            raise LinkError("what %s offered %s; its agent.log may say more" % (_name(plan, rank), wrong))
+
+
+def _outcome(value: Any) -> bool:
+    """Whether a node's part is one, see ``verdict.py``."""
+    if not isinstance(value, dict) or not isinstance(value.get("stopped"), bool):
+        return False
+    left = value.get("left")
+    return (
+        all(value.get(key) is None or number(value[key]) for key in ("rc", "step"))
+        and (value.get("signal") is None or text(value["signal"]))
+        and isinstance(left, list)
+        and all(map(number, left))
+        and all(_why(value.get(key)) for key in ("failed", "killed"))
+    )
+
+
+def _why(value: Any) -> bool:
+    """Whether a failure is one, or none."""
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("node"), str)
+        and isinstance(value.get("text"), str)
+        and (value.get("rank") is None or number(value["rank"]))
+        and (value.get("signal") is None or text(value["signal"]))
+        and isinstance(value.get("time", 0.0), (int, float))
+    )
+
+
+def check_start(plan: Plan, decision: Dict[str, Any]) -> Dict[str, Any]:
+    """Rank 0's decision before an attempt, on every rank: rank 0's node may be broken or lie too.
+
+    Raises:
+        LinkError: it is none.
+    """
+    if isinstance(decision.get("error"), str) and isinstance(decision.get("node"), str):
+        return decision
+    name, port, copies = decision.get("checkpoint"), decision.get("port"), decision.get("copy") or {}
+    wrong = (
+        not (name is None or folder_name(name))
+        or not (port is None or (number(port) and 0 < port < 1 << 16))
+        or not (number(decision.get("world_size")) and decision["world_size"] < MOST)
+        or not isinstance(copies, dict)
+        or not all(isinstance(each, list) and all(map(_copy, each)) for each in copies.values())
+        or not isinstance(decision.get("refused", []), list)
+    )
+    if wrong:
+        raise LinkError("%s (rank 0) sent a decision that is none" % _name(plan, 0))
+    return decision
+
+
+def _copy(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and file_name(value[0]) and all(map(number, value[1:]))
+
+
+def check_end(plan: Plan, decision: Dict[str, Any]) -> Dict[str, Any]:
+    """Rank 0's verdict, on every rank.
+
+    Raises:
+        LinkError: it is none.
+    """
+    steps = (decision.get("step"), decision.get("saved"))
+    if (
+        decision.get("state") not in STATES
+        or not all(step is None or number(step) for step in steps)
+        or not _why(decision.get("why"))
+    ):
+        raise LinkError("%s (rank 0) sent a verdict that is none" % _name(plan, 0))
+    return decision

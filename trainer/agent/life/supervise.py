@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional
 from events import Events
 from life.attempt import SAVE_PATIENCE, Attempt
 from life.inbox import Inbox
-from life.meeting import decide_end, decide_start, kept, offer_end, offer_start
+from life.meeting import check_end, check_start, decide_end, decide_start, kept, offer_end, offer_start
 from life.verdict import AGAIN, FAILED, STOPPED, judge
 from link.links import Link, LinkError
 from link.stream import CopyError
@@ -107,6 +107,7 @@ class Supervisor:
         decision = self._link.meet(
             offer_start(plan, resume), lambda offers: decide_start(plan, offers, number, resume), MEET, going
         )
+        check_start(plan, decision)
         for text in decision.get("refused", ()) if plan.rank == 0 else ():
             self._events.emit("notice", text="not used to go on from: %s" % text)
         copies = decision.get("copy") or {}
@@ -126,7 +127,7 @@ class Supervisor:
         more = self._events.attempt < plan.attempts
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
-            return decide_end(offers, inbox.failure, more=more)
+            return decide_end(plan, offers, inbox.failure, more=more)
 
         def going() -> bool:
             inbox.take()
@@ -137,7 +138,8 @@ class Supervisor:
             patience += float(plan.given.get("save_patience") or SAVE_PATIENCE)
         offer = offer_end(plan, outcome)
         try:
-            return self._link.meet(offer, decide, patience if inbox.over() else FOREVER, going)
+            verdict = self._link.meet(offer, decide, patience if inbox.over() else FOREVER, going)
+            return check_end(plan, verdict)
         except LinkError as error:
             self._settle()
             inbox.fail(None, str(error))

@@ -18,7 +18,7 @@ KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS")
 # process end only when its GPU's memory is given back.
 ECHO = "SIGABRT"
 
-FINISHED, FAILED, STOPPED, AGAIN = "finished", "failed", "stopped", "again"
+FINISHED, FAILED, STOPPED, AGAIN = STATES = ("finished", "failed", "stopped", "again")
 
 
 def judge(outcomes: Outcomes, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:

@@ -12,15 +12,17 @@ import secrets
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from link.copying import pump, receive, serve
-from link.frames import NotOursError, parse
-from link.proof import DEADLINE, HELLO, Caller, RefusedError, StrangerError
+from link.frames import NotOursError, Session
+from link.peer import whole
+from link.proof import DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
 from link.stream import CopyError, Stream
 
 COMES = 20.0  # seconds for the connection of a node that was asked to connect
 TRIES = 3  # for each node that gives files: connections break
+AT_ONCE = 8  # connections of one rank for which rank 0 works; an agent fetches over one after the other
 
 
 class Copies:
@@ -43,7 +45,8 @@ class Copies:
         self._ask = ask
         self._open: Set[socket.socket] = set()
         self._closed = False
-        self._tickets: Dict[str, Optional[socket.socket]] = {}
+        self._tickets: Dict[str, Optional[Stream]] = {}
+        self._served: Dict[int, int] = {}  # by rank, its connections for which rank 0 is at work
         self._changed = threading.Condition()
 
     def close(self) -> None:
@@ -55,9 +58,24 @@ class Copies:
                     sock.shutdown(socket.SHUT_RDWR)
             self._changed.notify_all()
 
-    def accept(self, hello: Dict[str, Any], sock: socket.socket) -> None:
+    def accept(self, hello: Dict[str, Any], sock: socket.socket, session: Session) -> None:
         """Rank 0: take a connection whose other end has proved that it belongs to the run."""
-        self._begin(lambda: self._accepted(hello, sock))
+        rank = hello["rank"]
+        with self._changed:
+            busy = self._served.get(rank, 0) >= AT_ONCE
+            if not busy:
+                self._served[rank] = self._served.get(rank, 0) + 1
+        if busy:
+            sock.close()
+        else:
+            self._begin(lambda: self._serve(rank, hello, Stream(sock, session)))
+
+    def _serve(self, rank: int, hello: Dict[str, Any], stream: Stream) -> None:
+        try:
+            self._accepted(hello, stream)
+        finally:
+            with self._changed:
+                self._served[rank] -= 1
 
     def asked(self, ticket: str) -> None:
         """Another rank: rank 0 wants files from here."""
@@ -99,8 +117,8 @@ class Copies:
         told: Callable[[int], None],
     ) -> None:
         """Get the files of one rank; what has come is taken out of ``wanted``."""
-        with self._kept(self._channel(rank)) as sock:
-            stream = Stream(sock, lambda: alive() and not self._closed)
+        with self._kept(self._channel(rank)) as stream:
+            stream.alive = lambda: alive() and not self._closed
             while wanted:
                 name, size = wanted[0]
                 receive(stream, folder, name, size, str(self._who["rank"]), told)
@@ -115,39 +133,43 @@ class Copies:
         threading.Thread(target=run, name="copy", daemon=True).start()
 
     @contextlib.contextmanager
-    def _kept(self, sock: socket.socket) -> Any:
+    def _kept(self, stream: Stream) -> Iterator[Stream]:
         """Have ``close`` end this connection too; closed at the end."""
-        with sock:
+        with stream.sock as sock:
             with self._changed:
                 if self._closed:
                     raise CopyError("the run ends")
                 self._open.add(sock)
             try:
-                yield sock
+                yield stream
             finally:
                 with self._changed:
                     self._open.discard(sock)
 
-    def _give(self, sock: socket.socket) -> None:
-        with self._kept(sock):
-            serve(Stream(sock), self.folder)
+    def _give(self, stream: Stream) -> None:
+        with self._kept(stream):
+            serve(stream, self.folder)
 
-    def _accepted(self, hello: Dict[str, Any], sock: socket.socket) -> None:
+    def _accepted(self, hello: Dict[str, Any], stream: Stream) -> None:
         if hello.get("purpose") == "give":
             ticket = hello.get("ticket")
             with self._changed:
-                if ticket in self._tickets and self._tickets[ticket] is None:
-                    self._tickets[ticket] = sock
+                if isinstance(ticket, str) and ticket in self._tickets and self._tickets[ticket] is None:
+                    self._tickets[ticket] = stream
                     self._changed.notify_all()
                     return
-            sock.close()
-        elif hello.get("from") == 0:
-            self._give(sock)
+            stream.sock.close()
+            return
+        rank = whole(hello.get("from"))
+        if rank == 0:
+            self._give(stream)
+        elif rank is None:
+            stream.sock.close()
         else:
-            with self._kept(sock), self._kept(self._channel(hello.get("from"))) as other:
-                pump(Stream(sock), Stream(other))
+            with self._kept(stream), self._kept(self._channel(rank)) as other:
+                pump(stream, other)
 
-    def _channel(self, rank: Any) -> socket.socket:
+    def _channel(self, rank: int) -> Stream:
         """A connection at whose other end that rank answers."""
         if self._who["rank"] != 0:
             return self._connect({"purpose": "copy", "from": rank})
@@ -158,32 +180,36 @@ class Copies:
             limit = time.monotonic() + COMES
             while self._tickets[ticket] is None and not self._closed and time.monotonic() < limit:
                 self._changed.wait(limit - time.monotonic())
-            sock = self._tickets.pop(ticket)
-        if sock is None:
+            stream = self._tickets.pop(ticket)
+        if stream is None:
             raise CopyError("rank %s did not connect within %d s" % (rank, COMES))
-        return sock
+        return stream
 
-    def _connect(self, purpose: Dict[str, Any]) -> socket.socket:
+    def _connect(self, purpose: Dict[str, Any]) -> Stream:
         """Connect to rank 0 and greet."""
         sock = socket.socket(self._address[0], socket.SOCK_STREAM)
         try:
             sock.settimeout(DEADLINE)
             sock.connect(self._address[1])
-            caller = Caller(self._token, dict(self._who, **purpose))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            caller = Caller(self._token, str(self._who["run"]), int(self._who["rank"]))
             sock.sendall(caller.first())
-            while caller.welcome is None:
-                sock.sendall(caller.take(parse(_line(sock))))
-        except (OSError, NotOursError, StrangerError, RefusedError) as error:
+            sock.sendall(caller.take(_line(sock)))
+            assert caller.session is not None
+            stream = Stream(sock, caller.session)
+            stream.say(dict(self._who, **purpose))
+            admitted(stream.hear() or {"refused": "it ended the connection"})
+        except (OSError, NotOursError, StrangerError, RefusedError, CopyError) as error:
             sock.close()
             raise CopyError("no connection to rank 0: %s" % error) from error
         except BaseException:
             sock.close()
             raise
-        return sock
+        return stream
 
 
 def _line(sock: socket.socket) -> bytes:
-    """One line of the greeting. Byte by byte: what follows the last line belongs to somebody else."""
+    """One line of the greeting. Byte by byte: what follows belongs to the frames."""
     line = b""
     while not line.endswith(b"\n"):
         byte = sock.recv(1)

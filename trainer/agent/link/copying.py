@@ -3,27 +3,31 @@
 ::
 
     asker   {"get": "checkpoint-20/model.safetensors", "size": 123}
-    giver   {"size": 123, "mtime": 1700000000000000000}  and 123 bytes  and {"sha256": "…"}
+    giver   {"size": 123, "mtime": 1700000000000000000}  and 123 bytes in pieces  and {"end": true}
         or  {"error": why}
 
+Each of these is a frame with a MAC (see ``frames.py``), also every piece of the file: a byte that another host changed
+ends the connection before it is written.
+
 A name is relative to the shared folder, and every part of it below that folder must be what it looks like: no ``..``,
-no symlink, on either side. A file is written beside its place under a temporary name, and renamed when its size and
-sha256 are right, so that a file of that name is always whole.
+no symlink, on either side. A file is written beside its place under a temporary name, and renamed when all of its bytes
+have come, so that a file of that name is always whole.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import selectors
 import stat
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from link.stream import SILENCE, CopyError, Stream
+from link.peer import whole
+from link.stream import LINE, PIECE, SILENCE, CopyError, Stream
 
-PIECE = 1 << 20  # bytes sent or received at a time
 TEMPORARY = ".clusterctl-copy-"  # begins the name of a file that is being written
+
+NAME = 4096  # bytes of a file's name
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -35,8 +39,8 @@ def parts_of(name: Any) -> List[str]:
         CopyError: it leads, or might lead, out of the folder.
     """
     parts = name.split("/") if isinstance(name, str) else []
-    if not parts or any(part in {"", ".", ".."} or "\0" in part for part in parts):
-        raise CopyError("%r is no name of a file below the folder" % (name,))
+    if not parts or len(name) > NAME or any(part in {"", ".", ".."} or "\0" in part for part in parts):
+        raise CopyError("%.200r is no name of a file below the folder" % (name,))
     return parts
 
 
@@ -67,7 +71,7 @@ def serve(stream: Stream, folder: Optional[str]) -> None:
             return
         try:
             fd = _open_file(folder, asked)
-        except (CopyError, OSError) as error:
+        except (CopyError, OSError, UnicodeError) as error:
             stream.say({"error": getattr(error, "strerror", None) or str(error)})
             continue
         with os.fdopen(fd, "rb", buffering=0) as file:
@@ -86,24 +90,22 @@ def _open_file(folder: Optional[str], asked: Dict[str, Any]) -> int:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size != asked.get("size"):
         os.close(fd)
-        raise CopyError("it is no file of %s bytes (it has %d)" % (asked.get("size"), found.st_size))
+        raise CopyError("it is no file of %.40r bytes (it has %d)" % (asked.get("size"), found.st_size))
     return fd
 
 
 def _send(stream: Stream, file: Any) -> None:
     found = os.fstat(file.fileno())
     stream.say({"size": found.st_size, "mtime": found.st_mtime_ns})
-    digest = hashlib.sha256()
     piece = memoryview(bytearray(PIECE))
     left = found.st_size
     while left:
         count = file.readinto(piece[: min(left, PIECE)])
         if not count:
             raise CopyError("%s became shorter while it was sent" % file.name)
-        digest.update(piece[:count])
         stream.write(piece[:count])
         left -= count
-    stream.say({"sha256": digest.hexdigest()})
+    stream.say({"end": True})
 
 
 def receive(stream: Stream, folder: str, name: str, size: int, label: str, told: Callable[[int], None]) -> None:
@@ -121,7 +123,10 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, told:
     if answer is None:
         raise CopyError("%s: the other side ended the connection" % name)
     if answer.get("size") != size:
-        raise CopyError("%s: %s" % (name, answer.get("error", "it is not %d bytes there" % size)))
+        raise CopyError("%s: %s" % (name, str(answer.get("error", "it is not %d bytes there" % size))[:1000]))
+    mtime = whole(answer.get("mtime", 0))
+    if mtime is None:
+        raise CopyError("%s: the other side does not say when it was changed" % name)
     above = _open_folder(folder, parts[:-1], make=True)
     temporary = TEMPORARY + label
     try:
@@ -132,7 +137,6 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, told:
             with os.fdopen(fd, "wb", buffering=0) as file:
                 _write(stream, file, name, size, told)
                 os.fsync(fd)
-                mtime = int(answer.get("mtime", 0))
                 os.utime(fd, ns=(mtime, mtime))
             os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
         except BaseException:
@@ -144,31 +148,29 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, told:
 
 
 def _write(stream: Stream, file: Any, name: str, size: int, told: Callable[[int], None]) -> None:
-    digest = hashlib.sha256()
     piece = memoryview(bytearray(PIECE))
     left = size
     while left:
-        count = stream.read_into(piece[: min(left, PIECE)])
+        count = stream.read(piece[: min(left, PIECE)])
         if not count:
             raise CopyError("%s: the other side ended the connection %d bytes before its end" % (name, left))
-        digest.update(piece[:count])
         data = piece[:count]
         while data:
             data = data[file.write(data) :]
         left -= count
         told(count)
     end = stream.hear()
-    if end is None or end.get("sha256") != digest.hexdigest():
-        raise CopyError("%s: what came is not what was sent (its sha256 differs)" % name)
+    if end is None or end.get("end") is not True:
+        raise CopyError("%s: the other side does not say that this was all of it" % name)
 
 
 def pump(one: Stream, other: Stream) -> None:
-    """Carry bytes between two connections, both ways, until one of them ends.
+    """Carry frames between two connections, both ways, until one of them ends.
 
     Raises:
         CopyError: one of them broke, or nothing came for ``SILENCE`` seconds.
     """
-    piece = memoryview(bytearray(PIECE))
+    piece = memoryview(bytearray(max(PIECE, LINE)))
     with selectors.DefaultSelector() as selector:
         selector.register(one.sock, selectors.EVENT_READ, (one, other))
         selector.register(other.sock, selectors.EVENT_READ, (other, one))
@@ -178,7 +180,7 @@ def pump(one: Stream, other: Stream) -> None:
                 raise CopyError("no byte came in %d s" % SILENCE)
             for key, _ in ready:
                 source, target = key.data
-                count = source.read_into(piece)
-                if not count:
+                count = source.read(piece)
+                if count is None:
                     return
                 target.write(piece[:count])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import sys
 import threading
 import time
+import traceback
 from typing import Any, Callable, Dict, List
 
-from link.frames import Connection, EndedError, NotOursError, frame
+from link.frames import Connection, EndedError, NotOursError, encode
 from link.loop import Loop
 from link.peer import BEAT, Peer
+from link.proof import RefusedError, StrangerError
 
 PATIENCE = 3.0  # seconds of silence that are never too many: one heartbeat may be late
+LOGGED = 20  # failures of connections that are logged; a peer must not fill the disk
 
 
 class End:
@@ -26,10 +30,11 @@ class End:
         self.token = link["token"]
         self.lost_after = max(PATIENCE, float(link.get("lost_after", 60.0)))
         self.peers = {peer.rank: peer for peer in peers}
-        self.loop = Loop(self._tick, self._broken)
+        self.loop = Loop(self._tick, self._lose, self._broken)
         self._deliver = deliver
         self._beaten = 0.0
         self._closing = False
+        self._logged = 0
         self._said = threading.Event()
 
     def start(self) -> None:
@@ -42,7 +47,7 @@ class End:
 
     def tell_one(self, rank: int, message: Dict[str, Any]) -> None:
         """Tell the agent of one rank, to which this end must have a connection."""
-        self.loop.post(lambda: self._tell(self.peers[rank], message))
+        self.loop.post(lambda: self._tell(self.peers[rank], encode(message)))
 
     def close(self, patience: float) -> None:
         """Say what is still to be said (for at most ``patience`` seconds), say goodbye, and end."""
@@ -64,25 +69,62 @@ class End:
             connection = peer.connection
             if connection is not None:
                 with contextlib.suppress(EndedError):
-                    connection.send(frame({"bye": True}))
+                    connection.say(encode({"bye": True}))
                     connection.flush()
+                peer.detach(by_peer=False, now=time.monotonic())
                 self._cut(connection)
 
     def _broken(self, error: BaseException) -> None:
         self._said.set()
         self._deliver({"kind": "broken", "text": "%s: %s" % (type(error).__name__, error)})
 
+    def _lose(self, connection: Connection, error: Exception) -> None:
+        """Turns any failure of one connection into the loss of that connection only, and logs it.
+
+        The handlers of connections raise, and the loop calls this. An exception that is not one of the link's own is a
+        mistake in this program, which only what came over this connection has shown.
+        """
+        peer = next((peer for peer in self.peers.values() if peer.connection is connection), None)
+        if not isinstance(error, (EndedError, NotOursError, StrangerError, RefusedError)):
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            self._log("the connection of %s failed:\n%s" % (peer.node if peer else "a guest", text))
+        elif peer is not None and isinstance(error, NotOursError):
+            self._log("%s %s; its connection was closed\n" % (peer.node, error))
+        by_peer = isinstance(error, EndedError) and error.by_peer
+        if peer is None:
+            self._lose_stranger(connection, error)
+        elif by_peer:
+            with contextlib.suppress(EndedError, NotOursError):
+                while connection.fill():  # what it said last
+                    self._hear(peer, connection)
+        if peer is not None and peer.connection is connection:
+            peer.detach(by_peer, time.monotonic())
+        self._cut(connection)
+
+    def _lose_stranger(self, connection: Connection, error: Exception) -> None:
+        """A connection is lost that belongs to no peer yet."""
+        raise NotImplementedError
+
+    def _log(self, text: str) -> None:
+        """Write to the agent's own log."""
+        self._logged += 1
+        if self._logged <= LOGGED:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("agent: the link: " + text)
+                sys.stderr.flush()
+
     def _cut(self, connection: Connection) -> None:
         self.loop.forget(connection)
         connection.close()
 
-    def _tell(self, peer: Peer, message: Dict[str, Any]) -> None:
-        peer.tell(message)
+    def _tell(self, peer: Peer, body: bytes) -> None:
+        peer.tell(body)
         self._pump(peer)
 
     def _tell_all(self, message: Dict[str, Any]) -> None:
+        body = encode(message)
         for peer in self.peers.values():
-            self._tell(peer, message)
+            self._tell(peer, body)
 
     def _attach(self, peer: Peer, connection: Connection, received: int) -> None:
         before = peer.attach(connection, received, time.monotonic())
@@ -94,43 +136,33 @@ class End:
         connection = peer.connection
         if connection is None:
             return
-        peer.pump(beat)
         try:
+            peer.pump(beat)
             connection.flush()
-        except EndedError as error:
-            self._ended(peer, connection, error)
-            return
-        self.loop.watch(connection, lambda events: self._ready(peer, connection, events))
+            self.loop.watch(connection, lambda events: self._ready(peer, connection, events))
+        except Exception as error:  # noqa: BLE001 - see _lose
+            self._lose(connection, error)
 
     def _ready(self, peer: Peer, connection: Connection, events: int) -> None:
-        try:
-            if events & selectors.EVENT_READ:
-                self._take(peer, connection)
-        except (EndedError, NotOursError) as error:
-            self._ended(peer, connection, error)
-        else:
-            self._pump(peer)
+        if events & selectors.EVENT_READ:
+            try:
+                connection.fill()
+            except EndedError:
+                self._hear(peer, connection)  # what it said last
+                raise
+            self._hear(peer, connection)
+        self._pump(peer)
 
-    def _take(self, peer: Peer, connection: Connection) -> int:
-        lines = connection.receive()
-        self._heard(peer, lines)
-        return len(lines)
-
-    def _heard(self, peer: Peer, lines: List[Dict[str, Any]]) -> None:
-        for line in lines:
+    def _hear(self, peer: Peer, connection: Connection) -> None:
+        """Take all messages that have come whole."""
+        while peer.connection is connection:  # a message may have led to its end
+            line = connection.message()
+            if line is None:
+                return
             peer.heard = time.monotonic()
             message = peer.take(line)
             if message is not None:
                 self._come(peer, message)
-
-    def _ended(self, peer: Peer, connection: Connection, error: Exception) -> None:
-        by_peer = isinstance(error, EndedError) and error.by_peer
-        with contextlib.suppress(EndedError, NotOursError):
-            while by_peer and self._take(peer, connection):  # what it said last
-                pass
-        self._cut(connection)
-        if peer.connection is connection:
-            peer.detach(by_peer, time.monotonic())
 
     def _come(self, peer: Peer, message: Dict[str, Any]) -> None:
         """A message has come."""

@@ -1,13 +1,42 @@
-"""JSON objects over TCP, one a line: a socket that never blocks, with bounded memory in both directions."""
+"""Frames over TCP: JSON objects, each with a MAC, on a socket that never blocks, with bounded memory both ways.
+
+After the greeting (see ``proof.py``) everything on a connection is a frame::
+
+    4 bytes   length of the payload, big endian
+    16 bytes  MAC: HMAC-SHA-256, cut to 16 bytes, of the frame's number on this connection (8 bytes), the length and
+              the payload
+    payload   a JSON object; on a connection for files also a piece of a file
+
+Each direction has its own key and counts its frames from 0. So a frame that another host changed, injected, repeated,
+dropped or moved has a wrong MAC, and the connection ends. A payload is parsed only after its MAC was checked.
+
+Measured in MB for a second of CPU: HMAC-SHA-256 1720 with SHA instructions and 530 without, keyed BLAKE2b 920.
+"""
 
 from __future__ import annotations
 
+import collections
+import hashlib
+import hmac
+import itertools
 import json
 import socket
-from typing import Any, Dict, List
+import struct
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Union
 
-MESSAGE = 16 << 20  # bytes of a line from somebody who has proved that he belongs to the run
-READ = 256 << 10  # bytes read or written at a time
+from untrusted import UntrustedError, parse_object
+
+MESSAGE = 16 << 20  # bytes of a frame from an agent of the run
+READ = 256 << 10  # bytes read at a time
+PARTS = 64  # pieces of messages written at a time
+MAC = 16  # bytes
+VALUES = 1 << 20  # of a message: each takes some 70 bytes of memory, however short it is in JSON
+
+_LENGTH = struct.Struct(">I")
+_NUMBERED = struct.Struct(">QI")
+HEAD = _LENGTH.size + MAC
+
+Data = Union[bytes, bytearray, memoryview]
 
 
 class EndedError(Exception):
@@ -22,47 +51,104 @@ class EndedError(Exception):
 
 
 class NotOursError(Exception):
-    """What came is no line of this protocol."""
+    """The bytes are not of this protocol, or another host changed them. The text says what the other end did."""
 
 
-def frame(message: Dict[str, Any]) -> bytes:
-    """The line that carries ``message``."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+class Seal:
+    """The MACs of one direction of one connection, in order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hmac.new(key, digestmod=hashlib.sha256)
+        self._number = 0
+
+    def head(self, *payload: Data) -> bytes:
+        """What is sent before the payload, given in parts, of the next frame."""
+        return _LENGTH.pack(sum(map(len, payload))) + self._mac(*payload)
+
+    def check(self, mac: Data, payload: Data) -> None:
+        """Check the next frame.
+
+        Raises:
+            NotOursError: it is not the one that the other end sent next.
+        """
+        if not hmac.compare_digest(self._mac(payload), bytes(mac)):
+            raise NotOursError("sent a frame with a wrong MAC: a host between the nodes changed or repeated it")
+
+    def _mac(self, *payload: Data) -> bytes:
+        digest = self._keyed.copy()
+        digest.update(_NUMBERED.pack(self._number, sum(map(len, payload))))
+        for part in payload:
+            digest.update(part)
+        self._number += 1
+        return digest.digest()[:MAC]
 
 
-def parse(line: bytes) -> Dict[str, Any]:
-    """The message of a line.
+class Session(NamedTuple):
+    """Both directions of a connection whose ends have proved that they know the token."""
+
+    sent: Seal
+    received: Seal
+
+
+def encode(message: Dict[str, Any]) -> bytes:
+    """The payload of a message."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def parse(payload: Data) -> Dict[str, Any]:
+    """The message of a payload, from an agent of the run that may be broken or lie.
 
     Raises:
-        NotOursError: it is not a JSON object.
+        NotOursError: it is not a JSON object, or has too many values.
     """
+    data = bytes(payload)
+    if sum(map(data.count, (b",", b"[", b"{"))) > VALUES:
+        raise NotOursError("sent a message that has more than %d values" % VALUES)
     try:
-        message = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict):
-        raise NotOursError("said %r" % line[:40])
-    return message
+        return parse_object(data, limit=MESSAGE)
+    except UntrustedError as error:
+        raise NotOursError("sent a message that %s" % error) from None
+
+
+def length_of(head: Data, limit: int) -> int:
+    """The payload's length.
+
+    Raises:
+        NotOursError: it is longer than ``limit``.
+    """
+    length: int = _LENGTH.unpack_from(head)[0]
+    if length > limit:
+        raise NotOursError("sent a frame of %d bytes, more than the %d allowed" % (length, limit))
+    return length
 
 
 class Connection:
-    """One TCP connection, used by the one thread that looks after it."""
+    """One TCP connection, used by one thread. ``session`` is set once the other end has proved who it is."""
 
     def __init__(self, sock: socket.socket, limit: int) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self.limit = limit  # bytes that a line may have
-        self.out = bytearray()
+        self.limit = limit  # bytes that a line or a frame may have
+        self.session: Optional[Session] = None
+        self.waiting = 0  # bytes to write
+        self._out: Deque[memoryview] = collections.deque()
         self._come = bytearray()
 
     def fileno(self) -> int:
         """For a selector."""
         return self.sock.fileno()
 
-    def send(self, data: bytes) -> None:
-        """Queue bytes; ``flush`` writes them."""
-        self.out += data
+    def send(self, *parts: bytes) -> None:
+        """Queue bytes, which are not copied; ``flush`` writes them."""
+        for part in parts:
+            self.waiting += len(part)
+            self._out.append(memoryview(part))
+
+    def say(self, *payload: bytes) -> None:
+        """Queue one frame; its payload is given in parts."""
+        assert self.session is not None
+        self.send(self.session.sent.head(*payload), *payload)
 
     def flush(self) -> None:
         """Write what the kernel takes now.
@@ -71,43 +157,91 @@ class Connection:
             EndedError: the connection is no more.
         """
         try:
-            while self.out:
-                del self.out[: self.sock.send(self.out[:READ])]
+            while self._out:
+                self._wrote(self.sock.sendmsg(itertools.islice(self._out, PARTS)))
         except BlockingIOError:
             return
         except OSError as error:
             raise _ended(error) from error
 
-    def receive(self) -> List[Dict[str, Any]]:
-        """The messages that have come. At most ``READ`` bytes are read, so that one peer cannot starve the others.
+    def _wrote(self, count: int) -> None:
+        self.waiting -= count
+        while self._out and count >= len(self._out[0]):
+            count -= len(self._out.popleft())
+        if count:
+            self._out[0] = self._out[0][count:]
+
+    def fill(self) -> int:
+        """Read what has come, at most ``READ`` bytes, so that one peer cannot starve the others.
 
         Raises:
-            EndedError: the connection is no more; messages that came before its end were given by earlier calls.
-            NotOursError: no message, or one that is longer than ``limit``.
+            EndedError: the connection is no more; ``line`` and ``message`` still give what came before.
         """
         try:
             data = self.sock.recv(READ)
         except BlockingIOError:
-            return []
+            return 0
         except OSError as error:
             raise _ended(error) from error
         if not data:
             raise EndedError("it closed the connection", by_peer=True)
-        scanned = len(self._come)
         self._come += data
+        return len(data)
+
+    def line(self) -> Optional[bytes]:
+        """The next line of the greeting, with its newline; None where it has not come yet.
+
+        Raises:
+            NotOursError: it is longer than ``limit``.
+        """
+        end = self._come.find(b"\n", 0, self.limit)
+        if end < 0:
+            if len(self._come) >= self.limit:
+                raise NotOursError("said %r" % bytes(self._come[:40]))
+            return None
+        line = bytes(self._come[: end + 1])
+        del self._come[: end + 1]
+        return line
+
+    def message(self) -> Optional[Dict[str, Any]]:
+        """The next message; None where it has not come yet.
+
+        Raises:
+            NotOursError: the frame is too long, has a wrong MAC, or holds no message.
+        """
+        payload = self.payload()
+        return None if payload is None else parse(payload)
+
+    def payload(self) -> Optional[bytes]:
+        """The same without parsing."""
+        assert self.session is not None
+        if len(self._come) < HEAD:
+            return None
+        end = HEAD + length_of(self._come, self.limit)
+        if len(self._come) < end:
+            return None
+        payload = bytes(memoryview(self._come)[HEAD:end])
+        self.session.received.check(self._come[_LENGTH.size : HEAD], payload)
+        del self._come[:end]
+        return payload
+
+    def receive(self) -> List[Dict[str, Any]]:
+        """Read, and all messages that are whole then.
+
+        Raises:
+            EndedError, NotOursError: as ``fill`` and ``message``.
+        """
+        self.fill()
         messages = []
-        start = 0
-        end = self._come.find(b"\n", scanned)
-        while end >= 0:
-            if end - start > self.limit:
-                raise NotOursError("sent a line of %d bytes" % (end - start))
-            messages.append(parse(bytes(self._come[start:end])))
-            start = end + 1
-            end = self._come.find(b"\n", start)
-        del self._come[:start]
-        if len(self._come) > self.limit:
-            raise NotOursError("sent a line of more than %d bytes" % self.limit)
+        message = self.message()
+        while message is not None:
+            messages.append(message)
+            message = self.message()
         return messages
+
+    def rest(self) -> int:
+        """Bytes that came and were not used."""
+        return len(self._come)
 
     def close(self) -> None:
         """Close it; what was not written is lost."""

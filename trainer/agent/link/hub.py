@@ -1,8 +1,11 @@
 """Rank 0's end of the link: it listens, lets in who belongs to the run, and relays.
 
 Anything may connect: a port scanner, another run's agent, garbage. A guest has ``DEADLINE`` seconds and ``HELLO`` bytes
-to prove that it belongs to the run, there is room for a limited number of guests, and what one of them did is only
-remembered, to be told when somebody is missed.
+a line to prove that it belongs to the run, there are slots for a limited number of guests (see ``guests.py``), and what
+one of them did is only remembered, to be told when somebody is missed.
+
+An agent of the run may be broken or lie. What it sends is checked before it is used, it speaks for its own rank only,
+and it has an allowance of bytes: what exceeds it is dropped.
 """
 
 from __future__ import annotations
@@ -11,28 +14,23 @@ import contextlib
 import selectors
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
+from link.allowance import Allowance
 from link.end import End
-from link.frames import MESSAGE, Connection, EndedError, NotOursError, frame
-from link.peer import Peer
-from link.proof import DEADLINE, HELLO, Host, StrangerError
+from link.frames import MESSAGE, Connection, EndedError, NotOursError, Session, encode
+from link.guests import Guest, Guests
+from link.peer import Peer, whole
+from link.proof import CLAIM, HELLO, StrangerError
 
 SEEN = 8  # things remembered of guests that did not belong
-
-
-class _Guest:
-    """A connection that has proved nothing yet."""
-
-    def __init__(self, connection: Connection, address: str, token: str) -> None:
-        self.connection = connection
-        self.address = address
-        self.host = Host(token)
-        self.deadline = time.monotonic() + DEADLINE
+ACCEPTED = 64  # connections accepted before the others' turn
+OWN = ("lost", "gone", "back", "broken")  # kinds of messages that a link makes itself
+INSTANCE = 64  # characters
 
 
 class Hub(End):
-    """See the module. ``take_socket(hello, sock)`` gets connections that are for files, not for messages.
+    """See the module. ``take_socket(hello, sock, session)`` gets connections that are for files, not for messages.
 
     Raises:
         OSError: it cannot listen at ``address``, a family and a socket address.
@@ -44,15 +42,15 @@ class Hub(End):
         address: Tuple[Any, Any],
         instance: str,
         deliver: Callable[[Dict[str, Any]], None],
-        take_socket: Callable[[Dict[str, Any], socket.socket], None],
+        take_socket: Callable[[Dict[str, Any], socket.socket, Session], None],
     ) -> None:
         super().__init__(plan, [Peer(rank, node) for rank, node in enumerate(plan["link"]["nodes"]) if rank], deliver)
         self.seen: Tuple[str, ...] = ()  # replaced whole: other threads read it
         self.conflict: Optional[str] = None  # two agents with the same rank
         self._instance = instance
         self._take_socket = take_socket
-        self._room = 64 + 4 * len(self.peers)
-        self._guests: List[_Guest] = []
+        self._guests = Guests(len(self.peers) + 1)
+        self._allowances = {rank: Allowance() for rank in self.peers}
         self._listener = socket.socket(address[0], socket.SOCK_STREAM)
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,106 +72,136 @@ class Hub(End):
         super()._goodbye()
         self.loop.forget(self._listener)
         for guest in self._guests:
+            self._guests.remove(guest)
             self._cut(guest.connection)
-        self._guests = []
 
     def _tell_all(self, message: Dict[str, Any]) -> None:
         super()._tell_all(dict(message, node=self.node, rank=0))
 
     def _come(self, peer: Peer, message: Dict[str, Any]) -> None:
+        kind = message.get("kind")
+        if not isinstance(kind, str) or kind in OWN:
+            raise NotOursError("sent a message of the kind %.40r" % (kind,))
         message = dict(message, node=peer.node, rank=peer.rank)
+        body = encode(message)
+        if not self._allowances[peer.rank].take(len(body), time.monotonic()):
+            self._log("%s sends too much: a message of the kind %.40r was dropped\n" % (peer.node, kind))
+            return
         self._deliver(message)
-        if not str(message.get("kind")).startswith("_"):  # these are for rank 0 only
-            self._relay(peer, message)
+        if not kind.startswith("_"):  # these are for rank 0 only
+            self._relay(peer, body)
 
     def _news(self, peer: Peer, message: Dict[str, Any]) -> None:
         self._deliver(message)
-        self._relay(peer, message)
+        self._relay(peer, encode(message))
 
-    def _relay(self, sender: Peer, message: Dict[str, Any]) -> None:
+    def _relay(self, sender: Peer, body: bytes) -> None:
         for peer in self.peers.values():
             if peer is not sender:
-                self._tell(peer, message)
+                self._tell(peer, body)
 
     def _more(self, now: float) -> bool:
-        for guest in list(self._guests):
+        for guest in self._guests:
             if now > guest.deadline:
                 self._turn_away(guest, "connected and did not say what it wants")
         return False
 
     def _accept(self, _: int) -> None:
-        while True:
+        for _ in range(ACCEPTED):
             try:
                 sock, address = self._listener.accept()
             except OSError:  # nobody is left, or there are no descriptors; the selector says when to try again
                 return
-            if len(self._guests) >= self._room:  # the first has had the longest time
-                self._turn_away(self._guests[0], "connected and did not say what it wants")
-            self._invite(_Guest(Connection(sock, HELLO), address[0], self.token))
+            crowding = self._guests.crowded(address[0])
+            if crowding is not None:
+                self._turn_away(crowding, "connected and did not say what it wants")
+            try:
+                self._invite(Guest(Connection(sock, HELLO), address[0], self.token))
+            except OSError:  # it has gone already
+                sock.close()
 
-    def _invite(self, guest: _Guest) -> None:
-        self._guests.append(guest)
+    def _invite(self, guest: Guest) -> None:
         self.loop.watch(guest.connection, lambda _: self._greet(guest))
+        self._guests.add(guest)
 
-    def _turn_away(self, guest: _Guest, why: str) -> None:
+    def _turn_away(self, guest: Guest, why: str) -> None:
         what = "%s %s" % (guest.address, why)
         if what not in self.seen:
             self.seen = (*self.seen, what)[-SEEN:]
         self._guests.remove(guest)
         self._cut(guest.connection)
 
-    def _greet(self, guest: _Guest) -> None:
-        try:
-            for message in guest.connection.receive():
-                guest.connection.send(guest.host.take(message))
-                if guest.host.hello is not None:
-                    self._guests.remove(guest)
-                    self.loop.forget(guest.connection)
-                    self._let_in(guest, guest.host.hello)
-                    return
-            guest.connection.flush()
-        except EndedError as error:
-            claimed = guest.host.claimed
-            if claimed and error.by_peer:  # it has seen this run's proof, and did not like it
-                said = (claimed["rank"], claimed.get("run"))
-                self._turn_away(guest, "said it was rank %s of run %s, and has another token" % said)
-            else:
-                self._turn_away(guest, "connected and ended (%s)" % error)
-        except (NotOursError, StrangerError) as error:
+    def _lose_stranger(self, connection: Connection, error: Exception) -> None:
+        guest = self._guests.find(connection)
+        if guest is None:
+            return
+        claimed = guest.host.claimed
+        if isinstance(error, (NotOursError, StrangerError)):
             self._turn_away(guest, str(error))
+        elif claimed and isinstance(error, EndedError) and error.by_peer:
+            # it has seen this run's proof, and did not like it
+            said = (claimed.rank, claimed.run)
+            self._turn_away(guest, "said it was rank %s of run %s, and has another token" % said)
+        else:
+            self._turn_away(guest, "connected and ended (%s)" % error)
 
-    def _let_in(self, guest: _Guest, hello: Dict[str, Any]) -> None:
-        """Somebody has proved that it belongs to the run."""
+    def _greet(self, guest: Guest) -> None:
+        """Go on with the greeting as far as the guest has come. Nothing is parsed before it has proved who it is."""
         connection = guest.connection
-        peer = self.peers.get(hello["rank"])
-        instance = str(hello.get("instance"))
+        connection.fill()
+        while guest.host.session is None:
+            line = connection.line()
+            if line is None:
+                break
+            connection.send(guest.host.take(line))
+        connection.flush()
+        if guest.host.session is None:
+            return
+        connection.session = guest.host.session
+        connection.limit = CLAIM
+        hello = connection.message()
+        if hello is not None:
+            self._guests.remove(guest)
+            self.loop.forget(connection)
+            self._let_in(guest, hello)
+
+    def _let_in(self, guest: Guest, hello: Dict[str, Any]) -> None:
+        """Somebody has proved that it belongs to the run."""
+        rank, instance = whole(hello.get("rank")), hello.get("instance")
+        if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
+            raise NotOursError("did not say which agent it is")
+        peer = self.peers.get(rank)
         if peer is None:
-            self._answer(connection, {"refused": "this run has no rank %s beside rank 0" % hello["rank"]})
+            self._answer(guest, {"refused": "this run has no rank %s beside rank 0" % rank})
         elif peer.instance not in ("", instance) and peer.connection is not None:
             said = (peer.address, guest.address, peer.rank, peer.node)
             self.conflict = "two nodes were given the same rank: %s and %s both say they are rank %d (%s)" % said
-            self._answer(connection, {"refused": self.conflict})
+            self._answer(guest, {"refused": self.conflict})
         elif hello.get("purpose") != "link":
-            self._answer(connection, {"welcome": True}, hello)
+            self._answer(guest, {"welcome": True}, hello)
         else:
             self._join(peer, instance, guest, hello)
 
-    def _join(self, peer: Peer, instance: str, guest: _Guest, hello: Dict[str, Any]) -> None:
+    def _join(self, peer: Peer, instance: str, guest: Guest, hello: Dict[str, Any]) -> None:
         """An agent has come, come back, or come in the stead of one that was killed."""
         if peer.known_as(instance):
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
         peer.address = guest.address
-        guest.connection.limit = MESSAGE
-        guest.connection.send(frame({"welcome": True, "instance": self._instance, "received": peer.received}))
-        received = hello.get("received") if hello.get("of") == self._instance else 0
-        self._attach(peer, guest.connection, received if isinstance(received, int) else 0)
+        connection = guest.connection
+        connection.limit = MESSAGE
+        connection.say(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
+        received = whole(hello.get("received")) if hello.get("of") == self._instance else 0
+        self._attach(peer, connection, received or 0)
+        self._hear(peer, connection)
 
-    def _answer(self, connection: Connection, message: Dict[str, Any], hello: Optional[Dict[str, Any]] = None) -> None:
+    def _answer(self, guest: Guest, message: Dict[str, Any], hello: Optional[Dict[str, Any]] = None) -> None:
         """Say the last word of the greeting; then the socket is for files, or no more."""
-        connection.send(frame(message))
+        connection = guest.connection
+        connection.say(encode(message))
         with contextlib.suppress(EndedError):
             connection.flush()
-            if hello is not None and not connection.out:
-                self._take_socket(hello, connection.sock)
+            if hello is not None and not connection.waiting and not connection.rest():
+                assert connection.session is not None
+                self._take_socket(hello, connection.sock, connection.session)
                 return
         connection.close()

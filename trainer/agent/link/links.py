@@ -43,6 +43,8 @@ from link.hub import Hub
 from link.meeting import HubMeeting, LinkError, SpokeMeeting
 from link.spoke import Spoke, reason
 
+UNTAKEN = 20_000  # messages that wait for ``take``; more are dropped
+TICKET = 64  # characters
 GOODBYE = 2.0  # seconds that ``close`` waits until everything said has been acknowledged
 
 __all__ = ["Link", "LinkError"]
@@ -167,14 +169,15 @@ class Link:
     def _deliver(self, message: Dict[str, Any]) -> None:
         """A message has come; called in the link's thread."""
         kind = str(message.get("kind"))
-        if kind == "_give" and self._copies is not None:
-            self._copies.asked(str(message.get("ticket")))
+        if kind == "_give":
+            if self._copies is not None and self._plan["node_rank"] != 0:  # only rank 0 asks for files
+                self._copies.asked(str(message.get("ticket"))[:TICKET])
             return
         assert self._meeting is not None  # the thread is started last
         with self._changed:
             if kind.startswith("_"):
                 self._meeting.take(kind, message)
-            else:
+            elif len(self._come) < UNTAKEN:
                 self._come.append(message)
             self._changed.notify_all()
         if not kind.startswith("_"):

@@ -21,11 +21,20 @@ class Loop:
 
     ``tick(now, late)`` is true when it wants to be called again soon; ``late`` is by how many seconds this thread was
     held up (the process was stopped, the machine slept): silence of others in that time means nothing.
+
+    ``lose(connection, error)`` is called with whatever a connection's handler raises. What ``tick`` and posted work
+    raise ends the loop, and ``broken`` is called.
     """
 
-    def __init__(self, tick: Callable[[float, float], bool], broken: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        tick: Callable[[float, float], bool],
+        lose: Callable[[Connection, Exception], None],
+        broken: Callable[[BaseException], None],
+    ) -> None:
         self.selector = selectors.DefaultSelector()
         self._tick = tick
+        self._lose = lose
         self._broken = broken
         self._posted: Deque[Callable[[], None]] = collections.deque()
         self._ear, self._mouth = socket.socketpair()
@@ -59,7 +68,7 @@ class Loop:
 
         The handler stays the first one until the connection is forgotten.
         """
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waiting else 0)
         key = self.selector.get_map().get(connection.fileno())
         if key is None:
             self.selector.register(connection, events, handler)
@@ -79,6 +88,14 @@ class Loop:
     def _end(self) -> None:
         self._running = False
 
+    def _handle(self, key: selectors.SelectorKey, events: int) -> None:
+        try:
+            key.data(events)
+        except Exception as error:
+            if not isinstance(key.fileobj, Connection):
+                raise
+            self._lose(key.fileobj, error)
+
     def _run(self) -> None:
         try:
             due = time.monotonic()
@@ -86,7 +103,7 @@ class Loop:
                 for key, events in self.selector.select(max(0.0, due - time.monotonic())):
                     # An earlier handler of this round may have closed it.
                     if self.selector.get_map().get(key.fd) is key:
-                        key.data(events)
+                        self._handle(key, events)
                 while self._posted:
                     self._posted.popleft()()
                 now = time.monotonic()

@@ -12,9 +12,11 @@ import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from link.hub import Hub
+from link.peer import whole
 from link.spoke import Spoke
 
 LOOK = 0.2  # seconds between questions whether to go on
+REASON = 4000  # characters of rank 0's reason
 ANSWER = 15.0  # seconds that rank 0 may be later than this agent in giving up
 
 Offers = Dict[int, Dict[str, Any]]
@@ -41,8 +43,9 @@ class HubMeeting:
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
         """An offer has come, or is withdrawn."""
-        if kind == "_offer" and isinstance(message.get("offer"), dict):
-            self._offers[message["rank"]] = (int(message["number"]), message["offer"])
+        number = whole(message.get("number"))
+        if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
+            self._offers[message["rank"]] = (number, message["offer"])
         elif kind == "_withdraw":
             self._offers.pop(message["rank"], None)
 
@@ -122,6 +125,8 @@ class SpokeMeeting:
     def take(self, kind: str, message: Dict[str, Any]) -> None:
         """Rank 0 has answered."""
         if kind == "_answer" and message.get("number") == self._number:
+            if "refused" not in message and not isinstance(message.get("decision"), dict):
+                message = {"refused": "%s (rank 0) sent a decision that is none" % self._spoke.hub.node}
             self._answer = message
 
     def meet(
@@ -139,7 +144,7 @@ class SpokeMeeting:
             self._spoke.tell({"kind": "_withdraw"})
             raise
         if "refused" in answer:
-            raise LinkError(str(answer["refused"]))
+            raise LinkError(str(answer["refused"])[:REASON])
         decision: Dict[str, Any] = answer["decision"]
         return decision
 

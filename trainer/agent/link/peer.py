@@ -2,7 +2,7 @@
 
 Messages are numbered. They are kept until the other side has acknowledged them and sent again over the next
 connection; what comes twice is known by its number. So a connection may break at any byte, and nothing is lost
-and nothing doubled. On the wire::
+and nothing doubled. In the frames::
 
     {"n": 7, "m": {…}}     message 7
     {"ack": 7}             everything up to 7 has come; also the heartbeat, once a second
@@ -12,14 +12,22 @@ and nothing doubled. On the wire::
 from __future__ import annotations
 
 import collections
-import json
 from typing import Any, Deque, Dict, Optional, Tuple
 
-from link.frames import MESSAGE, READ, Connection, frame
+from link.frames import MESSAGE, READ, Connection, encode
 
 BEAT = 1.0  # seconds between heartbeats
 RETURN = 3.0  # seconds in which a peer whose kernel closed the connection may come back
 WAITING = 32 << 20  # bytes kept for a peer that does not acknowledge
+WRAPPED = 64  # bytes that a message's number takes
+_NUMBERS = 1 << 62  # also a time in nanoseconds is below this
+
+
+def whole(value: Any) -> Optional[int]:
+    """A number of at least 0 that another agent sent; None where it is none."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBERS:
+        return value
+    return None
 
 
 class Peer:
@@ -43,14 +51,16 @@ class Peer:
         self._written = 0  # of the last one that went into the present connection
         self._told = 0  # the last acknowledgement that was sent
 
-    def tell(self, message: Dict[str, Any]) -> bool:
-        """Queue a message. False: too much waits already, and it was dropped (what came first matters most)."""
-        line = frame({"n": self._number + 1, "m": message})
-        if self.left or len(line) > MESSAGE or self._size + len(line) > WAITING:
+    def tell(self, body: bytes) -> bool:
+        """Queue a message, encoded. False: too much waits already, and it was dropped (what came first matters most).
+
+        Peers share the bytes of a message that all of them get.
+        """
+        if self.left or len(body) > MESSAGE - WRAPPED or self._size + len(body) > WAITING:
             return False
         self._number += 1
-        self._kept.append((self._number, line))
-        self._size += len(line)
+        self._kept.append((self._number, body))
+        self._size += len(body)
         return True
 
     def known_as(self, instance: str) -> bool:
@@ -60,16 +70,17 @@ class Peer:
             return False
         self.received = 0
         self.left = self.gone = self.lost = False
-        kept = [json.loads(line.decode())["m"] for _, line in self._kept]
+        kept = [body for _, body in self._kept]
         self._kept.clear()
         self._number = self._size = 0
-        for message in kept:
-            self.tell(message)
+        for body in kept:
+            self.tell(body)
         return True
 
     def attach(self, connection: Connection, received: int, now: float) -> Optional[Connection]:
         """Go on over a new connection, to a peer that has ``received`` so much. The connection before, to be closed."""
         before, self.connection = self.connection, connection
+        received = min(received, self._number)
         self._acknowledged(received)
         self._written = received
         self.heard = now
@@ -86,10 +97,9 @@ class Peer:
         """The message of a line, unless it has come before or the line is none."""
         if "bye" in line:
             self.left = True
-        if isinstance(line.get("ack"), int):
-            self._acknowledged(line["ack"])
-        number, message = line.get("n"), line.get("m")
-        if not isinstance(number, int) or not isinstance(message, dict) or number != self.received + 1:
+        self._acknowledged(whole(line.get("ack")) or 0)
+        number, message = whole(line.get("n")), line.get("m")
+        if not isinstance(message, dict) or number != self.received + 1:
             return None
         self.received = number
         return message
@@ -99,14 +109,14 @@ class Peer:
         connection = self.connection
         if connection is None:
             return
-        for number, line in self._kept:
-            if len(connection.out) >= READ:
+        for number, body in self._kept:
+            if connection.waiting >= READ:
                 return
             if number > self._written:
-                connection.send(line)
+                connection.say(b'{"n":%d,"m":' % number, body, b"}")
                 self._written = number
-        if self._told != self.received or (beat and not connection.out):
-            connection.send(frame({"ack": self.received}))
+        if self._told != self.received or (beat and not connection.waiting):
+            connection.say(encode({"ack": self.received}))
             self._told = self.received
 
     def said_all(self) -> bool:

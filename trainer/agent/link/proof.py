@@ -1,30 +1,40 @@
-"""Who is at the other end: both sides prove that they know the run's token, and the token never travels.
+"""The greeting: both ends prove that they know the run's token, and the token never travels.
 
-::
+Three lines of ASCII, each in one fixed form and so never parsed as JSON::
 
-    caller  {"link": 1, "run": …, "rank": 1, "instance": …, "purpose": "link", "nonce": A, …}
-    host    {"nonce": B, "proof": HMAC("host", the caller's line, B)}
-    caller  {"proof": HMAC("caller", the caller's line, B)}
-    host    {"welcome": true, …} or {"refused": why}
+    caller  clusterctl-link 2 RUN RANK NONCE
+    host    clusterctl-link 2 NONCE PROOF
+    caller  PROOF
 
-The proofs cover all that the caller says of itself and both nonces, so none can be used again or turned round. The
-caller leaves before it has proved anything when the host's proof is wrong. Both sides are state machines without
-a socket: the same code serves a selector and a blocking thread.
+A nonce is 16 random bytes in hex. A proof is the HMAC-SHA-256 with the token over the side's role and the raw bytes of
+the lines before it, so it covers both nonces and what the caller claims: it cannot be used again or turned round. The
+caller leaves before it has proved anything when the host's proof is wrong. ``RUN`` and ``RANK`` only serve messages
+about strangers.
+
+Each direction's key for the frames that follow (see ``frames.py``) comes from the token and all three lines. The first
+frames are the caller's ``{"rank", "instance", "purpose", …}`` and the host's ``{"welcome": true, …}`` or
+``{"refused": why}``. Both sides are state machines without a socket: the same code serves a selector and a blocking
+thread.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
+import re
 import secrets
-from typing import Any, Dict, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
-from link.frames import frame
+from link.frames import Seal, Session
 
-VERSION = 1
-HELLO = 4096  # bytes that a line may have before anything is proved
+HELLO = 512  # bytes that a line may have before anything is proved
+CLAIM = 4096  # bytes of the caller's first frame, and of the answer to it
 DEADLINE = 5.0  # seconds for all of it
+
+_NAME = b"clusterctl-link 2 "
+_FIRST = re.compile(_NAME + rb"([!-~]{1,200}) ([0-9]{1,6}) [0-9a-f]{32}\n")
+_SECOND = re.compile(_NAME + rb"[0-9a-f]{32} ([0-9a-f]{64})\n")
+_THIRD = re.compile(rb"([0-9a-f]{64})\n")
 
 
 class StrangerError(Exception):
@@ -35,69 +45,95 @@ class RefusedError(Exception):
     """The other end belongs to the run and says no. The text says why."""
 
 
-def _proof(token: str, role: str, hello: Dict[str, Any], nonce: str) -> str:
-    said = json.dumps([role, hello, nonce], sort_keys=True).encode()
-    return hmac.new(token.encode(), said, hashlib.sha256).hexdigest()
+class Claim(NamedTuple):
+    """What a caller says before it has proved anything."""
+
+    run: str
+    rank: int
 
 
-def _text(message: Dict[str, Any], key: str) -> str:
-    value = message.get(key)
-    return value if isinstance(value, str) and value.isascii() else ""
+def _digest(token: str, role: bytes, lines: bytes) -> bytes:
+    return hmac.new(token.encode(), role + b"\n" + lines, hashlib.sha256).digest()
+
+
+def _proof(token: str, role: bytes, lines: bytes) -> bytes:
+    return _digest(token, role, lines).hex().encode()
+
+
+def _key(token: str, direction: bytes, lines: bytes) -> bytes:
+    return _digest(token, b"key of " + direction, lines)
 
 
 class Caller:
-    """The side that connects. ``welcome`` is the host's last line, once it has come."""
+    """The side that connects. ``session`` is set once the host has proved that it belongs to the run."""
 
-    def __init__(self, token: str, hello: Dict[str, Any]) -> None:
+    def __init__(self, token: str, run: str, rank: int) -> None:
         self._token = token
-        self._hello = dict(hello, link=VERSION, nonce=secrets.token_hex(16))
-        self._proved = False
-        self.welcome: Optional[Dict[str, Any]] = None
+        shown = re.sub("[^!-~]", "?", run)[:200] or "?"
+        self._first = b"%s%s %d %s\n" % (_NAME, shown.encode(), rank, secrets.token_hex(16).encode())
+        self.session: Optional[Session] = None
 
     def first(self) -> bytes:
-        """What is said first."""
-        return frame(self._hello)
+        """The first line."""
+        return self._first
 
-    def take(self, message: Dict[str, Any]) -> bytes:
-        """The answer to a line of the host; empty when there is nothing to say.
+    def take(self, line: bytes) -> bytes:
+        """The answer to the host's line, which is the last line of the greeting.
 
         Raises:
             StrangerError: the host does not know the token.
-            RefusedError: it does, and says no.
         """
-        if not self._proved:
-            nonce = _text(message, "nonce")
-            if not hmac.compare_digest(_text(message, "proof"), _proof(self._token, "host", self._hello, nonce)):
-                raise StrangerError("does not know this run's token; is it the agent of another run?")
-            self._proved = True
-            return frame({"proof": _proof(self._token, "caller", self._hello, nonce)})
-        if "refused" in message:
-            raise RefusedError(str(message["refused"]))
-        self.welcome = message
-        return b""
+        found = _SECOND.fullmatch(line)
+        if found is None:
+            raise StrangerError("said %r" % line[:40].rstrip(b"\n"))
+        nonce_line = line[: found.start(1)]
+        if not hmac.compare_digest(found.group(1), _proof(self._token, b"host", self._first + nonce_line)):
+            raise StrangerError("does not know this run's token; is it the agent of another run?")
+        said = self._first + line
+        last = _proof(self._token, b"caller", said) + b"\n"
+        there, here = (_key(self._token, way, said + last) for way in (b"caller", b"host"))
+        self.session = Session(Seal(there), Seal(here))
+        return last
 
 
 class Host:
-    """The side that listens. ``hello`` is what the caller said of itself, once that is proved."""
+    """The side that listens. ``session`` is set once the caller has proved that it belongs to the run."""
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._nonce = secrets.token_hex(16)
-        self.claimed: Optional[Dict[str, Any]] = None
-        self.hello: Optional[Dict[str, Any]] = None
+        self._said = b""
+        self.claimed: Optional[Claim] = None
+        self.session: Optional[Session] = None
 
-    def take(self, message: Dict[str, Any]) -> bytes:
-        """The answer to a line of the caller; empty once it has proved what it said.
+    def take(self, line: bytes) -> bytes:
+        """The answer to a line of the caller; empty after its last one.
 
         Raises:
             StrangerError: it is no agent of this run.
         """
         if self.claimed is None:
-            if message.get("link") != VERSION or not isinstance(message.get("rank"), int):
-                raise StrangerError("is no agent")
-            self.claimed = message
-            return frame({"nonce": self._nonce, "proof": _proof(self._token, "host", message, self._nonce)})
-        if not hmac.compare_digest(_text(message, "proof"), _proof(self._token, "caller", self.claimed, self._nonce)):
-            raise StrangerError("said it was rank %s, but does not know this run's token" % self.claimed["rank"])
-        self.hello = self.claimed
+            found = _FIRST.fullmatch(line)
+            if found is None:
+                raise StrangerError("said %r" % line[:40].rstrip(b"\n"))
+            self.claimed = Claim(found.group(1).decode(), int(found.group(2)))
+            second = b"%s%s " % (_NAME, secrets.token_hex(16).encode())
+            second += _proof(self._token, b"host", line + second) + b"\n"
+            self._said = line + second
+            return second
+        found = _THIRD.fullmatch(line)
+        if found is None or not hmac.compare_digest(found.group(1), _proof(self._token, b"caller", self._said)):
+            raise StrangerError("said it was rank %d, but does not know this run's token" % self.claimed.rank)
+        here, there = (_key(self._token, way, self._said + line) for way in (b"host", b"caller"))
+        self.session = Session(Seal(here), Seal(there))
         return b""
+
+
+def admitted(answer: Dict[str, Any]) -> Dict[str, Any]:
+    """The host's answer to what the caller wants.
+
+    Raises:
+        RefusedError: it says no.
+    """
+    if "refused" in answer or not answer.get("welcome"):
+        raise RefusedError(str(answer.get("refused"))[:1000])
+    return answer

@@ -10,9 +10,9 @@ import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from link.end import End
-from link.frames import MESSAGE, Connection, EndedError, NotOursError
-from link.peer import Peer
-from link.proof import DEADLINE, HELLO, Caller, RefusedError, StrangerError
+from link.frames import MESSAGE, Connection, NotOursError, encode
+from link.peer import Peer, whole
+from link.proof import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
 
 SOON = 0.05  # seconds to the second try; doubled each time
 LATER = 0.5  # and never more
@@ -68,7 +68,8 @@ class Spoke(End):
         self._pause = SOON
 
     def _come(self, _: Peer, message: Dict[str, Any]) -> None:
-        self._deliver(message)
+        if message.get("kind") != "broken":  # that is only this agent's own link
+            self._deliver(message)
 
     def _news(self, _: Peer, message: Dict[str, Any]) -> None:
         self._deliver(message)
@@ -93,15 +94,18 @@ class Spoke(End):
         return wanted
 
     def _connect(self) -> None:
-        sock = socket.socket(self._address[0], socket.SOCK_STREAM)
-        hello = {"run": self.run, "rank": self.rank, "instance": self._instance, "purpose": "link"}
-        caller = Caller(self.token, dict(hello, of=self.hub.instance, received=self.hub.received))
-        attempt = self._try = _Try(Connection(sock, HELLO), caller)
+        try:
+            sock = socket.socket(self._address[0], socket.SOCK_STREAM)
+        except OSError as error:  # this process has no descriptor left
+            self.why = reason(error, self._place)
+            self._next = time.monotonic() + LATER
+            return
+        attempt = self._try = _Try(Connection(sock, HELLO), Caller(self.token, self.run, self.rank))
         code = sock.connect_ex(self._address[1])
         if code not in (0, errno.EINPROGRESS):
             self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
             return
-        attempt.connection.send(caller.first())
+        attempt.connection.send(attempt.caller.first())
         self.loop.watch(attempt.connection, lambda events: self._greet(attempt, events))
 
     def _failed(self, attempt: _Try, why: str) -> None:
@@ -111,32 +115,47 @@ class Spoke(End):
         self._next = time.monotonic() + self._pause
         self._pause = min(LATER, self._pause * 2)
 
-    def _greet(self, attempt: _Try, events: int) -> None:
-        connection = attempt.connection
-        try:
-            if not attempt.connected:
-                code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code:
-                    self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
-                    return
-                attempt.connected = True
-            lines = connection.receive() if events & selectors.EVENT_READ else []
-            for index, line in enumerate(lines):
-                connection.send(attempt.caller.take(line))
-                connection.limit = MESSAGE  # it has proved who it is
-                if attempt.caller.welcome is not None:
-                    self._welcomed(connection, attempt.caller.welcome)
-                    self._heard(self.hub, lines[index + 1 :])
-                    return
-            connection.flush()
-            self.loop.watch(connection, lambda events: self._greet(attempt, events))
-        except EndedError as error:
-            self._failed(attempt, "%s ended the connection: %s" % (self._place, error))
-        except (NotOursError, StrangerError) as error:
+    def _lose_stranger(self, connection: Connection, error: Exception) -> None:
+        attempt = self._try
+        if attempt is None or attempt.connection is not connection:
+            return
+        if isinstance(error, (NotOursError, StrangerError)):
             self._failed(attempt, "what listens at %s is no agent of this run: it %s" % (self._place, error))
-        except RefusedError as error:
+        elif isinstance(error, RefusedError):
             self.refused = str(error)
             self._failed(attempt, "rank 0 refuses this agent: %s" % error)
+        else:
+            self._failed(attempt, "%s ended the connection: %s" % (self._place, error))
+
+    def _greet(self, attempt: _Try, events: int) -> None:
+        connection = attempt.connection
+        if not attempt.connected:
+            code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
+                return
+            attempt.connected = True
+        if events & selectors.EVENT_READ:
+            connection.fill()
+        if connection.session is None:
+            line = connection.line()
+            if line is not None:
+                self._claim(connection, attempt.caller, line)
+        if connection.session is not None:
+            answer = connection.message()
+            if answer is not None:
+                self._welcomed(connection, admitted(answer))
+                return
+        connection.flush()
+        self.loop.watch(connection, lambda events: self._greet(attempt, events))
+
+    def _claim(self, connection: Connection, caller: Caller, line: bytes) -> None:
+        """Prove who this agent is, and say what it wants."""
+        connection.send(caller.take(line))
+        connection.session = caller.session
+        connection.limit = CLAIM
+        hello = {"rank": self.rank, "instance": self._instance, "purpose": "link"}
+        connection.say(encode(dict(hello, of=self.hub.instance, received=self.hub.received)))
 
     def _welcomed(self, connection: Connection, welcome: Dict[str, Any]) -> None:
         self.loop.forget(connection)
@@ -144,6 +163,7 @@ class Spoke(End):
         self._pause = SOON
         self._next = 0.0
         self.why = ""
-        self.hub.known_as(str(welcome.get("instance")))
-        received = welcome.get("received")
-        self._attach(self.hub, connection, received if isinstance(received, int) else 0)
+        connection.limit = MESSAGE
+        self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
+        self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
+        self._hear(self.hub, connection)

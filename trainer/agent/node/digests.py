@@ -19,11 +19,14 @@ import stat
 import time
 from typing import Any, Dict, List, Tuple
 
+from untrusted import UntrustedError, parse_object
+
 WHOLE = 16 << 20  # bytes up to which a file is read as a whole
 EDGE = 1 << 20  # bytes of a larger one that are read at either end
 LISTED = 200  # files up to which each is told, so that the one that differs can be named
 PATIENCE = 2.0  # seconds of reading
 READERS = 8  # files at once
+_ANSWER = 4 << 20  # bytes
 _SPARE = 1.0  # seconds more until a path is given up: what hangs in the kernel cannot be interrupted
 
 
@@ -60,11 +63,18 @@ def digests(paths: List[str], patience: float = PATIENCE) -> Dict[str, Dict[str,
                 del waiting[reader]
                 os.close(reader)
                 os.waitpid(pid, 0)
-                found[path] = json.loads(said.decode()) if said else _nothing("unread", "it could not be read")
+                found[path] = _answer(bytes(said))
     for path, pid, _ in waiting.values():
         os.kill(pid, signal.SIGKILL)  # and it is not waited for: it may hang in the kernel
         found[path] = _nothing("hung", "no answer within %g s" % (patience + _SPARE))
     return {path: found[path] for path in paths}
+
+
+def _answer(said: bytes) -> Dict[str, Any]:
+    try:
+        return parse_object(said, limit=_ANSWER)
+    except UntrustedError:  # the reader was killed
+        return _nothing("unread", "it could not be read")
 
 
 def _child(path: str, patience: float, writer: int) -> None:

@@ -27,6 +27,8 @@ from typing import Any, Iterator, List
 
 from node import digests
 
+_GREETING = 1024  # bytes
+_HELD = 4096  # connections that are kept open
 _NAMED = ("master", "link")  # what a port is for, in the order in which they are given
 
 
@@ -101,8 +103,13 @@ def _bound(family: int, address: str, port: int) -> socket.socket:
 
 def _greet(listener: socket.socket, token: str, name: str, held: List[Any]) -> None:
     while True:
-        sock, peer = listener.accept()
+        try:
+            sock, peer = listener.accept()
+        except OSError:  # it has gone again
+            continue
         held.append(sock)  # who connects closes first: the port that then waits for a minute is his
+        if len(held) > _HELD:
+            held.pop(0).close()
         with contextlib.suppress(OSError):
             sock.sendall(("clusterctl %s %s %s\n" % (token, name, _plain(peer))).encode())
 
@@ -144,8 +151,9 @@ def _tried(token: str, peer: str, address: str, port: int, seconds: float) -> st
             known = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timeout"}
             return known.get(error.errno or 0) or "unreachable %s" % error.strerror
         said = b""
+        until = time.monotonic() + seconds
         with contextlib.suppress(OSError):
-            while b"\n" not in said:
+            while b"\n" not in said and len(said) < _GREETING and time.monotonic() < until:
                 data = sock.recv(512)
                 if not data:
                     break

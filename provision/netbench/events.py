@@ -1,0 +1,63 @@
+"""Reads the lines of ``trainer/network``: a line that a node wrote and that is no event of it is none. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.untrusted import UntrustedError, parse_object
+
+_LINE = 4 << 20  # characters: a row holds the time of every iteration
+_MOST = 1 << 53
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _times(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_number(each) and each > 0 for each in value)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _lines(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+_FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
+    "met": {"rank": _count},
+    "ready": {"rank": _count, "busy": _number},
+    "row": {"op": _text, "bytes": _count, "world": _count, "times": _times, "wrong": _count},
+    "pair": {"a": _count, "b": _count, "bytes": _count, "times": _times},
+    "skipped": {"op": _text, "why": _text},
+    "network": {"rank": _count, "text": _text},
+    "failed": {"rank": _count, "why": _text, "log": _lines},
+    "end": {},
+}
+
+
+def parse(line: str, nodes: int) -> dict[str, Any] | None:
+    """The event of a line; None where it is none, as what a program of the node's own prints.
+
+    Args:
+        line: what a node wrote.
+        nodes: how many take part: a pair is of two of them.
+    """
+    try:
+        event = parse_object(line, limit=_LINE)
+    except UntrustedError:
+        return None
+    checks = _FIELDS.get(kind) if isinstance(kind := event.get("event"), str) else None
+    if checks is None or not all(name in event and check(event[name]) for name, check in checks.items()):
+        return None
+    if kind == "pair" and max(event["a"], event["b"]) >= nodes:
+        return None
+    return event
