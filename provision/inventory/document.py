@@ -7,17 +7,23 @@ as 1.1; only below the sections in ``typed`` do decimal numbers become numbers.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.constructor import SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Place = tuple[str, ...]  # where in the document: ("nodes", "gpu03", "port")
 
-MAX_VALUES = 100_000  # aliases of aliases can make gigabytes out of ten lines; no cluster needs as many values
+MAX_BYTES = 1 << 20  # of a file: 4,096 nodes with every key of theirs take 0.6 MB
+MAX_VALUES = 50_000  # aliases of aliases can make gigabytes out of ten lines; no cluster needs as many values
+MAX_SHOWN = 100  # mistakes that are listed
 
 _CORE = "tag:yaml.org,2002:"
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
@@ -46,6 +52,10 @@ class Document:
     data: Any = None
     lines: dict[Place, int] = field(default_factory=dict)
     mistakes: list[tuple[int, str]] = field(default_factory=list)
+    origin: Callable[[Place], str] | None = (
+        None  # for generated text: who wrote the value at a place, in place of a line
+    )
+    _noted: set[tuple[int, str]] = field(default_factory=set)
 
     def mistake(self, place: Place, text: str, *, line: int | None = None) -> None:
         """Note what is wrong at ``place``. The line is that of the key, or of the nearest mapping around it."""
@@ -54,15 +64,20 @@ class Document:
             known = known[:-1]
         number = line or self.lines.get(known)
         where = ".".join(shown(part) or "''" for part in place)
-        if number:
+        if self.origin:
+            where = self.origin(place) or where
+        elif number:
             where = f"{where} (line {number})" if where else f"line {number}"
         entry = (number or 0, f"{where}: {text}" if where else text)
-        if entry not in self.mistakes:
+        if entry not in self._noted:
+            self._noted.add(entry)
             self.mistakes.append(entry)
 
     def problems(self) -> tuple[str, ...]:
-        """Every mistake with its place, in the order of the file."""
-        return tuple(text for _, text in sorted(self.mistakes, key=lambda mistake: mistake[0]))
+        """The mistakes with their places, in the order of the file; of very many the first, and how many more."""
+        ordered = [text for _, text in sorted(self.mistakes, key=lambda mistake: mistake[0])]
+        more = len(ordered) - MAX_SHOWN
+        return (*ordered[:MAX_SHOWN], f"and {more:,} more") if more > 0 else tuple(ordered)
 
 
 def shown(text: str, *, limit: int = 60) -> str:
@@ -190,7 +205,8 @@ class _Builder:
             if _DECIMAL.fullmatch(node.value):
                 return int(node.value)
             if _REAL.fullmatch(node.value):
-                return float(node.value)
+                number = float(node.value)
+                return number if math.isfinite(number) else self._text(node, place)
         return self._text(node, place)
 
     def _text(self, node: ScalarNode, place: Place) -> str:
@@ -199,7 +215,7 @@ class _Builder:
             text.encode()
         except UnicodeEncodeError:
             self.document.mistake(place, "half of a surrogate pair is not a character", line=node.start_mark.line + 1)
-            return text.encode(errors="replace").decode()
+            return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
         return text
 
     def _refuse_tag(self, node: Node, place: Place) -> None:
