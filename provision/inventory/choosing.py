@@ -6,10 +6,11 @@ import ipaddress
 import itertools
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
+from provision.inventory.document import shown
 from provision.inventory.names import check_name, expand
 from provision.inventory.schema import target
 from provision.inventory.selection import fold
@@ -32,7 +33,7 @@ _INWARD = re.compile(
 class Wanted:
     """A node as somebody has named it; what is None is not known yet.
 
-    ``name`` is None where only an address was given.
+    ``name`` is None where only an address was given; ``origin`` says who wrote it, such as ``hosts.ini line 3``.
     """
 
     address: str
@@ -41,6 +42,7 @@ class Wanted:
     port: int | None = None
     gpus: int | None = None
     data_address: str | None = None
+    origin: str = field(default="", compare=False)
 
 
 def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
@@ -67,7 +69,7 @@ def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
             raise UsageError(
                 f"{host!r}: {len(names)} names, {len(addresses)} addresses", hint="gpu[01-04]=10.0.0.[1-4]"
             )
-        found += [Wanted(at, known, user, port) for known, at in zip(names, addresses, strict=True)]
+        found += [Wanted(at, known, user, port, origin=shown(host)) for known, at in zip(names, addresses, strict=True)]
     for what, values in (
         ("name", [(each.name, None) for each in found]),
         ("address", [(each.address, each.port) for each in found]),

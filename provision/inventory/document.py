@@ -97,6 +97,8 @@ def read(text: str, *, typed: frozenset[str]) -> Document:
     Raises:
         NotYamlError: the text is not YAML.
     """
+    if len(text) > MAX_BYTES:
+        raise NotYamlError(f"it is larger than {MAX_BYTES >> 20} MiB")
     builder = _Builder(typed)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)

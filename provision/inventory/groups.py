@@ -12,7 +12,7 @@ from provision.inventory.sets import ALL, UnknownError, members, references, sug
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from provision.inventory.document import Document
+    from provision.inventory.document import Document, Place
 
 MAX_GROUPS = 1000
 
@@ -38,28 +38,37 @@ def read_groups(document: Document, data: object, nodes: Sequence[str]) -> Mappi
             document.mistake(("groups", name), problem)
         else:
             written[name] = text
-    return _resolved(document, written, below, nodes) if nodes else {}
+    return _resolved(document, written, below, nodes, ("groups",)) if nodes else {}
+
+
+def resolve(document: Document, written: Mapping[str, str], nodes: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """The nodes of each group of another tool's file; mistakes are noted in ``document`` under the group's name."""
+    below = {name: references(text, written.keys()) for name, text in written.items()}
+    return _resolved(document, written, below, nodes, ())
 
 
 def _read_group(name: str, value: object, nodes: set[str], groups: Collection[str]) -> tuple[str, set[str], str]:
     """A group's text, the groups that it names, and what is wrong with it."""
     try:
-        _check_group(name, nodes)
+        if problem := group_problem(name, nodes):
+            return "", set(), problem
         text = _expression(value)
         return text, references(text, groups), ""
     except ValueError as error:
         return "", set(), str(error)
 
 
-def _check_group(name: str, nodes: set[str]) -> None:
+def group_problem(name: str, nodes: Collection[str]) -> str:
+    """Why a group cannot have this name; empty where it can."""
     try:
         check_name(name)
     except ValueError:
-        raise ValueError(f"{shown(name) or 'nothing'} is not a group's name (letters, digits, . _ - only)") from None
+        return f"{shown(name) or 'nothing'} is not a group's name (letters, digits, . _ - only)"
     if name == ALL:
-        raise ValueError(f"@{ALL} is every node already: choose another name")
+        return f"@{ALL} is every node already: choose another name"
     if name in nodes:
-        raise ValueError(f"{name} is the name of a node: choose another name for the group")
+        return f"{name} is the name of a node: choose another name for the group"
+    return ""
 
 
 def _expression(value: object) -> str:
@@ -73,7 +82,11 @@ def _expression(value: object) -> str:
 
 
 def _resolved(
-    document: Document, written: Mapping[str, str], below: Mapping[str, set[str]], nodes: Sequence[str]
+    document: Document,
+    written: Mapping[str, str],
+    below: Mapping[str, set[str]],
+    nodes: Sequence[str],
+    place: Place,
 ) -> dict[str, tuple[str, ...]]:
     """Groups after those that they are made of; what is left in the end goes round in a circle."""
     found: dict[str, tuple[str, ...]] = {}
@@ -90,12 +103,12 @@ def _resolved(
                     found[name] = tuple(node for node in nodes if node in inside)
                     continue
             except UnknownError as error:
-                document.mistake(("groups", name), _unknown(error, nodes, written))
+                document.mistake((*place, name), _unknown(error, nodes, written))
             except ValueError as error:
-                document.mistake(("groups", name), str(error))
+                document.mistake((*place, name), str(error))
             broken = broken | {name}
     for name in left:
-        document.mistake(("groups", name), f"is made of itself: {_circle(name, below, left.keys())}")
+        document.mistake((*place, name), f"is made of itself: {_circle(name, below, left.keys())}")
     return {name: found[name] for name in written if name in found}
 
 

@@ -74,7 +74,7 @@ def parse(text: str, path: Path, *, origin: Callable[[Place], str] | None = None
     inventory = _build(document, path.absolute())
     problems = document.problems()
     if problems or inventory is None:
-        count = "a mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        count = "a mistake" if len(document.mistakes) == 1 else f"{len(document.mistakes):,} mistakes"
         raise InventoryError(f"{path} has {count}", problems=problems, hint=_HINT)
     return replace(inventory, warnings=_warnings(inventory))
 

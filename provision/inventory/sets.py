@@ -52,7 +52,7 @@ def members(expression: str, nodes: Iterable[str], groups: Mapping[str, Collecti
     found: set[str] = set()
     names: dict[str, None] = {}
     others: dict[str, None] = {}
-    for operator, part in _parts(expression):
+    for operator, part in parts(expression):
         if not operator:
             found = set(everything) if part.startswith("!") else set()
         atom = part.removeprefix("!") if not operator else part
@@ -74,7 +74,7 @@ def references(expression: str, groups: Collection[str]) -> set[str]:
     Raises:
         ValueError: it is not an expression.
     """
-    named = (part.removeprefix("!") for _, part in _parts(expression))
+    named = (part.removeprefix("!") for _, part in parts(expression))
     return {
         group
         for part in named
@@ -96,7 +96,7 @@ def suggestion(error: UnknownError, nodes: Sequence[str], groups: Iterable[str])
     return f"did you mean {', '.join(close)}?" if close else ""
 
 
-def _parts(expression: str) -> Iterator[tuple[str, str]]:
+def parts(expression: str) -> Iterator[tuple[str, str]]:
     """Each part with the operator before it; the first has none, but may begin with ``!``: all nodes without it."""
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"it is longer than {MAX_LENGTH:,} characters")
