@@ -87,6 +87,13 @@ def shown(text: str, *, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def printable(text: str) -> str:
+    """``text`` with escapes in place of what a terminal would act upon."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
 def read(text: str, *, typed: frozenset[str]) -> Document:
     """Read one YAML document.
 

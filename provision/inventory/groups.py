@@ -127,4 +127,4 @@ def _circle(name: str, below: Mapping[str, set[str]], left: Collection[str]) -> 
     way = [name]
     while len(set(way)) == len(way):
         way.append(min(each for each in below[way[-1]] if each in left))
-    return " -> ".join(f"@{each}" for each in way[:8]) + (" …" if len(way) > 8 else "")
+    return " -> ".join(f"@{shown(each)}" for each in way[:8]) + (" …" if len(way) > 8 else "")

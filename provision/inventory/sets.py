@@ -11,6 +11,7 @@ import re
 from fnmatch import translate
 from typing import TYPE_CHECKING
 
+from provision.inventory.document import shown
 from provision.inventory.names import expand
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def references(expression: str, groups: Collection[str]) -> set[str]:
         for part in named
         if part.startswith("@")
         for pattern in expand(part[1:])
+        if pattern not in {ALL, "*"}
         for group in _matching(pattern, groups)
     }
 
@@ -93,7 +95,7 @@ def suggestion(error: UnknownError, nodes: Sequence[str], groups: Iterable[str])
         if not choices:
             return ""
         close |= dict.fromkeys(choices)
-    return f"did you mean {', '.join(close)}?" if close else ""
+    return f"did you mean {shown(', '.join(close))}?" if close else ""
 
 
 def parts(expression: str) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from provision.errors import InventoryError, UsageError
-from provision.inventory.document import MAX_SHOWN, NotYamlError, shown
+from provision.inventory.document import MAX_SHOWN, NotYamlError, printable, shown
 from provision.inventory.document import read as read_yaml
 from provision.inventory.foreign import ansible, clustershell, hostfile, ini, listing, yaml_groups
 from provision.inventory.foreign.beside import MAX_BYTES, VarsFile, vars_files
@@ -101,12 +101,12 @@ def read(text: str, name: str, *, group: str | None = None, beside: Sequence[Var
         article = "an" if found.kind[0] == "A" else "a"
         raise InventoryError(
             f"{name}, read as {article} {found.kind}, has {count}",
-            problems=[*found.problems[:MAX_SHOWN], *([f"and {more:,} more"] if more > 0 else [])],
+            problems=[*map(printable, found.problems[:MAX_SHOWN]), *([f"and {more:,} more"] if more > 0 else [])],
             hint="correct the file, or name the nodes: clusterctl init gpu[01-04]=10.0.0.[1-4]",
         )
     if group is not None and kind not in _PARSERS:
         found = _only(found, name, group)
-    found = replace(found, name=name)
+    found = replace(found, name=name, notes=tuple(map(printable, found.notes)))
     if not found.hosts:
         raise InventoryError(
             f"{name} names no host" + (f" in the group {group}" if group else ""),
@@ -118,7 +118,9 @@ def read(text: str, name: str, *, group: str | None = None, beside: Sequence[Var
 def _ansible(parsed: Parsed, name: str, group: str | None, beside: Sequence[VarsFile]) -> Found:
     if group is not None and group not in parsed.groups and not parsed.problems:
         known = [key for key in parsed.groups if key not in {"all", "ungrouped"}]
-        raise UsageError(f"{name} has no group {shown(group)}", hint=f"its groups: {', '.join(known) or 'none'}")
+        raise UsageError(
+            f"{name} has no group {shown(group)}", hint=f"its groups: {printable(', '.join(known)) or 'none'}"
+        )
     yaml_groups.add_files(parsed, beside)
     return ansible.resolve(parsed, group or "all", kind="Ansible inventory")
 
@@ -126,7 +128,7 @@ def _ansible(parsed: Parsed, name: str, group: str | None, beside: Sequence[Vars
 def _only(found: Found, name: str, group: str) -> Found:
     if group not in found.groups:
         known = ", ".join(found.groups)
-        raise UsageError(f"{name} has no group {shown(group)}", hint=f"its groups: {known or 'none'}")
+        raise UsageError(f"{name} has no group {shown(group)}", hint=f"its groups: {printable(known) or 'none'}")
     places = {place: index for index, place in enumerate(found.groups[group])}
     groups = {
         key: tuple(places[place] for place in inside if place in places)

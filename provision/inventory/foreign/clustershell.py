@@ -108,7 +108,9 @@ def _found(written: dict[str, str], lines: dict[str, int], names: dict[str, str]
         for name, inside in groups.items()
         if not (name.rpartition(":")[2] == ALL and len(inside) == len(nodes))
     }
-    renamed = [f"{old} is called {new}" for old, new in (names or {}).items() if old.rpartition(":")[2] != new]
+    renamed = [
+        f"{shown(old)} is called {shown(new)}" for old, new in (names or {}).items() if old.rpartition(":")[2] != new
+    ]
     return Found(KIND, tuple(hosts), groups=named, notes=tuple(renamed))
 
 
@@ -116,7 +118,8 @@ def _named(document: Document, group: str, text: str) -> list[str]:
     """The nodes that an expression names itself."""
     try:
         atoms = [part.removeprefix("!") for _, part in parts(text)]
-        return [node for atom in atoms if atom[0] != "@" and not set("*?") & set(atom) for node in expand(atom)]
+        named = [(atom, expand(atom.removeprefix("@"))) for atom in atoms]
+        return [node for atom, nodes in named if not (atom[0] == "@" or set("*?") & set(atom)) for node in nodes]
     except ValueError as error:
         document.mistake((group,), str(error))
         return []
