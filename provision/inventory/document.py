@@ -25,6 +25,7 @@ MAX_BYTES = 1 << 20  # of a file: 4,096 nodes with every key of theirs take 0.6 
 MAX_VALUES = 50_000  # aliases of aliases can make gigabytes out of ten lines; no cluster needs as many values
 MAX_SHOWN = 100  # mistakes that are listed
 
+_LONGEST_KEY = 1024  # characters; YAML's own limit
 _CORE = "tag:yaml.org,2002:"
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _REAL = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+]?[0-9]{1,3})?")
@@ -127,6 +128,8 @@ def _explain(error: yaml.YAMLError, text: str) -> str:
         if error.context_mark is not None and "could not find expected ':'" in problem:
             mark = error.context_mark  # the line that lacks the colon, not the one after it
         advice = next((advice for part, advice in _ADVICE.items() if part in f"{context} {problem}"), "")
+        if mark and mark.column > _LONGEST_KEY and "mapping values" in problem:
+            advice = f"a key has at most {_LONGEST_KEY:,} characters: write several entries"
         if "flow" in context and error.context_mark is not None:
             advice = f"the bracket opened in line {error.context_mark.line + 1} is not closed"
             if problem.endswith("got '['"):

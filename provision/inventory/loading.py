@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,15 +70,23 @@ def parse(text: str, path: Path, *, origin: Callable[[Place], str] | None = None
         document = read(text, typed=frozenset({"services", "checks"}))
         document.origin = origin
     except NotYamlError as error:
-        raise InventoryError(f"{path} is not YAML", problems=[str(error)], hint=_HINT) from error
+        raise InventoryError(f"{path} is not YAML", problems=[str(error)], hint=_hint(text, path)) from error
     if document.data is None and not document.mistakes:
         raise InventoryError(f"{path} is empty", hint="write at least prefix: and nodes:, as in inventory.example.yaml")
     inventory = _build(document, path.absolute())
     problems = document.problems()
     if problems or inventory is None:
         count = "a mistake" if len(document.mistakes) == 1 else f"{len(document.mistakes):,} mistakes"
-        raise InventoryError(f"{path} has {count}", problems=problems, hint=_HINT)
+        raise InventoryError(f"{path} has {count}", problems=problems, hint=_hint(text, path))
     return replace(inventory, warnings=_warnings(inventory))
+
+
+def _hint(text: str, path: Path) -> str:
+    """The next command; for what has none of an inventory's keys, the one that reads other tools' files."""
+    if re.search(r"""(?m)^["']?(prefix|nodes)["']?\s*:|^\s*\{""", text) or not path.exists():
+        return _HINT
+    command = f"clusterctl init --from {shlex.quote(str(path))}"
+    return f"if it is an Ansible inventory, a hostfile or a list of groups: {command}"
 
 
 def _read_text(path: Path) -> str:

@@ -262,8 +262,7 @@ def _sentence(model: type[Section], entry: Any) -> str:
         case "missing":
             return "is missing" + (" (a host name or an IP address)" if name == "address" else "")
         case "extra_forbidden":
-            close = difflib.get_close_matches(name, model.model_fields, n=1)
-            return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known: {_known(model)}"
+            return f"unknown key; {_advice(model, name)}"
         case "dict_type":
             return "must be a mapping of keys"
         case "list_type" | "tuple_type":
@@ -273,6 +272,29 @@ def _sentence(model: type[Section], entry: Any) -> str:
         case "bool_type" | "bool_parsing":
             return "must be true or false"
     return str(entry["msg"])
+
+
+def _advice(model: type[Section], name: str) -> str:
+    """What an unknown key may be meant to be: a known one, another tool's word for one, or one of another section."""
+    lower = name.lower()
+    meant = _SYNONYMS.get(lower.removeprefix("ansible_").removeprefix("ssh_"))
+    if meant in model.model_fields:
+        return f"did you mean {meant}?"
+    if lower in model.model_fields:
+        return f"did you mean {lower}?"
+    for place, section in _SECTIONS.items():
+        if lower in section.model_fields and section is not model and model is TopSection:
+            return f"it belongs below {place}:"
+    close = difflib.get_close_matches(lower[:100], model.model_fields, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {_known(model)}"
+
+
+_SYNONYMS = {
+    "host": "address", "hostname": "address", "ip": "address", "addr": "address", "slots": "gpus", "num_gpus": "gpus",
+    "identity_file": "key", "identityfile": "key", "private_key": "key", "private_key_file": "key", "key_file": "key",
+    "login": "user", "hosts": "nodes", "workers": "nodes", "environment": "env", "master_port": "port",
+}  # fmt: skip
+_SECTIONS: dict[str, type[Section]] = {"ssh": SshSection, "train": TrainSection, "services": ServicesSection}
 
 
 def _known(model: type[Section]) -> str:

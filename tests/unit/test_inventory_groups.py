@@ -1,5 +1,7 @@
 """Groups of nodes, the sets that --limit takes, and addresses with a login name and a port."""
 
+# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
@@ -194,3 +196,36 @@ def test_hosts_of_the_command_line_may_have_them_too():
         wanted(["h", "ada@h"])
     with pytest.raises(UsageError, match="-x is not a login name"):
         wanted(["-x@h"])
+
+
+# --- messages --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes: {a: {address: h, num_gpus: 8}}", "nodes.a.num_gpus (line 2): unknown key; did you mean gpus?"),
+        ("nodes: {a: h}\nssh: {identity_file: k}", "ssh.identity_file (line 3): unknown key; did you mean key?"),
+        ("nodes: {a: h}\nuser: root", "user (line 3): unknown key; it belongs below ssh:"),
+        ("nodes: {a: h}\nnfs:\n  server: a", "nfs (line 3): unknown key; it belongs below services:"),
+        ("nodes: {a: h}\nGroups: {}", "Groups (line 3): unknown key; did you mean groups?"),
+        ("nodes: {a: h}\nxyzzy: 1", "xyzzy (line 3): unknown key; known: prefix, nodes, ssh, train, groups, services, checks"),
+        (
+            "nodes:\n  gpu[01" + ",02" * 600 + "]: h",
+            "line 3, column 1810: mapping values are not allowed here (a key has at most 1,024 characters: write several entries)",
+        ),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_is_explained(loaded, text, said):
+    assert problems(loaded, HEAD + text) == (said,)
+
+
+@pytest.mark.parametrize(
+    "text", ["[gpus]\ngpu01\n", "gpu01 slots=8\n", "gpus:\n  hosts:\n    gpu01:\n", "gpu: gpu[01-04]\n"]
+)
+def test_the_file_of_another_tool_is_explained(loaded, tmp_path, text):
+    with pytest.raises(InventoryError) as caught:
+        loaded(text)
+    assert caught.value.hint == (
+        f"if it is an Ansible inventory, a hostfile or a list of groups: clusterctl init --from {tmp_path}/inventory.yaml"
+    )
