@@ -78,6 +78,7 @@ class Inventory:
     services: Mapping[str, Any] = field(default_factory=dict)  # each service's own ``Options``
     warnings: tuple[str, ...] = ()
     checks: CheckOptions = CheckOptions()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of nodes, for --limit @GROUP
     base: PurePosixPath | None = None  # in place of the prefix's parent, where that is not ours
 
     @property

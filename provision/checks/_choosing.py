@@ -55,7 +55,7 @@ def problems(off: Iterable[str], wanted: Mapping[str, Mapping[str, object]]) -> 
     """What is wrong with an inventory's ``checks:``, each with its place below it. Imports only the checks it names."""
     for each in off:
         if each not in ids():
-            yield ("off",), f"there is no check {each!r}; {_close(each, ids())}"
+            yield ("off",), f"there is no check {each!r:.80}; {_close(each, ids())}"
     for check, values in wanted.items():
         if check not in ids():
             yield (check,), f"there is no such check; {_close(check, ids())}"
@@ -66,6 +66,8 @@ def problems(off: Iterable[str], wanted: Mapping[str, Mapping[str, object]]) -> 
                 yield (check, name), f"is no threshold of {check}; {_close(name, known) if known else 'it has none'}"
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 yield (check, name), f"must be a number, such as {known[name]:g}"
+            elif value < 0:
+                yield (check, name), f"must not be negative, such as {known[name]:g}"
 
 
 def _close(name: str, known: Collection[str]) -> str:

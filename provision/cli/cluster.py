@@ -26,8 +26,8 @@ INVENTORY = "inventory.yaml"
 def on_nodes(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options that choose an inventory and some of its nodes."""
     for option in (
-        click.option("--exclude", metavar="NODES", help="All but these, such as gpu[03,07]."),
-        click.option("--limit", metavar="NODES", help="Only these, such as gpu[01-04]."),
+        click.option("--exclude", metavar="NODES", help="All but these, written like --limit."),
+        click.option("--limit", metavar="NODES", help="Only these, such as 'gpu[01-04],@storage,!gpu03' or 'gpu*'."),
         click.option(
             "--inventory", "-i", "inventory_path", default=INVENTORY, show_default=True, type=click.Path(path_type=Path)
         ),

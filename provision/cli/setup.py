@@ -18,12 +18,18 @@ from provision.tasks.init import create, foreign, init
 
 @click.command("init")
 @click.option("--inventory", "-i", "path", default=INVENTORY, show_default=True, type=click.Path(path_type=Path))
-@click.option("--from", "source", metavar="FILE", type=click.Path(path_type=Path), help="Ansible's, or a hostfile.")
-@click.option("--group", metavar="NAME", help="With --from: only this group of Ansible's.")
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Ansible's inventory, a hostfile, or ClusterShell's groups.",
+)
+@click.option("--group", metavar="NAME", help="With --from: only this group.")
 @click.option("--user", "-u", help="The user on the nodes.")
 @click.option("--prefix", help="Where the environment shall be known on the nodes.  [default: /opt/llm/current]")
 @click.option("--accept-host-keys", is_flag=True, help="Pin every host key that is not known yet without asking.")
-@click.argument("hosts", nargs=-1, metavar="[NAME=]ADDRESS...")
+@click.argument("hosts", nargs=-1, metavar="[NAME=][USER@]ADDRESS[:PORT]...")
 @reporting
 def init_command(
     reporter: Reporter,
@@ -55,7 +61,7 @@ def init_command(
     found = foreign(source, group=group, emit=reporter) if source else None
     ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}
     named = found.hosts if found else wanted(hosts)
-    created = create(path, named, ssh=ssh, prefix=prefix, prompts=prompts, emit=reporter)
+    created = create(path, named, ssh=ssh, prefix=prefix, found=found, prompts=prompts, emit=reporter)
     reporter.result(*summaries.created(created))
     created.raise_failed()
 

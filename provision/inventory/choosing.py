@@ -6,11 +6,13 @@ import ipaddress
 import itertools
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
+from provision.inventory.document import shown
 from provision.inventory.names import check_name, expand
+from provision.inventory.schema import target
 from provision.inventory.selection import fold
 from provision.model import Node
 
@@ -31,7 +33,7 @@ _INWARD = re.compile(
 class Wanted:
     """A node as somebody has named it; what is None is not known yet.
 
-    ``name`` is None where only an address was given.
+    ``name`` is None where only an address was given; ``origin`` says who wrote it, such as ``hosts.ini line 3``.
     """
 
     address: str
@@ -40,6 +42,7 @@ class Wanted:
     port: int | None = None
     gpus: int | None = None
     data_address: str | None = None
+    origin: str = field(default="", compare=False)
 
 
 def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
@@ -54,19 +57,26 @@ def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
         if (equals and not name) or not address:
             raise UsageError(f"{host!r} is no [NAME=]ADDRESS")
         try:
+            user, address, port = target(address)
             addresses = expand(address)
             names: Sequence[str | None] = expand(name) if equals else [None] * len(addresses)
         except ValueError as error:
-            raise UsageError(f"{host!r} is no host and no range of hosts: {error}") from error
+            raise UsageError(
+                f"{host!r:.200} is no host and no range of hosts: {error}",
+                hint="write [NAME=][USER@]ADDRESS[:PORT], such as gpu[01-04]=root@10.0.0.[1-4]",
+            ) from error
         if len(names) != len(addresses):
             raise UsageError(
                 f"{host!r}: {len(names)} names, {len(addresses)} addresses", hint="gpu[01-04]=10.0.0.[1-4]"
             )
-        found += [Wanted(at, known) for known, at in zip(names, addresses, strict=True)]
-    for what, values in (("name", [each.name for each in found]), ("address", [each.address for each in found])):
-        twice = [value for value, count in Counter(values).items() if value is not None and count > 1]
+        found += [Wanted(at, known, user, port, origin=shown(host)) for known, at in zip(names, addresses, strict=True)]
+    for what, values in (
+        ("name", [(each.name, None) for each in found]),
+        ("address", [(each.address, each.port) for each in found]),
+    ):
+        twice = [value for (value, _), count in Counter(values).items() if value is not None and count > 1]
         if twice:
-            raise UsageError(f"the {what} {twice[0]} is there twice")
+            raise UsageError(f"the {what} {twice[0]} is there twice", hint="name every node once")
     return tuple(found)
 
 
@@ -151,10 +161,11 @@ def _node(host: Wanted, name: str) -> Node:
 
 def _names(hosts: Sequence[Wanted], facts: Mapping[int, Facts]) -> list[str]:
     """The name that was given, or is reached; of a bare address what the node calls itself; else ``nodeN``."""
+    shared = {address for address, count in Counter(each.address for each in hosts).items() if count > 1}
     names = {
         index: each.name or each.address
         for index, each in enumerate(hosts)
-        if each.name or not _is_address(each.address)
+        if each.name or not (_is_address(each.address) or each.address in shared)
     }
     own = {index: facts[index].host for index in facts if index not in names}
     short = {index: name.partition(".")[0] for index, name in own.items()}

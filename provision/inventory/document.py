@@ -7,18 +7,25 @@ as 1.1; only below the sections in ``typed`` do decimal numbers become numbers.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.constructor import SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Place = tuple[str, ...]  # where in the document: ("nodes", "gpu03", "port")
 
-MAX_VALUES = 100_000  # aliases of aliases can make gigabytes out of ten lines; no cluster needs as many values
+MAX_BYTES = 1 << 20  # of a file: 4,096 nodes with every key of theirs take 0.6 MB
+MAX_VALUES = 50_000  # aliases of aliases can make gigabytes out of ten lines; no cluster needs as many values
+MAX_SHOWN = 100  # mistakes that are listed
 
+_LONGEST_KEY = 1024  # characters; YAML's own limit
 _CORE = "tag:yaml.org,2002:"
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _REAL = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+]?[0-9]{1,3})?")
@@ -46,6 +53,10 @@ class Document:
     data: Any = None
     lines: dict[Place, int] = field(default_factory=dict)
     mistakes: list[tuple[int, str]] = field(default_factory=list)
+    origin: Callable[[Place], str] | None = (
+        None  # for generated text: who wrote the value at a place, in place of a line
+    )
+    _noted: set[tuple[int, str]] = field(default_factory=set)
 
     def mistake(self, place: Place, text: str, *, line: int | None = None) -> None:
         """Note what is wrong at ``place``. The line is that of the key, or of the nearest mapping around it."""
@@ -54,15 +65,20 @@ class Document:
             known = known[:-1]
         number = line or self.lines.get(known)
         where = ".".join(shown(part) or "''" for part in place)
-        if number:
+        if self.origin:
+            where = self.origin(place) or where
+        elif number:
             where = f"{where} (line {number})" if where else f"line {number}"
         entry = (number or 0, f"{where}: {text}" if where else text)
-        if entry not in self.mistakes:
+        if entry not in self._noted:
+            self._noted.add(entry)
             self.mistakes.append(entry)
 
     def problems(self) -> tuple[str, ...]:
-        """Every mistake with its place, in the order of the file."""
-        return tuple(text for _, text in sorted(self.mistakes, key=lambda mistake: mistake[0]))
+        """The mistakes with their places, in the order of the file; of very many the first, and how many more."""
+        ordered = [text for _, text in sorted(self.mistakes, key=lambda mistake: mistake[0])]
+        more = len(ordered) - MAX_SHOWN
+        return (*ordered[:MAX_SHOWN], f"and {more:,} more") if more > 0 else tuple(ordered)
 
 
 def shown(text: str, *, limit: int = 60) -> str:
@@ -70,6 +86,13 @@ def shown(text: str, *, limit: int = 60) -> str:
     if not text.isprintable():
         text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """``text`` with escapes in place of what a terminal would act upon."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def read(text: str, *, typed: frozenset[str]) -> Document:
@@ -82,6 +105,8 @@ def read(text: str, *, typed: frozenset[str]) -> Document:
     Raises:
         NotYamlError: the text is not YAML.
     """
+    if len(text) > MAX_BYTES:
+        raise NotYamlError(f"it is larger than {MAX_BYTES >> 20} MiB")
     builder = _Builder(typed)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -103,6 +128,8 @@ def _explain(error: yaml.YAMLError, text: str) -> str:
         if error.context_mark is not None and "could not find expected ':'" in problem:
             mark = error.context_mark  # the line that lacks the colon, not the one after it
         advice = next((advice for part, advice in _ADVICE.items() if part in f"{context} {problem}"), "")
+        if mark and mark.column > _LONGEST_KEY and "mapping values" in problem:
+            advice = f"a key has at most {_LONGEST_KEY:,} characters: write several entries"
         if "flow" in context and error.context_mark is not None:
             advice = f"the bracket opened in line {error.context_mark.line + 1} is not closed"
             if problem.endswith("got '['"):
@@ -190,7 +217,8 @@ class _Builder:
             if _DECIMAL.fullmatch(node.value):
                 return int(node.value)
             if _REAL.fullmatch(node.value):
-                return float(node.value)
+                number = float(node.value)
+                return number if math.isfinite(number) else self._text(node, place)
         return self._text(node, place)
 
     def _text(self, node: ScalarNode, place: Place) -> str:
@@ -199,7 +227,7 @@ class _Builder:
             text.encode()
         except UnicodeEncodeError:
             self.document.mistake(place, "half of a surrogate pair is not a character", line=node.start_mark.line + 1)
-            return text.encode(errors="replace").decode()
+            return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
         return text
 
     def _refuse_tag(self, node: Node, place: Place) -> None:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.errors import InventoryError
 from provision.inventory.checks import check_options
-from provision.inventory.document import NotYamlError, read, shown
-from provision.inventory.names import check_address, check_name, expand, likely_typo
+from provision.inventory.document import MAX_BYTES, MAX_SHOWN, NotYamlError, read, shown
+from provision.inventory.groups import read_groups
+from provision.inventory.names import MAX_NODES, check_address, check_name, expand, likely_typos, split_target
 from provision.inventory.schema import (
     NodeSection,
     Section,
@@ -22,13 +25,17 @@ from provision.inventory.schema import (
     SshSection,
     TopSection,
     TrainSection,
+    as_port,
     as_text,
+    as_user,
     validate,
 )
 from provision.model import Inventory, Node, Ssh, TrainDefaults
 from provision.services import load as load_service
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from provision.inventory.document import Document, Place
 
 _SHEBANG_LIMIT = 127  # bytes of a `#!` line that every Linux takes (BINPRM_BUF_SIZE was 128 before 5.1)
@@ -45,25 +52,48 @@ def load(path: Path) -> Inventory:
     Raises:
         InventoryError: the file cannot be read, or holds mistakes; ``problems`` names all of them.
     """
-    text = _read_text(path)
+    return parse(_read_text(path), path)
+
+
+def parse(text: str, path: Path, *, origin: Callable[[Place], str] | None = None) -> Inventory:
+    """The inventory that ``text`` is at ``path``.
+
+    Args:
+        text: the file's content.
+        path: the file; for generated text it need not exist.
+        origin: for generated text, which nobody has seen: who wrote the value at a place, in place of its line.
+
+    Raises:
+        InventoryError: it holds mistakes; ``problems`` names all of them.
+    """
     try:
         document = read(text, typed=frozenset({"services", "checks"}))
+        document.origin = origin
     except NotYamlError as error:
-        raise InventoryError(f"{path} is not YAML", problems=[str(error)], hint=_HINT) from error
+        raise InventoryError(f"{path} is not YAML", problems=[str(error)], hint=_hint(text, path)) from error
     if document.data is None and not document.mistakes:
         raise InventoryError(f"{path} is empty", hint="write at least prefix: and nodes:, as in inventory.example.yaml")
     inventory = _build(document, path.absolute())
     problems = document.problems()
     if problems or inventory is None:
-        count = "a mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-        raise InventoryError(f"{path} has {count}", problems=problems, hint=_HINT)
+        count = "a mistake" if len(document.mistakes) == 1 else f"{len(document.mistakes):,} mistakes"
+        raise InventoryError(f"{path} has {count}", problems=problems, hint=_hint(text, path))
     return replace(inventory, warnings=_warnings(inventory))
+
+
+def _hint(text: str, path: Path) -> str:
+    """The next command; for what has none of an inventory's keys, the one that reads other tools' files."""
+    if re.search(r"""(?m)^["']?(prefix|nodes)["']?\s*:|^\s*\{""", text) or not path.exists():
+        return _HINT
+    command = f"clusterctl init --from {shlex.quote(str(path))}"
+    return f"if it is an Ansible inventory, a hostfile or a list of groups: {command}"
 
 
 def _read_text(path: Path) -> str:
     hint = "name the file with --inventory FILE, or write one: clusterctl init gpu01=192.168.20.14 gpu02=192.168.20.15"
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InventoryError(f"there is no {path}", hint=hint) from None
     except IsADirectoryError:
@@ -71,6 +101,11 @@ def _read_text(path: Path) -> str:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InventoryError(f"{shown(str(path), limit=4096)} cannot be read: {reason}", hint=hint) from error
+    if len(raw) > MAX_BYTES:
+        raise InventoryError(
+            f"{path} is larger than {MAX_BYTES >> 20} MiB: it is not an inventory",
+            hint="name the file with --inventory FILE; ranges keep an inventory short: gpu[01-04]: 10.0.0.[1-4]",
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -92,6 +127,7 @@ def _build(document: Document, path: Path) -> Inventory | None:
     options = _services(document, chosen) if chosen else {}
     checks = check_options(document, data.get("checks"))
     nodes = _nodes(document, data.get("nodes"), (ssh and ssh.port) or 22) if "nodes" in data else ()
+    groups = read_groups(document, data.get("groups"), [node.name for node in nodes])
     if not (top and ssh and train and chosen and nodes):
         return None
     inventory = Inventory(
@@ -112,6 +148,7 @@ def _build(document: Document, path: Path) -> Inventory | None:
         ),
         services=options,
         checks=checks,
+        groups=groups,
     )
     for name, value in options.items():
         for key, sentence in load_service(name).problems(value, inventory):
@@ -153,6 +190,11 @@ def _nodes(document: Document, data: object, default_port: int) -> tuple[Node, .
         except ValueError as error:
             document.mistake(place, str(error))
             names = []
+        if len(first) + len(names) > MAX_NODES:
+            document.mistake(place, f"makes more than {MAX_NODES} nodes")
+            break
+        if len(document.mistakes) > 2 * MAX_SHOWN:  # each may have taken as long as a range
+            break
         for name in names:
             if name in first:
                 line = document.lines["nodes", first[name]]
@@ -168,25 +210,51 @@ def _expanded(document: Document, pattern: str, names: list[str], entry: object)
     inner = place
     if entry is not None and not isinstance(entry, dict | list):  # gpu03: 192.168.20.16
         try:
-            entry = {"address": as_text(entry)}
+            given = as_text(entry)
         except ValueError as error:
             document.mistake(place, str(error))
             return []
+        entry = {"address": given}
     else:
         inner = (*place, "address")
     section = validate(document, NodeSection, entry, place)
     if section is None:  # look at the addresses all the same: every mistake at once
-        given = entry if isinstance(entry, dict) else {}
-        address, data_address = (text if isinstance(text := given.get(key), str) else None for key in _ADDRESSES)
+        values = entry if isinstance(entry, dict) else {}
+        address, data_address = (text if isinstance(text := values.get(key), str) else None for key in _ADDRESSES)
     else:
         address, data_address = section.address, section.data_address
+    user, address, port = _target(document, inner, address, section)
     addresses = _addresses(document, inner, names, address)
     data = _addresses(document, (*place, "data_address"), names, data_address)
     return [
-        Node(name, at, data_at, section.user, section.port, section.gpus)
+        Node(name, at, data_at, section.user or user, section.port or port, section.gpus)
         for name, at, data_at in zip(names, addresses, data, strict=False)
         if section is not None and at is not None
     ]
+
+
+def _target(
+    document: Document, place: Place, text: str | None, section: NodeSection | None
+) -> tuple[str | None, str | None, int | None]:
+    """The login name, the address and the port of ``[USER@]ADDRESS[:PORT]``."""
+    if text is None:
+        return None, None, None
+    user, address, port = split_target(text.strip())
+    number = None
+    for key, value, read_value in (("user", user, as_user), ("port", port, as_port)):
+        if value is None:
+            continue
+        try:
+            found = read_value(value)
+        except ValueError as error:
+            document.mistake(place, f"{shown(text)}: {error}")
+            continue
+        if key == "port":
+            number = int(found)
+        other = getattr(section, key, None)
+        if other not in {None, found}:
+            document.mistake(place, f"{shown(text)} has the {key} {found}, but {key}: says {shown(str(other))}")
+    return user, address, number
 
 
 def _addresses(document: Document, place: Place, names: list[str], pattern: str | None) -> list[str] | list[None]:
@@ -243,7 +311,7 @@ def _same(address: str) -> str:
 
 
 def _warnings(inventory: Inventory) -> tuple[str, ...]:
-    warnings = [sentence for node in inventory.nodes if (sentence := likely_typo(inventory, node))]
+    warnings = list(likely_typos(inventory, inventory.nodes))
     python = f"{inventory.root / 'releases' / ('0' * 12)}/bin/python"
     length = len(f"#!{python}".encode())
     if length > _SHEBANG_LIMIT or " " in python:

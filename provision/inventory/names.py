@@ -7,18 +7,22 @@ import itertools
 import math
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from provision.inventory.document import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from provision.model import Inventory, Node
 
-MAX_NODES = 4096  # a range beyond this is a slip of the finger
+MAX_NODES = 4096  # of one entry, and of an inventory; a range beyond this is a typing error
+MAX_TEXT = 1000  # characters of an entry beside its ranges; a name has 253 at most
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+_BRACKETED = re.compile(r"\[(?P<host>(?:[^\[\]]|\[[^\[\]]*\])*)\](?::(?P<port>.*))?")  # a range in it has its own
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?")
 
@@ -34,6 +38,8 @@ def expand(pattern: str) -> list[str]:
     parts = re.split(r"(\[[^\[\]]*\])", pattern)
     if any(re.search(r"[\[\]]", part) for part in parts[::2]):
         raise ValueError(f"{shown(pattern)} has a bracket without its partner: a range is written gpu[01-04,07]")
+    if sum(map(len, parts[::2])) > MAX_TEXT:
+        raise ValueError(f"{shown(pattern)} is too long: more than {MAX_TEXT} characters")
     choices = [[part] if index % 2 == 0 else _numbers(part) for index, part in enumerate(parts)]
     if math.prod(len(choice) for choice in choices) > MAX_NODES:
         raise ValueError(f"{shown(pattern)} stands for more than {MAX_NODES} names")
@@ -41,7 +47,12 @@ def expand(pattern: str) -> list[str]:
 
 
 def _numbers(brackets: str) -> list[str]:
-    return [number for item in brackets[1:-1].split(",") for number in _span(item.strip(), brackets)]
+    numbers: list[str] = []
+    for item in brackets[1:-1].split(","):
+        numbers += _span(item.strip(), brackets)
+        if len(numbers) > MAX_NODES:
+            raise ValueError(f"{shown(brackets)} stands for more than {MAX_NODES} numbers")
+    return numbers
 
 
 def _span(item: str, brackets: str) -> Iterator[str]:
@@ -65,14 +76,33 @@ def check_name(name: str) -> None:
         raise ValueError(f"{shown(name) or 'nothing'} is not a node name (letters, digits, . _ - only){advice}")
 
 
+def split_target(text: str) -> tuple[str | None, str, str | None]:
+    """The login name, the address and the port of ``[USER@]ADDRESS[:PORT]``, as ssh's own ``-J`` takes them.
+
+    An IPv6 address with a port stands in brackets: ``[fd00::1]:22``. Whether each part can be one is for others to say.
+    """
+    user, at, rest = text.rpartition("@")
+    bracketed = _BRACKETED.fullmatch(rest)
+    if bracketed and bracketed["host"].count(":") >= 2:
+        host, port = bracketed["host"], bracketed["port"]
+    elif rest.count(":") == 1:
+        host, _, port = rest.partition(":")
+    else:
+        host, port = rest, None
+    return user if at else None, host, port
+
+
 def check_address(address: str) -> None:
     """Raise ``ValueError`` for what is neither an IPv4 or IPv6 address nor a host name."""
     text = shown(address)
     if address.count(":") >= 2:
+        number, percent, scope = address.partition("%")
         try:
-            ipaddress.IPv6Address(address)
+            ipaddress.IPv6Address(number)
         except ValueError:
             raise ValueError(f"{text} is not an IPv6 address") from None
+        if percent and not _SCOPE.fullmatch(scope):  # ssh_config's commands get it as %h
+            raise ValueError(f"{text} is not an IPv6 address: after % comes the name of an interface")
         return
     labels = address.split(".")
     digits = sum(bool(re.fullmatch("[0-9]+", label)) for label in labels)
@@ -87,7 +117,7 @@ def check_address(address: str) -> None:
     if re.search(r":[0-9]+$", address):
         raise ValueError(f"{text} is not an address: the port goes into `port`")
     if len(address) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{text} is neither a host name nor an IP address")
+        raise ValueError(f"{text or 'nothing'} is neither a host name nor an IP address")
 
 
 def _zeros(labels: list[str]) -> str:
@@ -99,16 +129,37 @@ def likely_typo(inventory: Inventory, node: Node) -> str | None:
 
     ``192.169.20.16`` among ``192.168.20.x`` is such an address; two racks with a network each are not.
     """
-    nodes = inventory.nodes
-    return _stands_apart(node.name, "address", node.address, [(n.name, n.address) for n in nodes]) or _stands_apart(
-        node.name, "data_address", node.data_address, [(n.name, n.data_address) for n in nodes]
-    )
+    return next(likely_typos(inventory, [node]), None)
 
 
-def _stands_apart(name: str, what: str, address: str | None, everyone: Sequence[tuple[str, str | None]]) -> str | None:
-    own = _network(address)
-    known = [(other, network) for other, text in everyone if (network := _network(text))]
-    if own is None or len(known) < 2:
+def likely_typos(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[str]:
+    """The sentence of ``likely_typo`` for each of ``nodes`` that has one."""
+    everyone = [_Networks.of((node.name, node.address) for node in inventory.nodes)]
+    everyone.append(_Networks.of((node.name, node.data_address) for node in inventory.nodes))
+    for node in nodes:
+        texts = (("address", node.address), ("data_address", node.data_address))
+        found = (_stands_apart(node.name, *text, known) for text, known in zip(texts, everyone, strict=True))
+        yield from itertools.islice(filter(None, found), 1)
+
+
+@dataclass(frozen=True)
+class _Networks:
+    """The networks of all nodes with an IPv4 address, counted once: an inventory may have thousands of nodes."""
+
+    known: Sequence[tuple[str, tuple[int, int]]]
+    counts: Mapping[tuple[int, int], int]
+    most: tuple[tuple[int, int], int] | None
+
+    @staticmethod
+    def of(addresses: Iterable[tuple[str, str | None]]) -> _Networks:
+        known = [(name, network) for name, text in addresses if (network := _network(text))]
+        counts = Counter(network for _, network in known)
+        return _Networks(known, counts, next(iter(counts.most_common(1)), None))
+
+
+def _stands_apart(name: str, what: str, address: str | None, networks: _Networks) -> str | None:
+    own, known = _network(address), networks.known
+    if own is None or networks.most is None or len(known) < 2:
         return None
     if len(known) == 2:
         other, network = next(pair for pair in known if pair[0] != name)
@@ -118,8 +169,8 @@ def _stands_apart(name: str, what: str, address: str | None, everyone: Sequence[
             return None
         whose, usual = f"that of {other}", network
     else:
-        (usual, count), *_ = Counter(network for _, network in known).most_common(1)
-        same = sum(network == own for _, network in known)
+        usual, count = networks.most
+        same = networks.counts[own]
         odd = same == 1 or _is_private(usual) != _is_private(own)
         if own == usual or not odd or count <= len(known) / 2 or count < 2 * same:
             return None

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from provision.inventory.document import shown
+from provision.inventory.names import split_target
 
 if TYPE_CHECKING:
     from provision.inventory.document import Document, Place
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOGIN = re.compile(
+    r"""[^\s/:'"`$;&<>|(){}\[\]*?!#%~-][^\s/:'"`$;&<>|(){}\[\]*?!#%~]{0,255}(?<!\\)"""
+)  # %: a token of ssh
+_SECONDS = re.compile(r"[0-9]{0,6}\.?[0-9]{1,9}(e[0-9])?")
+MAX_TEXT = 4096  # characters of a value; a path has as many at most
+MAX_VALUE = 65_536  # bytes of an environment variable; Linux takes 128 KiB with its name
+MAX_PART = 255  # bytes between two slashes of a path
 _TRUTH = "YAML reads this word as a truth value (true, yes, on, false, no, off)"
 
 
@@ -37,6 +45,8 @@ def as_text(value: object) -> str:
         raise ValueError("is empty")
     if not value.isprintable():
         raise ValueError(f"holds a line break or a control character: {shown(value)}")
+    if len(value) > MAX_TEXT:
+        raise ValueError(f"is longer than {MAX_TEXT:,} characters")
     return value.strip()
 
 
@@ -53,21 +63,28 @@ def as_gpus(value: object) -> int:
 def as_seconds(value: object) -> float:
     """A time span that is neither nothing nor for ever."""
     text = as_text(value)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= 3600:
-        raise ValueError(f"{shown(text)} is not a number of seconds (above 0, up to 3600)")
+    seconds = float(text) if _SECONDS.fullmatch(text) else math.nan
+    if not 0.1 <= seconds <= 3600:
+        raise ValueError(f"{shown(text)} is not a number of seconds (0.1 to 3600)")
     return seconds
 
 
 def as_user(value: object) -> str:
     """A login name."""
     text = as_text(value)
-    if text.startswith("-") or re.search(r"[\s/:]", text):
+    if not _LOGIN.fullmatch(text):
         raise ValueError(f"{shown(text)} is not a login name")
     return text
+
+
+def target(text: str) -> tuple[str | None, str, int | None]:
+    """The login name, the address and the port of ``[USER@]ADDRESS[:PORT]``; the address is not looked at.
+
+    Raises:
+        ValueError: the login name or the port cannot be one.
+    """
+    user, address, port = split_target(text)
+    return None if user is None else as_user(user), address, None if port is None else as_port(port)
 
 
 def as_file(value: object) -> str:
@@ -76,7 +93,13 @@ def as_file(value: object) -> str:
     expanded = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if expanded.startswith("~"):
         raise ValueError(f"{shown(text)}: there is no such user on this machine")
+    _check_path(expanded)
     return expanded
+
+
+def _check_path(path: str) -> None:
+    if len(path.encode()) > MAX_TEXT - 1 or any(len(part) > MAX_PART for part in path.encode().split(b"/")):
+        raise ValueError(f"{shown(path)} is too long for a path ({MAX_PART} bytes between two slashes, 4,095 in all)")
 
 
 def as_prefix(value: object) -> PurePosixPath:
@@ -91,8 +114,11 @@ def as_prefix(value: object) -> PurePosixPath:
     prefix = PurePosixPath(posixpath.normpath("/" + text.lstrip("/")))
     if prefix == PurePosixPath("/"):
         raise ValueError("/ is the whole system: name a folder of its own, such as /opt/llm/current")
+    _check_path(str(prefix))
     if prefix.name in {"releases", "runs"}:
-        raise ValueError(f"{prefix} is taken: releases/ and runs/ lie beside the prefix; use {prefix.parent}/current")
+        raise ValueError(
+            f"{shown(str(prefix))} is taken: releases/ and runs/ lie beside the prefix; use {prefix.parent}/current"
+        )
     return prefix
 
 
@@ -113,6 +139,8 @@ def as_env_value(value: object) -> str:
         raise ValueError(f"must be text or a number, not {_kind(value)}")  # noqa: TRY004
     if "\0" in value:
         raise ValueError("holds a NUL character, which no environment variable can")
+    if len(value.encode()) > MAX_VALUE:
+        raise ValueError(f"is longer than {MAX_VALUE:,} bytes")
     return value
 
 
@@ -198,6 +226,7 @@ class TopSection(Section):
     nodes: Any
     ssh: Any = None
     train: Any = None
+    groups: Any = None
     services: Any = None
     checks: Any = None
 
@@ -233,8 +262,7 @@ def _sentence(model: type[Section], entry: Any) -> str:
         case "missing":
             return "is missing" + (" (a host name or an IP address)" if name == "address" else "")
         case "extra_forbidden":
-            close = difflib.get_close_matches(name, model.model_fields, n=1)
-            return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known: {_known(model)}"
+            return f"unknown key; {_advice(model, name)}"
         case "dict_type":
             return "must be a mapping of keys"
         case "list_type" | "tuple_type":
@@ -244,6 +272,29 @@ def _sentence(model: type[Section], entry: Any) -> str:
         case "bool_type" | "bool_parsing":
             return "must be true or false"
     return str(entry["msg"])
+
+
+def _advice(model: type[Section], name: str) -> str:
+    """What an unknown key may be meant to be: a known one, another tool's word for one, or one of another section."""
+    lower = name.lower()
+    meant = _SYNONYMS.get(lower.removeprefix("ansible_").removeprefix("ssh_"))
+    if meant in model.model_fields:
+        return f"did you mean {meant}?"
+    if lower in model.model_fields:
+        return f"did you mean {lower}?"
+    for place, section in _SECTIONS.items():
+        if lower in section.model_fields and section is not model and model is TopSection:
+            return f"it belongs below {place}:"
+    close = difflib.get_close_matches(lower[:100], model.model_fields, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {_known(model)}"
+
+
+_SYNONYMS = {
+    "host": "address", "hostname": "address", "ip": "address", "addr": "address", "slots": "gpus", "num_gpus": "gpus",
+    "identity_file": "key", "identityfile": "key", "private_key": "key", "private_key_file": "key", "key_file": "key",
+    "login": "user", "hosts": "nodes", "workers": "nodes", "environment": "env", "master_port": "port",
+}  # fmt: skip
+_SECTIONS: dict[str, type[Section]] = {"ssh": SshSection, "train": TrainSection, "services": ServicesSection}
 
 
 def _known(model: type[Section]) -> str:

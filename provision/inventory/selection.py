@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from provision.errors import UsageError
 from provision.inventory.document import shown
+from provision.inventory.sets import UnknownError, members, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ def select(
     Args:
         inventory: the cluster.
         count: the first so many of those that ``limit`` and ``exclude`` leave.
-        limit: only these, such as ``gpu[01-04,07]``.
+        limit: only these, such as ``gpu[01-04,07]``, ``gpu*`` or ``@storage``; see ``sets``.
         exclude: not these.
 
     Raises:
@@ -53,25 +53,35 @@ def select(
 
 
 def _names(inventory: Inventory, option: str, expression: str) -> set[str]:
-    try:
-        names = set(NodeSet(expression, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
-        raise UsageError(
-            f"{option} {shown(expression)}: not a set of node names", hint=f"write it as {_all(inventory)}"
-        ) from error
     written = f"{option} {shown(expression)}" if expression else f"{option} ''"
     known = [node.name for node in inventory.nodes]
-    unknown = sorted(names.difference(known))
-    if unknown or not names:
-        close = [match for name in unknown for match in difflib.get_close_matches(name, known, n=1)]
-        hint = f"did you mean {fold(close)}? " if close and len(close) == len(unknown) else ""
-        what = f"no node is called {shown(fold(unknown))}" if unknown else "names no node"
-        raise UsageError(f"{written}: {what}", hint=f"{hint}{inventory.path.name} has {_all(inventory)}")
+    has = f"{inventory.path.name} has {_all(inventory)}"
+    try:
+        names = members(expression, known, inventory.groups)
+    except UnknownError as error:
+        advice = suggestion(error, known, inventory.groups)
+        raise UsageError(f"{written}: {_unknown(error)}", hint=f"{advice} {has}".lstrip()) from error
+    except ValueError as error:
+        raise UsageError(f"{written}: not a set of nodes: {error}", hint=f"write it as {_all(inventory)}") from error
+    if not names and not expression.strip():
+        raise UsageError(f"{written}: names no node", hint=has)
     return names
 
 
+def _unknown(error: UnknownError) -> str:
+    """What the parts of an expression that match nothing are."""
+    groups = [text for text in error.others if text.startswith("@")]
+    patterns = [text for text in error.others if not text.startswith("@")]
+    parts = [f"no node is called {shown(fold(sorted(error.names)))}"] if error.names else []
+    parts += [f"no node matches {shown(', '.join(patterns))}"] if patterns else []
+    parts += [f"there is no group {shown(', '.join(groups))}"] if groups else []
+    return "; ".join(parts)
+
+
 def _all(inventory: Inventory) -> str:
-    return fold(node.name for node in inventory.nodes)
+    """Every node, and every group."""
+    groups = ", ".join(f"@{name}" for name in list(inventory.groups)[:20])
+    return fold(node.name for node in inventory.nodes) + (f" and the groups {groups}" if groups else "")
 
 
 def fold(names: Iterable[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from provision.inventory.document import shown
+from provision.inventory.selection import fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,25 +20,37 @@ HEADER = "clusterctl's inventory; inventory.example.yaml shows every key."
 _LINE = 118  # columns of a comment
 
 
-def text(nodes: Sequence[Node], *, prefix: str, ssh: Mapping[str, Any], notes: Iterable[str] = ()) -> str:
+def text(
+    nodes: Sequence[Node],
+    *,
+    prefix: str,
+    ssh: Mapping[str, Any],
+    groups: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    notes: Iterable[str] = (),
+    ranges: bool = True,
+) -> str:
     """The inventory file.
 
     Args:
         nodes: in the order that they shall have: the first of a run is rank 0.
         prefix: see ``model.Inventory``.
         ssh: the section of that name; left out when empty.
+        groups: names of nodes by group.
         notes: sentences that become comments at the top.
+        ranges: whether consecutive nodes share an entry; else each has its own.
     """
     data: dict[str, Any] = {"prefix": prefix}
     if ssh:
         data["ssh"] = dict(ssh)
-    data["nodes"] = dict(_entry(group) for group in groups(nodes))
+    data["nodes"] = dict(_entry(run) for run in (runs(nodes) if ranges else [[node] for node in nodes]))
+    if groups:
+        data["groups"] = {name: fold(members) for name, members in groups.items()}
     comments = [HEADER, *(shown(note, limit=_LINE) for note in notes)]
     body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10_000)
     return "".join(f"# {comment}\n" for comment in comments) + body
 
 
-def groups(nodes: Sequence[Node]) -> list[list[Node]]:
+def runs(nodes: Sequence[Node]) -> list[list[Node]]:
     """The nodes in runs that one entry can hold: names and addresses count up together, and all else is equal."""
     found: list[list[Node]] = []
     steps: list[tuple[_Step | None, ...]] = []

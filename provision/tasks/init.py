@@ -5,16 +5,15 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import inventory as inventory_file
 from provision.errors import ClusterctlError, InventoryError, NodesFailedError, UsageError
-from provision.inventory import fold, writing
+from provision.inventory import fold, loading, writing
 from provision.inventory.asking import Facts, read_facts
 from provision.inventory.choosing import Wanted, described, draft
-from provision.inventory.foreign import Found, read
+from provision.inventory.foreign import Found, read_file
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.render import render
 from provision.ssh.enrol import Enrolled, default_key, enrol
@@ -69,6 +68,7 @@ def create(
     *,
     ssh: Mapping[str, Any],
     prefix: str | None = None,
+    found: Found | None = None,
     prompts: Prompts | None = None,
     emit: Emit,
 ) -> Created:
@@ -82,6 +82,7 @@ def create(
         hosts: who is meant.
         ssh: ``user``, ``port`` and ``key`` of the inventory, as far as they are known.
         prefix: the inventory's prefix.
+        found: the file that names the hosts, where it is one.
         prompts: how to ask for a password or about a host key.
         emit: is told about the progress.
 
@@ -95,7 +96,7 @@ def create(
     settings: dict[str, Any] = {"prefix": prefix or DEFAULT_PREFIX, "ssh": dict(ssh)}
     if "key" not in ssh and (key := default_key()):
         settings["ssh"]["key"] = key
-    sketch = _checked(path, writing.text(draft(hosts), **settings))
+    sketch = _checked(path, draft(hosts), settings, hosts, found)
     results, failed = _enrol(sketch, prompts, emit)
     ready = [node for node in sketch.nodes if node.name not in failed]
     then = "then write what is missing into the inventory, and run: clusterctl init"
@@ -104,14 +105,17 @@ def create(
     facts = _ask(sketch, ready, emit)
     places = {index: facts[node.name] for index, node in enumerate(sketch.nodes) if node.name in facts}
     nodes, notes = described(hosts, places)
-    text = writing.text(nodes, **settings, notes=notes)
-    _checked(path, text)
+    names = {old.name: new.name for old, new in zip(sketch.nodes, nodes, strict=True)}
+    groups, left_out = found.kept_groups([node.name for node in nodes]) if found else ({}, ())
+    for note in left_out:
+        emit(Notice(note, "warning"))
+    _checked(path, nodes, settings, hosts, found)
+    text = writing.text(nodes, **settings, groups=groups, notes=notes)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    names = {old.name: new.name for old, new in zip(sketch.nodes, nodes, strict=True)}
     states = {names[name]: answer.state for name, answer in results.items() if isinstance(answer, Enrolled)}
     return Created(
         path, text, states, {names[name]: why for name, why in failed.items()}, _next(results, prompts, then)
@@ -119,36 +123,53 @@ def create(
 
 
 def foreign(path: Path, *, group: str | None = None, emit: Emit) -> Found:
-    """The nodes of an Ansible inventory or a hostfile; what has no counterpart is told.
+    """The nodes of an Ansible inventory, a hostfile or ClusterShell's groups; what has no counterpart is told.
 
     Raises:
         UsageError: it cannot be read, or has no such group.
         InventoryError: lines that are not understood.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"{path} cannot be read: {why}") from error
-    found = read(text, str(path), group=group)
+    found = read_file(path, group=group)
     for note in found.notes:
         emit(Notice(f"{path.name}: {note}", "warning"))
     return found
 
 
-def _checked(path: Path, text: str) -> Inventory:
-    """The inventory that ``text`` would be at ``path``; its mistakes are found before anything is written there."""
+def _checked(
+    path: Path, nodes: Sequence[Node], settings: Mapping[str, Any], hosts: Sequence[Wanted], found: Found | None
+) -> Inventory:
+    """The inventory that these nodes would be at ``path``; mistakes are found before anything is written there.
+
+    Nobody has seen its text: a mistake names who wrote the value, on the command line or in another tool's file.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            loaded = inventory_file.load(Path(file.name))
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-"):
+            pass
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="name another file: clusterctl init -i FILE"
+        ) from error
+    origins = {node.name: each.origin for node, each in zip(nodes, hosts, strict=True)}
+    file = f"{found.name} " if found and found.name else ""
+
+    def origin(place: tuple[str, ...]) -> str:
+        if place[:1] == ("nodes",) and len(place) > 1:
+            return f"{file}{origins.get(place[1]) or place[1]}"
+        if place[:1] == ("ssh",) and found and found.ssh.get(place[-1]) == settings["ssh"].get(place[-1]):
+            return f"{file}{place[-1]}"
+        return {("prefix",): "--prefix", ("ssh", "user"): "--user"}.get(place, ".".join(place))
+
+    try:
+        return loading.parse(writing.text(nodes, **settings, ranges=False), path.absolute(), origin=origin)
     except InventoryError as error:
-        raise InventoryError("these hosts make no inventory", problems=error.problems) from error
-    return replace(loaded, path=path.absolute())
+        raise InventoryError(
+            f"no inventory was written: {path} would have " + str(error).rpartition(" has ")[2],
+            problems=error.problems,
+            hint=f"correct {found.name} and run the command again"
+            if file and found
+            else "correct it on the command line",
+        ) from error
 
 
 def _enrol(

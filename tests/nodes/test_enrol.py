@@ -12,8 +12,10 @@ import pytest
 from local_sshd import PASSWORD, LocalSshd, make_key
 
 from provision.errors import UsageError
+from provision.inventory import load
 from provision.model import Notice, StageFinished
 from provision.ssh.enrol import Enrolled, create_key, enrol, public_key
+from provision.ssh.openssh import OpenSshRemote
 from provision.ssh.remote import HostKeyUnknown, NodeUnreachable, connect
 
 pytestmark = [
@@ -184,3 +186,25 @@ def test_a_created_key_is_one_that_openssh_reads(tmp_path):
     assert not create_key(path)
     done = subprocess.run(["ssh-keygen", "-y", "-f", path], capture_output=True, text=True, check=True)
     assert done.stdout.split()[:2] == Path(f"{path}.pub").read_text().split()[:2]
+
+
+def test_nodes_written_as_user_at_host_and_port(server, tmp_path):
+    """One host key is pinned under the name that OpenSSH gives the host and the port, and both ssh clients find it."""
+    first, second, *_ = server.users
+    path = tmp_path / "cluster/inventory.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        f"prefix: /opt/env\nssh: {{key: {server.key}}}\n"
+        f"nodes:\n  a: {first}@127.0.0.1:{server.port}\n  b: {{address: 'localhost:{server.port}', user: {second}}}\n"
+    )
+    inventory = load(path)
+    assert enrol(inventory, inventory.nodes, prompts=Answers()) == {
+        name: Enrolled(name, "ready") for name in ("a", "b")
+    }
+    pinned = (path.parent / "known_hosts").read_text().splitlines()
+    assert sorted(line.split()[0] for line in pinned) == [
+        f"[127.0.0.1]:{server.port}",
+        f"[localhost]:{server.port}",
+    ]
+    for node in inventory.nodes:
+        assert OpenSshRemote(inventory, node).run("echo here").out == "here\n"

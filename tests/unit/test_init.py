@@ -10,7 +10,7 @@ from provision import inventory as inventory_file
 from provision.errors import UsageError
 from provision.inventory.asking import Facts, Interface, Port, read_facts
 from provision.inventory.choosing import Wanted, data_addresses, described, draft, wanted
-from provision.inventory.writing import groups, text
+from provision.inventory.writing import runs, text
 from provision.model import Node
 from provision.ssh.enrol import default_key
 
@@ -229,7 +229,7 @@ def test_hosts_that_cannot_be_meant(hosts):
 )
 def test_consecutive_nodes_become_ranges_that_the_loader_reads_back(nodes, entries, tmp_path):
     nodes = tuple(Node(name, address, gpus=8) for name, address in nodes)
-    assert len(groups(nodes)) == entries
+    assert len(runs(nodes)) == entries
     (tmp_path / "i.yaml").write_text(text(nodes, prefix="/opt/llm/current", ssh={}))
     assert inventory_file.load(tmp_path / "i.yaml").nodes == nodes
 

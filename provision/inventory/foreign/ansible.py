@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from provision.inventory.document import shown
 from provision.inventory.foreign.found import Found, host, lines, shared
+from provision.inventory.groups import MAX_GROUPS
+from provision.inventory.names import MAX_NODES, MAX_TEXT
 from provision.inventory.schema import as_port, as_user
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from provision.inventory.choosing import Wanted
 
@@ -23,6 +26,7 @@ _ADDRESS = ("ansible_host", "ansible_ssh_host")
 _USER = ("ansible_user", "ansible_ssh_user")
 _PORT = ("ansible_port", "ansible_ssh_port")
 _KEY = ("ansible_ssh_private_key_file", "ansible_private_key_file")
+_MANY = 10  # variables that are named one by one
 _KNOWN = {*_ADDRESS, *_USER, *_PORT, *_KEY}
 
 _WHY = {
@@ -31,35 +35,44 @@ _WHY = {
     r"ansible_become.*": "clusterctl uses sudo where it needs root",
 }
 
-_NUMBERS = re.compile(r"\[(?P<first>\w+):(?P<last>\w+)(?::(?P<step>\d+))?\]")
+_PRIORITY = "ansible_group_priority"
+_NUMBERS = re.compile(
+    r"\[(?P<first>[0-9]{1,9}|[A-Za-z]):(?P<last>[0-9]{1,9}|[A-Za-z])(?::(?P<step>[0-9]{1,9}))?\]", re.ASCII
+)
 
 
 @dataclass(frozen=True)
 class Var:
-    """A variable's value as text, and its line."""
+    """A variable's value as text, and its line; 0: not known. ``file``: where it is not in the inventory itself."""
 
     value: str
     line: int
+    file: str = ""
 
 
 @dataclass
 class Group:
     """A group: its own hosts, its children with the lines that name them, and its variables."""
 
-    hosts: list[str] = field(default_factory=list)
+    hosts: dict[str, None] = field(default_factory=dict)
     children: dict[str, int] = field(default_factory=dict)
     vars: dict[str, Var] = field(default_factory=dict)
 
 
 @dataclass
 class Parsed:
-    """An inventory of Ansible's as it was written; ``hosts`` maps each to its variables."""
+    """An inventory of Ansible's as it was written; ``hosts`` maps each to its variables.
+
+    ``beside`` has the variables of ``group_vars/`` and ``host_vars/``, by ``group`` or ``host`` and the owner's name.
+    """
 
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group(), "ungrouped": Group()})
     hosts: dict[str, dict[str, Var]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[tuple[int, str]] = field(default_factory=list)
+    beside: dict[tuple[str, str], dict[str, Var]] = field(default_factory=dict)
+    beside_problems: list[str] = field(default_factory=list)
 
     def group(self, name: str) -> Group:
         """The group of this name, made when it is first named."""
@@ -69,14 +82,16 @@ class Parsed:
         """Hosts of a group, written as one name or a range, with their variables."""
         try:
             names = expand(pattern)
+            if len(self.hosts) + len(names) > 2 * MAX_NODES:
+                raise ValueError(f"{shown(pattern)} makes more than {2 * MAX_NODES} hosts")  # noqa: TRY301
         except ValueError as error:
             self.problems.append((line, str(error)))
             return
+        members = self.group(group).hosts
         for name in names:
             self.hosts.setdefault(name, {}).update(variables)
             self.lines.setdefault(name, line)
-            if name not in self.group(group).hosts:
-                self.group(group).hosts.append(name)
+            members.setdefault(name)
 
 
 def expand(pattern: str) -> list[str]:
@@ -85,82 +100,165 @@ def expand(pattern: str) -> list[str]:
     Raises:
         ValueError: a range that is none.
     """
+    if len(pattern) > MAX_TEXT:
+        raise ValueError(f"{shown(pattern)} is too long: more than {MAX_TEXT} characters")
     found = _NUMBERS.search(pattern)
     if not found:
         if "[" in pattern or "]" in pattern:
-            raise ValueError(f"{pattern} is no host; Ansible writes a range gpu[01:04]")
+            raise ValueError(f"{shown(pattern)} is no host; Ansible writes a range gpu[01:04]")
         return [pattern]
     first, last, step = found["first"], found["last"], int(found["step"] or 1)
+    numbers = range(0)
     if first.isdigit() and last.isdigit() and (len(first) == len(last) or not first.startswith("0")):
-        items = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1, step or 1)]
+        numbers = range(int(first), int(last) + 1, step or 1)
     elif re.fullmatch("[a-z]{2}|[A-Z]{2}", first + last):
-        items = [chr(number) for number in range(ord(first), ord(last) + 1, step or 1)]
-    else:
-        items = []
-    if not items or not step or len(items) > 4096:
-        raise ValueError(f"{found[0]} is not a range such as [01:04]")
-    head, tail = pattern[: found.start()], pattern[found.end() :]
-    return [f"{head}{item}{rest}" for item in items for rest in expand(tail)]
+        numbers = range(ord(first), ord(last) + 1, step or 1)
+    if not numbers or not step:
+        raise ValueError(f"{shown(found[0])} is not a range such as [01:04]")
+    rests = expand(pattern[found.end() :])
+    if len(numbers) * len(rests) > MAX_NODES:
+        raise ValueError(f"{shown(pattern)} stands for more than {MAX_NODES} hosts")
+    items = [str(number).zfill(len(first)) if first.isdigit() else chr(number) for number in numbers]
+    return [f"{pattern[: found.start()]}{item}{rest}" for item in items for rest in rests]
 
 
 def resolve(parsed: Parsed, group: str, *, kind: str) -> Found:
     """The hosts of a group and its children, each with the variables that count for it."""
     problems = [*parsed.problems, *_misplaced(parsed)]
-    if problems:
-        return Found(kind, (), problems=_sorted(problems))
-    members = {name: set(_members(parsed, name)) for name in parsed.groups}
+    if problems or parsed.beside_problems:
+        return Found(kind, (), problems=(*_sorted(problems), *parsed.beside_problems))
+    below = {name: _below(parsed, name) for name in parsed.groups}
+    members = {name: {*parsed.groups[name].hosts, *_hosts_of(parsed, below[name])} for name in parsed.groups}
     members["all"] = set(parsed.hosts)
-    depths = _depths(parsed)
-    order = sorted((name for name in parsed.groups if name != "all"), key=lambda name: (depths[name], name))
-    left_out: dict[str, list[int]] = defaultdict(list)
+    groups_of: dict[str, list[str]] = defaultdict(list)
+    for each in _ordered(parsed, below):
+        for name in members[each]:
+            groups_of[name].append(each)
+    left_out: dict[str, dict[Var, None]] = defaultdict(dict)
     hosts: list[Wanted] = []
     keys: list[Var | None] = []
+    index: dict[str, int] = {}
     for name in parsed.hosts:
         if name not in members[group]:
             continue
-        variables = dict(parsed.groups["all"].vars)
-        for each in order:
-            if name in members[each]:
-                variables |= parsed.groups[each].vars
-        variables |= parsed.hosts[name]
+        variables = _variables(parsed, name, groups_of[name])
         for key, var in variables.items():
             if key not in _KNOWN and not (key == "ansible_connection" and var.value in {"ssh", "smart"}):
-                left_out[key].append(var.line)
-        try:
-            hosts.append(_host(name, variables))
-        except _AtLineError as error:
-            problems.append((error.line or parsed.lines[name], str(error)))
+                left_out[key][var] = None
+        index[name] = len(index)
+        found = _host_or_problem(name, variables, parsed.lines[name])
+        if isinstance(found, str):
+            parsed.beside_problems.append(found)
+        else:
+            hosts.append(found)
         keys.append(_first(variables, _KEY))
+    if parsed.beside_problems:
+        return Found(kind, (), problems=tuple(dict.fromkeys(parsed.beside_problems)))
     common, ssh = shared(hosts)
-    if len({var and var.value for var in keys}) == 1 and keys[0]:
-        ssh["key"] = keys[0].value
-    else:
-        left_out |= {_KEY[0]: [var.line for var in keys if var]}
-    notes = [*parsed.notes, *(_note(key, numbers) for key, numbers in left_out.items() if numbers)]
-    return Found(kind, common, ssh, tuple(notes), _sorted(problems))
+    different = _shared_key(keys, ssh)
+    left_out |= {_KEY[0]: dict.fromkeys(different)}
+    named = {
+        name: tuple(index[each] for each in index if each in inside)
+        for name, inside in members.items()
+        if name not in {"all", "ungrouped"} and (group == "all" or inside & index.keys())
+    }
+    return Found(kind, common, ssh, named, (*parsed.notes, *_notes(left_out)))
+
+
+def _shared_key(keys: Sequence[Var | None], ssh: dict[str, Any]) -> list[Var]:
+    """Writes the key that all hosts have into ``ssh``; else the variables that name different ones."""
+    named = [var for var in keys if var]
+    if len(named) < len(keys) or len({var.value for var in named}) != 1:
+        return named
+    ssh["key"] = named[0].value
+    return []
+
+
+def _host_or_problem(name: str, variables: Mapping[str, Var], line: int) -> Wanted | str:
+    """The node, or what is wrong with it and where."""
+    try:
+        return replace(_host(name, variables), origin=_place(line, "") or shown(name))
+    except _AtLineError as error:
+        var = error.var
+        where = (_place(var.line, var.file) if var else "") or _place(line, "")
+        return f"{where}: {error}" if where else str(error)
+
+
+def _variables(parsed: Parsed, host: str, groups: list[str]) -> dict[str, Var]:
+    """What counts for a host, in Ansible's order: the inventory's groups, ``group_vars``, the host, ``host_vars``."""
+    variables = dict(parsed.groups["all"].vars)
+    for each in groups:
+        variables |= parsed.groups[each].vars
+    for each in ("all", *groups):
+        variables |= parsed.beside.get(("group", each), {})
+    variables |= parsed.hosts[host]
+    variables |= parsed.beside.get(("host", host), {})
+    return variables
+
+
+def _ordered(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
+    """The groups but ``all``, those first that count least: by their depth, their priority and their name."""
+    depths: dict[str, int] = defaultdict(int)
+    for name in parsed.groups:
+        if name != "all":
+            for child in below[name]:
+                depths[child] += 1
+    priorities = {}
+    for name, group in parsed.groups.items():
+        var = group.vars.pop(_PRIORITY, None)
+        priorities[name] = int(var.value) if var and re.fullmatch("[0-9]{1,9}", var.value) else 1
+    names = (name for name in parsed.groups if name != "all")
+    return sorted(names, key=lambda name: (depths[name], priorities[name], name))
 
 
 def _misplaced(parsed: Parsed) -> Iterator[tuple[int, str]]:
     """Children that are no groups, and groups that are below themselves."""
+    if len(parsed.groups) > MAX_GROUPS + 2:
+        yield 0, f"there are more than {MAX_GROUPS:,} groups"
+        return
     for name, group in parsed.groups.items():
         for child, line in group.children.items():
             if child not in parsed.groups:
-                yield line, f"there is no group {child}"
+                yield line, f"there is no group {shown(child)}"
         if name in _below(parsed, name):
             yield min(group.children.values()), f"the group {name} is its own child"
 
 
-def _note(key: str, numbers: list[int]) -> str:
-    if key == _KEY[0]:
-        return f"{key} ({lines(numbers)}): nodes have different keys; write them as IdentityFile into ~/.ssh/config"
-    why = next((why for pattern, why in _WHY.items() if re.fullmatch(pattern, key)), "")
-    return f"{key} ({lines(numbers)}) is left out" + (f": {why}" if why else "")
+def _notes(left_out: Mapping[str, Iterable[Var]]) -> Iterator[str]:
+    """A sentence for each variable that is left out; many that only playbooks use share one."""
+    found = {shown(key): places(each) for key, each in left_out.items() if each}
+    plain = [key for key in found if not key.startswith("ansible_")]
+    for key, where in found.items():
+        text = f"{key} ({where})" if where else key
+        why = next((why for pattern, why in _WHY.items() if re.fullmatch(pattern, key)), "")
+        if key == _KEY[0]:
+            yield f"{text}: nodes have different keys; write them as IdentityFile into ~/.ssh/config"
+        elif key not in plain or len(plain) <= _MANY:
+            yield f"{text} is left out" + (f": {why}" if why else "")
+    if len(plain) > _MANY:
+        yield f"{len(plain)} variables that ssh does not need are left out: {', '.join(plain)}"
+
+
+def places(variables: Iterable[Var]) -> str:
+    """``lines 3, 9; group_vars/gpus.yml line 2``; empty where no line is known."""
+    files: dict[str, list[int]] = {}
+    for var in variables:
+        files.setdefault(var.file, []).append(var.line)
+    return "; ".join(
+        f"{file} {lines(numbers)}".strip() if any(numbers) else file
+        for file, numbers in sorted(files.items())
+        if file or any(numbers)
+    )
+
+
+def _place(line: int, file: str) -> str:
+    return " ".join(each for each in (file, f"line {line}" if line else "") if each)
 
 
 class _AtLineError(ValueError):
-    def __init__(self, text: str, line: int = 0) -> None:
+    def __init__(self, text: str, var: Var | None = None) -> None:
         super().__init__(text)
-        self.line = line
+        self.var = var
 
 
 def _host(name: str, variables: Mapping[str, Var]) -> Wanted:
@@ -171,19 +269,19 @@ def _host(name: str, variables: Mapping[str, Var]) -> Wanted:
     }
     for what, var in found.items():
         if "{{" in var.value:
-            raise _AtLineError(f"{name}: its {what} is a template, {var.value}: write the value", var.line)
+            raise _AtLineError(f"{name}: its {what} is a template, {shown(var.value)}: write the value", var)
     address = found.get("address")
     try:
         node = host(name, address.value if address else None)
     except ValueError as error:
-        raise _AtLineError(str(error), address.line if address else 0) from error
+        raise _AtLineError(str(error), address) from error
     try:
         if port := found.get("port"):
             node = replace(node, port=as_port(port.value))
         if user := found.get("user"):
             node = replace(node, user=as_user(user.value))
     except ValueError as error:
-        raise _AtLineError(f"{name}: {error}", (found.get("port") or found["user"]).line) from error
+        raise _AtLineError(f"{shown(name)}: {error}", found.get("port") or found["user"]) from error
     return node
 
 
@@ -191,10 +289,9 @@ def _first(variables: Mapping[str, Var], keys: tuple[str, ...]) -> Var | None:
     return next((variables[key] for key in keys if key in variables), None)
 
 
-def _members(parsed: Parsed, group: str) -> Iterator[str]:
-    yield from parsed.groups[group].hosts
-    for child in _below(parsed, group):
-        yield from parsed.groups[child].hosts
+def _hosts_of(parsed: Parsed, groups: Iterable[str]) -> Iterator[str]:
+    for group in groups:
+        yield from parsed.groups[group].hosts
 
 
 def _below(parsed: Parsed, group: str) -> set[str]:
@@ -207,16 +304,6 @@ def _below(parsed: Parsed, group: str) -> set[str]:
             found.add(name)
             todo += parsed.groups[name].children
     return found
-
-
-def _depths(parsed: Parsed) -> dict[str, int]:
-    """How many groups stand above each one; there is no circle."""
-    above: dict[str, int] = defaultdict(int)
-    for name in parsed.groups:
-        if name != "all":
-            for child in _below(parsed, name):
-                above[child] += 1
-    return above
 
 
 def _sorted(problems: list[tuple[int, str]]) -> tuple[str, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.inventory.choosing import Wanted
+from provision.inventory.document import shown
+from provision.inventory.groups import MAX_GROUPS, group_problem
 from provision.inventory.names import check_address, check_name
 
 
@@ -19,18 +21,42 @@ class Found:
         kind: what kind of file it is, for people.
         hosts: the nodes.
         ssh: ``user``, ``port`` and ``key`` where all nodes have the same.
+        groups: the groups' names, and the places of their nodes in ``hosts``.
         notes: what has no counterpart and is left out, one sentence each with its lines.
         problems: what is not understood, with its line; then ``hosts`` is of no use.
+        name: the file's.
     """
 
     kind: str
     hosts: tuple[Wanted, ...]
     ssh: Mapping[str, Any] = field(default_factory=dict)
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    name: str = ""
+
+    def kept_groups(self, names: Sequence[str]) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...]]:
+        """The groups as the inventory can have them, and a sentence for each that it cannot.
+
+        Args:
+            names: the names that the nodes have in the inventory, in the order of ``hosts``.
+        """
+        kept: dict[str, tuple[str, ...]] = {}
+        notes: list[str] = []
+        for name, places in self.groups.items():
+            problem = group_problem(name, set(names))
+            if not places:
+                problem = "it has no host"
+            elif len(kept) == MAX_GROUPS:
+                problem = f"an inventory has at most {MAX_GROUPS:,}"
+            if problem:
+                notes.append(f"the group {shown(name)} is left out: {problem}")
+            else:
+                kept[name] = tuple(names[place] for place in places)
+        return kept, tuple(notes)
 
 
-def host(name: str, address: str | None = None) -> Wanted:
+def host(name: str, address: str | None = None, *, origin: str = "") -> Wanted:
     """The node that another tool calls ``name``; a bare address is no name.
 
     Raises:
@@ -42,8 +68,8 @@ def host(name: str, address: str | None = None) -> Wanted:
         ipaddress.ip_address(name)
     except ValueError:
         check_name(name)
-        return Wanted(address, name)
-    return Wanted(address)
+        return Wanted(address, name, origin=origin)
+    return Wanted(address, origin=origin)
 
 
 def shared(hosts: Iterable[Wanted]) -> tuple[tuple[Wanted, ...], dict[str, Any]]:

@@ -7,10 +7,12 @@ import re
 import shlex
 from contextlib import suppress
 
+from provision.inventory.document import shown
 from provision.inventory.foreign.ansible import Parsed, Var
 
 _SECTION = re.compile(r"\[(?P<group>[^\[\]:]+)(?::(?P<kind>[^\[\]]*))?\]\s*([#;].*)?")
-_WITH_PORT = re.compile(r"(?P<host>[^:\[\]]*(?:\[[^\]]*\][^:\[\]]*)*):(?P<port>\d+)")
+IPV6 = re.compile(r"\[(?P<host>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(?P<port>[0-9]+))?")
+_WITH_PORT = re.compile(r"(?P<host>[^:\[\]]*(?:\[[^\]]*\][^:\[\]]*)*):(?P<port>[0-9]+)")
 
 
 def parse(text: str) -> Parsed:
@@ -21,10 +23,12 @@ def parse(text: str) -> Parsed:
         line = raw.strip()
         if not line or line.startswith(("#", ";")):
             continue
-        if line.startswith("["):
+        if line.startswith("[") and not IPV6.match(line):
             found = _SECTION.fullmatch(line)
             if not found or (found["kind"] or "") not in {"", "vars", "children"}:
-                parsed.problems.append((number, f"{line} is no section: [GROUP], [GROUP:vars] or [GROUP:children]"))
+                parsed.problems.append(
+                    (number, f"{shown(line)} is no section: [GROUP], [GROUP:vars] or [GROUP:children]")
+                )
                 group, kind = "", ""
                 continue
             group, kind = found["group"].strip(), found["kind"] or ""
@@ -36,7 +40,7 @@ def parse(text: str) -> Parsed:
             if equals:
                 parsed.group(group).vars[key.strip()] = Var(_value(value), number)
             else:
-                parsed.problems.append((number, f"{line} is not NAME=VALUE"))
+                parsed.problems.append((number, f"{shown(line)} is not NAME=VALUE"))
         elif kind == "children":
             parsed.group(group).children.setdefault(line.partition("#")[0].strip(), number)
         else:
@@ -48,19 +52,23 @@ def _host_line(parsed: Parsed, group: str, line: str, number: int) -> None:
     try:
         pattern, *words = shlex.split(line, comments=True)
     except ValueError as error:
-        parsed.problems.append((number, f"{line}: {str(error).lower()}"))
+        parsed.problems.append((number, f"{shown(line)}: {str(error).lower()}"))
         return
     variables: dict[str, Var] = {}
-    if found := _WITH_PORT.fullmatch(pattern):
+    if found := IPV6.fullmatch(pattern):
+        pattern = found["host"]
+        if found["port"]:
+            variables["ansible_port"] = Var(found["port"], number)
+    elif found := _WITH_PORT.fullmatch(pattern):
         pattern = found["host"]
         variables["ansible_port"] = Var(found["port"], number)
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            parsed.problems.append((number, f"{word} is not NAME=VALUE"))
+            parsed.problems.append((number, f"{shown(word)} is not NAME=VALUE"))
         variables[key] = Var(value, number)
     if "=" in pattern:
-        parsed.problems.append((number, f"{pattern} is no host"))
+        parsed.problems.append((number, f"{shown(pattern)} is no host"))
         return
     parsed.add(group, pattern, variables, number)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from provision.inventory.document import Document, NotYamlError, read, shown
 from provision.inventory.foreign.ansible import Parsed, Var
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from provision.inventory.foreign.beside import VarsFile
 
 
 def parse(text: str) -> Parsed:
@@ -27,6 +32,41 @@ def parse(text: str) -> Parsed:
     for name, content in document.data.items():
         _group(parsed, document, name, content, (name,))
     return parsed
+
+
+def add_files(parsed: Parsed, files: Sequence[VarsFile]) -> None:
+    """The variables in ``group_vars/`` and ``host_vars/``, and what there is to say about files that are not used."""
+    for file in files:
+        known = parsed.groups if file.kind == "group" else parsed.hosts
+        if file.owner not in known:
+            parsed.notes.append(f"{shown(file.name)} is not used: there is no {file.kind} {shown(file.owner)}")
+        elif file.text is None:
+            parsed.notes.append(f"{shown(file.name)} is not read: {file.why}")
+        else:
+            found = _file_vars(parsed, shown(file.name), file.text)
+            parsed.beside.setdefault((file.kind, file.owner), {}).update(found)
+
+
+def _file_vars(parsed: Parsed, name: str, text: str) -> dict[str, Var]:
+    try:
+        document = read(text, typed=frozenset())
+    except NotYamlError as error:
+        parsed.beside_problems.append(f"{name} {error}")
+        return {}
+    for _, mistake in document.mistakes:
+        if "the tag " in mistake:
+            parsed.notes.append(f"{name}: {mistake}; its value is left out")
+        else:
+            parsed.beside_problems.append(f"{name}: {mistake}")
+    if document.data is None:
+        return {}
+    if not isinstance(document.data, dict):
+        parsed.beside_problems.append(f"{name} is no mapping of variables")
+        return {}
+    return {
+        key: Var(value if isinstance(value, str) else str(value), document.lines.get((key,), 0), name)
+        for key, value in document.data.items()
+    }
 
 
 def _group(parsed: Parsed, document: Document, name: str, content: Any, place: tuple[str, ...]) -> None:
