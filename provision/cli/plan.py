@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,9 +76,10 @@ def plan_command(reporter: Reporter, model: str, write: Path | None, nvme_path: 
 def _wish(model: str, given: dict[str, Any]) -> tuple[plans.Training, plans.Cluster]:
     shape = plans.load(model)
     gpu = ds_config.find(given["gpu"])
-    memory = gpu.memory if given["gpu_memory"] is None else given["gpu_memory"]
+    if given["gpu_memory"] is not None:
+        gpu = replace(ds_config.with_memory(gpu, given["gpu_memory"]), memory=given["gpu_memory"])
     link = _LINK if given["link"] is None else _link(given["link"])
-    cluster = plans.Cluster(given["nodes"], given["gpus"], gpu, memory, link, given["host_memory"], given["cores"])
+    cluster = plans.Cluster(given["nodes"], given["gpus"], gpu, gpu.memory, link, given["host_memory"], given["cores"])
     seq = min(4096, shape.context) if given["seq"] is None else given["seq"]
     precision = "bf16" if gpu.bf16 else "fp16"
     asked = {key: given[key] for key in ("method", "global_batch", "program", "efficiency")}
