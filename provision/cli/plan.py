@@ -51,13 +51,23 @@ def _real(option: str) -> Number:
         help="Of the peak, in matrix products.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=None,
               help="Stages 1 and 2 reduce gradients while others are computed; on --for own.")  # fmt: skip
+@click.option("--liger/--no-liger", default=None,
+              help="Compute the loss in pieces with Liger; on where LLaMA-Factory has it.")  # fmt: skip
 @number("--host-memory", type=_real("--host-memory"), metavar="GIB", help="Of a node, for offload; not limited.")
 @number("--cores", type=_whole("--cores"), metavar="N", help="Of a node, for the workers that prepare data.")
 @click.option("--nvme-path", metavar="DIR", help="A folder on a fast local disk of every node, with --write.")
+@click.option("--model-path", metavar="DIR", help="The model's folder, for --write where MODEL is a name.")
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="FILE.yaml: LLaMA-Factory's, with its ds_config; FILE.json: that alone.")  # fmt: skip
 @reporting
-def plan_command(reporter: Reporter, model: str, write: Path | None, nvme_path: str | None, **given: Any) -> None:
+def plan_command(
+    reporter: Reporter,
+    model: str,
+    write: Path | None,
+    nvme_path: str | None,
+    model_path: str | None,
+    **given: Any,
+) -> None:
     """Plan a training: memory, network and speed of every ZeRO stage, what to take, and why.
 
     MODEL is a folder with a config.json, that file, or a name such as llama-3-8b, qwen2.5-7b or gpt2-xl.
@@ -65,8 +75,8 @@ def plan_command(reporter: Reporter, model: str, write: Path | None, nvme_path: 
     try:
         training, cluster = _wish(model, given)
         overlap = training.program == "own" if given["overlap"] is None else given["overlap"]
-        made = plans.plan(training, cluster, overlap=overlap)
-        written = [] if write is None else _write(made, model, write, nvme_path)
+        made = plans.plan(training, cluster, overlap=overlap, liger=given["liger"])
+        written = [] if write is None else _write(made, write, model_path or _folder(model), nvme_path)
     except (plans.PlanError, ds_config.ConfigError) as error:
         raise UsageError(str(error), hint=error.hint) from error
     reporter.show([Line(text, cast("Style", style), hang=None) for text, style in plans.lines(made)])
@@ -120,11 +130,17 @@ def _measured(file: Path) -> float:
     return float(largest)
 
 
-def _write(made: plans.Plan, model: str, file: Path, nvme_path: str | None) -> list[str]:
+def _folder(model: str) -> str | None:
+    """The model's folder; None where it is a name of the table."""
+    path = Path(model)
+    return str(path if path.is_dir() else path.parent) if path.exists() else None
+
+
+def _write(made: plans.Plan, file: Path, folder: str | None, nvme_path: str | None) -> list[str]:
     """Write the files. Returns their names.
 
     Raises:
-        UsageError: the name says neither YAML nor JSON.
+        UsageError: the name says neither YAML nor JSON, or nothing says where the model is.
         PlanError: nothing fits.
     """
     config = ds_config.text(plans.ds_config(made, nvme_path=nvme_path))
@@ -133,8 +149,13 @@ def _write(made: plans.Plan, model: str, file: Path, nvme_path: str | None) -> l
         return [str(file)]
     if file.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"--write {file}: neither .yaml nor .json", hint=f"--write {file}.yaml")
+    if folder is None:
+        name = made.training.shape.name
+        raise UsageError(
+            f"--write {file}: {name} is a name of clusterctl's table, and model_name_or_path needs the model's folder",
+            hint=f"--model-path models/{name}, or its folder in place of the name",
+        )
     beside = file.with_name(f"{file.stem}.ds.json")
-    folder = str(Path(model).parent if model.endswith(".json") else model)
     beside.write_text(config, encoding="utf-8")
     file.write_text(plans.yaml(made, folder, beside.name), encoding="utf-8")
     return [str(file), str(beside)]

@@ -1,7 +1,7 @@
 """A model's own ``config.json``, as transformers writes it, becomes a shape.
 
-What a shape has no place for is left out: the norms of Qwen3's queries and keys, and the biases of attention's output
-(``attention_bias``) and of the MLP (``mlp_bias``). That is less than a thousandth of a published model's parameters.
+What a shape has no place for is left out: the biases of attention's output (``attention_bias``) and of the MLP
+(``mlp_bias``). That is less than a thousandth of a published model's parameters.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def parse(config: Dict[str, Any], where: str, name: str) -> Shape:
     kv_heads = config.get("num_key_value_heads") or heads
     width = config.get("head_dim") or hidden // heads
     template = _LIKE_LLAMA[str(kind)]
-    return Shape(name, "llama", layers, hidden, heads, kv_heads, width, inner, vocab, context, tied, bias, template)
+    sizes = (layers, hidden, heads, kv_heads, width, inner, vocab, context)
+    return Shape(name, "llama", *sizes, tied, bias, template, kind == "qwen3")
 
 
 def _numbers(config: Dict[str, Any], needed: Any, where: str) -> None:
