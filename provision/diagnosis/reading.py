@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 # What trainer/agent/life/supervise.py writes into run.log.
-_OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d+)\] (.*)")
+_OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d{1,6})\] (.*)")
 # torch puts the rank before what an exception or its own C++ code says; torchrun's --tee has a word of its own.
-_RANK = re.compile(r"\s*\[(?:rank|default)(\d+)\]:\s?")
+_RANK = re.compile(r"\s*\[(?:rank|default)(\d{1,6})\]:\s?")
 # 2024-06-01 16:22:16,125 (transformers, DeepSpeed), 2026-11-22T07:15:00.123 (many)
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 # glog, as torch writes it: E1122 07:15:00.123000, and [E321 02:07:08.408271257 for the 21st of March
@@ -27,11 +27,13 @@ _SYSLOG = re.compile(
     r"^(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?\b"
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_REPORTED = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)")
+_REPORTED = re.compile(r"\s*rank +: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 _TIME_WITHIN = 80  # characters: a time stands at the beginning of a line
+_NO_YEAR = 1970
 _HALF_YEAR = 180 * 86400.0  # seconds; a time without a year that goes back by more is of the next year
 
 _NEVER = 1e11  # epoch seconds that no clock of ours shows
+_MANY = 10**12  # steps that no run makes
 _WHOLE = {"attempt", "step", "total"}
 _NUMBERS = {"lr", "epoch", "memory_available", "memory_total", "disk_free"}
 _LOSSES = {"loss", "eval_loss"}
@@ -71,7 +73,7 @@ def record(
         lines = read("run.log")
         dated = is_dated(files["run.log"])
     else:
-        names = sorted(name for name in files if re.fullmatch(r"launcher\.log|rank\d+\.log", name))
+        names = sorted(name for name in files if re.fullmatch(r"launcher\.log|rank\d{1,6}\.log", name))
         lines = tuple(line for name in names for line in read(name, _rank_of(name)))
         dated = any(is_dated(files[name]) for name in names)
     agent = read("agent.log") if "agent.log" in files else ()
@@ -108,8 +110,10 @@ def machine(text: str) -> tuple[dict[str, float], int | None]:
 
     ``cores 64``, ``link eth0 1000`` (Mbit/s, /sys/class/net/NAME/speed) and ``link mlx5_0/1 200000``.
     """
-    links = {name: float(speed) * 1e6 / 8 for name, speed in re.findall(r"^link (\S+) (\d+)", text, re.MULTILINE)}
-    cores = re.search(r"^cores (\d+)$", text, re.MULTILINE)
+    links = {
+        name: float(speed) * 1e6 / 8 for name, speed in re.findall(r"^link (\S+) (\d{1,12})\b", text, re.MULTILINE)
+    }
+    cores = re.search(r"^cores (\d{1,9})$", text, re.MULTILINE)
     return links, int(cores[1]) if cores else None
 
 
@@ -121,7 +125,7 @@ def kernel(text: str, clock: str, node: str) -> tuple[Line, ...]:
     boot = booted(clock)
     if boot is None:
         return ()
-    found = re.findall(r"^\[ *(\d+\.\d+)\] (.+)$", text, re.MULTILINE)
+    found = re.findall(r"^\[ *(\d{1,12}\.\d{1,12})\] (.+)$", text, re.MULTILINE)
     return tuple(Line(said, node, None, boot + float(seconds), f"{node}: dmesg") for seconds, said in found)
 
 
@@ -147,7 +151,7 @@ def objects(text: str) -> tuple[Event, ...]:
 def _fits(name: str, value: Any) -> bool:
     """Whether a field has the type that it has in our own files."""
     if name in _WHOLE:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MANY
     if name == "time":
         return isinstance(value, int | float) and 0 <= value < _NEVER
     if name in _NUMBERS:
@@ -167,7 +171,7 @@ def _fits(name: str, value: Any) -> bool:
 
 def is_dated(text: str) -> bool:
     """Whether a line of a log has a time with its year."""
-    return any(_OURS.match(row) or _ISO.search(row[:_TIME_WITHIN]) for row in text.split("\n"))
+    return _year(text) != _NO_YEAR
 
 
 def log(text: str, node: str, rank: int | None = None, file: str = "", skipped: int = 0) -> tuple[Line, ...]:
@@ -229,8 +233,8 @@ def _rank_of(name: str) -> int | None:
 
 def _time(row: str, before: float | None, year: int) -> tuple[float | None, int]:
     head = row[:_TIME_WITHIN]
-    if found := _ISO.search(head):
-        return _epoch(*found.groups()), int(found[1])
+    if (found := _ISO.search(head)) and (absolute := _epoch(*found.groups())) is not None:
+        return absolute, int(found[1])
     parts: tuple[str, ...] = ()
     if found := _GLOG.search(head):
         parts = found.groups()
@@ -239,20 +243,28 @@ def _time(row: str, before: float | None, year: int) -> tuple[float | None, int]
     if not parts:
         return before, year
     at = _epoch(str(year), *parts)
+    if at is None:
+        return before, year
     if before is not None and before - at > _HALF_YEAR:  # the new year has begun
         return _epoch(str(year + 1), *parts), year + 1
     return at, year
 
 
 def _year(text: str) -> int:
-    """The first year that a log names; 1970 where it names none: its times are right among each other only."""
+    """The first year that a log names; ``_NO_YEAR`` where it names none: its times are right among each other only."""
     for row in text.split("\n"):
-        if found := _OURS.match(row) or _ISO.search(row[:_TIME_WITHIN]):
+        found = _OURS.match(row) or _ISO.search(row[:_TIME_WITHIN])
+        if found and _epoch(*found.groups()[:6], None) is not None:
             return int(found[1])
-    return 1970
+    return _NO_YEAR
 
 
-def _epoch(*parts: str | None) -> float:
-    """Year, month, day, hour, minute, second and its fraction as epoch seconds; times without a zone are UTC."""
+def _epoch(*parts: str | None) -> float | None:
+    """Year, month, day, hour, minute, second and its fraction as epoch seconds; times without a zone are UTC.
+
+    None: there is no such date.
+    """
     year, month, day, hour, minute, second = (int(part or 0) for part in parts[:6])
+    if not 1970 <= year <= 2999 or not 1 <= month <= 12:
+        return None
     return timegm((year, month, day, hour, minute, second, 0, 0, 0)) + float(f"0.{parts[6] or 0}")

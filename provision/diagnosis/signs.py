@@ -137,11 +137,14 @@ def _place(line: Line) -> str:
 
 def _rank(rank: int | None, captured: dict[str, str], record: Record) -> int | None:
     """Whose sign it is: a launcher names the process that failed."""
-    if rank is None and "local_rank" in captured:
-        return record.first_rank + int(captured["local_rank"])
-    if rank is None and captured.get("rank", "").isdigit():
-        return int(captured["rank"])
-    return rank
+    if rank is None and (local := _whole(captured.get("local_rank"))) is not None:
+        return record.first_rank + local
+    return _whole(captured.get("rank")) if rank is None else rank
+
+
+def _whole(text: str | None) -> int | None:
+    """The number of a rank; None where it is none."""
+    return int(text) if text and re.fullmatch(r"\d{1,6}", text) else None
 
 
 def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
@@ -150,7 +153,7 @@ def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
         told = why if isinstance(why, dict) else event
         rank = told.get("rank")
         if rank is None and "odd" in captured:
-            rank = int(captured["odd"])
+            rank = _whole(captured["odd"])
         yield Sign(
             cause,
             str(captured.get("lost") or (told.get("node") if told is why else None) or record.node),

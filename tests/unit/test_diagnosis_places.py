@@ -261,3 +261,40 @@ def test_a_machine_that_was_booted_after_the_silence_was_down(tmp_path):
     assert diagnose(case("node_silent").evidence).verdict.first.cause.id == "node.silent"
     booted = reading.record("node01", {"run.log": "x", "machine": "clock 1795332000 60.5\n"})
     assert diagnose(Evidence((booted, record[1]), "r", "failed")).verdict.first.cause.id == "node.lost"
+
+
+# What others wrote
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "2024-13-01 00:00:00 x", "0000-01-01 00:00:00 x", "2024-99-01T00:00:00.000Z [0] x", "Mar 99 99:99:99 x",
+        "[E9999 07:15:00.123456 x", f"2024-01-01T00:00:00.000Z [{LONG}] x", f"[rank{LONG}]: x",
+        f"  rank      : {LONG} (local_rank: 3)", f"failed (exitcode: -9) local_rank: {LONG} (pid: 3)",
+        f"[Rank {LONG}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={LONG}, OpType=A, ran for 3 ms",
+    ],
+    ids=lambda row: row[:20],
+)  # fmt: skip
+def test_dates_and_ranks_that_do_not_exist_are_text(row):
+    machine = f"cores {LONG}\nclock {LONG} {LONG}\nlink eth0 {LONG}\n"
+    for files in ({"run.log": row}, {f"rank{LONG}.log": row, "machine": machine, "kernel": f"[{LONG}.5] x"}):
+        diagnosed(diagnose(Evidence((reading.record("n", files),), "r", "failed")))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "started", "attempt": 10**9},
+        {"event": "exit", "attempt": 10**12, "rc": 1},
+        {"event": "hang", "kind": "x", "text": f"elsewhere than the others: rank {LONG}"},
+        {"event": "end", "why": {"node": "x", "rank": 10**30, "text": "t"}, "state": "failed"},
+        {"event": "end", "attempt": -5},
+    ],
+    ids=lambda event: event["event"],
+)
+def test_an_event_of_any_size_is_judged_at_once(event):
+    record = reading.record("n", {"events.jsonl": json.dumps(event)})
+    assert len(diagnose(Evidence((record,), "r", "failed")).earlier) <= 50
