@@ -78,7 +78,7 @@ def _of_lost_node(sign: Sign, evidence: Evidence) -> Sign:
             end -= 1
         line = record.agent[end]
         return replace(
-            sign, cause=processes.AGENT_FAILED, text=line.text, captured={"text": line.text}, place=_place(line),
+            sign, cause=processes.AGENT_FAILED, text=line.text, captured={"text": line.text}, place=place_of(line),
             before=_frames(record.agent, end),
         )  # fmt: skip
     if record.boot is not None and sign.time is not None and record.boot < sign.time:
@@ -111,7 +111,7 @@ def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
             more = tuple(each.text for each in lines[order + 1 : order + 1 + after])
             rank = _rank(line.rank, captured, record)
             frames = _frames(lines, order)
-            yield Sign(cause, record.node, rank, line.time, line.text, captured, order, more, frames, _place(line))
+            yield Sign(cause, record.node, rank, line.time, line.text, captured, order, more, frames, place_of(line))
             break
 
 
@@ -130,7 +130,7 @@ def _frames(lines: Sequence[Line], order: int) -> tuple[str, ...]:
     return tuple(line.text for line in lines[frames[-_FRAMES:][0] : order]) if frames else ()
 
 
-def _place(line: Line) -> str:
+def place_of(line: Line) -> str:
     """The file and the line that a person opens."""
     return f"{line.file}, line {line.number}" if line.file and line.number else line.file
 
@@ -215,7 +215,7 @@ def once(found: Iterable[Sign]) -> tuple[Sign, ...]:
     return tuple(first.values())
 
 
-def last_lines(record: Record, rank: int | None, count: int) -> tuple[str, ...]:
+def last_lines(record: Record, rank: int | None, count: int) -> tuple[Line, ...]:
     """The last lines of a rank, or of the launcher."""
-    own = [line.text for line in reversed(record.lines) if line.rank == rank]
+    own = (line for line in reversed(record.lines) if line.rank == rank)
     return tuple(reversed(list(islice(own, count))))

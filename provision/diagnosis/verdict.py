@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from provision.diagnosis.cause import GRADES, Sign
 from provision.diagnosis.causes import TABLE
 from provision.diagnosis.evidence import comparable
-from provision.diagnosis.signs import last_lines, once, signs
+from provision.diagnosis.signs import last_lines, once, place_of, signs
 
 if TYPE_CHECKING:
-    from provision.diagnosis.evidence import Evidence, Record
+    from provision.diagnosis.evidence import Evidence, Line, Record
 
 CLOSE = 0.5  # seconds within which no order is believed: the agent's look (0.25 s), and clocks that differ
 QUIET = 60.0  # seconds after which an exception was survived, if others followed: a failed run is ended sooner
@@ -40,6 +40,7 @@ class Verdict:
         rank: of the first failure; None: the launcher, or unknown.
         last: where nothing explains it, the last lines of that rank.
         said: what the agents themselves say of the first failure.
+        place: the file and the number of the last of ``last``.
         by_file: the logs' times cannot be compared: they count in the order of the files.
     """
 
@@ -52,6 +53,7 @@ class Verdict:
     last: tuple[str, ...] = ()
     said: str = ""
     by_file: bool = False
+    place: str = ""
 
 
 def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
@@ -73,7 +75,9 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
         record = next((each for each in evidence.records if each.node == node), None)
         last = _last(record, rank) if record else ()
         said = said or _exit(found)
-        return Verdict(None, (), found, node=node, rank=rank, last=last, said=said, by_file=by_file)
+        texts = tuple(line.text for line in last)
+        place = place_of(last[-1]) if last else ""
+        return Verdict(None, (), found, node=node, rank=rank, last=texts, said=said, by_file=by_file, place=place)
     same = [sign for sign in found if sign.cause is first.cause and sign is not first]
     same = [sign for sign in same if sign.node != first.node or sign.rank is not None]  # the launcher tells it again
     also = tuple(sign for sign in same if _near(sign, first) and not (by_file and sign.node != first.node))
@@ -189,7 +193,7 @@ def _failed(record: Record) -> bool:
     return any(event.get("event") == "exit" and event.get("rc") != 0 for event in record.events)
 
 
-def _last(record: Record, rank: int | None) -> tuple[str, ...]:
+def _last(record: Record, rank: int | None) -> tuple[Line, ...]:
     """The last lines of that rank, of the launcher where it has none, else of any rank."""
     ranks = sorted({line.rank for line in record.lines if line.rank is not None})
     for each in [rank, None, *ranks]:

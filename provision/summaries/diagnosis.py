@@ -80,7 +80,7 @@ def _verdict(verdict: Verdict, run: str) -> Iterator[str]:
     yield from (f"    {_cut(line)}" for line in first.more)
     if first.place:
         yield f"  in {first.place}"
-    yield from _advice(first.fix, run)
+    yield from _advice(first.fix, run, first.node)
     yield from _consequences(first, verdict.echoes, by_file=verdict.by_file)
 
 
@@ -91,6 +91,8 @@ def _unknown(verdict: Verdict) -> Iterator[str]:
     if verdict.last:
         yield "  its last lines:"
         yield from (f"    {_cut(line)}" for line in verdict.last)
+        if verdict.place:
+            yield f"  until {verdict.place}"
     yield from _consequences(None, verdict.echoes)
 
 
@@ -128,11 +130,11 @@ def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
         yield f"attempt {number}: {_who(verdict.node, verdict.rank)}: {said}"
 
 
-def _advice(fix: Iterable[str], run: str) -> Iterator[str]:
-    """What to do, with the run's id in its commands."""
+def _advice(fix: Iterable[str], run: str, node: str = "NODE") -> Iterator[str]:
+    """What to do, with the run's id and the node's name in its commands."""
     head = "try: "
     for line in fix:
-        yield head + (re.sub(r"\bRUN\b", run, line) if run else line)
+        yield head + (re.sub(r"\bNODE\b", node, re.sub(r"\bRUN\b", run, line)) if run else line)
         head = "     "
 
 
@@ -203,7 +205,7 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
         "fix": list(first.fix) if first else [],
         "time": first.time if first else None,
         "line": first.text if first else None,
-        "place": first.place or None if first else None,
+        "place": (first.place if first else verdict.place) or None,
         "traceback": list(first.before) if first else [],
         "source": first.cause.source if first else None,
         "also": [_sign_data(sign) for sign in verdict.also],

@@ -60,6 +60,19 @@ def test_the_run_is_named():
     assert shown(diagnose(case("python_exception").evidence)).splitlines()[0] == "run python_exception: failed"
 
 
+def test_the_commands_of_the_advice_name_the_run_and_the_node():
+    text = " ".join(shown(diagnose(case("node_lost").evidence)).split())
+    assert "clusterctl resume node_lost --exclude node02" in text
+    assert not re.search(r"\b(RUN|NODE)\b", text)
+
+
+def test_last_lines_that_nothing_explains_name_their_file(tmp_path):
+    result = logs(tmp_path, train="one\ntwo\nexits with return code = 3\n")
+    assert result.verdict.first is None
+    assert at(result.verdict.place) == "exits with return code = 3"
+    assert f"until {result.verdict.place}" in " ".join(shown(result).split())
+
+
 def test_the_last_frames_of_the_rank_that_failed_first_are_shown(tmp_path):
     other = TRACEBACK.replace("KeyError: 'input_ids'", "RuntimeError: Connection closed by peer").replace(
         "loop.py", "other.py"
