@@ -16,7 +16,7 @@ from provision.cli.numbers import Number
 from trainer.ds_config import ConfigError, Request, find, make
 from trainer.ds_config.__main__ import main as ds_config
 from trainer.ds_config.options import OPTIONS
-from trainer.plan import BOUNDS, MODELS, Cluster, PlanError, Training, plan
+from trainer.plan import BOUNDS, MODELS, Cluster, PlanError, Training, lines, plan
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 1, "vocab_size": 9, "n_positions": 9}
 NONSENSE = ("nan", "NaN", "inf", "-inf", "1e999", "-1", "-0.5", "9" * 30, "9" * 5000, "1e30", "²", "", "0x10", "None")
@@ -142,10 +142,10 @@ def test_the_rank_of_lora_is_no_larger_than_the_model():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nan", "--link must be more than 0"),
-        ("inf", "--link must be more than 0"),
-        ("-3", "--link must be more than 0"),
-        ('{"rows": [{"op": "all_reduce", "bytes": 8, "busbw": NaN}]}', "must be more than 0"),
+        ("nan", "--link must be at least 0.001"),
+        ("inf", "--link must be at least 0.001"),
+        ("-3", "--link must be at least 0.001"),
+        ('{"rows": [{"op": "all_reduce", "bytes": 8, "busbw": NaN}]}', "must be at least 0.001"),
         ('{"rows": [{"op": "all_reduce", "bytes": 8, "busbw": "fast"}]}', "not what bench nccl --json prints"),
         ("[" * 5000, "not what bench nccl --json prints"),
     ],
@@ -176,3 +176,14 @@ def test_a_hostile_config_is_refused(run, tmp_path, config, said):
     code, _, err = run("plan", "config.json", "-n", 1)
     assert code == 2
     assert said in " ".join(err.split())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
+@pytest.mark.parametrize("edge", ["low", "high"])
+def test_a_plan_at_the_edges_of_the_ranges_can_be_read(name, edge):
+    ends = {option: getattr(bound, edge) for option, bound in BOUNDS.items()}
+    batch = max(ends["--global-batch"], ends["--nodes"] * ends["--gpus"])
+    cluster = Cluster(ends["--nodes"], ends["--gpus"], find("A100"), ends["--gpu-memory"], ends["--link"])
+    seq = min(ends["--seq"], MODELS[name].context)
+    made = plan(Training(MODELS[name], "full", seq, batch, efficiency=ends["--efficiency"]), cluster)
+    assert all(len(text) <= 90 for text, _ in lines(made))

@@ -21,9 +21,9 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType({
     "--gpu-memory": Bound(low=1, high=10_000),
     "--seq": Bound(low=1, high=100_000_000),
     "--global-batch": Bound(low=1, high=100_000_000),
-    "--link": Bound(above=0, high=100_000),
+    "--link": Bound(low=0.001, high=100_000),
     "--lora-rank": Bound(low=1, high=100_000),
-    "--efficiency": Bound(above=0, high=1),
+    "--efficiency": Bound(low=0.01, high=1),
     "--host-memory": Bound(low=0, high=1_000_000),
     "--cores": Bound(low=1, high=100_000),
 })  # fmt: skip
