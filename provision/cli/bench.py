@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
@@ -30,7 +31,7 @@ def bench_group() -> None:
 
 @bench_group.command("nccl")
 @on_nodes
-@click.option("--nodes", "-n", "count", type=click.IntRange(min=1), help="The first N nodes.")
+@number("--nodes", "-n", "count", type=COUNT, help="The first N nodes.")
 @click.option("--sizes", metavar="SIZES", default=SIZES, show_default=True, help="FROM:TO, or a list of sizes.")
 @click.option(
     "--ops", metavar="LIST", help="Some of all_reduce,all_gather,reduce_scatter,broadcast,sendrecv.  [default: all]"

@@ -8,6 +8,7 @@ import click
 
 from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying, to_work_on
+from provision.cli.numbers import SECONDS, number
 from provision.cli.options import reporting
 from provision.output import Reporter
 from provision.tasks.command import run_command
@@ -19,7 +20,7 @@ from provision.tasks.failed import remembered
 @on_nodes
 @retrying
 @click.option("--root", is_flag=True, help="Run it as root, through sudo where the ssh user is another one.")
-@click.option("--deadline", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), help="For each node.")
+@number("--deadline", metavar="SECONDS", type=SECONDS, help="For each node.")
 @click.argument("words", nargs=-1, required=True, metavar="CMD...", type=click.UNPROCESSED)
 @reporting
 def run_on_nodes(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from provision.cli.numbers import Number, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.model import Notice
@@ -21,6 +22,8 @@ def _option(option: Option) -> Callable[[Callable[..., None]], Callable[..., Non
     flag, name, text = option.flag, option.field, option.help
     if option.type is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+    if option.bound is not None:
+        return number(flag, name, type=Number(option.type, option.bound), metavar=option.metavar, help=text)
     kind = click.Choice(list(option.choices)) if option.choices else option.type
     return click.option(flag, name, type=kind, metavar=option.metavar, help=text)
 

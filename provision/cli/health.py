@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from provision import summaries
+from provision.cli import numbers
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of
 from provision.cli.options import reporting
 from provision.env.bundle.reader import open_bundle
@@ -16,13 +17,14 @@ from provision.output import Reporter
 from provision.tasks.answers import without
 from provision.tasks.check import DEADLINE, CheckResult, check
 from provision.tasks.interchange import bundle_of
+from trainer.bounds import Bound
 
 
 @click.command("check")
 @on_nodes
-@click.option(
+@numbers.number(
     "--level",
-    type=click.IntRange(0, 1),
+    type=numbers.Number(int, Bound(low=0, high=1)),
     default=0,
     show_default=True,
     help="0: what each node says about itself; 1: also ports, clocks and shares between nodes.",
@@ -31,10 +33,10 @@ from provision.tasks.interchange import bundle_of
 @click.option(
     "--root/--no-root", default=None, help="Ask for sudo's password, or do without root.  [default: root if for free]"
 )
-@click.option(
+@numbers.number(
     "--deadline",
     metavar="SECONDS",
-    type=click.FloatRange(min=1),
+    type=numbers.DEADLINE,
     default=DEADLINE,
     show_default=True,
     help="What each node has in all.",

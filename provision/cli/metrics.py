@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.numbers import COUNT, INDEX, Number, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
@@ -16,32 +17,22 @@ from provision.output import Reporter
 from provision.output_text import Line
 from provision.summaries.metrics import loss_curve, metrics_lines, metrics_said
 from provision.tasks.metrics import Log, Metrics, open_log, read_logs, read_run
+from trainer.bounds import Bound
 from trainer.reader import as_csv
 
 ROWS = 20  # of the table, unless another number is asked for
 _RUN = re.compile(r"[\w-]+")  # a run's id, or a part of it
 
 
-class _Count(click.ParamType[int]):
-    """A number of steps, or ``all``."""
-
-    name = "N"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; -1 for all."""
-        if value != "all" and not (str(value).isdigit() and int(str(value))):
-            self.fail(f"{value!r} is neither a number of steps nor the word all", param, ctx)
-        return -1 if value == "all" else int(str(value))
+_COUNT = Number(int, Bound(low=1, high=1_000_000_000), {"all": -1})
 
 
 @click.command("metrics")
 @on_nodes
-@click.option("--last", type=_Count(), metavar="N", help=f"The last N steps, or all; a table has {ROWS}.")
+@number("--last", type=_COUNT, metavar="N", help=f"The last N steps, or all; a table has {ROWS}.")
 @click.option("--csv", "as_csv_too", is_flag=True, help="Print CSV: all steps unless --last says less.")
-@click.option("--rank", type=click.IntRange(min=0), help="This rank's; by default the lowest that tells a loss.")
-@click.option(
-    "--logging-steps", type=click.IntRange(min=1), metavar="N", help="The Trainer's, where its lines name no steps."
-)
+@number("--rank", type=INDEX, help="This rank's; by default the lowest that tells a loss.")
+@number("--logging-steps", type=COUNT, metavar="N", help="The Trainer's, where its lines name no steps.")
 @click.argument("logs", nargs=-1, metavar="[RUN|FILE...]")
 @reporting
 def metrics_command(

@@ -8,6 +8,7 @@ import click
 
 from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of, relaying, retrying, to_work_on
+from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
 from provision.env.bundle.find import find_bundle
 from provision.errors import NodesFailedError, UsageError
@@ -102,7 +103,7 @@ def rollback_command(
 
 @click.command("prune")
 @on_nodes
-@click.option("--keep", metavar="N", type=int, default=2, show_default=True, help="Releases that stay on each node.")
+@number("--keep", metavar="N", type=COUNT, default=2, show_default=True, help="Releases that stay on each node.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
 @reporting
 def prune_command(

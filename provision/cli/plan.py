@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
+from provision.cli.numbers import Number, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.output import Reporter
 from provision.output_text import Line, Style
 from trainer import ds_config
 from trainer import plan as plans
+from trainer.untrusted import UntrustedError, parse_object
 
-_MORE = click.IntRange(min=1)
 _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
+_LINK_HINT = "clusterctl bench nccl --json >bench.json, then --link bench.json; or a number such as --link 25"
+_BENCH = 16 << 20  # bytes of a file of bench nccl that are read
+
+
+def _whole(option: str) -> Number:
+    return Number(int, plans.BOUNDS[option])
+
+
+def _real(option: str) -> Number:
+    return Number(float, plans.BOUNDS[option])
 
 
 @click.command("plan")
 @click.argument("model")
-@click.option("--nodes", "-n", type=int, required=True, help="How many nodes.")
-@click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of each.")
+@number("--nodes", "-n", type=_whole("--nodes"), required=True, help="How many nodes.")
+@number("--gpus", type=_whole("--gpus"), default=8, show_default=True, help="GPUs of each.")
 @click.option("--gpu", default="A100", show_default=True, metavar="NAME", help="The card, as nvidia-smi names it.")
-@click.option("--gpu-memory", type=float, metavar="GB", help="Its memory; the largest that the card is sold with.")
+@number("--gpu-memory", type=_real("--gpu-memory"), metavar="GB",
+        help="Its memory, where --gpu does not say it; the largest that the card is sold with.")  # fmt: skip
 @click.option("--method", type=click.Choice(plans.METHODS), default="full", show_default=True, help="What is trained.")
-@click.option("--seq", type=int, metavar="N", help="Tokens of a sample; 4096, or what the model has positions for.")
-@click.option("--global-batch", type=int, default=256, show_default=True, help="Samples of an optimizer step.")
+@number(
+    "--seq", type=_whole("--seq"), metavar="N", help="Tokens of a sample; 4096, or what the model has positions for."
+)
+@number("--global-batch", type=_whole("--global-batch"), default=256, show_default=True,
+        help="Samples of an optimizer step.")  # fmt: skip
 @click.option("--link", metavar="GB/S|FILE", help="Between nodes: GB/s, or a file of bench nccl --json.")
 @click.option("--for", "program", type=click.Choice(plans.PROGRAMS), default="trainer", show_default=True,
               help="LLaMA-Factory and transformers, or an own GPT.")  # fmt: skip
-@click.option("--lora-rank", type=int, default=8, show_default=True, help="Of LoRA and QLoRA.")
-@click.option("--efficiency", type=float, default=0.65, show_default=True, help="Of the peak, in matrix products.")
+@number("--lora-rank", type=_whole("--lora-rank"), default=8, show_default=True, help="Of LoRA and QLoRA.")
+@number("--efficiency", type=_real("--efficiency"), default=0.65, show_default=True,
+        help="Of the peak, in matrix products.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=None,
               help="Stages 1 and 2 reduce gradients while others are computed; on --for own.")  # fmt: skip
-@click.option("--host-memory", type=float, metavar="GIB", help="Of a node, for offload; not limited.")
-@click.option("--cores", type=_MORE, metavar="N", help="Of a node, for the workers that prepare data.")
+@click.option("--liger/--no-liger", default=None,
+              help="Compute the loss in pieces with Liger; on where LLaMA-Factory has it.")  # fmt: skip
+@number("--host-memory", type=_real("--host-memory"), metavar="GIB", help="Of a node, for offload; not limited.")
+@number("--cores", type=_whole("--cores"), metavar="N", help="Of a node, for the workers that prepare data.")
 @click.option("--nvme-path", metavar="DIR", help="A folder on a fast local disk of every node, with --write.")
+@click.option("--model-path", metavar="DIR", help="The model's folder, for --write where MODEL is a name.")
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="FILE.yaml: LLaMA-Factory's, with its ds_config; FILE.json: that alone.")  # fmt: skip
 @reporting
-def plan_command(reporter: Reporter, model: str, write: Path | None, nvme_path: str | None, **given: Any) -> None:
+def plan_command(
+    reporter: Reporter,
+    model: str,
+    write: Path | None,
+    nvme_path: str | None,
+    model_path: str | None,
+    **given: Any,
+) -> None:
     """Plan a training: memory, network and speed of every ZeRO stage, what to take, and why.
 
     MODEL is a folder with a config.json, that file, or a name such as llama-3-8b, qwen2.5-7b or gpt2-xl.
@@ -49,8 +75,8 @@ def plan_command(reporter: Reporter, model: str, write: Path | None, nvme_path: 
     try:
         training, cluster = _wish(model, given)
         overlap = training.program == "own" if given["overlap"] is None else given["overlap"]
-        made = plans.plan(training, cluster, overlap=overlap)
-        written = [] if write is None else _write(made, model, write, nvme_path)
+        made = plans.plan(training, cluster, overlap=overlap, liger=given["liger"])
+        written = [] if write is None else _write(made, write, model_path or _folder(model), nvme_path)
     except (plans.PlanError, ds_config.ConfigError) as error:
         raise UsageError(str(error), hint=error.hint) from error
     reporter.show([Line(text, cast("Style", style), hang=None) for text, style in plans.lines(made)])
@@ -60,9 +86,10 @@ def plan_command(reporter: Reporter, model: str, write: Path | None, nvme_path: 
 def _wish(model: str, given: dict[str, Any]) -> tuple[plans.Training, plans.Cluster]:
     shape = plans.load(model)
     gpu = ds_config.find(given["gpu"])
-    memory = gpu.memory if given["gpu_memory"] is None else given["gpu_memory"]
+    if given["gpu_memory"] is not None:
+        gpu = replace(ds_config.with_memory(gpu, given["gpu_memory"]), memory=given["gpu_memory"])
     link = _LINK if given["link"] is None else _link(given["link"])
-    cluster = plans.Cluster(given["nodes"], given["gpus"], gpu, memory, link, given["host_memory"], given["cores"])
+    cluster = plans.Cluster(given["nodes"], given["gpus"], gpu, gpu.memory, link, given["host_memory"], given["cores"])
     seq = min(4096, shape.context) if given["seq"] is None else given["seq"]
     precision = "bf16" if gpu.bf16 else "fp16"
     asked = {key: given[key] for key in ("method", "global_batch", "program", "efficiency")}
@@ -73,30 +100,47 @@ def _link(text: str) -> float:
     """GB/s, typed or measured: of a measurement the all-reduce of the largest size.
 
     Raises:
-        UsageError: it is neither a number nor such a file.
+        UsageError: it is neither a number in the range nor such a file.
     """
+    bound = plans.BOUNDS["--link"]
     try:
-        return float(text)
+        typed = float(text)
     except ValueError:
-        file = Path(text)
-    hint = "clusterctl bench nccl --json >bench.json, then --link bench.json; or a number such as --link 25"
+        return _measured(Path(text))
+    if problem := bound.problem(typed):
+        raise UsageError(f"--link {problem}", hint=_LINK_HINT)
+    return typed
+
+
+def _measured(file: Path) -> float:
+    """The bus bandwidth of the largest all-reduce in a file of ``bench nccl --json``, in GB/s."""
     try:
-        rows = json.loads(file.read_bytes())["rows"]
+        with file.open("rb") as opened:
+            rows = parse_object(opened.read(_BENCH + 1), limit=_BENCH)["rows"]
         measured = [(row["bytes"], row["busbw"] / 1e9) for row in rows if row["op"] == "all_reduce"]
+        largest = max(measured)[1] if measured else None
     except OSError as error:
-        raise UsageError(f"--link {text}: no number, and no file that can be read", hint=hint) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--link {text}: not what bench nccl --json prints", hint=hint) from error
-    if not measured:
-        raise UsageError(f"--link {text}: no all_reduce was measured", hint=hint)
-    return float(max(measured)[1])
+        raise UsageError(f"--link {file}: no number, and no file that can be read", hint=_LINK_HINT) from error
+    except (UntrustedError, KeyError, TypeError, OverflowError) as error:
+        raise UsageError(f"--link {file}: not what bench nccl --json prints", hint=_LINK_HINT) from error
+    if largest is None:
+        raise UsageError(f"--link {file}: no all_reduce was measured", hint=_LINK_HINT)
+    if problem := plans.BOUNDS["--link"].problem(largest):
+        raise UsageError(f"--link {file}: its largest all_reduce {problem} GB/s", hint=_LINK_HINT)
+    return float(largest)
 
 
-def _write(made: plans.Plan, model: str, file: Path, nvme_path: str | None) -> list[str]:
+def _folder(model: str) -> str | None:
+    """The model's folder; None where it is a name of the table."""
+    path = Path(model)
+    return str(path if path.is_dir() else path.parent) if path.exists() else None
+
+
+def _write(made: plans.Plan, file: Path, folder: str | None, nvme_path: str | None) -> list[str]:
     """Write the files. Returns their names.
 
     Raises:
-        UsageError: the name says neither YAML nor JSON.
+        UsageError: the name says neither YAML nor JSON, or nothing says where the model is.
         PlanError: nothing fits.
     """
     config = ds_config.text(plans.ds_config(made, nvme_path=nvme_path))
@@ -105,8 +149,13 @@ def _write(made: plans.Plan, model: str, file: Path, nvme_path: str | None) -> l
         return [str(file)]
     if file.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"--write {file}: neither .yaml nor .json", hint=f"--write {file}.yaml")
+    if folder is None:
+        name = made.training.shape.name
+        raise UsageError(
+            f"--write {file}: {name} is a name of clusterctl's table, and model_name_or_path needs the model's folder",
+            hint=f"--model-path models/{name}, or its folder in place of the name",
+        )
     beside = file.with_name(f"{file.stem}.ds.json")
-    folder = str(Path(model).parent if model.endswith(".json") else model)
     beside.write_text(config, encoding="utf-8")
     file.write_text(plans.yaml(made, folder, beside.name), encoding="utf-8")
     return [str(file), str(beside)]

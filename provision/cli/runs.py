@@ -10,6 +10,7 @@ import click
 from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, prompts_of
 from provision.cli.interrupts import asking, letting_go
+from provision.cli.numbers import INDEX, Number, number
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError
 from provision.inventory import fold, select
@@ -23,20 +24,12 @@ from provision.tasks.gate import GateOptions
 from provision.tasks.logs import Logs, Wanted, logs
 from provision.tasks.resume import resume
 from provision.tasks.stop import stop
+from trainer.bounds import Bound
 
 LINES = 1000  # of logs, unless another number is asked for
 
 
-class _Count(click.ParamType[int]):
-    """A number of lines, or ``all``."""
-
-    name = "LINES"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; -1 for all."""
-        if value != "all" and not str(value).isdigit():
-            self.fail(f"{value!r} is neither a number of lines nor the word all", param, ctx)
-        return -1 if value == "all" else int(str(value))
+_COUNT = Number(int, Bound(low=0, high=1_000_000_000), {"all": -1})
 
 
 class _Shower:
@@ -72,8 +65,8 @@ class _Shower:
 @on_nodes
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the run has ended.")
 @click.option("--node", metavar="NODE", help="Only this node's lines.")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's lines.")
-@click.option("--lines", "-n", "count", type=_Count(), default=LINES, help=f"The last so many; {LINES}, or all.")
+@number("--rank", type=INDEX, help="Only this rank's lines.")
+@number("--lines", "-n", "count", type=_COUNT, default=LINES, help=f"The last so many; {LINES}, or all.")
 @click.argument("run", required=False)
 @reporting
 def logs_command(
@@ -147,7 +140,7 @@ def stop_command(
 @click.command("resume")
 @on_nodes
 @click.option("--detach", is_flag=True, help="Leave it alone once it has begun.")
-@click.option("--restarts", type=click.IntRange(min=0), help="How often it may begin again by itself.")
+@number("--restarts", type=INDEX, help="How often it may begin again by itself.")
 @click.option("--force", is_flag=True, help="Go on although something looks as if it would stop the run.")
 @click.argument("run", required=False)
 @reporting

@@ -9,6 +9,7 @@ import click
 
 from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying, to_work_on
+from provision.cli.numbers import DEADLINE, number
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import select
@@ -18,10 +19,10 @@ from provision.tasks.answers import without
 from provision.tasks.failed import remembered
 
 _names = click.argument("names", nargs=-1, metavar="[SERVICE]...")
-_deadline = click.option(
+_deadline = number(
     "--deadline",
     metavar="SECONDS",
-    type=click.FloatRange(min=1),
+    type=DEADLINE,
     default=tasks.DEADLINE,
     show_default=True,
     help="What each node has for a stage.",

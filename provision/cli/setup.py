@@ -9,11 +9,13 @@ import click
 
 from provision import sandbox, summaries
 from provision.cli.cluster import INVENTORY, load_inventory, prompts_of
+from provision.cli.numbers import Number, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory.choosing import wanted
 from provision.output import Reporter
 from provision.tasks.init import create, foreign, init
+from trainer.bounds import Bound
 
 
 @click.command("init")
@@ -72,7 +74,7 @@ def sandbox_group() -> None:
 
 
 @sandbox_group.command("up")
-@click.option("--nodes", "-n", type=click.IntRange(1, 250), default=2, show_default=True)
+@number("--nodes", "-n", type=Number(int, Bound(low=1, high=250)), default=2, show_default=True)
 @click.option("--rootfs", type=click.Choice(["minimal", "host"]), default="minimal", show_default=True)
 @click.option("--link", metavar="RATE", help="Shape every link, such as 1gbit.")
 @click.option("--name", help="Its name.  [default: sandbox, or the next free sandbox-2]")

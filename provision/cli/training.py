@@ -11,6 +11,7 @@ import click
 from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, prompts_of
 from provision.cli.interrupts import asking, letting_go
+from provision.cli.numbers import COUNT, INDEX, SECONDS, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
@@ -26,7 +27,6 @@ from provision.tasks.zero import CHOICES
 
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
 _PATH = click.Path(path_type=Path)
-_SECONDS = click.FloatRange(min=0, min_open=True)
 
 _WHAT = (
     click.option(
@@ -34,7 +34,7 @@ _WHAT = (
     ),
     click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does."),
     click.option("--code", type=_PATH, metavar="DIR", help="The folder that travels; the script's own by default."),
-    click.option("--gpus-per-node", "per_node", type=click.IntRange(min=1), help="Processes to start on each node."),
+    number("--gpus-per-node", "per_node", type=COUNT, help="Processes to start on each node."),
     click.option("--accelerate-config", type=_PATH, metavar="FILE", help="What `accelerate config` has written."),
     click.option("--output", metavar="DIR", help="Where the script keeps its checkpoints, as the script is told it."),
     click.option("--resume-arg", metavar="TEXT", help="Tells the script to go on from '{checkpoint}'."),
@@ -44,9 +44,9 @@ _WHAT = (
 )
 _HOW = (
     click.option("--detach", is_flag=True, help="Leave it alone once it runs on every node."),
-    click.option("--restarts", type=click.IntRange(min=0), default=0, help="Begin a failed run again, so often."),
-    click.option("--lost-after", type=_SECONDS, default=60.0, metavar="S", help="Silence that means a lost node; 60."),
-    click.option("--hang-after", type=_SECONDS, metavar="S", help="Standstill that means a hang; by its own pace."),
+    number("--restarts", type=INDEX, default=0, help="Begin a failed run again, so often."),
+    number("--lost-after", type=SECONDS, default=60.0, metavar="S", help="Silence that means a lost node; 60."),
+    number("--hang-after", type=SECONDS, metavar="S", help="Standstill that means a hang; by its own pace."),
     click.option("--on-hang", type=click.Choice(["stop", "warn"]), default="stop", help="What a hang does; stop."),
     click.option("--exclude-bad", is_flag=True, help="Go on without the nodes that cannot take part."),
     click.option("--force", is_flag=True, help="Go on although something looks as if it would stop the run."),
@@ -66,7 +66,7 @@ def _with(options: tuple[Callable[[Callable[..., None]], Callable[..., None]], .
 
 @click.command("train")
 @on_nodes
-@click.option("--nodes", "-n", "count", type=click.IntRange(min=1), help="Train on the first N nodes.")
+@number("--nodes", "-n", "count", type=COUNT, help="Train on the first N nodes.")
 @_with(_WHAT)
 @_with(_HOW)
 @click.argument("words", nargs=-1, metavar="[CONFIG | SCRIPT] [-- ARGS...]")

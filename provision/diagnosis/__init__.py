@@ -17,6 +17,7 @@ from provision.diagnosis.verdict import Verdict, judge
 
 __all__ = ["Condition", "Diagnosis", "Evidence", "Record", "Verdict", "diagnose"]
 
+_ATTEMPTS = 50  # earlier attempts that are judged, at most
 FINAL = ("finished", "failed", "stopped")
 
 
@@ -56,7 +57,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     shown = conditions(last)
     if verdict is not None:
         shown = tuple(each for each in shown if each.leads)
-    earlier = tuple(judge(attempt(evidence, each)) for each in range(1, count))
+    earlier = tuple(judge(attempt(evidence, each)) for each in range(1, min(count, _ATTEMPTS + 1)))
     missing = tuple(evidence.missing.items())
     return Diagnosis(evidence.run, state, verdict, shown, max(1, count), earlier, missing)
 

@@ -93,6 +93,8 @@ class Sign:
         captured: values by the names that the patterns give them.
         order: its place among the signs of its node and rank.
         more: the lines after it that belong to it.
+        before: the last frames of the Python traceback that it ends.
+        place: the file and the number of the line, as a person opens them; "" where nothing tells it.
     """
 
     cause: Cause
@@ -103,6 +105,8 @@ class Sign:
     captured: Mapping[str, str] = field(default_factory=dict)
     order: int = 0
     more: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    place: str = ""
 
     @property
     def says(self) -> str:

@@ -20,12 +20,16 @@ class Line:
         node: whose log it is; for a file given by hand the file's name.
         rank: None: the launcher's own.
         time: epoch seconds of the node's clock; None where nothing tells it.
+        file: the file it is in, as a person opens it; "" where nothing tells it.
+        number: its number in that file; 0: not known.
     """
 
     text: str
     node: str
     rank: int | None = None
     time: float | None = None
+    file: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Record:
         state: its ``state.json``.
         links: what each interface can carry, in bytes a second, as far as the node tells.
         cores: how many processors it has; None where it does not tell.
+        dated: its times can be compared with other nodes'; False: its lines name no year, or no time at all.
+        agent: the lines of its ``agent.log``: what the agent itself printed.
+        folder: where its files are, as a person finds them; "" where nothing tells.
+        boot: when the machine was booted, in epoch seconds; None where it does not tell.
     """
 
     node: str
@@ -53,6 +61,10 @@ class Record:
     state: Event = field(default_factory=dict)
     links: Mapping[str, float] = field(default_factory=dict)
     cores: int | None = None
+    dated: bool = True
+    agent: tuple[Line, ...] = ()
+    boot: float | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,11 @@ class Evidence:
     run: str = ""
     state: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def comparable(evidence: Evidence) -> bool:
+    """Whether the times of different records say what was first; one record's own times always do."""
+    return len(evidence.records) < 2 or all(record.dated for record in evidence.records)
 
 
 def attempts(evidence: Evidence) -> int:

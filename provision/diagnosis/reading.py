@@ -15,15 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 # What trainer/agent/life/supervise.py writes into run.log.
-_OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d+)\] (.*)")
+_OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d{1,6})\] (.*)")
 # torch puts the rank before what an exception or its own C++ code says; torchrun's --tee has a word of its own.
-_RANK = re.compile(r"\s*\[(?:rank|default)(\d+)\]:\s?")
+_RANK = re.compile(r"\s*\[(?:rank|default)(\d{1,6})\]:\s?")
 # 2024-06-01 16:22:16,125 (transformers, DeepSpeed), 2026-11-22T07:15:00.123 (many)
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 # glog, as torch writes it: E1122 07:15:00.123000, and [E321 02:07:08.408271257 for the 21st of March
 _GLOG = re.compile(r"(?:^|\[)[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9})")
-_REPORTED = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)")
+# Nov 22 07:15:00, as syslog and journalctl write it
+_SYSLOG = re.compile(
+    r"^(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?\b"
+)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_REPORTED = re.compile(r"\s*rank +: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 _TIME_WITHIN = 80  # characters: a time stands at the beginning of a line
+_NO_YEAR = 1970
+_HALF_YEAR = 180 * 86400.0  # seconds; a time without a year that goes back by more is of the next year
 
 _LOSSES = {"loss", "eval_loss"}
 
@@ -35,33 +42,53 @@ def record(
     node_rank: int = 0,
     first_rank: int | None = None,
     events: tuple[Event, ...] = (),
+    file: str = "",
 ) -> Record:
     """A node's part of a run from the texts of its files.
 
     Args:
         node: its name.
         files: texts by file name: ``run.log``, ``events.jsonl``, ``metrics.jsonl``, ``state.json``, ``machine``; where
-            there is no ``run.log``, ``launcher.log`` and ``rank<N>.log``, which have no times.
+            there is no ``run.log``, ``launcher.log`` and ``rank<N>.log``, which have no times. ``where`` is the folder
+            in which a person finds them; ``skipped`` has a line ``<name> <lines>`` for each file that was cut.
         node_rank: its place in the run.
         first_rank: the global rank of its local rank 0; None: told from the lines.
         events: further ones, behind those of ``events.jsonl``.
+        file: the path of ``run.log``, where it has another name.
     """
+
+    def read(name: str, rank: int | None = None) -> tuple[Line, ...]:
+        path = file or (f"{files['where']}/{name}" if "where" in files else f"{node}/{name}")
+        return log(files[name], node, rank=rank, file=path, skipped=skipped.get(name, 0))
+
+    skipped = {
+        name: int(count) for name, count in re.findall(r"^(\S+) (\d{1,12})$", files.get("skipped", ""), re.MULTILINE)
+    }
     if "run.log" in files:
-        lines = log(files["run.log"], node)
+        lines = read("run.log")
+        dated = is_dated(files["run.log"])
     else:
-        names = sorted(name for name in files if re.fullmatch(r"launcher\.log|rank\d+\.log", name))
-        lines = tuple(line for name in names for line in log(files[name], node, rank=_rank_of(name)))
+        names = sorted(name for name in files if re.fullmatch(r"launcher\.log|rank\d{1,6}\.log", name))
+        lines = tuple(line for name in names for line in read(name, _rank_of(name)))
+        dated = any(is_dated(files[name]) for name in names)
+    agent = read("agent.log") if "agent.log" in files else ()
     state = objects(files.get("state.json", ""))
+    told = (*objects(files.get("events.jsonl", "")), *events)
+    dated = dated or not lines or any("time" in event for event in told)
     lines += kernel(files.get("kernel", ""), files.get("machine", ""), node)
     return Record(
         node,
         node_rank,
         _first_rank(lines) if first_rank is None else first_rank,
         lines,
-        (*objects(files.get("events.jsonl", "")), *events),
+        told,
         objects(files.get("metrics.jsonl", "")),
         state[-1] if state else {},
         *machine(files.get("machine", "")),
+        dated,
+        agent,
+        booted(files.get("machine", "")),
+        files.get("where", ""),
     )
 
 
@@ -78,8 +105,10 @@ def machine(text: str) -> tuple[dict[str, float], int | None]:
 
     ``cores 64``, ``link eth0 1000`` (Mbit/s, /sys/class/net/NAME/speed) and ``link mlx5_0/1 200000``.
     """
-    links = {name: float(speed) * 1e6 / 8 for name, speed in re.findall(r"^link (\S+) (\d+)", text, re.MULTILINE)}
-    cores = re.search(r"^cores (\d+)$", text, re.MULTILINE)
+    links = {
+        name: float(speed) * 1e6 / 8 for name, speed in re.findall(r"^link (\S+) (\d{1,12})\b", text, re.MULTILINE)
+    }
+    cores = re.search(r"^cores (\d{1,9})$", text, re.MULTILINE)
     return links, int(cores[1]) if cores else None
 
 
@@ -88,12 +117,17 @@ def kernel(text: str, clock: str, node: str) -> tuple[Line, ...]:
 
     Lines of before the run are told from its own by their times.
     """
-    at = re.search(r"^clock (\d+) ([\d.]+)$", clock, re.MULTILINE)
-    if not at:
+    boot = booted(clock)
+    if boot is None:
         return ()
-    boot = int(at[1]) - float(at[2])
-    found = re.findall(r"^\[ *(\d+\.\d+)\] (.+)$", text, re.MULTILINE)
-    return tuple(Line(said, node, None, boot + float(seconds)) for seconds, said in found)
+    found = re.findall(r"^\[ *(\d{1,12}\.\d{1,12})\] (.+)$", text, re.MULTILINE)
+    return tuple(Line(said, node, None, boot + float(seconds), f"{node}: dmesg") for seconds, said in found)
+
+
+def booted(machine: str) -> float | None:
+    """When a node was booted, from the line ``clock EPOCH UPTIME`` of ``machine``."""
+    at = re.search(r"^clock (\d{1,12}) (\d{1,12}(?:\.\d+)?)$", machine, re.MULTILINE)
+    return int(at[1]) - float(at[2]) if at else None
 
 
 def objects(text: str) -> tuple[Event, ...]:
@@ -106,18 +140,25 @@ def objects(text: str) -> tuple[Event, ...]:
     return tuple(found)
 
 
-def log(text: str, node: str, rank: int | None = None) -> tuple[Line, ...]:
+def is_dated(text: str) -> bool:
+    """Whether a line of a log has a time with its year."""
+    return _year(text) != _NO_YEAR
+
+
+def log(text: str, node: str, rank: int | None = None, file: str = "", skipped: int = 0) -> tuple[Line, ...]:
     """The lines of a log, our own ``run.log`` or anybody's.
 
     Args:
         text: the file's; of a progress bar's states the last one counts.
         node: whose it is.
         rank: whose lines these are where they do not say it themselves.
+        file: what a person opens to see them.
+        skipped: lines of the file before the text.
     """
     lines = []
     time: float | None = None
-    year = 1970
-    for raw in text.split("\n"):
+    year = _year(text)
+    for number, raw in enumerate(text.split("\n"), skipped + 1):
         row = raw.rstrip("\r").rsplit("\r", 1)[-1]
         owner = rank
         if ours := _OURS.fullmatch(row):
@@ -130,7 +171,7 @@ def log(text: str, node: str, rank: int | None = None) -> tuple[Line, ...]:
             owner = int(prefix[1])
             row = row[prefix.end() :]
         if row.strip():
-            lines.append(Line(row, node, owner, time))
+            lines.append(Line(row, node, owner, time, file, number))
     return tuple(lines)
 
 
@@ -163,14 +204,38 @@ def _rank_of(name: str) -> int | None:
 
 def _time(row: str, before: float | None, year: int) -> tuple[float | None, int]:
     head = row[:_TIME_WITHIN]
-    if found := _ISO.search(head):
-        return _epoch(*found.groups()), int(found[1])
+    if (found := _ISO.search(head)) and (absolute := _epoch(*found.groups())) is not None:
+        return absolute, int(found[1])
+    parts: tuple[str, ...] = ()
     if found := _GLOG.search(head):
-        return _epoch(str(year), *found.groups()), year
-    return before, year
+        parts = found.groups()
+    elif found := _SYSLOG.search(head):
+        parts = (str(_MONTHS.index(found[1]) + 1), *found.groups()[1:])
+    if not parts:
+        return before, year
+    at = _epoch(str(year), *parts)
+    if at is None:
+        return before, year
+    if before is not None and before - at > _HALF_YEAR:  # the new year has begun
+        return _epoch(str(year + 1), *parts), year + 1
+    return at, year
 
 
-def _epoch(*parts: str | None) -> float:
-    """Year, month, day, hour, minute, second and its fraction as epoch seconds; times without a zone are UTC."""
+def _year(text: str) -> int:
+    """The first year that a log names; ``_NO_YEAR`` where it names none: its times are right among each other only."""
+    for row in text.split("\n"):
+        found = _OURS.match(row) or _ISO.search(row[:_TIME_WITHIN])
+        if found and _epoch(*found.groups()[:6], None) is not None:
+            return int(found[1])
+    return _NO_YEAR
+
+
+def _epoch(*parts: str | None) -> float | None:
+    """Year, month, day, hour, minute, second and its fraction as epoch seconds; times without a zone are UTC.
+
+    None: there is no such date.
+    """
     year, month, day, hour, minute, second = (int(part or 0) for part in parts[:6])
+    if not 1970 <= year <= 2999 or not 1 <= month <= 12:
+        return None
     return timegm((year, month, day, hour, minute, second, 0, 0, 0)) + float(f"0.{parts[6] or 0}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from provision.diagnosis.arrivals import arrival, named, node_of
 from provision.diagnosis.cause import Cause, Sign
+from provision.diagnosis.causes import processes
+from provision.diagnosis.evidence import comparable
 from provision.diagnosis.matching import COMPARING, rows, rows_of
 from provision.diagnosis.reading import progress
 from provision.inventory import fold
@@ -17,18 +21,69 @@ if TYPE_CHECKING:
 
 CONTEXT = 120  # lines before a sign that may tell what was going on: a traceback of a trainer has about 60
 _SOURCE = re.compile(r'\s*(?:\|\s*)?File "[^"]+", line \d+')  # of a traceback: the line after it is the program's
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAMES = 4  # of a traceback that are shown, the innermost ones
+_LINES = 200  # of a traceback that are looked through
+_BEHIND = frozenset({"nccl.timeout", "nccl.timeout.evaluating"})  # where sequence numbers name who did not arrive
 WENT_ON = 2.0  # seconds before the last progress in which a failure may lie: progress is written down late
 
 
 def signs(evidence: Evidence) -> tuple[Sign, ...]:
     """All signs, but those after which the run went on: they were survived."""
-    alive = _last_progress(evidence)
     found = [sign for record in evidence.records for sign in _of_record(record)]
-    return tuple(
-        sign
-        for sign in [*found, *_differences(evidence)]
-        if sign.cause.lasting or alive is None or sign.time is None or sign.time >= alive - WENT_ON
-    )
+    found = _with_missing_rank(found, evidence)
+    found = [_of_lost_node(sign, evidence) for sign in found]
+    if evidence.run:
+        found = [replace(sign, captured={**sign.captured, "host": sign.node}) for sign in found]
+    if comparable(evidence):
+        alive = dict.fromkeys((record.node for record in evidence.records), _last_progress(evidence.records))
+    else:
+        alive = {record.node: _last_progress([record]) for record in evidence.records}
+    return tuple(sign for sign in [*found, *_differences(evidence)] if _is_fatal(sign, alive.get(sign.node)))
+
+
+def _is_fatal(sign: Sign, alive: float | None) -> bool:
+    return sign.cause.lasting or alive is None or sign.time is None or sign.time >= alive - WENT_ON
+
+
+def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
+    """The signs with the rank that did not arrive, in place of the ranks that waited for it."""
+    if not any(sign.cause.id in _BEHIND for sign in found):
+        return found
+    met = arrival(evidence)
+    if met is None or not met.missing:
+        return found
+    rank = met.missing[0]
+    node = node_of(evidence, rank)
+    told = {"missing": named(met.missing), "late": str(rank)}
+    return [
+        replace(sign, node=node or sign.node, rank=rank, captured={**sign.captured, **told})
+        if sign.cause.id in _BEHIND
+        else sign
+        for sign in found
+    ]
+
+
+def _of_lost_node(sign: Sign, evidence: Evidence) -> Sign:
+    """A node that fell silent. Only its own machine says that it went down: its log may name another cause."""
+    if sign.cause.id != "node.lost":
+        return sign
+    record = next((each for each in evidence.records if each.node == sign.node), None)
+    if record is None:
+        return sign
+    texts = [line.text for line in record.agent]
+    if _TRACEBACK in texts:
+        end = len(texts) - 1
+        while end and not re.match(r"\w[\w.]*(?:Error|Exception|Interrupt)\b", texts[end]):
+            end -= 1
+        line = record.agent[end]
+        return replace(
+            sign, cause=processes.AGENT_FAILED, text=line.text, captured={"text": line.text}, place=place_of(line),
+            before=_frames(record.agent, end),
+        )  # fmt: skip
+    if record.boot is not None and sign.time is not None and record.boot < sign.time:
+        return replace(sign, cause=processes.NODE_SILENT)
+    return sign
 
 
 def _of_record(record: Record) -> Iterator[Sign]:
@@ -54,19 +109,42 @@ def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
                 continue
             after = 0 if "local_rank" in captured else cause.more  # behind a launcher's word comes its own traceback
             more = tuple(each.text for each in lines[order + 1 : order + 1 + after])
-            yield Sign(
-                cause, record.node, _rank(line.rank, captured, record), line.time, line.text, captured, order, more
-            )
+            rank = _rank(line.rank, captured, record)
+            frames = _frames(lines, order)
+            yield Sign(cause, record.node, rank, line.time, line.text, captured, order, more, frames, place_of(line))
             break
+
+
+def _frames(lines: Sequence[Line], order: int) -> tuple[str, ...]:
+    """The innermost frames of the traceback that the line of an exception ends; none where it ends none."""
+    start = order
+    for start in range(order - 1, max(-1, order - _LINES), -1):
+        text = lines[start].text
+        if text.strip() == _TRACEBACK:
+            break
+        if not text.startswith(" "):
+            return ()
+    else:
+        return ()
+    frames = [place for place in range(start + 1, order) if _SOURCE.match(lines[place].text)]
+    return tuple(line.text for line in lines[frames[-_FRAMES:][0] : order]) if frames else ()
+
+
+def place_of(line: Line) -> str:
+    """The file and the line that a person opens."""
+    return f"{line.file}, line {line.number}" if line.file and line.number else line.file
 
 
 def _rank(rank: int | None, captured: dict[str, str], record: Record) -> int | None:
     """Whose sign it is: a launcher names the process that failed."""
-    if rank is None and "local_rank" in captured:
-        return record.first_rank + int(captured["local_rank"])
-    if rank is None and captured.get("rank", "").isdigit():
-        return int(captured["rank"])
-    return rank
+    if rank is None and (local := _whole(captured.get("local_rank"))) is not None:
+        return record.first_rank + local
+    return _whole(captured.get("rank")) if rank is None else rank
+
+
+def _whole(text: str | None) -> int | None:
+    """The number of a rank; None where it is none."""
+    return int(text) if text and re.fullmatch(r"\d{1,6}", text) else None
 
 
 def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
@@ -75,7 +153,7 @@ def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
         told = why if isinstance(why, dict) else event
         rank = told.get("rank")
         if rank is None and "odd" in captured:
-            rank = int(captured["odd"])
+            rank = _whole(captured["odd"])
         yield Sign(
             cause,
             str(captured.get("lost") or (told.get("node") if told is why else None) or record.node),
@@ -84,6 +162,7 @@ def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
             str(told.get("text") or event.get("error") or _described(event)),
             captured,
             order,
+            place=f"{record.folder}/events.jsonl" if record.folder else "",
         )
         return
 
@@ -113,10 +192,10 @@ def _differences(evidence: Evidence) -> Iterator[Sign]:
                 yield Sign(cause, line.node, None, line.time, line.text, {"what": name, "values": told})
 
 
-def _last_progress(evidence: Evidence) -> float | None:
+def _last_progress(records: Sequence[Record]) -> float | None:
     """When the run was last seen to make a step."""
-    events = (event for record in evidence.records for event in record.events if event.get("event") == "progress")
-    printed = (event for record in evidence.records for event in progress(record.lines))
+    events = (event for record in records for event in record.events if event.get("event") == "progress")
+    printed = (event for record in records for event in progress(record.lines))
     return max((time for event in [*events, *printed] if (time := _time(event)) is not None), default=None)
 
 
@@ -136,7 +215,7 @@ def once(found: Iterable[Sign]) -> tuple[Sign, ...]:
     return tuple(first.values())
 
 
-def last_lines(record: Record, rank: int | None, count: int) -> tuple[str, ...]:
+def last_lines(record: Record, rank: int | None, count: int) -> tuple[Line, ...]:
     """The last lines of a rank, or of the launcher."""
-    own = [line.text for line in reversed(record.lines) if line.rank == rank]
+    own = (line for line in reversed(record.lines) if line.rank == rank)
     return tuple(reversed(list(islice(own, count))))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from provision.diagnosis.cause import GRADES, Sign
 from provision.diagnosis.causes import TABLE
-from provision.diagnosis.signs import last_lines, once, signs
+from provision.diagnosis.evidence import comparable
+from provision.diagnosis.signs import last_lines, once, place_of, signs
 
 if TYPE_CHECKING:
-    from provision.diagnosis.evidence import Evidence, Record
+    from provision.diagnosis.evidence import Evidence, Line, Record
 
 CLOSE = 0.5  # seconds within which no order is believed: the agent's look (0.25 s), and clocks that differ
 QUIET = 60.0  # seconds after which an exception was survived, if others followed: a failed run is ended sooner
@@ -39,6 +40,8 @@ class Verdict:
         rank: of the first failure; None: the launcher, or unknown.
         last: where nothing explains it, the last lines of that rank.
         said: what the agents themselves say of the first failure.
+        place: the file and the number of the last of ``last``.
+        by_file: the logs' times cannot be compared: they count in the order of the files.
     """
 
     first: Sign | None
@@ -49,6 +52,8 @@ class Verdict:
     rank: int | None = None
     last: tuple[str, ...] = ()
     said: str = ""
+    by_file: bool = False
+    place: str = ""
 
 
 def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
@@ -59,19 +64,23 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
         ended: whether the run has ended; while it goes on, what may be survived or late is no failure yet.
     """
     places = {record.node: record.node_rank for record in evidence.records}
-    found = once(sorted(signs(evidence), key=lambda sign: _order(sign, places)))
+    by_file = not comparable(evidence)
+    found = once(sorted(signs(evidence), key=lambda sign: _order(sign, places, by_file=by_file)))
     if not ended:
         found = tuple(sign for sign in found if _holds(sign, evidence))
     said = _said(evidence)
-    first = _first(found, places)
+    first = _first_of_files(found, evidence) if by_file else _first(found, places)
     if first is None:
         node, rank = _whose(found, evidence)
         record = next((each for each in evidence.records if each.node == node), None)
         last = _last(record, rank) if record else ()
-        return Verdict(None, (), found, node=node, rank=rank, last=last, said=said or _exit(found))
+        said = said or _exit(found)
+        texts = tuple(line.text for line in last)
+        place = place_of(last[-1]) if last else ""
+        return Verdict(None, (), found, node=node, rank=rank, last=texts, said=said, by_file=by_file, place=place)
     same = [sign for sign in found if sign.cause is first.cause and sign is not first]
     same = [sign for sign in same if sign.node != first.node or sign.rank is not None]  # the launcher tells it again
-    also = tuple(sign for sign in same if _near(sign, first))
+    also = tuple(sign for sign in same if _near(sign, first) and not (by_file and sign.node != first.node))
     echoes = tuple(
         sign
         for sign in found
@@ -79,7 +88,7 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     )
     nodes = {sign.node for sign in same} - {first.node}
     alone = len(evidence.records) > 1 and not nodes
-    return Verdict(first, also, echoes, alone, first.node, first.rank, said=said)
+    return Verdict(first, also, echoes, alone, first.node, first.rank, said=said, by_file=by_file)
 
 
 def _holds(sign: Sign, evidence: Evidence) -> bool:
@@ -101,6 +110,21 @@ def _first(found: Sequence[Sign], places: dict[str, int]) -> Sign | None:
             close = [sign for sign in pool if _when(sign) <= start + CLOSE]
             return min(close, key=lambda sign: _weight(sign, places))
     return None
+
+
+def _first_of_files(found: Sequence[Sign], evidence: Evidence) -> Sign | None:
+    """Of every file's own first failure the one that explains most; of equals that of the file named first."""
+    places = {record.node: record.node_rank for record in evidence.records}
+    firsts = [_first([sign for sign in found if sign.node == record.node], places) for record in evidence.records]
+    return min(
+        (sign for sign in firsts if sign is not None),
+        key=lambda sign: (*_weight(sign, places)[:1], places.get(sign.node, 0), _number(sign.rank), sign.node),
+        default=None,
+    )
+
+
+def _number(rank: int | None) -> int:
+    return rank if rank is not None else _NO_RANK
 
 
 def _final(found: Sequence[Sign]) -> list[Sign]:
@@ -128,9 +152,9 @@ def _weight(sign: Sign, places: dict[str, int]) -> tuple[int, int, int, int, int
     return (GRADES.index(sign.cause.grade), first_of_rank, _PLACE[sign.cause.id], places.get(sign.node, 0), rank)
 
 
-def _order(sign: Sign, places: dict[str, int]) -> tuple[float, int, int, int]:
+def _order(sign: Sign, places: dict[str, int], *, by_file: bool) -> tuple[int, float, int, int, int]:
     rank = sign.rank if sign.rank is not None else _NO_RANK
-    return (_when(sign), places.get(sign.node, 0), rank, sign.order)
+    return (places.get(sign.node, 0) if by_file else 0, _when(sign), places.get(sign.node, 0), rank, sign.order)
 
 
 def _said(evidence: Evidence) -> str:
@@ -169,7 +193,7 @@ def _failed(record: Record) -> bool:
     return any(event.get("event") == "exit" and event.get("rc") != 0 for event in record.events)
 
 
-def _last(record: Record, rank: int | None) -> tuple[str, ...]:
+def _last(record: Record, rank: int | None) -> tuple[Line, ...]:
     """The last lines of that rank, of the launcher where it has none, else of any rank."""
     ranks = sorted({line.rank for line in record.lines if line.rank is not None})
     for each in [rank, None, *ranks]:

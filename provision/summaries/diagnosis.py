@@ -1,7 +1,8 @@
-"""After ``diagnose``: the verdict in the first line, then what shows it, what mends it, and what only followed."""
+"""After ``diagnose``: the run, the verdict, then what shows it, what mends it, and what only followed."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -26,16 +27,18 @@ def diagnosed(result: Diagnosis) -> Summary:
 
 
 def _lines(result: Diagnosis) -> Iterator[str]:
-    blocks = []
+    blocks: list[list[str]] = []
     if result.verdict is not None:
-        blocks.append(list(_verdict(result.verdict)))
-    blocks += [list(_condition(each)) for each in result.conditions]
+        blocks.append(list(_verdict(result.verdict, result.run)))
+    blocks += [list(_condition(each, result.run)) for each in result.conditions]
     if result.earlier:
         blocks.append(list(_earlier(result.earlier)))
     if not blocks:
         blocks.append([_fine(result)])
     if result.missing:
         blocks.append([f"nothing from {fold(name for name, _ in result.missing)}: {result.missing[0][1]}"])
+    if result.run and (result.verdict is not None or result.conditions or result.earlier):
+        yield f"run {result.run}{f': {result.state}' if result.state else ''}"
     for place, block in enumerate(blocks):
         if place:
             yield ""
@@ -58,19 +61,27 @@ def _fine(result: Diagnosis) -> str:
             return f"{name}: nothing that looks like a failure"
 
 
-def _verdict(verdict: Verdict) -> Iterator[str]:
+def _verdict(verdict: Verdict, run: str) -> Iterator[str]:
     first = verdict.first
     if first is None:
         yield from _unknown(verdict)
         return
     alone = first.cause.alone if verdict.alone else ""
-    yield f"{_who(first.node, first.rank)} failed first: {first.says}{alone}"
+    unresolved = first.cause.id.startswith("nccl.timeout") and "missing" not in first.captured
+    who = "the logs do not say which rank did not arrive" if unresolved else _who(first.node, first.rank)
+    failed = "" if unresolved else " did not arrive" if "missing" in first.captured else " failed first"
+    yield f"{who}{failed}: {first.says}{alone}"
+    if verdict.by_file:
+        yield "  the logs have no common time: of equal causes, that of the file named first counts"
     if verdict.also:
         yield f"  at the same moment on {_places(verdict.also)}"
+    yield from (f"  {_cut(line)}" for line in first.before)
     yield f"  {_at(first.time)}{_cut(first.text)}"
     yield from (f"    {_cut(line)}" for line in first.more)
-    yield from _advice(first.fix)
-    yield from _consequences(first, verdict.echoes)
+    if first.place:
+        yield f"  in {first.place}"
+    yield from _advice(first.fix, run, first.node)
+    yield from _consequences(first, verdict.echoes, by_file=verdict.by_file)
 
 
 def _unknown(verdict: Verdict) -> Iterator[str]:
@@ -80,33 +91,37 @@ def _unknown(verdict: Verdict) -> Iterator[str]:
     if verdict.last:
         yield "  its last lines:"
         yield from (f"    {_cut(line)}" for line in verdict.last)
+        if verdict.place:
+            yield f"  until {verdict.place}"
     yield from _consequences(None, verdict.echoes)
 
 
-def _consequences(first: Sign | None, echoes: Sequence[Sign]) -> Iterator[str]:
+def _consequences(first: Sign | None, echoes: Sequence[Sign], *, by_file: bool = False) -> Iterator[str]:
     """What followed, a line for each cause."""
     groups: dict[str, list[Sign]] = {}
     for sign in echoes:
         groups.setdefault(sign.says if sign.cause.grade != "echo" else sign.cause.says, []).append(sign)
-    head = "then: "
+    head = "also: " if by_file else "then: "
     for says, signs in groups.items():
-        later = _later(first, signs)
+        later = _later(first, signs, by_file=by_file)
         yield f"{head}{says} ({_places(signs)}{later})"
         head = "      "
 
 
-def _later(first: Sign | None, signs: Sequence[Sign]) -> str:
-    times = [sign.time for sign in signs if sign.time is not None]
+def _later(first: Sign | None, signs: Sequence[Sign], *, by_file: bool) -> str:
+    times = [
+        sign.time for sign in signs if sign.time is not None and first and (not by_file or sign.node == first.node)
+    ]
     if first is None or first.time is None or not times or min(times) - first.time < 1:
         return ""
     return f", {duration(min(times) - first.time)} later"
 
 
-def _condition(condition: Condition) -> Iterator[str]:
+def _condition(condition: Condition, run: str) -> Iterator[str]:
     first, *more = condition.says
     yield first
     yield from more
-    yield from _advice(condition.fix)
+    yield from _advice(condition.fix, run)
 
 
 def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
@@ -115,10 +130,11 @@ def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
         yield f"attempt {number}: {_who(verdict.node, verdict.rank)}: {said}"
 
 
-def _advice(fix: Iterable[str]) -> Iterator[str]:
+def _advice(fix: Iterable[str], run: str, node: str = "NODE") -> Iterator[str]:
+    """What to do, with the run's id and the node's name in its commands."""
     head = "try: "
     for line in fix:
-        yield f"{head}{line}"
+        yield head + (re.sub(r"\bNODE\b", node, re.sub(r"\bRUN\b", run, line)) if run else line)
         head = "     "
 
 
@@ -156,8 +172,10 @@ def _cut(text: str) -> str:
 
 def _wrapped(line: str) -> list[str]:
     """In rows that fit; what follows a row stands two deeper, to be told from the next line. Paths stay whole."""
+    if line.removeprefix("try:").lstrip().startswith("clusterctl run "):
+        return [line]  # to be pasted
     head = len(line) - len(line.lstrip())
-    for word in ("try: ", "then: "):
+    for word in ("try: ", "then: ", "also: "):
         head = len(word) if line.startswith(word) else head
     rows = textwrap.wrap(
         line, WIDTH, subsequent_indent=" " * (head + 2), break_on_hyphens=False, break_long_words=False
@@ -187,6 +205,8 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
         "fix": list(first.fix) if first else [],
         "time": first.time if first else None,
         "line": first.text if first else None,
+        "place": (first.place if first else verdict.place) or None,
+        "traceback": list(first.before) if first else [],
         "source": first.cause.source if first else None,
         "also": [_sign_data(sign) for sign in verdict.also],
         "consequences": [_sign_data(sign) for sign in verdict.echoes],
@@ -195,4 +215,11 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
 
 
 def _sign_data(sign: Sign) -> dict[str, Any]:
-    return {"cause": sign.cause.id, "node": sign.node, "rank": sign.rank, "time": sign.time, "line": sign.text}
+    return {
+        "cause": sign.cause.id,
+        "node": sign.node,
+        "rank": sign.rank,
+        "time": sign.time,
+        "line": sign.text,
+        "place": sign.place or None,
+    }

@@ -88,11 +88,12 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
     for place, path in enumerate(paths):
         name = path.name if names.count(path.name) == 1 else str(path)
         try:
-            text = _tail(path, _FILE)
+            text, skipped = _tail(path, _FILE)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror or error}", hint="--log FILE") from error
         kind = "events.jsonl" if path.suffix == ".jsonl" else "run.log"
-        found.append(reading.record(name, {kind: text}, node_rank=place))
+        files = {kind: text, "skipped": f"{kind} {skipped}"}
+        found.append(reading.record(name, files, node_rank=place, file=str(path)))
     return judged(Evidence(tuple(found)))
 
 
@@ -113,7 +114,12 @@ def _gathered(inventory: Inventory, run: Run, connections: Connections) -> tuple
         return split(connections[nodes[readers[node.name]]].run(scripts[node.name], deadline=_DEADLINE).out, mark)
 
     answers = fan_out([nodes[name] for name in scripts if name in nodes], ask, limit=_AT_ONCE)
-    texts = {name: answer for name, answer in answers.items() if not isinstance(answer, ClusterctlError)}
+    folders = {part.node: f"{run_folder(inventory, run.id).parent}/{part.logs}" for part in run.parts}
+    texts = {
+        name: {**answer, "where": f"{readers[name]}:{folders[name]}"} if answer else answer
+        for name, answer in answers.items()
+        if not isinstance(answer, ClusterctlError)
+    }
     missing = {
         name: reason(answer, inventory, nodes[readers[name]])
         for name, answer in answers.items()
@@ -186,12 +192,23 @@ def _local(folder: Path) -> Files:
     """The ends of a node's log files on this machine."""
     if not folder.is_dir():
         return {}
-    return {path.name: _tail(path, _MOST) for path in sorted(folder.iterdir()) if path.suffix in {".log", ".jsonl"}}
+    read = {path.name: _tail(path, _MOST) for path in sorted(folder.iterdir()) if path.suffix in {".log", ".jsonl"}}
+    if not read:
+        return {}
+    files = {name: text for name, (text, _) in read.items()}
+    files["skipped"] = "\n".join(f"{name} {skipped}" for name, (_, skipped) in read.items())
+    return {**files, "where": str(folder)}
 
 
-def _tail(path: Path, limit: int) -> str:
+def _tail(path: Path, limit: int) -> tuple[str, int]:
+    """The whole lines in the last bytes of a file, and how many lines are before them."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - limit))
-        text = file.read().decode("utf-8", "replace")
-    return text if size <= limit else text.partition("\n")[2]
+        before = max(0, file.seek(0, 2) - limit)
+        file.seek(0)
+        skipped, left = 0, before
+        while left and (part := file.read(min(left, _FILE))):
+            skipped += part.count(b"\n")
+            left -= len(part)
+        file.seek(before)
+        text = file.read(limit).decode("utf-8", "replace")
+    return (text, 0) if not before else (text.partition("\n")[2], skipped + 1)

@@ -43,6 +43,12 @@ an *echo*, which never explains. The first sign of the strongest kind is the ver
 below it. What comes within half a second counts as simultaneous. An exception that was survived (the run made steps
 after it, or others followed after a minute) is left aside.
 
+The answer names the run, the file and the line of what it quotes, and shows the innermost frames of a Python traceback.
+Where an NCCL collective timed out, the verdict is about the rank that did not arrive: the one whose last enqueued
+collective is lower in the logs, or whose log says nothing of it. With `--log A B` the times of logs without years are
+not compared with other logs: among equal causes the file named first counts, and the answer says so. A node counts as
+lost only where nothing of its own says otherwise: a traceback in its agent.log, or an uptime longer than the silence.
+
 {causes} causes and {rules} rules, with {cases} recorded runs
 ([tests/unit/recorded_runs](../tests/unit/recorded_runs)). *Source* says where the words that are looked for are from.
 """

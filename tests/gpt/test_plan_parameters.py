@@ -13,12 +13,13 @@ KINDS = {  # as a config.json may say it, with what each type leaves to its defa
     "llama, tied, wide heads": {"model_type": "llama", **LLAMA, "tie_word_embeddings": True, "head_dim": 64},
     "mistral": {"model_type": "mistral", **LLAMA},
     "qwen2": {"model_type": "qwen2", **LLAMA},
+    "qwen3": {"model_type": "qwen3", **LLAMA, "head_dim": 64},
     "gemma": {"model_type": "gemma", **LLAMA, "head_dim": 64},
     "small gpt2": {
         "model_type": "gpt2", "n_layer": 3, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 128,
     },
 }  # fmt: skip
-LARGE = {"model_type": "qwen3", **LLAMA, "hidden_size": 1024, "head_dim": 128, "vocab_size": 50000}
+LARGE = {"model_type": "llama", **LLAMA, "hidden_size": 1024, "vocab_size": 50000, "mlp_bias": True}
 
 
 def described(shape):
@@ -30,14 +31,15 @@ def described(shape):
             "tie_word_embeddings": shape.tied,
         }  # fmt: skip
     return {
-        "model_type": "qwen2" if shape.qkv_bias else "llama", "num_hidden_layers": shape.layers,
+        "model_type": "qwen2" if shape.qkv_bias else "qwen3" if shape.qk_norm else "llama",
+        "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "intermediate_size": shape.intermediate, "vocab_size": shape.vocab,
         "max_position_embeddings": shape.context, "tie_word_embeddings": shape.tied,
     }  # fmt: skip
 
 
-CONFIGS = {**KINDS, "qwen3": LARGE, **{name: described(shape) for name, shape in MODELS.items()}}
+CONFIGS = {**KINDS, "large": LARGE, **{name: described(shape) for name, shape in MODELS.items()}}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,6 @@ def test_adapters_are_what_peft_makes(counted, name):
 
 
 def test_what_a_shape_leaves_out_is_little(counted):
-    """Norms of Qwen3's queries and keys."""
-    whole = counted["qwen3"]["parameters"]
-    assert 0 < whole - parse(LARGE, "qwen3", "qwen3").parameters < 1e-3 * whole
+    """Biases of the MLP."""
+    whole = counted["large"]["parameters"]
+    assert 0 < whole - parse(LARGE, "large", "large").parameters < 1e-3 * whole

@@ -181,8 +181,8 @@ def test_cards_have_the_memory_that_nvidia_smi_shows():
             *("needs its end", "--steps"),
         ),
         (Request(stage=4), "--stage 4: it is one of 0, 1, 2, 3", ""),
-        (Request(micro_batch=0), "--micro-batch 0: it has to be more than 0", ""),
-        (Request(link=float("nan")), "--link nan", ""),
+        (Request(micro_batch=0), "--micro-batch must be at least 1", ""),
+        (Request(link=float("nan")), "--link must be more than 0 and at most 100000, not nan", ""),
     ],
 )
 def test_what_does_not_go_together_is_refused(request_, said, way_out):

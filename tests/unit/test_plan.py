@@ -114,22 +114,25 @@ def test_json_has_all_of_it_and_nothing_else_is_printed(run):
     ("words", "said", "way_out"),
     [
         (["nothing-7b", "-n", "1"], "there is no model nothing-7b", "llama-3-8b"),
+        (["Qwen/Qwen3-30B-A3B", "-n", "1"], "is a mixture of experts, which is not planned", "qwen3-32b"),
         (["./nothing", "-n", "1"], "there is no nothing", ""),
         ([".", "-n", "1"], "has no config.json", "save_pretrained"),
-        (["gpt2", "-n", "0"], "--nodes 0: it has to be more than 0", ""),
-        (["gpt2", "-n", "1", "--gpus", "0"], "--gpus 0: it has to be more than 0", ""),
-        (["gpt2", "-n", "1", "--gpu-memory", "nan"], "--gpu-memory nan", ""),
+        (["gpt2", "-n", "0"], "'--nodes' / '-n': must be at least 1", ""),
+        (["gpt2", "-n", "1", "--gpus", "0"], "'--gpus': must be at least 1", ""),
+        (["gpt2", "-n", "1", "--gpu-memory", "nan"], "'--gpu-memory': must be at least 1", ""),
         (["gpt2", "-n", "1", "--gpu", "Voodoo"], "--gpu Voodoo: not in the table", "A100"),
         (["gpt2", "-n", "3"], "256 does not divide by 24 GPUs", "try: --global-batch 240 or --global-batch 264"),
         (["gpt2", "-n", "64"], "--global-batch 256 does not divide by 512 GPUs", "try: --global-batch 512"),
         (["gpt2", "-n", "1", "--seq", "2048"], "has 1024 learned positions", "--seq 1024"),
-        (["gpt2", "-n", "1", "--seq", "0"], "--seq 0: it has to be more than 0", ""),
-        (["gpt2", "-n", "1", "--efficiency", "2"], "--efficiency 2: it is a part of the card's peak", ""),
-        (["gpt2", "-n", "1", "--host-memory", "nan"], "--host-memory nan: it is GiB of a node", ""),
+        (["gpt2", "-n", "1", "--seq", "0"], "'--seq': must be at least 1", ""),
+        (["gpt2", "-n", "1", "--efficiency", "2"], "'--efficiency': must be at least 0.01 and at most 1, not 2", ""),
+        (["gpt2", "-n", "1", "--host-memory", "nan"], "'--host-memory': must be at least 0", ""),
         (["gpt2", "-n", "2", "--link", "fast"], "no number, and no file that can be read", "bench nccl --json"),
-        (["gpt2", "-n", "2", "--link", "0"], "--link 0: it has to be more than 0", ""),
+        (["gpt2", "-n", "2", "--link", "0"], "--link must be at least 0.001", ""),
         (["gpt2", "-n", "1", "--write", "plan.txt"], "neither .yaml nor .json", "plan.txt.yaml"),
-        (["gpt2", "-n", "1", "--write", "no/plan.yaml"], "cannot use no/plan.ds.json: No such file", ""),
+        (["gpt2", "-n", "1", "--write", "no/plan.yaml", "--model-path", "/m"], "cannot use no/plan.ds.json", ""),
+        (["gpt2", "-n", "1", "--write", "a.yaml"], "gpt2 is a name of clusterctl's table", "--model-path models/gpt2"),
+        (["gpt2", "-n", "1", "--liger"], "--liger: Liger computes no loss of gpt2 in pieces", "without --liger"),
         (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
     ],
 )  # fmt: skip
@@ -145,7 +148,7 @@ def test_bad_input_is_refused_with_the_way_out(run, words, said, way_out):
     ("config", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no JSON object"),
+        ("[]", "is not a JSON object"),
         ({"model_type": "mamba"}, "model_type 'mamba' is built in a way that is not known here"),
         ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, "hidden_size is missing"),
         ({"model_type": "gpt2"}, "n_layer, n_embd, n_head, vocab_size, n_positions are missing"),
@@ -181,6 +184,12 @@ def test_a_config_is_the_model_of_the_table(model):
         ("openai-community/gpt2-medium", "gpt2-medium"),
         ("mistralai/Mistral-7B-v0.3", "mistral-7b"),
         ("gpt2", "gpt2"),
+        ("huggyllama/llama-7b", "llama-7b"),
+        ("llama-7b-hf", "llama-7b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Llama-3.1-70B", "llama-3.1-70b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+        ("qwen3-0.6b", "qwen3-0.6b"),
     ],
 )
 def test_names_are_taken_as_hubs_write_them(words, name):
@@ -219,7 +228,7 @@ def test_the_yaml_is_one_that_train_reads(run, tmp_path, model):
 def test_adapters_are_put_where_the_trainer_finds_matrices(run, tmp_path):
     """LLaMA-Factory's "all" finds every Linear; GPT-2 has none in its blocks."""
     for name, target in (("gpt2", "c_attn,c_proj,c_fc"), ("qwen2.5-0.5b", "all")):
-        assert run("plan", name, "-n", 1, "--method", "lora", "--write", "lora.yaml")[0] == 0
+        assert run("plan", name, "-n", 1, "--method", "lora", "--model-path", "m", "--write", "lora.yaml")[0] == 0
         assert yaml.safe_load((tmp_path / "lora.yaml").read_text())["lora_target"] == target
 
 
@@ -283,7 +292,14 @@ def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
         with pytest.raises(PlanError, match="nothing fits"):
             ds_config(made)
         return
-    assert yaml.safe_load(written_yaml(made, name, "x.ds.json"))["cutoff_len"] == 1024
+    said = yaml.safe_load(written_yaml(made, name, "x.ds.json"))
+    assert said["cutoff_len"] == 1024
+    assert said.get("enable_liger_kernel", False) == made.best.setup.chunked_loss
+    assert (made.ladder.tokens, made.ladder.needs) == (made.best.speed.tokens, made.best.memory.total / (1 << 30))
+    if program == "trainer":
+        assert all(rung.tokens <= made.best.speed.tokens * 1.0102 for rung in made.ladder.rungs)
+    if cluster.world == 1:
+        assert made.best.setup.stage == 0 or made.best.setup.optimizer_at != "gpu"
     if made.best.setup.optimizer_at == "nvme":
         with pytest.raises(ConfigError, match="nvme without a path"):
             ds_config(made)
@@ -296,7 +312,7 @@ def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
 def test_the_ladder_leads_down_and_the_free_rungs_come_first(name, gpus):
     program = "own" if MODELS[name].family == "gpt2" else "trainer"  # whose loss may be in pieces
     training = Training(MODELS[name], "full", 1024, 64, program)
-    found = ladder(training, Cluster(1, gpus, GPUS["A100"], 80))
+    found = ladder(training, Cluster(1, gpus, GPUS["A100"], 80), Setup(0, micro_batch=8, flash=False))
     needs = [found.needs, *(rung.needs for rung in found.rungs)]
     assert all(above > below for above, below in pairwise(needs))
     assert sum(rung.saves for rung in found.rungs) == pytest.approx(found.needs - needs[-1])
@@ -315,7 +331,7 @@ def test_a_cure_is_named_only_where_it_works():
         ("llama-3-8b", "trainer", True),
     ):
         training = Training(MODELS[name], "full", 1024, 64, program)
-        found = ladder(training, Cluster(1, 8, GPUS["A100"], 80))
+        found = ladder(training, Cluster(1, 8, GPUS["A100"], 80), Setup(0, micro_batch=8, flash=False))
         words = [rung.what for rung in found.rungs]
         assert any("enable_liger_kernel" in each for each in words) == named
         assert any("loss in pieces" in each for each in words) == (named or program == "own")
@@ -328,3 +344,60 @@ def test_what_is_no_cure_is_none():
         before = gpu_memory(training, cluster, setup.with_(bucket=200_000_000)).allocated
         assert gpu_memory(training, cluster, setup.with_(bucket=500_000_000)).allocated >= before
     assert gpu_memory(training, cluster, Setup(3, live=1_000_000_000)) == gpu_memory(training, cluster, Setup(3))
+
+
+def planned(run, *words):
+    code, out, _ = run("plan", *words, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_the_pick_has_what_its_own_ladder_would_recommend(run):
+    """Of llama-3-8b on 8 H100 the ladder once started with a rung that was faster than the pick."""
+    for words in (["llama-3-8b", "-n", 1, "--gpu", "H100"], ["qwen2.5-7b", "-n", 2], ["gpt2", "-n", 1]):
+        said = planned(run, *words)
+        best = said["best"]["speed"]["tokens"]
+        assert all(rung["tokens"] <= best for rung in said["ladder"]["rungs"]), words
+    with_liger = planned(run, "llama-3-8b", "-n", 1, "--gpu", "H100", "--seq", 8192)["best"]
+    without = planned(run, "llama-3-8b", "-n", 1, "--gpu", "H100", "--seq", 8192, "--no-liger")["best"]
+    assert (with_liger["setup"]["chunked_loss"], without["setup"]["chunked_loss"]) == (True, False)
+    assert with_liger["speed"]["tokens"] > 1.1 * without["speed"]["tokens"]
+
+
+@pytest.mark.parametrize("words", [["llama-3-8b", "-n", 1], ["llama-3-70b", "-n", 1, "--host-memory", 10]])
+def test_the_ladder_starts_at_the_pick_and_agrees_with_the_table(run, words):
+    """Where nothing fits, it starts at the option that lacks least."""
+    said = planned(run, *words)
+    start = said["best"] or min((each for each in said["options"] if not each["fits"]), key=lacks)
+    assert said["ladder"]["tokens"] == start["speed"]["tokens"]
+    assert said["ladder"]["needs"] == start["memory"]["total"] / (1 << 30)
+    word = "the pick" if said["best"] else "nearest to fitting"
+    assert said["ladder"]["start"] == f"{word}: {start['name']}, batch {start['setup']['micro_batch']}"
+
+
+def lacks(option):
+    return float(re.search(r"lacks ([\d.]+)", option["why_not"])[1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b"])
+@pytest.mark.parametrize("program", ["own", "trainer"])
+def test_one_gpu_gets_zero_0(run, name, program):
+    said = planned(run, name, "-n", 1, "--gpus", 1, "--for", program)
+    assert said["best"]["setup"]["stage"] == 0
+    sharding = [each for each in said["options"] if each["setup"]["stage"] and each["setup"]["optimizer_at"] == "gpu"]
+    assert [each["why_not"] for each in sharding] == ["one GPU has nothing to shard: ZeRO-0 is the same"] * 3
+    assert planned(run, name, "-n", 1, "--gpus", 2, "--for", program)["best"]["setup"]["stage"] > 0
+
+
+def test_the_yaml_names_the_folder_of_the_model(run, tmp_path, model):
+    folder = model(LLAMA)
+    for words, path in (
+        ([folder], str(folder)),
+        ([folder / "config.json"], str(folder)),
+        (["llama-3.1-8b", "--model-path", "models/llama"], "models/llama"),
+    ):
+        assert run("plan", *words, "-n", 1, "--write", "train.yaml")[0] == 0
+        said = yaml.safe_load((tmp_path / "train.yaml").read_text())
+        assert said["model_name_or_path"] == path
+        assert said["enable_liger_kernel"] is True
+    assert run("plan", "gpt2", "-n", 1, "--write", "ds.json")[0] == 0  # names no model

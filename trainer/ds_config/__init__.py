@@ -15,7 +15,7 @@ from typing import Any, Dict
 
 from trainer.ds_config.build import AUTO, FILLED, autos, make, notices
 from trainer.ds_config.errors import ConfigError
-from trainer.ds_config.gpus import GPUS, Gpu, find
+from trainer.ds_config.gpus import GPUS, Gpu, find, with_memory
 from trainer.ds_config.presets import PRESETS
 from trainer.ds_config.request import Request, precision_of
 
@@ -33,6 +33,7 @@ __all__ = [
     "notices",
     "precision_of",
     "text",
+    "with_memory",
 ]
 
 

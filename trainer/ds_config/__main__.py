@@ -24,7 +24,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             values = [each.type(one) for one in each.choices]
             parser.add_argument(each.flag, dest=each.field, type=each.type, choices=values, help=each.help)
         else:
-            parser.add_argument(each.flag, dest=each.field, type=each.type, metavar=each.metavar, help=each.help)
+            parser.add_argument(each.flag, dest=each.field, type=each.type, metavar=each.metavar, help=each.ranged_help)
     given = vars(parser.parse_args(argv))
     try:
         request = request_of(given, given["like"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from trainer.ds_config.buckets import persistence_elements, prefetch_elements, reduce_elements
+from trainer.ds_config.options import check_bounds
 from trainer.ds_config.request import Request, check, precision_of
 
 AUTO = "auto"
@@ -23,8 +24,9 @@ def make(request: Request) -> Dict[str, Any]:
     """The configuration.
 
     Raises:
-        ConfigError: wishes that do not go together.
+        ConfigError: a number outside its range, or wishes that do not go together.
     """
+    check_bounds(request)
     check(request)
     config: Dict[str, Any] = {
         **_batch(request),

@@ -2,9 +2,14 @@
 
 Sources: capabilities from NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus; Volta and older:
 cuda-legacy-gpus); peaks and bandwidths from NVIDIA's datasheet of each card, B200's an eighth of DGX B200's; A10G's,
-and what sets A800, H800 and H20 apart, as they are reported. Peaks are dense 16-bit tensor peaks with 32-bit
-accumulation, without sparsity (P100 has no tensor cores: its ordinary ones). Boards for PCIe compute less than those of
-the same name with SXM, and have no NVLink or only pairs of it; a name that says neither is taken for SXM.
+and what sets A800, H800 and H20 apart, as they are reported. RTX 4090 D, RTX 5090, RTX 6000 Ada: appendices of NVIDIA's
+"Ada GPU Architecture", "RTX Blackwell GPU Architecture" and "Ada GPU Architecture in Professional Graphics" (bf16 with
+32-bit accumulation: 147.1, 209.5 and 364.2); RTX A5000: half of the 222.2 with sparsity of its datasheet; L20: 119.5 of
+its datasheet; B300: an eighth of HGX B300's 36 PFLOP/s with sparsity, halved; its 288 GB are of 10^9 bytes. Peaks are
+dense 16-bit tensor peaks with 32-bit accumulation, without sparsity (P100 has no tensor cores: its ordinary ones).
+Boards for PCIe compute less than those of the same name with SXM, and have no NVLink or only pairs of it; a name that
+says neither is taken for SXM. A name with words that are not known here (Laptop, Max-Q, vGPU, MIG) is another card: it
+is refused, not planned as a faster one.
 
 ``memory`` is what nvidia-smi shows: GDDR6 with ECC, as data centers have it, keeps a sixteenth for itself
 (github.com/modal-labs/modal-client/pull/2797 lists cards).
@@ -18,7 +23,7 @@ protocol (an author of NCCL in github.com/NVIDIA/nccl-tests/issues/212: 370 of 4
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
 from trainer.ds_config.errors import ConfigError
@@ -56,45 +61,90 @@ GPUS: Dict[str, Gpu] = {
     each.name: each
     for each in (
         Gpu("P100", (6, 0), 16, 21.2, 732, 64),
+        Gpu("P100 PCIe", (6, 0), 16, 18.7, 732, 10),
         Gpu("V100", (7, 0), 32, 125, 900, 120),
         Gpu("V100 PCIe", (7, 0), 32, 112, 900, 10),
+        Gpu("V100S", (7, 0), 32, 130, 1134, 10),
         Gpu("T4", (7, 5), 15, 65, 320, 10),
         Gpu("A100", (8, 0), 80, 312, 2039, 240),
         Gpu("A100 PCIe", (8, 0), 80, 312, 1935, 20),
         Gpu("A800", (8, 0), 80, 312, 2039, 160),
+        Gpu("A800 PCIe", (8, 0), 80, 312, 1935, 20),
+        Gpu("RTX A5000", (8, 6), 24, 111.1, 768, 20),
         Gpu("RTX A6000", (8, 6), 48, 154.8, 768, 20),
+        Gpu("RTX 6000 Ada", (8, 9), 48, 364.2, 960, 20),
         Gpu("A30", (8, 0), 24, 165, 933, 20),
         Gpu("A40", (8, 6), 45, 149.7, 696, 20),
         Gpu("A10", (8, 6), 22.5, 125, 600, 20),
         Gpu("A10G", (8, 6), 22.5, 70, 600, 20),  # of AWS
         Gpu("RTX3090", (8, 6), 24, 71, 936, 20),
         Gpu("RTX4090", (8, 9), 24, 165.2, 1008, 20),
+        Gpu("RTX4090 D", (8, 9), 24, 147.1, 1008, 20),
+        Gpu("RTX5090", (12, 0), 32, 209.5, 1792, 42),
         Gpu("L4", (8, 9), 22.5, 121, 300, 20),
+        Gpu("L20", (8, 9), 45, 119.5, 864, 20),
         Gpu("L40", (8, 9), 45, 181, 864, 20),
         Gpu("L40S", (8, 9), 45, 362, 864, 20),
         Gpu("H100", (9, 0), 80, 989, 3350, 360),
         Gpu("H100 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H100 NVL", (9, 0), 94, 835, 3900, 42),
         Gpu("H800", (9, 0), 80, 989, 3350, 160),
+        Gpu("H800 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H20", (9, 0), 96, 148, 4000, 360),
         Gpu("H20-3e", (9, 0), 141, 148, 4800, 360),
         Gpu("GH200", (9, 0), 96, 989, 4000, 360),
         Gpu("H200", (9, 0), 141, 989, 4800, 360),
+        Gpu("H200 NVL", (9, 0), 141, 835, 4800, 42),
         Gpu("B200", (10, 0), 180, 2250, 8000, 720),
+        Gpu("B300", (10, 3), 268, 2250, 8000, 720),
         Gpu("GB200", (10, 0), 186, 2500, 8000, 720),
     )
 }
-_ASIDE = re.compile(r"nvidia|geforce|tesla|quadro|\d+ ?gb|[^a-z0-9]")
+_SMALLER: Dict[Tuple[str, int], float] = {  # GB/s of a card's smaller model, where it is slower
+    ("A100", 40): 1555,
+    ("A100 PCIe", 40): 1555,
+    ("A800", 40): 1555,
+    ("A800 PCIe", 40): 1555,
+    ("P100 PCIe", 12): 549,
+}
+_SIZE = re.compile(r"(?<![a-z\d])(\d+) ?g(?:i?b)?\b")  # 80GB; GH200 144G; but A10G is a card
+_LARGEST = 300  # GB; "GH200 480GB" names its processor's memory
+_SAME = 0.1  # what a name says and what nvidia-smi shows differ by up to this: ECC, and 10^9 bytes against 2^30
+_ASIDE = re.compile(r"nvidia|geforce|tesla|quadro|rtx|[^a-z0-9]")
+_BOARD = re.compile(r"(?:sxm\d?|dgxs|hbm\d?e?|generation|ac|lc|pg\d+|oam|active)*")  # says nothing about the speed
+_LINKED = 64  # GB/s of ``peer`` from which a card is an SXM one: a PCIe board is another card
 
 
 def find(name: str) -> Gpu:
     """The card that a name means: ``a100``, ``NVIDIA A100 80GB PCIe`` as nvidia-smi says it, ``RTX 3090``.
 
+    A size in the name is the card's memory: ``NVIDIA A100-SXM4-40GB`` has 40.
+
     Raises:
         ConfigError: it is not in the table.
     """
-    word = _ASIDE.sub("", name.lower())
-    fitting = [key for key in GPUS if re.match(_ASIDE.sub("", key.lower()) + r"(?!\d)", word)]  # T400 is no T4
+    said = name.lower()
+    sizes = [int(size) for size in _SIZE.findall(said) if 0 < int(size) <= _LARGEST]
+    word = _ASIDE.sub("", _SIZE.sub("", said))
+    keys = {_ASIDE.sub("", key.lower()): card for key, card in GPUS.items()}
+    fitting = [key for key in keys if word.startswith(key) and _is_board(word[len(key) :], keys[key])]
     if not fitting:
-        raise ConfigError(f"--gpu {name}: not in the table", hint=f"--gpu of {', '.join(GPUS)}; or --precision")
-    return GPUS[max(fitting, key=len)]  # L40S before L4
+        hint = f"--gpu of {', '.join(GPUS)}; or --precision"
+        raise ConfigError(f"--gpu {name}: not in the table of cards", hint=hint)
+    card = keys[max(fitting, key=len)]  # L40S before L4
+    return card if not sizes else with_memory(card, sizes[0])
+
+
+def with_memory(card: Gpu, size: float) -> Gpu:
+    """The model of a card with so many GB; the card itself where that is about what it has."""
+    if abs(size / card.memory - 1) < _SAME:
+        return card
+    slower = [speed for (name, sold), speed in _SMALLER.items() if name == card.name and abs(size / sold - 1) < _SAME]
+    return replace(card, memory=float(size), bandwidth=slower[0] if slower else card.bandwidth)
+
+
+def _is_board(rest: str, card: Gpu) -> bool:
+    """Whether what follows a card's name only says how its board is built."""
+    if rest.startswith("pcie") and card.peer < _LINKED:
+        rest = rest[len("pcie") :]
+    return _BOARD.fullmatch(rest) is not None

@@ -126,10 +126,6 @@ def _values(request: Request) -> None:
     ):
         if value not in allowed:
             raise ConfigError(f"{option} {value}: it is one of {', '.join(map(str, allowed))}")
-    for name in ("hidden", "link", "world", "reduce_bucket", "micro_batch", "accumulation", "steps", "clip", "lr"):
-        value = getattr(request, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: it has to be more than 0")
 
 
 def _offload(request: Request) -> None:
@@ -165,6 +161,9 @@ def _schedule(request: Request) -> None:
     if request.schedule != "none" and not request.optimizer:
         raise ConfigError(f"--schedule {request.schedule}: DeepSpeed schedules its own optimizer only",
                           hint=f"--optimizer --schedule {request.schedule}")  # fmt: skip
+    if request.warmup is not None and request.steps is not None and request.warmup > request.steps:
+        raise ConfigError(f"--warmup {request.warmup} must be at most --steps, which is {request.steps}",
+                          hint=f"--warmup {request.steps // 10}")  # fmt: skip
     if request.auto:
         return
     if request.optimizer and request.lr is None:

@@ -20,10 +20,11 @@ from trainer.plan.models import MODELS, named
 from trainer.plan.plan import Plan, plan
 from trainer.plan.shape import Shape
 from trainer.plan.text import lines
-from trainer.plan.wish import METHODS, PROGRAMS, Cluster, Setup, Training, accumulation
+from trainer.plan.wish import BOUNDS, METHODS, PROGRAMS, Cluster, Setup, Training, accumulation
 from trainer.plan.write import ds_config, yaml
 
 __all__ = [
+    "BOUNDS",
     "METHODS",
     "MODELS",
     "PROGRAMS",

@@ -1,18 +1,19 @@
 """A model's own ``config.json``, as transformers writes it, becomes a shape.
 
-What a shape has no place for is left out: the norms of Qwen3's queries and keys, and the biases of attention's output
-(``attention_bias``) and of the MLP (``mlp_bias``). That is less than a thousandth of a published model's parameters.
+What a shape has no place for is left out: the biases of attention's output (``attention_bias``) and of the MLP
+(``mlp_bias``). That is less than a thousandth of a published model's parameters.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Dict, List
 
+from trainer.bounds import Bound
 from trainer.plan.errors import PlanError
 from trainer.plan.models import named
 from trainer.plan.shape import Shape
+from trainer.untrusted import LIMIT, UntrustedError, parse_object
 
 # model_type -> the template of LLaMA-Factory; all of them are built like Llama
 _LIKE_LLAMA = {"llama": "llama3", "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen3", "gemma": "gemma"}
@@ -22,6 +23,7 @@ _LLAMA = (
     "max_position_embeddings",
 )
 
+_SIZE = Bound(low=1, high=100_000_000)  # of every number of a shape
 _MAY = ("n_inner", "num_key_value_heads", "head_dim")
 
 
@@ -40,13 +42,12 @@ def load(model: str) -> Shape:
             raise PlanError(f"there is no {file}")
         return named(model)
     try:
-        config = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise PlanError(f"{file} is not JSON: {error}") from error
+        with file.open("rb") as opened:
+            config = parse_object(opened.read(LIMIT + 1))
+    except UntrustedError as error:
+        raise PlanError(f"{file} {error}") from error
     except OSError as error:
         raise PlanError(f"cannot read {file}: {error.strerror}") from error
-    if not isinstance(config, dict):
-        raise PlanError(f"{file} is no JSON object")
     name = path.name if path.is_dir() else file.parent.resolve().name
     return parse(config, str(file), name)
 
@@ -85,7 +86,8 @@ def parse(config: Dict[str, Any], where: str, name: str) -> Shape:
     kv_heads = config.get("num_key_value_heads") or heads
     width = config.get("head_dim") or hidden // heads
     template = _LIKE_LLAMA[str(kind)]
-    return Shape(name, "llama", layers, hidden, heads, kv_heads, width, inner, vocab, context, tied, bias, template)
+    sizes = (layers, hidden, heads, kv_heads, width, inner, vocab, context)
+    return Shape(name, "llama", *sizes, tied, bias, template, kind == "qwen3")
 
 
 def _numbers(config: Dict[str, Any], needed: Any, where: str) -> None:
@@ -94,7 +96,9 @@ def _numbers(config: Dict[str, Any], needed: Any, where: str) -> None:
         raise PlanError(f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     for key in (*needed, *(key for key in _MAY if config.get(key) is not None)):
         if isinstance(config[key], bool) or not isinstance(config[key], int) or config[key] < 1:
-            raise PlanError(f"{where}: {key}: {config[key]!r} is no positive whole number")
+            raise PlanError(f"{where}: {key}: {repr(config[key])[:40]} is no positive whole number")
+        if problem := _SIZE.problem(config[key]):
+            raise PlanError(f"{where}: {key} {problem}")
 
 
 def _divides(hidden: int, heads: int, where: str) -> None:

@@ -1,7 +1,7 @@
 """What to do when memory runs out, in the order that helps: first what costs nothing, then what costs least.
 
-Each rung is tried on the model itself, so its GiB are this model's. Beside them stand the cures that people try and
-that are none, with what they really do.
+The ladder starts at the plan's pick, with the figures of the table. Each rung is tried on the model itself, so its
+GiB are this model's. Beside them stand the cures that people try and that are none, with what they really do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, List, Tuple
 
 from trainer.plan.memory import gpu_memory
-from trainer.plan.search import bucket, micro_batches
+from trainer.plan.search import bucket
 from trainer.plan.speed import speed
 from trainer.plan.wish import GIB, Cluster, Setup, Training
 
@@ -18,7 +18,6 @@ State = Tuple[Training, Setup]
 _FREE = 0.02  # of the speed: what a rung may cost and still counts as free
 _WORTH = 0.05  # GiB; what saves less is no rung
 _FEW = 100_000_000  # parameters that stage 3 gathers at a time, instead of DeepSpeed's 1e9
-_START = 8  # samples of a pass, at most, that the ladder begins with
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _rungs(
     """Every change that is still possible, by its words; ``first`` is the sequence length of the beginning."""
     small = max(bucket(training, cluster) // 4, 5_000_000)
     own, knows = training.program == "own", training.shape.family != "gpt2"  # LLaMA-Factory 0.9.5, liger_kernel.py
-    liger = "" if own else " (enable_liger_kernel)"
+    liger = " (a change of your loop)" if own else " (enable_liger_kernel)"
     found: List[Tuple[str, Callable[[State], State], bool]] = [
         ("FlashAttention (sdpa or fa2)", _set(flash=True), not setup.flash),
         ("loss in pieces" + liger, _set(chunked_loss=True), not setup.chunked_loss and (own or knows)),
@@ -87,14 +86,19 @@ def _rungs(
     return [(what, change) for what, change, possible in found if possible]
 
 
-def ladder(training: Training, cluster: Cluster) -> Ladder:
-    """All rungs, from plain data parallelism without anything of it.
+def ladder(training: Training, cluster: Cluster, start: Setup, word: str = "the pick") -> Ladder:
+    """All rungs below a setup.
+
+    Args:
+        training: what is trained.
+        cluster: on what.
+        start: where the ladder begins.
+        word: what to call it.
 
     The next rung is always the one that saves most for the speed that it costs; what costs nothing comes first. Half
     the sequence length comes last whatever it saves: it is another training.
     """
-    samples = max(each for each in micro_batches(training, cluster) if each <= _START)
-    state = (training, Setup(0, micro_batch=samples, flash=False, bucket=bucket(training, cluster)))
+    state = (training, start)
     first = needs, tokens = _cost(cluster, state)
     rungs: List[Rung] = []
     while True:
@@ -102,7 +106,7 @@ def ladder(training: Training, cluster: Cluster) -> Ladder:
         costs = [(what, after, *_cost(cluster, after)) for what, after in tried]
         useful = [each for each in costs if needs - each[2] > _WORTH]
         if not useful:
-            return Ladder(f"DDP, batch {samples}, nothing of what follows", *first, tuple(rungs))
+            return Ladder(f"{word}: {start.name}, batch {start.micro_batch}", *first, tuple(rungs))
         what, state, after, left = max(useful, key=lambda each: _value(each, needs, tokens))
         rungs.append(Rung(what, needs - after, after, left, after <= cluster.usable))
         needs, tokens = after, left

@@ -5,10 +5,13 @@ Their parameters are those of transformers' models of these shapes (``tests/gpt/
 
 from __future__ import annotations
 
+import re
 from typing import Dict
 
 from trainer.plan.errors import PlanError
 from trainer.plan.shape import Shape
+
+_EXPERTS = re.compile(r"-a\d+(?:\.\d+)?b\b|-moe\b|x\d+b\b")  # qwen3-30b-a3b, mixtral-8x7b
 
 
 def _gpt2(name: str, layers: int, hidden: int, heads: int) -> Shape:
@@ -17,12 +20,23 @@ def _gpt2(name: str, layers: int, hidden: int, heads: int) -> Shape:
 
 def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, inner: int, vocab: int, context: int) -> Shape:
     template = {32000: "llama2", 128256: "llama3", 32768: "mistral"}[vocab]
+    template = "default" if context == 2048 else template  # the first Llama has none
     return Shape(name, "llama", layers, hidden, heads, kv, 128, inner, vocab, context, tied=False, template=template)
 
 
 def _qwen(name: str, layers: int, hidden: int, heads: int, kv: int, inner: int, vocab: int, *, tied: bool) -> Shape:
     width = hidden // heads
     return Shape(name, "llama", layers, hidden, heads, kv, width, inner, vocab, 32768, tied, True, "qwen")
+
+
+def _llama3(name: str, layers: int, hidden: int, heads: int, inner: int, *, width: int = 128, tied: bool) -> Shape:
+    context = 131072
+    return Shape(name, "llama", layers, hidden, heads, 8, width, inner, 128256, context, tied, template="llama3")
+
+
+def _qwen3(name: str, layers: int, hidden: int, heads: int, inner: int, *, tied: bool) -> Shape:
+    vocab, context = 151936, 40960
+    return Shape(name, "llama", layers, hidden, heads, 8, 128, inner, vocab, context, tied, False, "qwen3", True)
 
 
 MODELS: Dict[str, Shape] = {
@@ -35,11 +49,22 @@ MODELS: Dict[str, Shape] = {
         _gpt2("gpt2-large", 36, 1280, 20),
         _gpt2("gpt2-xl", 48, 1600, 25),
         # huggingface.co/meta-llama; Llama 3's: arXiv 2407.21783, table 3, where the vocabulary is rounded to 128,000
+        # the first Llama: huggingface.co/huggyllama, arXiv 2302.13971, table 2 (33B is 30b there)
+        _llama("llama-7b", 32, 4096, 32, 32, 11008, 32000, 2048),
+        _llama("llama-13b", 40, 5120, 40, 40, 13824, 32000, 2048),
+        _llama("llama-30b", 60, 6656, 52, 52, 17920, 32000, 2048),
+        _llama("llama-65b", 80, 8192, 64, 64, 22016, 32000, 2048),
         _llama("llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
         _llama("llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
         _llama("llama-2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
         _llama("llama-3-8b", 32, 4096, 32, 8, 14336, 128256, 8192),
         _llama("llama-3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),
+        _llama3("llama-3.1-8b", 32, 4096, 32, 14336, tied=False),
+        _llama3("llama-3.1-70b", 80, 8192, 64, 28672, tied=False),
+        _llama3("llama-3.1-405b", 126, 16384, 128, 53248, tied=False),
+        _llama3("llama-3.2-1b", 16, 2048, 32, 8192, width=64, tied=True),
+        _llama3("llama-3.2-3b", 28, 3072, 24, 8192, tied=True),
+        _llama3("llama-3.3-70b", 80, 8192, 64, 28672, tied=False),
         # huggingface.co/Qwen; arXiv 2412.15115, table 1. Positions are those of the Instruct models; of the others,
         # from 7B on, config.json says 131072
         _qwen("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, tied=True),
@@ -49,6 +74,13 @@ MODELS: Dict[str, Shape] = {
         _qwen("qwen2.5-14b", 48, 5120, 40, 8, 13824, 152064, tied=False),
         _qwen("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064, tied=False),
         _qwen("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064, tied=False),
+        # huggingface.co/Qwen; arXiv 2505.09388, table 1: the dense ones
+        _qwen3("qwen3-0.6b", 28, 1024, 16, 3072, tied=True),
+        _qwen3("qwen3-1.7b", 28, 2048, 16, 6144, tied=True),
+        _qwen3("qwen3-4b", 36, 2560, 32, 9728, tied=True),
+        _qwen3("qwen3-8b", 36, 4096, 32, 12288, tied=False),
+        _qwen3("qwen3-14b", 40, 5120, 40, 17408, tied=False),
+        _qwen3("qwen3-32b", 64, 5120, 64, 25600, tied=False),
         # huggingface.co/mistralai/Mistral-7B-v0.3; the paper, arXiv 2310.06825, is v0.1's, with 32000 tokens
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32768, 32768),
     )
@@ -62,6 +94,11 @@ def named(name: str) -> Shape:
         PlanError: it is not in the table.
     """
     word = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-", "")
+    if _EXPERTS.search(word):
+        raise PlanError(
+            f"{name} is a mixture of experts, which is not planned: the memory of its experts depends on the program",
+            hint="a dense model such as qwen3-32b",
+        )
     fitting = [key for key in MODELS if word == key or word.startswith(f"{key}-")]
     if not fitting:
         raise PlanError(

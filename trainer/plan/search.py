@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
@@ -60,7 +61,9 @@ def examine(training: Training, cluster: Cluster, setup: Setup) -> Option:
     memory = gpu_memory(training, cluster, setup)
     host = host_memory(training, cluster, setup)
     lacks, why = 0.0, ""
-    if training.method == "qlora" and setup.stage == 3:
+    if cluster.world == 1 and setup.stage > 0 and setup.optimizer_at == "gpu":
+        why = "one GPU has nothing to shard: ZeRO-0 is the same"
+    elif training.method == "qlora" and setup.stage == 3:
         # huggingface.co/docs/peft/accelerate/deepspeed says that it works; github.com/deepspeedai/DeepSpeed/issues/5660
         # that weights are whole on every GPU first, since transformers uses no zero.Init for quantized ones.
         why = "stage 3 shards 4-bit weights only after every GPU has loaded them all; not planned"
@@ -85,11 +88,24 @@ def bucket(training: Training, cluster: Cluster) -> int:
     return reduce_elements(training.shape.hidden, cluster.bus, cluster.world)
 
 
-def all_of(training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool) -> List[Option]:
+def chunks(training: Training) -> bool:
+    """Whether the program can compute the loss in pieces: LLaMA-Factory with Liger, which knows no GPT-2.
+
+    A loop that someone wrote may do it too; nanoGPT's and trainer.gpt do not.
+    """
+    return training.program == "trainer" and training.shape.family != "gpt2"
+
+
+def all_of(
+    training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool, chunked_loss: bool = False
+) -> List[Option]:
     """Every option of one stage and offload, whether it fits or not: without checkpointing first, then with it."""
     stage, optimizer_at, parameters_at = place
     plain = Setup(
-        *(stage, optimizer_at, parameters_at), bucket=bucket(training, cluster), overlap=overlap or stage == 3
+        *(stage, optimizer_at, parameters_at),
+        chunked_loss=chunked_loss,
+        bucket=bucket(training, cluster),
+        overlap=overlap or stage == 3,
     )
     return [
         examine(training, cluster, plain.with_(checkpointing=checkpointing, micro_batch=samples))
@@ -98,13 +114,15 @@ def all_of(training: Training, cluster: Cluster, place: Tuple[int, str, str], *,
     ]
 
 
-def best_of(training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool) -> Option:
+def best_of(
+    training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool, chunked_loss: bool = False
+) -> Option:
     """The fastest that fits of one stage and offload; the one that needs least, where none fits.
 
     Among equals the largest batch of a GPU that leaves room for a mistake of the prediction: larger matrix products are
     never slower.
     """
-    options = all_of(training, cluster, place, overlap=overlap)
+    options = all_of(training, cluster, place, overlap=overlap, chunked_loss=chunked_loss)
     fitting = [each for each in options if each.fits]
     if not fitting:
         return min(options, key=lambda each: each.memory.total)
@@ -114,15 +132,18 @@ def best_of(training: Training, cluster: Cluster, place: Tuple[int, str, str], *
     return max(roomy, key=lambda each: each.setup.micro_batch, default=min(equal, key=lambda each: each.memory.total))
 
 
-def survey(training: Training, cluster: Cluster, *, overlap: bool = False) -> Tuple[Option, ...]:
+def survey(
+    training: Training, cluster: Cluster, *, overlap: bool = False, chunked_loss: bool = False
+) -> Tuple[Option, ...]:
     """The best of every stage and offload, in the order of ``PLACES``."""
-    return tuple(best_of(training, cluster, place, overlap=overlap) for place in PLACES)
+    return tuple(best_of(training, cluster, place, overlap=overlap, chunked_loss=chunked_loss) for place in PLACES)
 
 
 def pick(options: Tuple[Option, ...]) -> Optional[Option]:
     """The fastest that fits; among equals (1 %) the one of the lowest stage, but for stage 0. None: nothing fits.
 
-    Stage 0 is no faster than stage 1, keeps more, and in DeepSpeed 0.19 its 16-bit optimizer begins with an empty step.
+    Among several GPUs stage 0 is no faster than stage 1, keeps more, and in DeepSpeed 0.19 its 16-bit optimizer begins
+    with an empty step. On one GPU it is the only stage without offload.
     """
     fitting = [each for each in options if each.fits]
     if not fitting:
@@ -130,3 +151,9 @@ def pick(options: Tuple[Option, ...]) -> Optional[Option]:
     fastest = max(each.speed.tokens for each in fitting)
     equal = [each for each in fitting if each.speed.tokens >= (1 - _EQUAL) * fastest]
     return min(equal, key=lambda each: each.setup.stage == 0)
+
+
+def nearest(options: Tuple[Option, ...]) -> Option:
+    """The pick; where nothing fits, the option that lacks least."""
+    best = pick(options)
+    return best or min(options, key=lambda each: each.lacks or math.inf)

@@ -23,6 +23,7 @@ class Shape:
         tied: the output layer is the embedding.
         qkv_bias: queries, keys and values have biases (Qwen2, GPT-2).
         template: of LLaMA-Factory.
+        qk_norm: queries and keys have norms (Qwen3), one weight for each unit of a head.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Shape:
     tied: bool
     qkv_bias: bool = False
     template: str = "default"
+    qk_norm: bool = False
 
     @property
     def attention_width(self) -> int:
@@ -61,7 +63,8 @@ class Shape:
         biases = self.attention_width + 2 * self.kv_width if self.qkv_bias else 0
         if self.family == "gpt2":
             return self.layer_matrices + biases + self.hidden + self.intermediate + self.hidden + 4 * self.hidden
-        return self.layer_matrices + biases + 2 * self.hidden
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        return self.layer_matrices + biases + norms
 
     @property
     def embeddings(self) -> int:

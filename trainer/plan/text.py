@@ -69,10 +69,11 @@ def _pick(plan: Plan) -> Iterator[Styled]:
     if best is not None:
         passes = accumulation(plan.training, plan.cluster, best.setup)
         batch = f"{best.setup.micro_batch} x {passes} x {plan.cluster.world} = {plan.training.global_batch}"
+        pieces = ", with Liger's loss in pieces" if best.setup.chunked_loss else ""
         checkpointing = "with" if best.setup.checkpointing else "without"
         yield from _wrapped(
-            f"take {best.setup.name}, {checkpointing} gradient checkpointing: {best.speed.tokens:,.0f} tokens/s, "
-            f"{best.speed.mfu:.0%} MFU; batch x accumulation x GPUs: {batch}",
+            f"take {best.setup.name}, {checkpointing} gradient checkpointing{pieces}: "
+            f"{best.speed.tokens:,.0f} tokens/s, {best.speed.mfu:.0%} MFU; batch x accumulation x GPUs: {batch}",
             "green",
         )
     if options := " ".join(gpt_options(plan)):

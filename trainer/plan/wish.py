@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Optional
+from types import MappingProxyType
+from typing import Mapping, Optional
 
+from trainer.bounds import Bound
 from trainer.ds_config import Gpu
 from trainer.plan.errors import PlanError
 from trainer.plan.shape import Shape
@@ -12,6 +14,20 @@ from trainer.plan.shape import Shape
 METHODS = ("full", "lora", "qlora", "pretrain")
 PROGRAMS = ("trainer", "own")
 GIB = float(1 << 30)
+
+BOUNDS: Mapping[str, Bound] = MappingProxyType({
+    "--nodes": Bound(low=1, high=100_000),
+    "--gpus": Bound(low=1, high=1000),
+    "--gpu-memory": Bound(low=1, high=10_000),
+    "--seq": Bound(low=1, high=100_000_000),
+    "--global-batch": Bound(low=1, high=100_000_000),
+    "--link": Bound(low=0.001, high=100_000),
+    "--lora-rank": Bound(low=1, high=100_000),
+    "--efficiency": Bound(low=0.01, high=1),
+    "--host-memory": Bound(low=0, high=1_000_000),
+    "--cores": Bound(low=1, high=100_000),
+})  # fmt: skip
+"""The range of every number, by the option that takes it."""
 
 
 @dataclass(frozen=True)
@@ -154,21 +170,26 @@ def check(training: Training, cluster: Cluster) -> None:
     Raises:
         PlanError: the first of it.
     """
-    for value, option in (
-        (cluster.nodes, "--nodes"),
-        (cluster.gpus, "--gpus"),
-        (cluster.memory, "--gpu-memory"),
-        (cluster.link, "--link"),
-        (training.seq, "--seq"),
-        (training.global_batch, "--global-batch"),
-        (training.rank, "--lora-rank"),
+    for option, value in (
+        ("--nodes", cluster.nodes),
+        ("--gpus", cluster.gpus),
+        ("--gpu-memory", cluster.memory),
+        ("--link", cluster.link),
+        ("--host-memory", cluster.host),
+        ("--cores", cluster.cores),
+        ("--seq", training.seq),
+        ("--global-batch", training.global_batch),
+        ("--lora-rank", training.rank),
+        ("--efficiency", training.efficiency),
     ):
-        if not 0 < value < float("inf"):
-            raise PlanError(f"{option} {value:g}: it has to be more than 0", hint="clusterctl plan --help")
-    if not 0 < training.efficiency <= 1:
-        raise PlanError(f"--efficiency {training.efficiency:g}: it is a part of the card's peak, such as 0.65")
-    if cluster.host is not None and not cluster.host >= 0:
-        raise PlanError(f"--host-memory {cluster.host:g}: it is GiB of a node")
+        problem = "" if value is None else BOUNDS[option].problem(value)
+        if problem:
+            raise PlanError(f"{option} {problem}", hint="clusterctl plan --help")
+    if training.adapters and training.rank > training.shape.hidden:
+        raise PlanError(
+            f"--lora-rank {training.rank} is larger than the width of {training.shape.name}, {training.shape.hidden}",
+            hint="--lora-rank 8",
+        )
     if training.method not in METHODS:
         raise PlanError(f"--method {training.method}: it is one of {', '.join(METHODS)}")
     if training.shape.family == "gpt2" and training.seq > training.shape.context:

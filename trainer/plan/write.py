@@ -75,6 +75,7 @@ def yaml(plan: Plan, model: str, deepspeed: str) -> str:
                 ("per_device_train_batch_size", best.setup.micro_batch),
                 ("gradient_accumulation_steps", accumulation(training, plan.cluster, best.setup)),
                 ("disable_gradient_checkpointing", not best.setup.checkpointing),
+                *([("enable_liger_kernel", True)] if best.setup.chunked_loss else []),
                 ("learning_rate", f"{plan.rate.root:.1e}"),
                 *(("lr_scheduler_type", "cosine"), ("warmup_ratio", 0.03), ("num_train_epochs", 1.0)),
                 ("bf16" if training.precision == "bf16" else "fp16", True),

@@ -92,7 +92,10 @@ CAUSES = (
     ),
     Cause(
         id="nccl.timeout.evaluating",
-        says="the ranks lost each other around an evaluation: rank {rank} waited {waited} ms for {operation}",
+        says=(
+            "the ranks lost each other around an evaluation: rank {rank} waited {waited} ms for {operation}"
+            "[, which {missing} did not join]"
+        ),
         fix=(
             (
                 "every rank must evaluate, with equally many batches, and enter the same all_reduce: an "
@@ -119,8 +122,9 @@ CAUSES = (
     ),
     Cause(
         id="nccl.timeout",
-        says="rank {rank} waited {waited} ms for {operation}, which another rank did not join",
+        says="rank {rank} waited {waited} ms for {operation}[, which {missing} did not join]",
         fix=(
+            "see what {missing} did instead: clusterctl logs RUN --rank {late}",
             (
                 "find the rank that did not come: one without this line, one with the lowest 'last "
                 "enqueued' number, one "

@@ -4,6 +4,38 @@ from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
+AGENT_FAILED = Cause(
+    id="agent.failed",
+    says="the agent of this node failed[: {text}]",
+    fix=(
+        "its agent.log has the traceback: report it as a fault of clusterctl",
+        "clusterctl resume RUN starts new agents, from the newest complete checkpoint",
+    ),
+    source="trainer/agent/life/guard.py",
+    events=(
+        {"event": "end", "why": r"(?P<text>.*the agent has failed, by a mistake of its own.*)"},
+        {
+            "event": "peer",
+            "node": r"(?P<lost>.+)",
+            "state": r"^failed$",
+            "text": r"(?P<text>.*the agent has failed, by a mistake of its own.*)",
+        },
+    ),
+    grade="ended",
+)
+NODE_SILENT = Cause(
+    id="node.silent",
+    says="the node was not heard, although its machine was up all the time[: {text}]",
+    fix=(
+        "its network: clusterctl check --level 1, and the link and the firewall at that time",
+        "its agent: clusterctl status, and agent.log in the run's logs on that node",
+        "clusterctl resume RUN continues from the newest complete checkpoint",
+    ),
+    source="trainer/agent/life/inbox.py",
+    events=({"event": "peer", "node": r"(?P<lost>.+)", "state": r"^lost$", "text": r"(?P<text>.*)"},),
+    grade="ended",
+)
+
 CAUSES = (
     Cause(
         id="rank.stopped",
@@ -50,6 +82,7 @@ CAUSES = (
         ),
         grade="late",
     ),
+    AGENT_FAILED,
     Cause(
         id="agent.killed",
         says="the agent of this node was killed[: {text}]",
@@ -82,6 +115,7 @@ CAUSES = (
         ),
         grade="ended",
     ),
+    NODE_SILENT,  # behind node.lost: the machine's own uptime makes one of the other (signs.py)
     Cause(
         id="signal.hup",
         says="the terminal that the run was started in was closed (SIGHUP)",
@@ -101,10 +135,8 @@ CAUSES = (
         id="rank.killed",
         says="the process was killed with SIGKILL[ (pid {pid})], and no log says by whom",
         fix=(
-            (
-                "most often the kernel, because the host's memory was full: dmesg -T | grep -i -e oom -e "
-                "killed on that node"
-            ),
+            "most often the kernel, because the host's memory was full: look for it with dmesg -T | grep -i kill",
+            "clusterctl run --root --limit {host} 'dmesg -T | grep -i kill'",
             "then fewer preprocessing and data loader workers, no offloading to cpu, or more nodes",
             "else a person or a batch system: clusterctl resume RUN goes on from the newest complete checkpoint",
         ),
@@ -116,7 +148,7 @@ CAUSES = (
             r"died with <Signals\.SIGKILL: 9>",
             r"process \d+ terminated with signal SIGKILL",
         ),
-        events=({"event": "end", "why": r"command was ended by SIGKILL"},),
+        events=({"event": "end", "why": r"(?:command|rank \d+) was ended by SIGKILL"},),
         grade="ended",
     ),
     Cause(
@@ -222,8 +254,8 @@ EXCEPTION = Cause(
     says="{type}[: {message}]",
     fix=(
         (
-            "no row of the table knows it: the traceback in the rank's log names file and line "
-            "(clusterctl logs RUN --rank N)"
+            "no row of the table knows it: its traceback names file and line "
+            "(clusterctl logs RUN --rank N has all of it)"
         ),
     ),
     source="recorded (Python)",

@@ -78,7 +78,9 @@ def _case(folder: Path) -> Case:
         for place, path in enumerate(nodes)
     ]
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "case.yaml")
-    records += [reading.record(path.name, {"run.log": path.read_text(encoding="utf-8")}) for path in files]
+    records += [
+        reading.record(path.name, {"run.log": path.read_text(encoding="utf-8")}, file=path.name) for path in files
+    ]
     evidence = Evidence(tuple(records), "" if files else folder.name, data.get("state", ""))
     listed = {name: tuple(data.pop(name, ())) for name in ("conditions", "says", "fix", "rows")}
     return Case(folder.name, evidence=evidence, **listed, **data)

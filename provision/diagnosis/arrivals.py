@@ -1,0 +1,113 @@
+"""Which rank did not arrive at a collective that timed out, from the sequence numbers in every rank's log. Pure.
+
+torch's watchdog numbers the collectives of a process group. A rank that waited prints the number at which it waited. It
+also prints the last number that it enqueued, and so do ranks that did not wait: on another rank's signal they dump what
+they have (``Received a dump signal``). A rank whose last enqueued number is lower did not arrive. With
+TORCH_NCCL_DESYNC_DEBUG=1 torch names such ranks itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from provision.diagnosis.evidence import Evidence, Line
+
+_WAITED = re.compile(
+    r"\[Rank (?P<rank>\d{1,6})\] Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+)"
+)
+_STATUS = re.compile(
+    r"\[PG (?:ID )?(?P<group>\S+)(?: PG GUID \S+)? Rank (?P<rank>\d{1,6})\].*?"
+    r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18})"
+)
+_DESYNC = re.compile(r"\[(?P<rank>\d{1,6})\] finished collective #(?P<enqueued>\d{1,18}), but didn't join")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A collective that timed out.
+
+    Attributes:
+        number: its sequence number.
+        operation: its kind, such as ALLREDUCE.
+        waiting: the ranks that waited in it.
+        missing: the ranks that did not arrive; empty: the logs do not say.
+    """
+
+    number: int
+    operation: str
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def arrival(evidence: Evidence) -> Arrival | None:
+    """The first collective that timed out; None: none did."""
+    waits: dict[int, tuple[int, str]] = {}  # by rank: number and operation of the earliest
+    groups: dict[int, str] = {}  # by rank: the process group that its watchdog spoke of
+    last: dict[tuple[str, int], int] = {}  # by group and rank: the highest number that it enqueued
+    for line in _lines(evidence):
+        if found := _WAITED.search(line.text):
+            rank = _global(line, found)
+            waits[rank] = min(waits.get(rank, (1 << 62, "")), (int(found["number"]), found["operation"]))
+        elif found := _STATUS.search(line.text):
+            rank = _global(line, found)
+            key = (found["group"], rank)
+            last[key] = max(last.get(key, -1), int(found["enqueued"]))
+            groups.setdefault(rank, found["group"])
+        elif found := _DESYNC.search(line.text):
+            last["", int(found["rank"])] = int(found["enqueued"])
+    if not waits:
+        return None
+    counted = Counter(sorted(groups[rank] for rank in waits if rank in groups)) or Counter(sorted(groups.values()))
+    group = counted.most_common(1)[0][0] if counted else ""
+    number = min(number for number, _ in waits.values())
+    waiting = tuple(sorted(rank for rank, (at, _) in waits.items() if at == number))
+    status = {rank: enqueued for (of, rank), enqueued in last.items() if of in {group, ""}}
+    behind = tuple(sorted(rank for rank, enqueued in status.items() if enqueued < number and rank not in waiting))
+    missing = behind or _silent(evidence, {*waits, *status})
+    return Arrival(number, waits[waiting[0]][1], waiting, missing)
+
+
+def _silent(evidence: Evidence, heard: set[int]) -> tuple[int, ...]:
+    """Ranks whose logs are here and whose watchdog printed nothing; none where several nodes' logs lack ranks."""
+    seen = {line.rank for line in _lines(evidence) if line.rank is not None}
+    silent = tuple(sorted(seen - heard))
+    return silent if len(silent) < len(heard) else ()
+
+
+def _lines(evidence: Evidence) -> Iterator[Line]:
+    for record in evidence.records:
+        yield from record.lines
+
+
+def _global(line: Line, found: re.Match[str]) -> int:
+    """A rank of the whole run: torch's own prefix names it, and the text names the rank inside its group."""
+    return line.rank if line.rank is not None else int(found["rank"])
+
+
+def node_of(evidence: Evidence, rank: int) -> str | None:
+    """The node, or the file, of a rank: the one whose log has its lines, else the one with its place."""
+    for record in evidence.records:
+        if any(line.rank == rank for line in record.lines):
+            return record.node
+    before = [record for record in evidence.records if record.first_rank <= rank]
+    return max(before, key=lambda record: record.first_rank).node if before else None
+
+
+def named(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2 and 5``."""
+    rows: list[list[int]] = []
+    for rank in sorted(ranks):
+        if rows and rank == rows[-1][-1] + 1:
+            rows[-1].append(rank)
+        else:
+            rows.append([rank])
+    parts = [str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows]
+    word = "rank" if len(rows) == 1 and len(rows[0]) == 1 else "ranks"
+    return f"{word} {' and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)}"
