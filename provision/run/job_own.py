@@ -23,6 +23,7 @@ from provision.run.sources import sources
 
 PACKAGE = "trainer"
 _PARTS = ("gpt", "ds_config")  # the trainer, and what it takes its DeepSpeed configuration from
+_FILES = ("__init__.py", "bounds.py")  # what both of them import
 _OUT = "out"  # trainer.gpt's default of --out
 
 
@@ -55,7 +56,7 @@ def pack(job: Job, limit: int) -> Travel:
                 continue
             luggage.add(path, name)
     program = {name: data for part in _PARTS for name, data in sources(part).items()}
-    program["__init__.py"] = (importlib.resources.files(PACKAGE) / "__init__.py").read_bytes()
+    program |= {name: (importlib.resources.files(PACKAGE) / name).read_bytes() for name in _FILES}
     told = job.output or _told(job.args, "out") or str(configured.get("out") or _OUT)
     out = posixpath.normpath(posixpath.join(WORK, told))
     return Travel(

@@ -99,7 +99,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
             if config.dropout:  # a training that was resumed drops what it would have dropped
-                torch.manual_seed((config.seed * 1_000_003 + step) * 65_537 + everyone.rank)
+                torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + everyone.rank) % 2**64)
             watch.begin()
             loss = torch.zeros((), device=device)
             for number in range(micro_steps):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from trainer.gpt import checkpoint, tokens, weights
+from trainer.gpt import checkpoint, options, tokens, weights
 from trainer.gpt.errors import RefusedError, exit_with
 
 
@@ -35,12 +35,17 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
         raise RefusedError("%s: %s" % (folder, error.strerror), "a folder that you may write to, with room") from error
 
 
-def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.export", description=__doc__)
+def make_parser() -> options.Parser:
+    """The options of this program, none of which is a number."""
+    parser = options.Parser("trainer.gpt.export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="out/iter_N, or out/best, out/final, out/latest")
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    given = argparse.Namespace(**make_parser().read(argv))
     found = checkpoint.find(given.checkpoint)
     export(found, given.folder)
     sys.stdout.write("%s: step %d of %s\n" % (given.folder, found.state.step, found.folder))

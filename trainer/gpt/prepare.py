@@ -12,7 +12,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from trainer.gpt import tokens
+from trainer.bounds import COUNT, Bound
+from trainer.gpt import options, tokens
 from trainer.gpt.errors import RefusedError, exit_with
 
 CHUNK = 1 << 20  # characters that are in memory at a time
@@ -151,21 +152,23 @@ def characters_of(texts: Sequence[Path]) -> tokens.Characters:
     return tokens.Characters(sorted(found))
 
 
-def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.prepare", description=__doc__)
+def make_parser() -> options.Parser:
+    """The options of this program."""
+    parser = options.Parser("trainer.gpt.prepare", __doc__)
     parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokens", choices=("characters", "bpe"), default="characters")
-    parser.add_argument("--vocab-size", type=int, default=8192, help="of a BPE that is trained on the texts")
+    size = Bound(low=257, high=1 << 24)  # bytes alone are 256, and one ends a text
+    parser.number("--vocab-size", 8192, size, "tokens of a BPE that is trained on the texts")
     parser.add_argument("--vocabulary", type=Path, metavar="PATH", help="one that is there: a folder or tokenizer.json")
-    parser.add_argument("--val", type=float, default=0.1, help="share of each text that is held back")
-    parser.add_argument("--shard-tokens", type=int, default=SHARD)
-    given = parser.parse_args(argv)
-    if not 0 <= given.val < 1:
-        raise RefusedError("--val %s: from 0 to less than 1" % given.val)
-    if given.shard_tokens < 1:
-        raise RefusedError("--shard-tokens %d: at least 1" % given.shard_tokens)
+    parser.number("--val", 0.1, Bound(low=0, below=1), "share of each text that is held back")
+    parser.number("--shard-tokens", SHARD, COUNT, "tokens of a file")
+    return parser
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    given = argparse.Namespace(**make_parser().read(argv))
     vocabulary: Optional[tokens.Tokens]
     if given.vocabulary:
         path = given.vocabulary
@@ -173,8 +176,6 @@ def main(argv: Optional[List[str]] = None) -> None:
         if vocabulary is None:
             raise RefusedError("%s: there is no vocabulary" % path, "a folder with %s" % tokens.BPE)
     elif given.tokens == "bpe":
-        if given.vocab_size < 257:
-            raise RefusedError("--vocab-size %d: bytes alone are 256, and one ends a text" % given.vocab_size)
         pieces = (text for path in given.texts for text in chunks(path))
         vocabulary = tokens.train_bpe(pieces, given.vocab_size)
     else:

@@ -9,7 +9,8 @@ from typing import List, Optional, Tuple
 
 import torch
 
-from trainer.gpt import checkpoint, tokens, weights
+from trainer.bounds import Bound
+from trainer.gpt import checkpoint, options, tokens, weights
 from trainer.gpt.errors import RefusedError, exit_with
 from trainer.gpt.model import GPT, Past, evaluating, fill, sizes
 
@@ -68,20 +69,23 @@ def write(
     return [int(token) for token in line[0, len(prompt) :]]
 
 
-def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.sample", description=__doc__)
+def make_parser() -> options.Parser:
+    """The options of this program."""
+    parser = options.Parser("trainer.gpt.sample", __doc__)
     parser.add_argument("model", type=Path, help="a checkpoint, or a Hugging Face folder")
     parser.add_argument("--prompt", default="\n")
-    parser.add_argument("--tokens", type=int, default=200, help="how many are written")
-    parser.add_argument("--count", type=int, default=1, help="how many texts")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=200, help="of how many each token is drawn (0: all)")
-    parser.add_argument("--seed", type=int, default=1337)
+    parser.number("--tokens", 200, Bound(low=1, high=1 << 30), "how many are written")
+    parser.number("--count", 1, Bound(low=1, high=1 << 30), "how many texts")
+    parser.number("--temperature", 0.8, Bound(low=0, high=1e3), "how even the draw is (0: always the likeliest)")
+    parser.number("--top-k", 200, Bound(low=0, high=1 << 30), "of how many each token is drawn (0: all)")
+    parser.number("--seed", 1337, Bound(low=0, high=(1 << 63) - 1), "of the draws")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    given = parser.parse_args(argv)
-    if given.temperature < 0 or given.tokens < 1 or given.count < 1 or given.top_k < 0:
-        raise RefusedError("--temperature and --top-k are at least 0, --tokens and --count at least 1")
+    return parser
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    given = argparse.Namespace(**make_parser().read(argv))
     model, vocabulary = load(given.model)
     has_gpu = torch.cuda.is_available()
     if given.device == "cuda" and not has_gpu:
