@@ -1,7 +1,7 @@
 """A training in which something goes wrong: ``poison.py HOW STEP RANK ARGV…``.
 
-``nan``: the rank's loss is no number in that step. ``full``: from that step on no file can be written.
-``memory``: torch has no memory for that step.
+``nan``: the rank's loss is no number in that step. ``full``: from that step on no file can be written; ``once``: in
+that step only. ``memory``: torch has no memory for that step. ``--evaluated`` decides losses (``evaluated.py``).
 """
 
 import itertools
@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 
+import evaluated
 import torch
 
 from trainer.gpt import __main__ as program
@@ -34,9 +35,12 @@ def too_large(self, tokens, targets, number):
 
 
 def full(self, state, *rest):
-    if state.step >= step:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    return save(self, state, *rest)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if state.step == step or (state.step > step and how == "full"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
+    trouble = save(self, state, *rest)
+    resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    return trouble
 
 
 if how == "nan":
@@ -45,4 +49,4 @@ elif how == "memory":
     plain.Plain.micro_step = too_large
 else:
     checkpoint.Folder.save = full
-exit_with(lambda: program.main(sys.argv[4:]))
+exit_with(lambda: program.main(evaluated.decide(sys.argv[4:])))

@@ -57,20 +57,29 @@ def test_sigterm_to_one_rank_saves_on_all_and_ends_well(gpt):
 
 
 def test_every_moment_of_a_save_may_be_the_last(gpt):
-    argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 2, "--save-interval", 1, "--keep", 1]
-    argv += ["--eval-interval", 0]
-    result = gpt.run(HERE / "moments.py", "moments", *argv)
+    """Nor does ``best`` stay behind: a loss is stored with its checkpoint, and ``latest`` moves last."""
+    argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 3, "--eval-interval", 1, "--keep", 1]
+    losses = [3.0, 2.0, 2.5]
+    result = gpt.run(HERE / "moments.py", "moments", "--evaluated", ",".join(map(str, losses)), *argv)
     assert result.returncode == 0, result.stdout + result.stderr
     told = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert {each["status"] for each in told} == {int(signal.SIGKILL)}
     steps = [each["latest"] for each in told]
     assert steps == sorted(steps, key=lambda step: step or 0)  # it never names an older one than before
-    assert {None, 1, 2} == set(steps)
+    assert {None, 1, 2, 3} == set(steps)
+    for each in told:
+        if each["latest"]:
+            until = losses[: each["latest"]]
+            ahead = each["best"] == each["latest"] + 1  # saved, and not yet committed
+            assert each["lowest"] == min(until)
+            assert ahead or losses[each["best"] - 1] == min(until)
+            assert losses[each["again"] - 1] == min(until)
+    assert {(each["latest"], each["best"]) for each in told} == {(None, None), (1, 1), (1, 2), (2, 2), (3, 2)}
     text = "\n".join(each["before"] for each in told)
     for what in ("half of /.saving-iter_2/part-", "complete.json", "os.rename /.saving-latest", "shutil.rmtree"):
         assert what in text
     assert len(told) > 20
-    left = gpt.train("--out", "moments", "--max-iters", 3, "--resume", "latest", "--eval-interval", 0)
+    left = gpt.train("--out", "moments", "--max-iters", 4, "--resume", "latest", "--eval-interval", 0)
     assert left.returncode == 0, left.stderr
     hidden = [path.name for path in (gpt.folder / "moments").iterdir() if path.name.startswith(".")]
     assert hidden == []
@@ -109,11 +118,11 @@ def test_too_little_memory_is_one_line(gpt):
     assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; a smaller --batch-size")
 
 
-def test_weights_that_explode_are_noticed(gpt):
-    result = gpt.train("--out", "exploded", "--learning-rate", "1e30", "--grad-clip", 0)
+def test_no_number_before_the_first_checkpoint_says_so(gpt):
+    result = gpt.run(HERE / "poison.py", "nan", 2, 0, *TINY, "--out", "exploded", "--learning-rate", "0.5")
     assert result.returncode == 1
-    assert result.stderr.startswith("error: loss is ")
-    assert "nothing was saved yet; a lower --learning-rate, such as --learning-rate 5e+29\n" in result.stderr
+    assert result.stderr.startswith("error: loss is nan at step 2 on rank 0; nothing was saved yet; a lower ")
+    assert "--learning-rate, such as --learning-rate 0.25\n" in result.stderr
     assert "Traceback" not in result.stderr
     assert names(gpt.folder / "exploded") == []
 
@@ -133,33 +142,52 @@ def test_a_full_disk_leaves_the_checkpoints_as_they_were(gpt):
     assert "iter 4: " in resumed.stdout
 
 
-def test_only_the_newest_and_the_best_are_kept(gpt):
-    common = ("--max-iters", 12, "--eval-interval", 2, "--schedule", "constant", "--learning-rate")
-    calm, wild = ["--out", "calm", "--keep", 2, *common, "1e-3"], ["--out", "wild", "--keep", 1, *common, 1.0]
-    calm, wild = gpt.session([calm, wild])
-    assert names(calm.out) == ["iter_10", "iter_12"]
-    evaluated = wild.records("eval_loss")
-    best = min(evaluated, key=evaluated.get)
-    assert best < 12, "it must have become worse, else this proves nothing"
-    assert (wild.out / "best").read_text() == f"iter_{best}\n"
-    assert set(names(wild.out)) == {f"iter_{best}", "iter_12"}
+def test_a_best_that_could_not_be_saved_is_not_named(gpt):
+    """The evaluation of step 2 is the best, and its checkpoint is lost: of those that exist step 3 has the best one."""
+    argv = [*TINY, "--out", "unsaved", "--eval-interval", 1, "--max-iters", 3, "--evaluated", "3,1,2"]
+    result = gpt.run(HERE / "poison.py", "once", 2, 0, *argv)
+    assert result.returncode == 0, result.stderr
+    assert "step 2: not saved: " in result.stdout
+    assert names(gpt.folder / "unsaved") == ["iter_1", "iter_3"]
+    assert (gpt.folder / "unsaved/best").read_text() == "iter_3\n"
+    resumed = gpt.run(HERE / "poison.py", "once", 0, 0, *argv[:-4], "--max-iters", 5, "--resume", "latest", *argv[-2:])
+    assert resumed.returncode == 0, resumed.stderr
+    assert (gpt.folder / "unsaved/best").read_text() == "iter_5\n"  # 1.0 at step 5, compared with 2.0 of step 3
 
 
-def test_it_stops_early_when_nothing_gets_better(gpt):
-    argv = ["--max-iters", 400, "--eval-interval", 1, "--patience", 2, "--learning-rate", 1.0, "--schedule", "constant"]
-    (run,) = gpt.session([["--out", "early", *argv]])
-    evaluated = run.records("eval_loss")
-    last = max(evaluated)
-    assert last < 400
-    best = min(evaluated, key=evaluated.get)
-    assert last - best == 2
-    assert (run.out / "final").read_text() == f"iter_{last}\n"
+@pytest.fixture(scope="module")
+def decided(gpt):
+    """Trainings whose evaluations a test decides."""
+    every = ["--eval-interval", 1, "--evaluated"]
+    runs = {
+        "calm": ["--keep", 2, "--max-iters", 5, *every, "5,4,3,2,1"],
+        "wild": ["--keep", 1, "--max-iters", 5, *every, "5,3,4,4,4"],
+        "equal": ["--keep", 1, "--max-iters", 5, *every, "5,3,3,3,3"],
+        "early": ["--patience", 2, "--max-iters", 9, *every, "5,3,4,2,4,2,1,1,1"],
+        "better": ["--always-save", "false", "--max-iters", 7, *every, "5,6,4,4,5,3,6"],
+    }
+    return dict(zip(runs, gpt.session([["--out", name, *argv] for name, argv in runs.items()]), strict=True))
 
 
-def test_without_always_save_only_better_ones_are_written(gpt):
-    argv = ["--max-iters", 8, "--eval-interval", 1, "--learning-rate", 0.3, "--schedule", "constant"]
-    (run,) = gpt.session([["--out", "better", *argv, "--always-save", "false"]])
-    evaluated = run.records("eval_loss")
-    better = [step for step in evaluated if evaluated[step] == min(evaluated[each] for each in range(1, step + 1))]
-    assert len(better) < 8
-    assert set(names(run.out)) == {f"iter_{step}" for step in {*better, 8}}  # the end is always kept
+@pytest.mark.parametrize(
+    ("name", "kept", "best"),
+    [
+        ("calm", [4, 5], 5),
+        ("wild", [2, 5], 2),
+        ("equal", [2, 5], 2),  # the first of those with the lowest loss
+        ("better", [1, 3, 6, 7], 6),  # the end is always kept
+    ],
+)
+def test_only_the_newest_and_the_best_are_kept(decided, name, kept, best):
+    out = decided[name].out
+    assert names(out) == [f"iter_{step}" for step in kept]
+    assert (out / "best").read_text() == f"iter_{best}\n"
+    assert (out / "final").read_text() == f"iter_{kept[-1]}\n"
+
+
+def test_it_stops_early_when_nothing_gets_better(decided):
+    """No loss is below that of step 4 in the two evaluations after it."""
+    out = decided["early"].out
+    assert sorted(decided["early"].records("eval_loss")) == [1, 2, 3, 4, 5, 6]
+    assert (out / "final").read_text() == "iter_6\n"
+    assert (out / "best").read_text() == "iter_4\n"

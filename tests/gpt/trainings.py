@@ -60,9 +60,9 @@ class Trainings:
     def train(self, *argv, ranks=1, **options):
         return self.run("-m", "trainer.gpt", *TINY, *argv, ranks=ranks, **options)
 
-    def session(self, runs, ranks=1):
+    def session(self, runs, ranks=1, tiny=True):
         """Several trainings in the same processes, each ``TINY`` with other options; a ``Run`` for each."""
-        told = [[*TINY, *map(str, argv)] for argv in runs]
+        told = [[*(TINY if tiny else ()), *map(str, argv)] for argv in runs]
         path = self.folder / f"session-{len(list(self.folder.glob('session-*')))}.json"
         path.write_text(json.dumps(told))
         result = self.run(HERE / "session.py", path, ranks=ranks)

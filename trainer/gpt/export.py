@@ -16,17 +16,18 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
     """Write ``model.safetensors``, ``config.json`` and the vocabulary; the folder appears when it is whole.
 
     Raises:
-        RefusedError: the folder is there already, or cannot be written.
+        RefusedError: the folder exists or cannot be written, or the checkpoint has another vocabulary.
     """
     if folder.exists():
         raise RefusedError("%s is there already" % folder, "another folder, or rm -r %s" % folder)
+    vocabulary = tokens.load(found.folder)
+    tokens.check(vocabulary, found.state.vocabulary, found.folder)
     temporary = folder.with_name(".%s-part" % folder.name)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         with found.reader() as reader:
-            weights.export(found.state.shape, reader.whole, temporary)
-        vocabulary = tokens.load(found.folder)
+            weights.export(found.state.shape, reader.whole, temporary, vocabulary)
         if vocabulary:
             vocabulary.save(temporary)
         temporary.rename(folder)

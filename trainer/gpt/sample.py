@@ -19,21 +19,22 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
     """Model, in fp32 on the CPU, and vocabulary of a checkpoint or a Hugging Face folder.
 
     Raises:
-        RefusedError: one of them is not there.
+        RefusedError: one of them does not exist, or they do not belong together.
     """
     if (path / "config.json").is_file():
-        folder = path
+        folder, digest = path, weights.read_digest(path)
         model = GPT(weights.read_shape(path))
         fill(model, weights.read(model.shape, path))
     else:
         found = checkpoint.find(path)
-        folder = found.folder
+        folder, digest = found.folder, found.state.vocabulary
         model = GPT(found.state.shape)
         with found.reader() as reader:
             fill(model, ((name, reader.whole(name, size)) for name, size in sizes(model.shape).items()))
     vocabulary = tokens.load(folder)
     if vocabulary is None:
         raise RefusedError("%s has no vocabulary" % folder, "put the tokenizer.json of its data there")
+    tokens.check(vocabulary, digest, folder)
     if vocabulary.size > model.shape.vocab_size:
         what = "%s: the vocabulary has %d tokens, the model %d" % (folder, vocabulary.size, model.shape.vocab_size)
         raise RefusedError(what, "put the tokenizer.json of its data there")
@@ -41,9 +42,17 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
 
 
 def write(
-    model: GPT, prompt: List[int], count: int, temperature: float, top_k: int, generator: torch.Generator
+    model: GPT,
+    prompt: List[int],
+    count: int,
+    temperature: float,
+    top_k: int,
+    generator: torch.Generator,
+    known: Optional[int] = None,
 ) -> List[int]:
     """``count`` tokens that follow the prompt. A temperature of 0 takes the likeliest each time.
+
+    Only the first ``known`` tokens are written: a model may have more rows than its vocabulary has tokens.
 
     Each token is read once, until the line is longer than the block. From then on the places of all tokens change with
     each new one, so what was kept of them is worth nothing, and the whole block is read again.
@@ -56,7 +65,7 @@ def write(
         for _ in range(count):
             fits = line.shape[1] <= block
             logits = model(line[:, past[0].seen :], past=past) if fits else model(line[:, -block:])
-            logits = logits.cpu()  # drawn on the CPU: the same on every device
+            logits = logits[:, :known].cpu()  # drawn on the CPU: the same on every device
             if temperature == 0:
                 chosen = logits.argmax(dim=-1, keepdim=True)
             else:
@@ -96,7 +105,7 @@ def main(argv: Optional[List[str]] = None) -> None:
         raise RefusedError("--prompt is empty", "--prompt TEXT")
     generator = torch.Generator().manual_seed(given.seed)
     for _ in range(given.count):
-        written = write(model, prompt, given.tokens, given.temperature, given.top_k, generator)
+        written = write(model, prompt, given.tokens, given.temperature, given.top_k, generator, vocabulary.size)
         sys.stdout.write(given.prompt + vocabulary.decode(written) + "\n")
 
 

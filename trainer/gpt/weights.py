@@ -12,7 +12,7 @@ import pickle
 import re
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
@@ -22,9 +22,12 @@ from trainer.gpt import stream
 from trainer.gpt.errors import RefusedError
 from trainer.gpt.model import Named, Shape, sizes
 from trainer.gpt.stream import Entry
+from trainer.gpt.tokens import Tokens
 
 TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 PREFIX = "transformer."
+DIGEST = "vocabulary_digest"  # in config.json: of the vocabulary that the model was trained with
+GPT2 = 50257  # tokens of GPT-2's vocabulary, whose last one ends a text
 _NEEDED = ("n_layer", "n_head", "n_embd", "vocab_size")
 
 
@@ -48,6 +51,12 @@ def read_shape(folder: Path) -> Shape:
     if said.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise RefusedError("%s: activation %s is not GPT-2's" % (path, said["activation_function"]), "a GPT-2 folder")
     return Shape(said["n_layer"], said["n_head"], said["n_embd"], places, said["vocab_size"])
+
+
+def read_digest(folder: Path) -> Optional[str]:
+    """The digest of the vocabulary that an exported model was trained with; None where no one wrote it."""
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(DIGEST)
+    return str(said) if said else None
 
 
 def _tensors(folder: Path) -> Iterator[Any]:
@@ -94,8 +103,12 @@ def read(shape: Shape, folder: Path) -> Iterator[Named]:
         raise RefusedError("%s has no %s" % (folder, min(wanted)), "a complete copy of the model")
 
 
-def export(shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folder: Path) -> None:
+def export(
+    shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folder: Path, vocabulary: Optional[Tokens] = None
+) -> None:
     """Write fp32 weights as transformers loads them. ``whole`` gives one by name and size, with padding.
+
+    Text that transformers generates ends at the vocabulary's end token, which both configurations name.
 
     Raises:
         OSError: there is no room.
@@ -115,7 +128,11 @@ def export(shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folde
             yield tensor.t().contiguous() if TURNED.search(name) else tensor
 
     stream.write(folder / "model.safetensors", entries, made())
-    (folder / "config.json").write_text(json.dumps(_config(shape), indent=2) + "\n", encoding="utf-8")
+    end = vocabulary.end if vocabulary else GPT2 - 1 if shape.vocab_size == GPT2 else None
+    ends = {"bos_token_id": end, "eos_token_id": end}
+    digest = {DIGEST: vocabulary.digest} if vocabulary else {}
+    for name, told in (("config.json", {**_config(shape), **ends, **digest}), ("generation_config.json", ends)):
+        (folder / name).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def _config(shape: Shape) -> Dict[str, Any]:
@@ -129,7 +146,5 @@ def _config(shape: Shape) -> Dict[str, Any]:
         "n_ctx": shape.block_size,
         "vocab_size": shape.vocab_size,
         **fixed,
-        "bos_token_id": shape.vocab_size - 1 if shape.vocab_size == 50257 else None,
-        "eos_token_id": shape.vocab_size - 1 if shape.vocab_size == 50257 else None,
         "torch_dtype": "float32",
     }
