@@ -148,4 +148,4 @@ def test_the_other_programs_declare_numbers_with_bounds_only(program):
     ]
     assert set(kinds) <= {"Path"}
     count = sum(call.func.attr == "number" for call in calls)
-    assert count == {"prepare": 3, "sample": 5, "export": 0}[program]
+    assert count == {"prepare": 4, "sample": 5, "export": 0}[program]

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from trainer.bounds import COUNT, Bound
-from trainer.gpt import options, tokens
+from trainer.gpt import encode, options, tokens
 from trainer.gpt.errors import RefusedError, exit_with
 
 CHUNK = 1 << 20  # characters that are in memory at a time
@@ -55,6 +55,18 @@ def splits(path: Path, held_back: float) -> Iterator[Tuple[str, str]]:
                 yield "train", text[:cut]
             yield "val", text[cut:]
         left = max(0, left - size)
+
+
+def pieces(texts: Sequence[Path], held_back: float) -> Iterator[Tuple[Tuple[str, bool], str]]:
+    """Pieces of all texts, with their split and whether a text, or its part of a split, ends with them."""
+    for path in texts:
+        last: Optional[Tuple[str, str]] = None
+        for split, text in splits(path, held_back):
+            if last:
+                yield (last[0], last[0] != split), last[1]
+            last = (split, text)
+        if last:
+            yield (last[0], True), last[1]
 
 
 class Writer:
@@ -103,9 +115,14 @@ class Writer:
 
 
 def prepare(
-    texts: Sequence[Path], out: Path, vocabulary: tokens.Tokens, held_back: float, limit: int = SHARD
+    texts: Sequence[Path],
+    out: Path,
+    vocabulary: tokens.Tokens,
+    held_back: float,
+    limit: int = SHARD,
+    workers: int = 0,
 ) -> Dict[str, int]:
-    """Write shards and what describes them; the number of tokens by split.
+    """Write shards and what describes them; the number of tokens by split. ``workers`` is 0 for a choice.
 
     Raises:
         RefusedError: a text that cannot be read or that holds nothing, or a folder with other things in it.
@@ -121,15 +138,15 @@ def prepare(
     kind = "uint16" if vocabulary.size <= 1 << 16 else "uint32"
     token = np.dtype("<u2" if kind == "uint16" else "<u4")
     writers = {split: Writer(out, split, token, limit) for split in ("train", "val")}
-    for path in texts:
-        last = None
-        for split, text in splits(path, held_back):
-            if last == "train" and split == "val" and vocabulary.end is not None:
-                writers["train"].add([vocabulary.end])
-            writers[split].add(vocabulary.encode(text))
-            last = split
-        if last and vocabulary.end is not None:
-            writers[last].add([vocabulary.end])
+    size = sum(path.stat().st_size for path in texts if path.is_file())
+    progress = encode.Progress(size)
+    count = encode.workers_for(workers, vocabulary, size)
+    for (split, ends), numbers, length in encode.encoded(pieces(texts, held_back), vocabulary, token, count):
+        writers[split].add(numbers)
+        if ends and vocabulary.end is not None:
+            writers[split].add([vocabulary.end])
+        progress.add(length)
+    progress.close()
     counts = {split: writer.total for split, writer in writers.items()}
     if not counts["train"]:
         raise RefusedError("%s: no text in it" % ", ".join(map(str, texts)))
@@ -163,6 +180,7 @@ def make_parser() -> options.Parser:
     parser.add_argument("--vocabulary", type=Path, metavar="PATH", help="one that is there: a folder or tokenizer.json")
     parser.number("--val", 0.1, Bound(low=0, below=1), "share of each text that is held back")
     parser.number("--shard-tokens", SHARD, COUNT, "tokens of a file")
+    parser.number("--workers", 0, Bound(low=1, high=1024, also=(0,)), "processes that encode (0: one for each core)")
     return parser
 
 
@@ -181,7 +199,7 @@ def main(argv: Optional[List[str]] = None) -> None:
     else:
         vocabulary = characters_of(given.texts)
     try:
-        counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens)
+        counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens, given.workers)
     except OSError as error:
         raise RefusedError(
             "%s: %s" % (given.out, error.strerror), "a folder that you may write to, with room"
