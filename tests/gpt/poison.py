@@ -1,12 +1,14 @@
 """A training in which something goes wrong: ``poison.py HOW STEP RANK ARGV…``.
 
 ``nan``: the rank's loss is no number in that step. ``full``: from that step on no file can be written; ``once``: in
-that step only. ``memory``: torch has no memory for that step. ``--evaluated`` decides losses (``evaluated.py``).
+that step only. ``memory``: torch has no memory for that step. ``interrupt``, ``impatient``: SIGINT comes in it, once or
+three times. ``--evaluated`` decides losses (``evaluated.py``).
 """
 
 import itertools
 import os
 import resource
+import signal
 import sys
 
 import evaluated
@@ -24,6 +26,13 @@ micro_step, save = plain.Plain.micro_step, checkpoint.Folder.save
 def poisoned(self, tokens, targets, number):
     loss = micro_step(self, tokens, targets, number)
     return loss * float("nan") if next(calls) == step and os.environ.get("RANK", "0") == rank else loss
+
+
+def interrupted(self, tokens, targets, number):
+    if next(calls) == step:
+        for _ in range(3 if how == "impatient" else 1):
+            signal.raise_signal(signal.SIGINT)
+    return micro_step(self, tokens, targets, number)
 
 
 def too_large(self, tokens, targets, number):
@@ -47,6 +56,8 @@ if how == "nan":
     plain.Plain.micro_step = poisoned
 elif how == "memory":
     plain.Plain.micro_step = too_large
+elif how in ("interrupt", "impatient"):
+    plain.Plain.micro_step = interrupted
 else:
     checkpoint.Folder.save = full
 exit_with(lambda: program.main(evaluated.decide(sys.argv[4:])))

@@ -191,3 +191,46 @@ def test_it_stops_early_when_nothing_gets_better(decided):
     assert sorted(decided["early"].records("eval_loss")) == [1, 2, 3, 4, 5, 6]
     assert (out / "final").read_text() == "iter_6\n"
     assert (out / "best").read_text() == "iter_4\n"
+
+
+def disks(gpt, *folders):
+    result = gpt.run(HERE / "disks.py", *folders)
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda each: each["rank"])
+    assert [(each["best"], each["named"]) for each in told] == [(1.0, "iter_2")] * 2
+    return told
+
+
+def test_one_rank_renames_for_all_nodes_that_share_a_disk(gpt):
+    first, second = disks(gpt, "shared-disk", "shared-disk")
+    assert {name for what, name in first["done"] if what == "rename"} >= {".saving-iter_1", ".saving-best-0", "iter_1"}
+    assert [what for what, name in first["done"]].count("remove") >= 3
+    assert second["done"] == []
+    kept = {"best", "latest", "iter_2", "iter_3"}
+    assert {name for name in second["holds"] if "/" not in name} == kept
+    assert sum("part-" in name for name in second["holds"]) == 4
+
+
+def test_every_node_with_a_private_disk_renames_its_own(gpt):
+    first, second = disks(gpt, "private-0", "private-1")
+    for told in (first, second):
+        assert {".saving-iter_1", "iter_1"} <= {name for what, name in told["done"] if what == "rename"}
+        assert {name for name in told["holds"] if "/" not in name} == {"best", "latest", "iter_2", "iter_3"}
+        assert sum("part-" in name for name in told["holds"]) == 2
+    assert "iter_3/complete.json" in first["holds"]
+    assert "iter_3/complete.json" not in second["holds"]
+
+
+def test_sigint_saves_like_sigterm(gpt):
+    result = gpt.run(HERE / "poison.py", "interrupt", 4, 0, *TINY, "--out", "interrupted")
+    assert result.returncode == 0, result.stderr
+    assert "ended at step 4: SIGINT\n" in result.stdout
+    assert "SIGINT: saving after this step" in result.stderr
+    assert (gpt.folder / "interrupted/latest").read_text() == "iter_4\n"
+    assert not (gpt.folder / "interrupted/final").exists()
+
+
+def test_who_presses_ctrl_c_three_times_does_not_wait(gpt):
+    result = gpt.run(HERE / "poison.py", "impatient", 4, 0, *TINY, "--out", "impatient", "--eval-interval", 0)
+    assert result.returncode == 130
+    assert not (gpt.folder / "impatient/latest").exists()

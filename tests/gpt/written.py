@@ -41,5 +41,6 @@ for length in (1, 8, 20, 32, 40):  # the block has 32 places
         expected = simply(prompt, temperature, 9, drawn[0])
         given.clear()
         ours = sample.write(model, prompt, COUNT, temperature, 9, drawn[1])
-        told = {"length": length, "temperature": temperature, "expected": expected, "ours": ours, "given": given}
+        told = {"length": length, "temperature": temperature, "expected": expected, "ours": ours, "given": [*given]}
+        told["few"] = sample.write(model, prompt, 8, temperature, 9, drawn[1], 3)
         sys.stdout.write(json.dumps(told) + "\n")
