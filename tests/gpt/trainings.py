@@ -44,7 +44,7 @@ class Trainings:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
         return [str(self.bin / "python"), *torchrun, *map(str, argv)]
 
-    def run(self, *argv, ranks=1, env=None, timeout=200):
+    def run(self, *argv, ranks=1, env=None, timeout=900):
         """A program to its end."""
         command = self.argv(*argv, ranks=ranks)
         environment = dict(self.env, **(env or {}))
@@ -111,6 +111,6 @@ class Going:
         self.finish()
 
     def finish(self):
-        rest, _ = self.process.communicate(timeout=100)
+        rest, _ = self.process.communicate(timeout=900)
         self.output += rest
         return self.process.returncode
