@@ -86,16 +86,18 @@ def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole, monkeypatc
     monkeypatch.syspath_prepend(ROOT / "trainer/agent")
     from checkpoints import stock
 
-    shutil.copytree(whole.out / "iter_40", whole.out / "iter_44")
-    (whole.out / "iter_44/complete.json").unlink()  # as on a node whose disk lost it
-    choice = stock.newest({0: stock.offer(whole.out, 0, 1)}, 1)
+    lost = gpt.folder / "lost"
+    shutil.copytree(whole.out, lost)
+    shutil.copytree(lost / "iter_40", lost / "iter_44")
+    (lost / "iter_44/complete.json").unlink()  # as on a node whose disk lost it
+    (lost / "latest").write_text("iter_44\n")
+    choice = stock.newest({0: stock.offer(lost, 0, 1)}, 1)
     assert (choice.name, choice.step, choice.copy) == ("iter_40", 40, {})
     assert [name for name, _ in choice.refused] == ["iter_44"]
-    shutil.rmtree(whole.out / "iter_44")
-    resumed = gpt.train(
-        "--out", "again", "--max-iters", 41, env={"CLUSTERCTL_CHECKPOINT": str(whole.out / choice.name)}
-    )
+    argv = ("--out", "lost", "--max-iters", 41, "--eval-interval", 0)
+    resumed = gpt.train(*argv, env={"CLUSTERCTL_CHECKPOINT": str(lost / choice.name)})
     assert "at step 40" in resumed.stdout, resumed.stderr
+    assert (lost / "latest").read_text() == "iter_41\n"
 
 
 def test_no_number_stops_all_ranks_and_names_the_one(gpt):

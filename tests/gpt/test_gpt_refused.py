@@ -30,6 +30,7 @@ def refused(gpt):
     (folder / "unsafe/train.bin").write_bytes(bytes(1000))
     (folder / "unsafe/meta.pkl").write_bytes(pickle.dumps(Evil()))
     changes = {"no-heads": {"n_head": None}, "llama": {"model_type": "llama"}, "wide": {"n_embd": 64}}
+    changes |= {"texts": {"n_layer": "2"}, "below": {"n_layer": -1}, "uneven": {"n_head": 3}}
     for name, change in changes.items():
         shutil.copytree(folder / "fine-hf", folder / name)
         said = dict(json.loads((folder / name / "config.json").read_text()), **change)
@@ -37,6 +38,8 @@ def refused(gpt):
         (folder / name / "config.json").write_text(json.dumps(kept))
     shutil.copytree(folder / "fine-hf", folder / "torn-hf")
     os.truncate(folder / "torn-hf/model.safetensors", 5000)
+    (folder / "nested").mkdir()
+    (folder / "nested/config.json").write_text("[" * 100_000)
     shutil.copytree(folder / "fine", folder / "torn")
     (part,) = (folder / "torn/iter_1").glob("part-*")
     part.unlink()
@@ -61,6 +64,10 @@ def refused(gpt):
         "llama": ["--init", "llama"],
         "wide": ["--init", "wide", "--n-embd", 64],
         "torn-hf": ["--init", "torn-hf"],
+        "nested": ["--init", "nested"],
+        "texts": ["--init", "texts"],
+        "below": ["--init", "below"],
+        "uneven": ["--init", "uneven"],
         "torn": ["--resume", "torn/latest"],
         "init": ["--init", "nothing-here"],
         "gpu": ["--device", "cuda"],
@@ -95,6 +102,10 @@ WORDS = {
     "llama": ("llama/config.json: a model of type llama, not gpt2", "GPT-2"),
     "wide": ("wide: transformer.h.0.attn.c_attn.bias is [96], config.json says [192]", "config.json that came"),
     "torn-hf": ("torn-hf cannot be read: ", "copy the folder again"),
+    "nested": ("nested/config.json cannot be read: ", "a folder with config.json"),
+    "texts": ("texts/config.json: n_layer '2' must be at least 1", "the config.json"),
+    "below": ("below/config.json: n_layer -1 must be at least 1", "the config.json"),
+    "uneven": ("uneven/config.json: n_embd 32 must be a multiple of n_head 3", "the config.json"),
     "torn": ("torn/iter_1: part-00000-of-00001.safetensors is not there", "copy it from the node"),
     "init": ("--init nothing-here: there is no such folder", "config.json"),
     "gpu": ("--device cuda: torch ", "--device cpu"),

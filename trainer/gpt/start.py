@@ -62,8 +62,9 @@ def find(given: Given) -> Source:
     resume = given.values.get("resume") or os.environ.get(RESUME, "")
     if resume:
         found = checkpoint.find(out / "latest" if resume == "latest" else Path(resume))
-        _check_newest(found, out)
         by_agent = not given.values.get("resume")
+        if not by_agent:  # an agent knows which ones have lost files
+            _check_newest(found, out)
         return Source(str(found.folder), found.state.shape, resumed=found, by_agent=by_agent)
     if checkpoint.read_pointer(out, "latest"):
         raise RefusedError("--out %s has checkpoints already" % out, "--resume latest, or another --out")

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from safetensors import SafetensorError, safe_open
 
+from trainer.bounds import Bound
 from trainer.gpt import stream
 from trainer.gpt.errors import RefusedError
 from trainer.gpt.model import Named, Shape, sizes
@@ -28,6 +29,7 @@ TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 PREFIX = "transformer."
 DIGEST = "vocabulary_digest"  # in config.json: of the vocabulary that the model was trained with
 GPT2 = 50257  # tokens of GPT-2's vocabulary, whose last one ends a text
+_SIZE = Bound(low=1, high=1 << 24)
 _NEEDED = ("n_layer", "n_head", "n_embd", "vocab_size")
 
 
@@ -40,8 +42,10 @@ def read_shape(folder: Path) -> Shape:
     path = folder / "config.json"
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RefusedError("%s cannot be read: %s" % (path, error), "a folder with config.json and weights") from error
+    if not isinstance(said, dict):
+        raise RefusedError("%s: no object" % path, "the config.json that came with the weights")
     if said.get("model_type", "gpt2") != "gpt2":
         raise RefusedError("%s: a model of type %s, not gpt2" % (path, said["model_type"]), "a GPT-2 folder")
     places = said.get("n_positions", said.get("n_ctx"))
@@ -50,6 +54,13 @@ def read_shape(folder: Path) -> Shape:
         raise RefusedError("%s has no %s" % (path, ", ".join(missing)), "the config.json that came with the weights")
     if said.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise RefusedError("%s: activation %s is not GPT-2's" % (path, said["activation_function"]), "a GPT-2 folder")
+    found = {**{key: said[key] for key in _NEEDED}, "n_positions": places}
+    for key, size in found.items():
+        if type(size) is not int or not _SIZE.allows(size):
+            raise RefusedError("%s: %s %r must be %s" % (path, key, size, _SIZE), "the config.json of the weights")
+    if found["n_embd"] % found["n_head"]:
+        what = "%s: n_embd %d must be a multiple of n_head %d" % (path, found["n_embd"], found["n_head"])
+        raise RefusedError(what, "the config.json that came with the weights")
     return Shape(said["n_layer"], said["n_head"], said["n_embd"], places, said["vocab_size"])
 
 
