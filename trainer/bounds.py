@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Tuple, Union
 
 Number = Union[int, float]
+LONG = 24  # digits of a number that are shown
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Bound:
         if value in self.also:
             return True
         return (
-            math.isfinite(value)
+            (isinstance(value, int) or math.isfinite(value))  # a large whole number fits into no float
             and (self.low is None or value >= self.low)
             and (self.high is None or value <= self.high)
             and (self.above is None or value > self.above)
@@ -59,7 +60,8 @@ class Bound:
 
 
 def _shown(value: Number) -> str:
-    return "%d" % value if isinstance(value, int) else "%g" % value
+    text = "%d" % value if isinstance(value, int) else "%g" % value
+    return text if len(text) <= LONG else "%s... (%d digits)" % (text[:LONG], len(text.lstrip("-")))
 
 
 COUNT = Bound(low=1, high=1 << 40)

@@ -23,7 +23,7 @@ from provision.run.sources import sources
 
 PACKAGE = "trainer"
 _PARTS = ("gpt", "ds_config")  # the trainer, and what it takes its DeepSpeed configuration from
-_SHARED = ("__init__.py", "bounds.py")  # modules that both parts import
+_FILES = ("__init__.py", "bounds.py")  # what both of them import
 _OUT = "out"  # trainer.gpt's default of --out
 
 
@@ -56,8 +56,7 @@ def pack(job: Job, limit: int) -> Travel:
                 continue
             luggage.add(path, name)
     program = {name: data for part in _PARTS for name, data in sources(part).items()}
-    for name in _SHARED:
-        program[name] = (importlib.resources.files(PACKAGE) / name).read_bytes()
+    program |= {name: (importlib.resources.files(PACKAGE) / name).read_bytes() for name in _FILES}
     told = job.output or _told(job.args, "out") or str(configured.get("out") or _OUT)
     out = posixpath.normpath(posixpath.join(WORK, told))
     return Travel(

@@ -16,7 +16,8 @@ exported, _ = sample.load(Path(sys.argv[2]))
 shape = ours.shape
 tokens = torch.randint(0, shape.vocab_size, (3, shape.block_size), generator=torch.Generator().manual_seed(0))
 with torch.no_grad():
-    apart = float((theirs.eval()(tokens).logits[:, -1] - ours.eval()(tokens)).abs().max())
+    logits = ours.eval()(tokens)
+    apart = float((theirs.eval()(tokens).logits[:, -1] - logits).abs().max() / logits.std())
 found = checkpoint.find(Path(sys.argv[1]))
 files = load_file(str(Path(sys.argv[2]) / "model.safetensors"))
 with found.reader() as reader:

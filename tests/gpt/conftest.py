@@ -42,7 +42,7 @@ def of_configs(lab_env, tmp_path_factory):
         (folder / "configs.json").write_text(json.dumps(configs))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
         argv = [lab_env / "bin/python", HERE / program, folder / "configs.json"]
-        done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+        done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=900)
         assert done.returncode == 0, done.stderr[-3000:]
         lines = [json.loads(row[5:]) for row in done.stdout.splitlines() if row.startswith("SAYS ")]
         return {line["name"]: line for line in lines}

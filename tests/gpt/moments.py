@@ -2,7 +2,11 @@
 
 ``moments.py FOLDER ARGV…`` forks trainings that save in every step; the N-th is killed (SIGKILL) before its N-th
 change to a file below FOLDER. After each, what ``latest`` names is read in full. The first that ends by itself is the
-last. Prints a JSON object a line: what the training was about to do, and the step that ``latest`` names.
+last. ``--evaluated``
+decides the losses of the evaluations at each step (``evaluated.py``).
+
+Prints a JSON object a line: what the training was about to do, the step and the lowest loss that ``latest`` knows, the
+step that ``best`` names, and the step that it names once the training is resumed.
 """
 
 import json
@@ -12,14 +16,16 @@ import signal
 import sys
 from pathlib import Path
 
+import evaluated
 import torch
 
 from trainer.gpt import __main__ as program
-from trainer.gpt import checkpoint, stream
+from trainer.gpt import checkpoint, ranks, stream
 from trainer.gpt.model import GPT
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 folder, argv = Path(sys.argv[1]).absolute(), sys.argv[2:]
+losses = [float(loss) for loss in argv[argv.index("--evaluated") + 1].split(",")]
 written = stream._write
 
 
@@ -49,7 +55,7 @@ def child(number):
 
     stream._write = half
     sys.addaudithook(heard)
-    program.main(argv)
+    program.main(evaluated.decide(argv))
     os._exit(0)
 
 
@@ -62,7 +68,7 @@ for number in range(1, 1000):
     status = os.waitpid(pid, 0)[1]
     if status == 0:
         break
-    step = None
+    step = best = lowest = again = None
     if (folder / "latest").exists():
         found = checkpoint.find(folder / "latest")
         with torch.device("meta"):
@@ -71,6 +77,15 @@ for number in range(1, 1000):
             for name, numel in sizes.items():
                 for kind in ("weight", "exp_avg", "exp_avg_sq"):
                     assert reader.read(kind, name, 0, numel).isfinite().all()
-        step = found.state.step
+        step, lowest = found.state.step, found.state.best_loss
+        best = int(checkpoint.read_pointer(folder, "best")[5:])
+        checkpoint.find(folder / "best")
+        everyone = ranks.Ranks(0, 0, 1, torch.device("cpu"))
+        resumed = checkpoint.Folder(folder, everyone, 1)
+        resumed.prepare()
+        assert resumed.resume(step) == min(losses[:step])
+        again = int(checkpoint.read_pointer(folder, "best")[5:])
+        checkpoint.find(folder / "best")
     told = {"before": (folder.parent / "moment").read_text(), "latest": step, "status": status}
+    told.update(best=best, lowest=lowest, again=again)
     sys.stdout.write(json.dumps(told) + "\n")

@@ -1,12 +1,15 @@
 """Several trainings, one after the other in the same processes: importing torch takes longer than they do.
 
-``session.py FILE``: FILE holds a list of argument lists. Rank 0 says what was refused, a JSON object a line.
+``session.py FILE``: FILE holds a list of argument lists, where ``--evaluated`` decides losses (``evaluated.py``).
+Rank 0 says what was refused, a JSON object a line.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+
+import evaluated
 
 from trainer.gpt import __main__ as program
 from trainer.gpt import ranks
@@ -20,7 +23,7 @@ def main():
         if os.environ.get("RANK", "0") == "0":
             sys.stdout.write(f"session: {' '.join(argv)}\n")
         try:
-            program.main(argv)
+            program.main(evaluated.decide(argv))
         except RefusedError as error:
             if os.environ.get("RANK", "0") == "0":
                 said = {"what": str(error), "fix": error.fix, "code": error.code}

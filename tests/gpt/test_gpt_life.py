@@ -27,9 +27,6 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(gpt, whole):
     going.until("saved killed/iter_12")
     going.kill()
     assert (gpt.folder / "killed/latest").read_text().startswith("iter_")
-    refused = gpt.train(*argv)
-    assert refused.returncode == 2
-    assert refused.stderr.endswith("has checkpoints already; --resume latest, or another --out\n")
     resumed = gpt.train(*argv, "--resume", "latest")
     assert resumed.returncode == 0, resumed.stderr
     assert "goes on from killed/iter_" in resumed.stdout
@@ -57,20 +54,29 @@ def test_sigterm_to_one_rank_saves_on_all_and_ends_well(gpt):
 
 
 def test_every_moment_of_a_save_may_be_the_last(gpt):
-    argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 2, "--save-interval", 1, "--keep", 1]
-    argv += ["--eval-interval", 0]
-    result = gpt.run(HERE / "moments.py", "moments", *argv)
+    """Nor does ``best`` stay behind: a loss is stored with its checkpoint, and ``latest`` moves last."""
+    argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 3, "--eval-interval", 1, "--keep", 1]
+    losses = [3.0, 2.0, 2.5]
+    result = gpt.run(HERE / "moments.py", "moments", "--evaluated", ",".join(map(str, losses)), *argv)
     assert result.returncode == 0, result.stdout + result.stderr
     told = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert {each["status"] for each in told} == {int(signal.SIGKILL)}
     steps = [each["latest"] for each in told]
     assert steps == sorted(steps, key=lambda step: step or 0)  # it never names an older one than before
-    assert {None, 1, 2} == set(steps)
+    assert {None, 1, 2, 3} == set(steps)
+    for each in told:
+        if each["latest"]:
+            until = losses[: each["latest"]]
+            ahead = each["best"] == each["latest"] + 1  # saved, and not yet committed
+            assert each["lowest"] == min(until)
+            assert ahead or losses[each["best"] - 1] == min(until)
+            assert losses[each["again"] - 1] == min(until)
+    assert {(each["latest"], each["best"]) for each in told} == {(None, None), (1, 1), (1, 2), (2, 2), (3, 2)}
     text = "\n".join(each["before"] for each in told)
     for what in ("half of /.saving-iter_2/part-", "complete.json", "os.rename /.saving-latest", "shutil.rmtree"):
         assert what in text
     assert len(told) > 20
-    left = gpt.train("--out", "moments", "--max-iters", 3, "--resume", "latest", "--eval-interval", 0)
+    left = gpt.train("--out", "moments", "--max-iters", 4, "--resume", "latest", "--eval-interval", 0)
     assert left.returncode == 0, left.stderr
     hidden = [path.name for path in (gpt.folder / "moments").iterdir() if path.name.startswith(".")]
     assert hidden == []
@@ -80,16 +86,18 @@ def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole, monkeypatc
     monkeypatch.syspath_prepend(ROOT / "trainer/agent")
     from checkpoints import stock
 
-    shutil.copytree(whole.out / "iter_40", whole.out / "iter_44")
-    (whole.out / "iter_44/complete.json").unlink()  # as on a node whose disk lost it
-    choice = stock.newest({0: stock.offer(whole.out, 0, 1)}, 1)
+    lost = gpt.folder / "lost"
+    shutil.copytree(whole.out, lost)
+    shutil.copytree(lost / "iter_40", lost / "iter_44")
+    (lost / "iter_44/complete.json").unlink()  # as on a node whose disk lost it
+    (lost / "latest").write_text("iter_44\n")
+    choice = stock.newest({0: stock.offer(lost, 0, 1)}, 1)
     assert (choice.name, choice.step, choice.copy) == ("iter_40", 40, {})
     assert [name for name, _ in choice.refused] == ["iter_44"]
-    shutil.rmtree(whole.out / "iter_44")
-    resumed = gpt.train(
-        "--out", "again", "--max-iters", 41, env={"CLUSTERCTL_CHECKPOINT": str(whole.out / choice.name)}
-    )
+    argv = ("--out", "lost", "--max-iters", 41, "--eval-interval", 0)
+    resumed = gpt.train(*argv, env={"CLUSTERCTL_CHECKPOINT": str(lost / choice.name)})
     assert "at step 40" in resumed.stdout, resumed.stderr
+    assert (lost / "latest").read_text() == "iter_41\n"
 
 
 def test_no_number_stops_all_ranks_and_names_the_one(gpt):
@@ -109,11 +117,11 @@ def test_too_little_memory_is_one_line(gpt):
     assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; a smaller --batch-size")
 
 
-def test_weights_that_explode_are_noticed(gpt):
-    result = gpt.train("--out", "exploded", "--learning-rate", "1e30", "--grad-clip", 0)
+def test_no_number_before_the_first_checkpoint_says_so(gpt):
+    result = gpt.run(HERE / "poison.py", "nan", 2, 0, *TINY, "--out", "exploded", "--learning-rate", "0.5")
     assert result.returncode == 1
-    assert result.stderr.startswith("error: loss is ")
-    assert "nothing was saved yet; a lower --learning-rate, such as --learning-rate 5e+29\n" in result.stderr
+    assert result.stderr.startswith("error: loss is nan at step 2 on rank 0; nothing was saved yet; a lower ")
+    assert "--learning-rate, such as --learning-rate 0.25\n" in result.stderr
     assert "Traceback" not in result.stderr
     assert names(gpt.folder / "exploded") == []
 
@@ -133,33 +141,95 @@ def test_a_full_disk_leaves_the_checkpoints_as_they_were(gpt):
     assert "iter 4: " in resumed.stdout
 
 
-def test_only_the_newest_and_the_best_are_kept(gpt):
-    common = ("--max-iters", 12, "--eval-interval", 2, "--schedule", "constant", "--learning-rate")
-    calm, wild = ["--out", "calm", "--keep", 2, *common, "1e-3"], ["--out", "wild", "--keep", 1, *common, 1.0]
-    calm, wild = gpt.session([calm, wild])
-    assert names(calm.out) == ["iter_10", "iter_12"]
-    evaluated = wild.records("eval_loss")
-    best = min(evaluated, key=evaluated.get)
-    assert best < 12, "it must have become worse, else this proves nothing"
-    assert (wild.out / "best").read_text() == f"iter_{best}\n"
-    assert set(names(wild.out)) == {f"iter_{best}", "iter_12"}
+def test_a_best_that_could_not_be_saved_is_not_named(gpt):
+    """The evaluation of step 2 is the best, and its checkpoint is lost: of those that exist step 3 has the best one."""
+    argv = [*TINY, "--out", "unsaved", "--eval-interval", 1, "--max-iters", 3, "--evaluated", "3,1,2"]
+    result = gpt.run(HERE / "poison.py", "once", 2, 0, *argv)
+    assert result.returncode == 0, result.stderr
+    assert "step 2: not saved: " in result.stdout
+    assert names(gpt.folder / "unsaved") == ["iter_1", "iter_3"]
+    assert (gpt.folder / "unsaved/best").read_text() == "iter_3\n"
+    resumed = gpt.run(HERE / "poison.py", "once", 0, 0, *argv[:-4], "--max-iters", 5, "--resume", "latest", *argv[-2:])
+    assert resumed.returncode == 0, resumed.stderr
+    assert (gpt.folder / "unsaved/best").read_text() == "iter_5\n"  # 1.0 at step 5, compared with 2.0 of step 3
 
 
-def test_it_stops_early_when_nothing_gets_better(gpt):
-    argv = ["--max-iters", 400, "--eval-interval", 1, "--patience", 2, "--learning-rate", 1.0, "--schedule", "constant"]
-    (run,) = gpt.session([["--out", "early", *argv]])
-    evaluated = run.records("eval_loss")
-    last = max(evaluated)
-    assert last < 400
-    best = min(evaluated, key=evaluated.get)
-    assert last - best == 2
-    assert (run.out / "final").read_text() == f"iter_{last}\n"
+@pytest.fixture(scope="module")
+def decided(gpt):
+    """Trainings whose evaluations a test decides."""
+    every = ["--eval-interval", 1, "--evaluated"]
+    runs = {
+        "calm": ["--keep", 2, "--max-iters", 5, *every, "5,4,3,2,1"],
+        "wild": ["--keep", 1, "--max-iters", 5, *every, "5,3,4,4,4"],
+        "equal": ["--keep", 1, "--max-iters", 5, *every, "5,3,3,3,3"],
+        "early": ["--patience", 2, "--max-iters", 9, *every, "5,3,4,2,4,2,1,1,1"],
+        "better": ["--always-save", "false", "--max-iters", 7, *every, "5,6,4,4,5,3,6"],
+    }
+    return dict(zip(runs, gpt.session([["--out", name, *argv] for name, argv in runs.items()]), strict=True))
 
 
-def test_without_always_save_only_better_ones_are_written(gpt):
-    argv = ["--max-iters", 8, "--eval-interval", 1, "--learning-rate", 0.3, "--schedule", "constant"]
-    (run,) = gpt.session([["--out", "better", *argv, "--always-save", "false"]])
-    evaluated = run.records("eval_loss")
-    better = [step for step in evaluated if evaluated[step] == min(evaluated[each] for each in range(1, step + 1))]
-    assert len(better) < 8
-    assert set(names(run.out)) == {f"iter_{step}" for step in {*better, 8}}  # the end is always kept
+@pytest.mark.parametrize(
+    ("name", "kept", "best"),
+    [
+        ("calm", [4, 5], 5),
+        ("wild", [2, 5], 2),
+        ("equal", [2, 5], 2),  # the first of those with the lowest loss
+        ("better", [1, 3, 6, 7], 6),  # the end is always kept
+    ],
+)
+def test_only_the_newest_and_the_best_are_kept(decided, name, kept, best):
+    out = decided[name].out
+    assert names(out) == [f"iter_{step}" for step in kept]
+    assert (out / "best").read_text() == f"iter_{best}\n"
+    assert (out / "final").read_text() == f"iter_{kept[-1]}\n"
+
+
+def test_it_stops_early_when_nothing_gets_better(decided):
+    """No loss is below that of step 4 in the two evaluations after it."""
+    out = decided["early"].out
+    assert sorted(decided["early"].records("eval_loss")) == [1, 2, 3, 4, 5, 6]
+    assert (out / "final").read_text() == "iter_6\n"
+    assert (out / "best").read_text() == "iter_4\n"
+
+
+def disks(gpt, *folders):
+    result = gpt.run(HERE / "disks.py", *folders)
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda each: each["rank"])
+    assert [(each["best"], each["named"]) for each in told] == [(1.0, "iter_2")] * 2
+    return told
+
+
+def test_one_rank_renames_for_all_nodes_that_share_a_disk(gpt):
+    first, second = disks(gpt, "shared-disk", "shared-disk")
+    assert {name for what, name in first["done"] if what == "rename"} >= {".saving-iter_1", ".saving-best-0", "iter_1"}
+    assert [what for what, name in first["done"]].count("remove") >= 3
+    assert second["done"] == []
+    kept = {"best", "latest", "iter_2", "iter_3"}
+    assert {name for name in second["holds"] if "/" not in name} == kept
+    assert sum("part-" in name for name in second["holds"]) == 4
+
+
+def test_every_node_with_a_private_disk_renames_its_own(gpt):
+    first, second = disks(gpt, "private-0", "private-1")
+    for told in (first, second):
+        assert {".saving-iter_1", "iter_1"} <= {name for what, name in told["done"] if what == "rename"}
+        assert {name for name in told["holds"] if "/" not in name} == {"best", "latest", "iter_2", "iter_3"}
+        assert sum("part-" in name for name in told["holds"]) == 2
+    assert "iter_3/complete.json" in first["holds"]
+    assert "iter_3/complete.json" not in second["holds"]
+
+
+def test_sigint_saves_like_sigterm(gpt):
+    result = gpt.run(HERE / "poison.py", "interrupt", 4, 0, *TINY, "--out", "interrupted")
+    assert result.returncode == 0, result.stderr
+    assert "ended at step 4: SIGINT\n" in result.stdout
+    assert "SIGINT: saving after this step" in result.stderr
+    assert (gpt.folder / "interrupted/latest").read_text() == "iter_4\n"
+    assert not (gpt.folder / "interrupted/final").exists()
+
+
+def test_who_presses_ctrl_c_three_times_does_not_wait(gpt):
+    result = gpt.run(HERE / "poison.py", "impatient", 4, 0, *TINY, "--out", "impatient", "--eval-interval", 0)
+    assert result.returncode == 130
+    assert not (gpt.folder / "impatient/latest").exists()

@@ -30,6 +30,7 @@ def refused(gpt):
     (folder / "unsafe/train.bin").write_bytes(bytes(1000))
     (folder / "unsafe/meta.pkl").write_bytes(pickle.dumps(Evil()))
     changes = {"no-heads": {"n_head": None}, "llama": {"model_type": "llama"}, "wide": {"n_embd": 64}}
+    changes |= {"texts": {"n_layer": "2"}, "below": {"n_layer": -1}, "uneven": {"n_head": 3}}
     for name, change in changes.items():
         shutil.copytree(folder / "fine-hf", folder / name)
         said = dict(json.loads((folder / name / "config.json").read_text()), **change)
@@ -37,6 +38,8 @@ def refused(gpt):
         (folder / name / "config.json").write_text(json.dumps(kept))
     shutil.copytree(folder / "fine-hf", folder / "torn-hf")
     os.truncate(folder / "torn-hf/model.safetensors", 5000)
+    (folder / "nested").mkdir()
+    (folder / "nested/config.json").write_text("[" * 100_000)
     shutil.copytree(folder / "fine", folder / "torn")
     (part,) = (folder / "torn/iter_1").glob("part-*")
     part.unlink()
@@ -52,14 +55,19 @@ def refused(gpt):
         "block": ["--block-size", 100000],
         "batch": ["--batch-size", 3, "--global-batch", 8],
         "heads": ["--n-head", 3],
+        "again": ["--out", "fine"],
         "resume": ["--resume", "latest"],
         "older": ["--resume", "longest/iter_1", "--out", "longest"],
         "vocabulary": ["--data", "alien", "--resume", "fine/final"],
         "longer": ["--init", "fine/final", "--block-size", 64],
         "missing": ["--init", "no-heads"],
         "llama": ["--init", "llama"],
-        "wide": ["--init", "wide"],
+        "wide": ["--init", "wide", "--n-embd", 64],
         "torn-hf": ["--init", "torn-hf"],
+        "nested": ["--init", "nested"],
+        "texts": ["--init", "texts"],
+        "below": ["--init", "below"],
+        "uneven": ["--init", "uneven"],
         "torn": ["--resume", "torn/latest"],
         "init": ["--init", "nothing-here"],
         "gpu": ["--device", "cuda"],
@@ -84,7 +92,8 @@ WORDS = {
     "mixed": ("first and alien have different vocabularies", "--vocabulary first"),
     "block": ("first/train-00000.bin has", "a smaller --block-size"),
     "batch": ("--global-batch 8 does not divide by --batch-size 3 x 1 ranks", "--global-batch 6 or 9"),
-    "heads": ("--n-embd 32 does not divide by --n-head 3", ""),
+    "heads": ("--n-embd 32 must be a multiple of --n-head 3", ""),
+    "again": ("--out fine has checkpoints already", "--resume latest, or another --out"),
     "resume": ("out-resume/latest: there is no such file", "--init"),
     "older": ("longest/iter_2 is newer than longest/iter_1", "--resume latest, or another --out"),
     "vocabulary": ("the vocabulary of alien is not that of fine/iter_1", "--vocabulary fine/iter_1"),
@@ -93,11 +102,15 @@ WORDS = {
     "llama": ("llama/config.json: a model of type llama, not gpt2", "GPT-2"),
     "wide": ("wide: transformer.h.0.attn.c_attn.bias is [96], config.json says [192]", "config.json that came"),
     "torn-hf": ("torn-hf cannot be read: ", "copy the folder again"),
+    "nested": ("nested/config.json cannot be read: ", "a folder with config.json"),
+    "texts": ("texts/config.json: n_layer '2' must be at least 1", "the config.json"),
+    "below": ("below/config.json: n_layer -1 must be at least 1", "the config.json"),
+    "uneven": ("uneven/config.json: n_embd 32 must be a multiple of n_head 3", "the config.json"),
     "torn": ("torn/iter_1: part-00000-of-00001.safetensors is not there", "copy it from the node"),
     "init": ("--init nothing-here: there is no such folder", "config.json"),
     "gpu": ("--device cuda: torch ", "--device cpu"),
-    "offload": ("--offload optimizer needs DeepSpeed", "--engine zero2"),
-    "coalesce": ("--coalesce: only zero2 and zero3", "--engine zero2"),
+    "offload": ("--offload optimizer needs DeepSpeed, not --engine plain (default)", "--engine zero2"),
+    "coalesce": ("--coalesce True: only zero2 and zero3", "--engine zero2"),
     "fp16": ("DeepSpeed computes fp16 on GPUs only", "--dtype bfloat16"),
     "stage": ("stage3.json is for stage 3", "--engine zero3"),
     "option": ("options.yaml: there is no option max_iter", "did you mean max_iters?"),
@@ -137,7 +150,7 @@ def test_the_programs_say_it_in_one_line(gpt, refused):
     assert (gpt.folder / "nowhere-else/train.bin").exists()
     assert list(lines.values()) == [
         "error: nowhere.txt: No such file or directory; name files of text",
-        "error: --vocab-size 9: bytes alone are 256, and one ends a text",
+        "error: --vocab-size must be at least 257 and at most 16777216, not 9",
         "error: nowhere-else: train.bin is no part of a data set; --out with a new folder",
         "error: first.txt: File exists; a folder that you may write to, with room",
         "error: void.txt: no text in it",

@@ -24,7 +24,7 @@ def test_transformers_loads_what_was_exported(gpt, trained, exported):
     result = gpt.run(HERE / "compare.py", "trained/best", exported)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout.splitlines()[-1])
-    assert told.pop("apart") < 1e-6
+    assert told.pop("apart") < 1e-4  # of how much logits differ from one another: other kernels round otherwise
     assert told == {"equal": True, "count": 3 * 28, "types": ["torch.float32"], "missing": [], "parameters": True}
 
 
@@ -61,7 +61,9 @@ def test_what_was_read_is_not_read_again(gpt, trained):
     told = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(told) == 10
     for each in told:
-        assert each["ours"] == each["expected"], each
+        assert each["ours"] == each["chosen"], each
+        assert each["apart"] < 1e-4, each
+        assert max(each["few"]) < 3  # a vocabulary may have fewer tokens than the model has rows
         within = range(each["length"], each["length"] + 24)
         first = min(each["length"], 32)
         assert each["given"] == [first, *(1 if length <= 32 else 32 for length in within[1:])]
@@ -84,6 +86,12 @@ def test_a_bpe_vocabulary_of_ones_own(gpt):
     assert (run.out / "iter_6/tokenizer.json").exists()
     assert gpt.program("sample", "bpe-run/best", "--prompt", "the sea", "--tokens", 5).startswith("the sea")
     gpt.program("export", "bpe-run/best", "bpe-hf")
+    end = json.loads((run.out / "iter_6/tokenizer.json").read_text())["model"]["vocab"]["<|endoftext|>"]
+    for name in ("config.json", "generation_config.json"):
+        told = json.loads((gpt.folder / "bpe-hf" / name).read_text())
+        assert (told["bos_token_id"], told["eos_token_id"]) == (end, end)
+    loads = "import transformers; told = transformers.GenerationConfig.from_pretrained('bpe-hf')"
+    assert gpt.run("-c", f"{loads}; print(told.eos_token_id)").stdout == f"{end}\n"
     again = gpt.program("prepare", "second.txt", "--out", "bpe-2", "--vocabulary", "bpe-hf")
     assert json.loads((gpt.folder / "bpe-2/meta.json").read_text())["digest"] == meta["digest"], again
 

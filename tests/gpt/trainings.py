@@ -44,7 +44,7 @@ class Trainings:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
         return [str(self.bin / "python"), *torchrun, *map(str, argv)]
 
-    def run(self, *argv, ranks=1, env=None, timeout=200):
+    def run(self, *argv, ranks=1, env=None, timeout=900):
         """A program to its end."""
         command = self.argv(*argv, ranks=ranks)
         environment = dict(self.env, **(env or {}))
@@ -60,9 +60,9 @@ class Trainings:
     def train(self, *argv, ranks=1, **options):
         return self.run("-m", "trainer.gpt", *TINY, *argv, ranks=ranks, **options)
 
-    def session(self, runs, ranks=1):
+    def session(self, runs, ranks=1, tiny=True):
         """Several trainings in the same processes, each ``TINY`` with other options; a ``Run`` for each."""
-        told = [[*TINY, *map(str, argv)] for argv in runs]
+        told = [[*(TINY if tiny else ()), *map(str, argv)] for argv in runs]
         path = self.folder / f"session-{len(list(self.folder.glob('session-*')))}.json"
         path.write_text(json.dumps(told))
         result = self.run(HERE / "session.py", path, ranks=ranks)
@@ -111,6 +111,6 @@ class Going:
         self.finish()
 
     def finish(self):
-        rest, _ = self.process.communicate(timeout=100)
+        rest, _ = self.process.communicate(timeout=900)
         self.output += rest
         return self.process.returncode

@@ -14,8 +14,8 @@ from typing import Any, List, Optional
 
 import torch
 
-from trainer.gpt import checkpoint, data, engine, evaluate, ranks, start
-from trainer.gpt.config import accumulation, from_arguments
+from trainer.gpt import checkpoint, data, engine, evaluate, ranks, start, stopping
+from trainer.gpt.config import accumulation, read
 from trainer.gpt.errors import FailedError, exit_with
 from trainer.gpt.feed import Feed
 from trainer.gpt.figures import Figures
@@ -29,13 +29,15 @@ from trainer.gpt.timing import Watch
 def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it is read, from top to bottom
     """The program."""
     # Options
-    config = from_arguments(argv)
-    asked: List[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    given = read(argv)
+    source = start.find(given)
+    config = start.complete(given, source)
+    asked = stopping.listen()
 
     # Ranks
     everyone = ranks.join(config.device)
     device, world = everyone.device, everyone.world
+    config = start.keep_batch(config, given, source, world)
     micro_steps = accumulation(config, world)
     torch.set_float32_matmul_precision("high")
 
@@ -44,14 +46,13 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     data.check_tokens(sets)
     train = data.Samples(sets, config.block_size, config.seed)
     watched = {"train": data.Samples(sets, config.block_size, config.seed + 1)}
-    if data.has_split(config.data, "val"):
-        watched["val"] = data.Samples(
-            data.open_sets(config.data, "val", config.block_size), config.block_size, config.seed + 1
-        )
-    vocabulary = sets[0].vocabulary
+    held_back = data.with_split(config.data, "val")
+    if held_back:
+        opened = data.open_sets(held_back, "val", config.block_size)
+        watched["val"] = data.Samples(opened, config.block_size, config.seed + 1)
 
     # Model
-    begun = start.choose(config, sets)
+    begun = start.choose(config, source, sets)
     folder = checkpoint.Folder(Path(config.out), everyone, config.keep)
     folder.prepare()
     log = Log(config, everyone.is_first)
@@ -73,6 +74,14 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         if motor.scale.is_used:
             motor.scale.value = begun.resumed.state.scale
         log.say("goes on from %s at step %d" % (begun.resumed.folder, step))
+        for line in start.changes(config, given, source):
+            log.say("resume: %s" % line)
+        if step == config.max_iters:
+            log.say("resume: it is already done")
+    without = [each for each in config.data if each not in held_back]
+    if without and config.eval_interval:
+        rest = "evaluations are of %s" % (", ".join(held_back) if held_back else "training data")
+        log.say("warning: %s: no val-*.bin to evaluate; %s" % (", ".join(without), rest))
     samples = config.batch_size * world * micro_steps
     figures = Figures(config, begun.shape, samples * config.block_size, world, device)
     log.say(
@@ -82,30 +91,30 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     )
 
     # A step's figures come later than the step: a GPU goes on with the next one meanwhile.
-    def is_asked_to_stop(lap: Any, told: torch.Tensor, number: int, rate: float) -> bool:
+    def is_asked_to_stop(lap: Any, told: torch.Tensor, number: int, rate: float) -> int:
         lap.wait()  # then the figures are here too
         rows = told.tolist()
         figures.check(number, rows, motor.scale.is_used, keeper.last)
         due = number % config.log_interval == 0 or number == config.max_iters
         if due:
             log.step(number, figures.of(lap, rows, rate))
-        return any(row[2] for row in rows)
+        return int(max(row[2] for row in rows))  # the signal that some rank received
 
     # Loop
     waiting: Optional[Any] = None
-    why = ""
+    stopped, why = 0, ""
     log.phase("training")
     with fastest_attention(device), Feed(train, everyone, step, micro_steps, config.batch_size) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
             if config.dropout:  # a training that was resumed drops what it would have dropped
-                torch.manual_seed((config.seed * 1_000_003 + step) * 65_537 + everyone.rank)
+                torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + everyone.rank) % 2**64)
             watch.begin()
             loss = torch.zeros((), device=device)
             for number in range(micro_steps):
                 loss += motor.micro_step(*feed.take(), number) / micro_steps
             norm = motor.step(rate)
-            stop = torch.full((), float(bool(asked)), device=device)
+            stop = torch.full((), float(asked[0] if asked else 0), device=device)
             told = everyone.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
             lap = watch.end()
             step += 1
@@ -113,33 +122,31 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             is_last = step == config.max_iters
             evaluates = bool(config.eval_interval) and (step % config.eval_interval == 0 or is_last)
             saves = bool(config.save_interval) and step % config.save_interval == 0
-            stopped = is_asked_to_stop(*waiting) if waiting else False
+            stopped = is_asked_to_stop(*waiting) if waiting else 0
             waiting = (lap, told, step, rate)
             if device.type != "cuda" or evaluates or saves or stopped or is_last:
                 # No checkpoint of what is no number: its step is looked at first.
                 stopped = is_asked_to_stop(*waiting) or stopped
                 waiting = None
             if stopped:
-                why = "SIGTERM"
+                why = signal.Signals(stopped).name
                 break
-            names = []
             if evaluates:
                 log.phase("evaluating")
                 losses = evaluate.losses(motor, watched, config.eval_iters, config.batch_size, everyone)
                 log.evaluation(step, losses)
-                if keeper.is_better(list(losses.values())[-1]):
-                    names = ["best"]
-                saves = saves or bool(names) or (config.always_save and not config.save_interval)
+                better = keeper.is_better(step, list(losses.values())[-1])
+                saves = saves or better or (config.always_save and not config.save_interval)
                 if keeper.gives_up:
                     why = "no better loss in %d evaluations" % keeper.worse
             if saves:
-                keeper.save(step, motor, begun.shape, vocabulary, *names)
+                keeper.save(step, motor, begun)
             if saves or evaluates:
                 log.phase("training")
 
     # End
     log.phase("finishing")
-    keeper.save(step, motor, begun.shape, vocabulary, *([] if why == "SIGTERM" else ["final"]))
+    keeper.save(step, motor, begun, is_final=not stopped)
     if keeper.trouble:
         what = "the last checkpoint could not be saved: %s" % keeper.trouble
         raise FailedError(what, "make room, then --resume latest")

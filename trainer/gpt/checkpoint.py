@@ -3,23 +3,28 @@
     out/iter_N/                      after N steps
         part-RRRRR-of-WWWWW.safetensors  each rank's pieces (``pieces.py``)
         characters.json or tokenizer.json  the vocabulary
-        complete.json                written last: step, shape, files and how many parameters each has, options
+        complete.json                written last: step, loss, shape, options, data, and the files with their sizes
     out/latest, best, final          small files that name one of them
 
-clusterctl's agent knows this layout: ``iter_N`` counts when ``complete.json`` is in it. Nodes may share the folder or
-have disks of their own; then each has the files of its own ranks, rank 0's node ``complete.json``.
+A save is committed when ``latest`` moves, which is last: ``best`` is never behind ``latest``. A killed save may leave
+it ahead, so a resumed training points it to the lowest of the losses in the checkpoints up to its own step.
+
+clusterctl's agent knows this layout: ``iter_N`` counts when ``complete.json`` is in it. Nodes may share the folder:
+then one rank renames and removes for all of them. Or they have private disks: then each has the files of its own ranks,
+and rank 0's node has ``complete.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -32,13 +37,19 @@ from trainer.gpt.tokens import Tokens
 
 COMPLETE = "complete.json"
 POINTERS = ("latest", "best", "final")
+FORMAT = 2  # 1 had no loss and no data
 SAVING = ".saving-"
+PROBE = ".probe-"
 REMOVING = ".removing-"
 
 
 @dataclass(frozen=True)
 class State:
-    """What a training is besides its tensors. ``updates`` are fewer than steps where fp16's gradients overflowed."""
+    """What a training is besides its tensors. ``updates`` are fewer than steps where fp16's gradients overflowed.
+
+    ``loss`` is that of the evaluation at this step, None without one; ``best_loss`` the lowest so far, whether or not
+    its step was saved. ``data`` identifies the data sets, see ``data.identity``.
+    """
 
     step: int
     updates: int
@@ -50,6 +61,14 @@ class State:
     engine: str
     vocabulary: Optional[str]  # its digest
     config: Dict[str, Any]
+    loss: Optional[float] = None
+    data: Optional[List[Dict[str, Any]]] = None
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step, on all ranks."""
+        said = self.config
+        return int(said.get("global_batch") or said["batch_size"] * said["accumulation"] * self.world)
 
 
 @dataclass(frozen=True)
@@ -72,38 +91,56 @@ class Folder:
         self.path = path
         self._ranks = ranks
         self._keep = keep
+        self._acts = ranks.is_first_here  # renames and removes, for all ranks that see the same folder
 
     def prepare(self) -> None:
-        """Make it, and remove what a killed training left half written.
+        """Make it, find out who shares it, and remove what a killed training left half written.
 
         Raises:
             RefusedError: it cannot be written to.
         """
         trouble = None
+        # A name that no node has looked for yet: the caches of a network file system know nothing about it.
+        token = int.from_bytes(os.urandom(6), "big")
+        mine = torch.tensor([token, self._ranks.is_first_here], dtype=torch.float64, device=self._ranks.device)
+        rows = [(int(row[0]), bool(row[1])) for row in self._ranks.gather(mine).tolist()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._ranks.is_first_here:
-                for left in [*self.path.glob(SAVING + "*"), *self.path.glob(REMOVING + "*")]:
-                    _remove(left)
-                probe = self.path / (".probe-%d" % self._ranks.rank)
-                probe.write_text("")
-                probe.unlink()
+                (self.path / ("%s%d" % (PROBE, token))).write_text("")
         except OSError as error:
             trouble = error
         if not self._ranks.all(trouble is None):
             why = trouble.strerror if trouble else "another rank cannot write to it"
             raise RefusedError("--out %s: %s" % (self.path, why), "a folder that you may write to") from trouble
+        seen = [rank for rank, (each, acts) in enumerate(rows) if acts and self._sees(each)]
+        self._acts = self._ranks.is_first_here and seen[0] == self._ranks.rank
+        self._ranks.all(True)
+        if self._acts:
+            for prefix in (PROBE, SAVING, REMOVING):
+                for left in self.path.glob(prefix + "*"):
+                    _remove(left)
+        self._ranks.all(True)
+
+    def _sees(self, token: int) -> bool:
+        return (self.path / ("%s%d" % (PROBE, token))).exists()
 
     def save(
-        self, state: State, mine: Sequence[Piece], tensors: Iterable[torch.Tensor], vocabulary: Optional[Tokens]
+        self,
+        state: State,
+        mine: Sequence[Piece],
+        tensors: Iterable[torch.Tensor],
+        vocabulary: Optional[Tokens],
+        names: Sequence[str] = (),
     ) -> Optional[str]:
-        """Write ``iter_N`` and let ``latest`` name it; None, or why it could not be: then nothing has changed.
+        """Write ``iter_N``, let ``names`` name it, and commit with ``latest``; None, or why ``latest`` did not move.
 
         Args:
             state: of the training; its ``step`` is N.
             mine: the pieces of this rank.
             tensors: their tensors, in the order of ``pieces.entries``.
             vocabulary: what the tokens mean, if that is known.
+            names: ``best`` or ``final``, where this checkpoint is that.
         """
         folder = self.path / ("iter_%d" % state.step)
         temporary = self.path / (SAVING + folder.name)
@@ -116,29 +153,34 @@ class Folder:
             stream.write(temporary / list(files)[self._ranks.rank], pieces.entries(mine), tensors)
 
         def complete() -> None:
-            if self._ranks.is_first_here and vocabulary:
+            if self._acts and vocabulary:
                 vocabulary.save(temporary)
                 _sync(temporary / vocabulary.file)
-            if self._ranks.is_first_here and folder.is_dir():
+            if self._acts and folder.is_dir():
                 _remove(folder)  # left by a training that was killed before ``latest`` named it
             if self._ranks.is_first:
-                told = dict(dataclasses.asdict(state), format=1, files=files)
+                told = dict(dataclasses.asdict(state), format=FORMAT, files=files)
                 _write(temporary / COMPLETE, json.dumps(told, indent=1) + "\n")
 
         why = self._together(write_part) or self._together(complete)
         if why:
-            if self._ranks.is_first_here:
+            if self._acts:
                 _remove(temporary)
             self._ranks.all(True)
             return "%s: %s" % (folder, why)
-        why = self._together(lambda: _rename(temporary, folder) if self._ranks.is_first_here else None)
-        return "%s: %s" % (folder, why) if why else self.point("latest", state.step)
+        why = self._together(lambda: _rename(temporary, folder) if self._acts else None)
+        if why:
+            return "%s: %s" % (folder, why)
+        troubles = (self.point(pointer, state.step) for pointer in (*names, "latest"))
+        return next((trouble for trouble in troubles if trouble), None)
 
-    def point(self, pointer: str, step: int) -> Optional[str]:
-        """Let ``latest``, ``best`` or ``final`` name a checkpoint that was saved; None, or why it could not be."""
+    def point(self, pointer: str, step: Optional[int]) -> Optional[str]:
+        """Let ``latest``, ``best`` or ``final`` name a checkpoint, or none; None, or why it could not be."""
 
         def name() -> None:
-            if self._ranks.is_first_here:
+            if self._acts and step is None:
+                (self.path / pointer).unlink(missing_ok=True)
+            elif self._acts:
                 temporary = self.path / ("%s%s-%d" % (SAVING, pointer, self._ranks.rank))
                 _write(temporary, "iter_%d\n" % step)
                 temporary.replace(self.path / pointer)
@@ -146,6 +188,34 @@ class Folder:
 
         why = self._together(name)
         return "%s: %s" % (self.path / pointer, why) if why else None
+
+    def resume(self, step: int) -> float:
+        """Finish or take back what a killed save left, for a training that resumes at ``step``; the best loss.
+
+        ``latest`` names this step, and ``best`` the lowest loss up to it; infinity, and no ``best``, without any.
+        """
+        loss, best = self._lowest(step) if self._ranks.is_first else (math.inf, -1)
+        mine = torch.tensor([loss, best], dtype=torch.float64, device=self._ranks.device)
+        loss, best = self._ranks.gather(mine).tolist()[0]
+        trouble = self.point("best", int(best) if best >= 0 else None) or self.point("latest", step)
+        if trouble:
+            raise RefusedError("--out %s" % trouble, "a folder that you may write to, with room")
+        return float(loss)
+
+    def _lowest(self, most: int) -> Tuple[float, int]:
+        """The lowest loss of the complete checkpoints up to a step, and the step that has it first."""
+        named = read_pointer(self.path, "best")
+        found = []
+        for path in self.path.glob("iter_*"):
+            try:
+                state, _, version = _read(path)
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue  # not complete
+            # Version 1 stored no loss: that of the checkpoint that ``best`` names was the lowest so far.
+            loss = state.best_loss if version == 1 and path.name == named else state.loss
+            if loss is not None and state.step <= most:
+                found.append((loss, state.step))
+        return min(found, default=(math.inf, -1))
 
     def _together(self, act: Callable[[], None]) -> Optional[str]:
         """Do something on every rank and wait for all; None, or why it failed on some rank."""
@@ -158,7 +228,7 @@ class Folder:
 
     def prune(self) -> None:
         """Remove all but the newest few, and those that have a name."""
-        if not self._ranks.is_first_here or not self._keep:
+        if not self._acts or not self._keep:
             return
         named = {read_pointer(self.path, pointer) for pointer in POINTERS}
         found = [path for path in self.path.iterdir() if re.fullmatch(r"iter_\d+", path.name)]
@@ -192,19 +262,25 @@ def find(path: Path) -> Checkpoint:
             raise RefusedError("%s: there is no such file" % path, "begin with --init, or name a checkpoint: iter_N")
         path = path.parent / name
     try:
-        told = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
-        files = dict(told.pop("files"))
-        if told.pop("format") != 1:
-            raise RefusedError("%s was written by a later version" % path, "use that version")
-        state = State(**dict(told, shape=Shape(**told["shape"])))
+        state, files, version = _read(path)
     except OSError as error:
         raise RefusedError("%s: there is no complete checkpoint" % path, "ls %s" % path.parent) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RefusedError("%s is damaged: %s" % (path / COMPLETE, error), "another checkpoint") from error
+    if version > FORMAT:
+        raise RefusedError("%s was written by a later version" % path, "use that version")
     missing = [name for name in files if not (path / name).is_file()]
     if missing:
         raise RefusedError("%s: %s is not there" % (path, missing[0]), "copy it from the node that wrote it")
     return Checkpoint(path, state, sorted(files))
+
+
+def _read(path: Path) -> Tuple[State, Dict[str, int], int]:
+    """What ``complete.json`` holds: the state, the files and the version; fields of later versions are skipped."""
+    told = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
+    known = {each.name for each in dataclasses.fields(State)}
+    state = State(**dict({name: told[name] for name in known & set(told)}, shape=Shape(**told["shape"])))
+    return state, dict(told["files"]), int(told["format"])
 
 
 def _write(path: Path, text: str) -> None:
@@ -215,14 +291,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _rename(temporary: Path, folder: Path) -> None:
-    """One node of several that share the folder does it; the others find it done."""
-    try:
-        _sync(temporary)
-        temporary.rename(folder)
-        _sync(folder.parent)
-    except FileNotFoundError:
-        if not folder.is_dir():
-            raise
+    """Give a folder its name, and wait until the disk has it."""
+    _sync(temporary)
+    temporary.rename(folder)
+    _sync(folder.parent)
 
 
 def _sync(path: Path) -> None:
@@ -244,5 +316,5 @@ def _remove(path: Path) -> None:
         if gone != path:
             path.rename(gone)
     except FileNotFoundError:
-        return  # another node was faster
+        return
     shutil.rmtree(gone, ignore_errors=True)

@@ -1,4 +1,8 @@
-"""The options of a training: defaults, a file (``--config``, YAML or JSON), and ``--key value``, the latter first."""
+"""The options of a training: defaults, a file (``--config``, YAML or JSON), and ``--key value``, the latter first.
+
+Each number has its bound beside its default, and ``RELATIONS`` lists what must hold between options. Both hold for the
+command line, for files, and for the options that a resumed training inherits from its checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import argparse
 import dataclasses
 import difflib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+from trainer.bounds import COUNT, EVERY, RATE, Bound
+from trainer.gpt import options
 from trainer.gpt.errors import RefusedError
 
 ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
@@ -22,14 +29,20 @@ CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "device": ("auto", "cpu", "cuda"),
 }
-COUNTS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "accumulation", "max_iters", "log_interval")
 TRAVELS = ("float32", "bfloat16")
 # Layers, heads, width: GPT-2's published sizes (https://huggingface.co/openai-community, config.json of each).
 MODELS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+SIZES = ("n_layer", "n_head", "n_embd")
+# A resumed training takes these from its own command line: where it is, not what it is.
+OWN = ("out", "resume", "device", "allow_changes")
+
+_SIZE = Bound(low=1, high=1 << 20)
+_STEPS = Bound(low=0, high=1 << 40)
+_AVERAGE = Bound(low=0, below=1)
 
 
-def _is(default: Any, what: str) -> Any:
-    return field(default=default, metadata={"help": what})
+def _is(default: Any, what: str, bound: Optional[Bound] = None) -> Any:
+    return field(default=default, metadata={"help": what, "bound": bound})
 
 
 @dataclass(frozen=True)
@@ -39,37 +52,44 @@ class Config:
     data: Sequence[str] = _is((), "folders that trainer.gpt.prepare (or nanoGPT) wrote, each DIR or DIR:WEIGHT")
     out: str = _is("out", "folder of checkpoints and logs")
     init: str = _is("scratch", "scratch, a Hugging Face GPT-2 folder, or a checkpoint to take the weights of")
-    resume: str = _is("", "latest, or a checkpoint: go on with its optimizer, at its step")
+    resume: str = _is("", "latest, or a checkpoint: its optimizer, its step, and its options where none are given here")
+    allow_changes: bool = _is(False, "resume with another global batch or other data than the checkpoint's")
 
     model: str = _is("custom", "a published size, or custom: n_layer, n_head and n_embd")
-    n_layer: int = _is(12, "layers")
-    n_head: int = _is(12, "attention heads")
-    n_embd: int = _is(768, "width")
-    block_size: int = _is(1024, "tokens of a sample")
-    dropout: float = _is(0.0, "share of activations that are dropped")
+    n_layer: int = _is(12, "layers", _SIZE)
+    n_head: int = _is(12, "attention heads", _SIZE)
+    n_embd: int = _is(768, "width", _SIZE)
+    block_size: int = _is(1024, "tokens of a sample", Bound(low=1, high=1 << 24))
+    dropout: float = _is(0.0, "share of activations that are dropped", _AVERAGE)
 
-    batch_size: int = _is(8, "samples of a micro-step on each rank")
-    accumulation: int = _is(1, "micro-steps of a step")
-    global_batch: int = _is(0, "samples of a step on all ranks; accumulation follows from it (0: from accumulation)")
-    max_iters: int = _is(1000, "steps in all")
-    learning_rate: float = _is(3e-4, "highest learning rate")
-    min_lr: float = _is(-1.0, "learning rate at the end (-1: a tenth of the highest)")
+    batch_size: int = _is(8, "samples of a micro-step on each rank", _SIZE)
+    accumulation: int = _is(1, "micro-steps of a step", _SIZE)
+    global_batch: int = _is(
+        0,
+        "samples of a step on all ranks; accumulation follows from it (0: from accumulation)",
+        Bound(low=0, high=1 << 40),
+    )
+    max_iters: int = _is(1000, "steps in all", COUNT)
+    learning_rate: float = _is(3e-4, "highest learning rate", RATE)
+    min_lr: float = _is(
+        -1.0, "learning rate at the end (-1: a tenth of the highest)", Bound(low=0, high=1e3, also=(-1,))
+    )
     schedule: str = _is("cosine", "how the learning rate falls")
-    warmup_iters: int = _is(0, "steps in which it rises")
-    decay_iters: int = _is(0, "step at which min_lr is reached (0: max_iters)")
-    weight_decay: float = _is(0.1, "AdamW's, on matrices only")
-    beta1: float = _is(0.9, "AdamW's")
-    beta2: float = _is(0.95, "AdamW's")
-    epsilon: float = _is(1e-8, "AdamW's")
-    grad_clip: float = _is(1.0, "largest norm of the gradient (0: any)")
+    warmup_iters: int = _is(0, "steps in which it rises", _STEPS)
+    decay_iters: int = _is(0, "step at which min_lr is reached (0: max_iters)", _STEPS)
+    weight_decay: float = _is(0.1, "AdamW's, on matrices only", Bound(low=0, high=1e3))
+    beta1: float = _is(0.9, "AdamW's", _AVERAGE)
+    beta2: float = _is(0.95, "AdamW's", _AVERAGE)
+    epsilon: float = _is(1e-8, "AdamW's", Bound(above=0, high=1))
+    grad_clip: float = _is(1.0, "largest norm of the gradient (0: any)", Bound(low=0, high=1e9))
 
-    eval_interval: int = _is(100, "steps between evaluations (0: none)")
-    eval_iters: int = _is(20, "batches of an evaluation, of all ranks together")
-    patience: int = _is(0, "evaluations without a better loss until it stops early (0: never)")
-    save_interval: int = _is(0, "steps between checkpoints (0: at each evaluation)")
+    eval_interval: int = _is(100, "steps between evaluations (0: none)", EVERY)
+    eval_iters: int = _is(20, "batches of an evaluation, of all ranks together", COUNT)
+    patience: int = _is(0, "evaluations without a better loss until it stops early (0: never)", _STEPS)
+    save_interval: int = _is(0, "steps between checkpoints (0: at each evaluation)", EVERY)
     save: bool = _is(True, "write checkpoints; false for a trial of the speed")
     always_save: bool = _is(True, "also when the evaluation was not better")
-    keep: int = _is(2, "checkpoints that are kept beside the best (0: all)")
+    keep: int = _is(2, "checkpoints that are kept beside the best (0: all)", _STEPS)
 
     engine: str = _is("plain", "plain: torch with a sharded optimizer; zeroN: DeepSpeed, stage N")
     offload: str = _is("none", "DeepSpeed: what lies in the memory of the host")
@@ -84,24 +104,142 @@ class Config:
     )
     device: str = _is("auto", "where to compute")
 
-    seed: int = _is(1337, "of weights, samples and dropout")
-    log_interval: int = _is(1, "steps between lines of the log")
+    seed: int = _is(1337, "of weights, samples and dropout", Bound(low=0, high=(1 << 63) - 1))
+    log_interval: int = _is(1, "steps between lines of the log", COUNT)
     trackers: str = _is("auto", "tensorboard,wandb, none, or auto: those that are installed; wandb is always offline")
 
 
-def from_arguments(argv: Optional[List[str]] = None) -> Config:
-    """The options of a command line.
+@dataclass(frozen=True)
+class Relation:
+    """What must hold between options: for ``--help``, and as an error with the options in braces and what to type."""
+
+    rule: str
+    holds: Callable[[Config], bool]
+    error: str
+    fix: str = ""
+
+
+RELATIONS = (
+    Relation(
+        "n_embd is a multiple of n_head",
+        lambda c: c.n_embd % c.n_head == 0,
+        "{n_embd} must be a multiple of {n_head}",
+    ),
+    Relation(
+        "warmup_iters is at most max_iters",
+        lambda c: c.warmup_iters <= c.max_iters,
+        "{warmup_iters} must be at most {max_iters}",
+    ),
+    Relation(
+        "decay_iters is 0 or at least warmup_iters",
+        lambda c: not c.decay_iters or c.decay_iters >= c.warmup_iters,
+        "{decay_iters} must be 0 or at least {warmup_iters}",
+    ),
+    Relation(
+        "min_lr is at most learning_rate",
+        lambda c: c.min_lr <= c.learning_rate,
+        "{min_lr} must be at most {learning_rate}",
+    ),
+    Relation(
+        "patience needs an eval_interval",
+        lambda c: not c.patience or c.eval_interval > 0,
+        "{patience} counts evaluations, and {eval_interval} makes none",
+        "--eval-interval 100, or --patience 0",
+    ),
+    Relation(
+        "offload needs an engine of DeepSpeed",
+        lambda c: c.offload == "none" or c.engine != "plain",
+        "{offload} needs DeepSpeed, not {engine}",
+        "--engine zero2, or zero3 for parameters; or --offload none",
+    ),
+    Relation(
+        "offload all needs the engine zero3",
+        lambda c: c.offload != "all" or c.engine == "zero3",
+        "{offload}: only ZeRO-3 shards parameters, not {engine}",
+        "--engine zero3, or --offload optimizer",
+    ),
+    Relation(
+        "offload optimizer needs the engine zero1, zero2 or zero3",
+        lambda c: c.offload != "optimizer" or c.engine != "zero0",
+        "{offload}: {engine} shards no optimizer",
+        "--engine zero1 or higher, or --offload none",
+    ),
+    Relation(
+        "coalesce needs the engine zero2 or zero3, and offload none",
+        lambda c: not c.coalesce or (c.engine in ("zero2", "zero3") and c.offload == "none"),
+        "{coalesce}: only zero2 and zero3 without offload reduce gradients in every micro-step, not {engine} {offload}",
+        "--engine zero2 --offload none, or --coalesce false",
+    ),
+    Relation(
+        "reduce_dtype bfloat16 needs the engine plain",
+        lambda c: c.reduce_dtype == "float32" or c.engine == "plain",
+        "{reduce_dtype} needs the engine plain, not {engine}",
+        "--engine plain, or --reduce-dtype float32",
+    ),
+    Relation(
+        "deepspeed_config needs an engine of DeepSpeed",
+        lambda c: not c.deepspeed_config or c.engine != "plain",
+        "{deepspeed_config} needs DeepSpeed, not {engine}",
+        "--engine zero2, or without --deepspeed-config",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options that a command line and its file name, and nothing else."""
+
+    values: Mapping[str, Any]
+    path: Optional[Path] = None
+    in_file: Sequence[str] = ()  # options whose value is the file's
+
+    def where(self, name: str) -> str:
+        """Where an option stands: ``--max-iters``, or ``options.yaml: max_iters``."""
+        return "%s: %s" % (self.path, name) if name in self.in_file else option(name)
+
+
+def option(name: str) -> str:
+    """The option of a value: ``--max-iters``."""
+    return "--" + name.replace("_", "-")
+
+
+def read(argv: Optional[List[str]] = None) -> Given:
+    """What a command line and its file name.
 
     Raises:
-        RefusedError: an option, a key of the file or a value that there is not.
+        RefusedError: an option, a key of the file or a value that does not exist, or a number outside its bound.
     """
-    parser = argparse.ArgumentParser(prog="python -m trainer.gpt", description="Train a GPT-2 model.")
+    parser = _parser()
+    given = parser.read(argv)
+    path = given.pop("config", None)
+    values = dict(_from_file(path)) if path else {}
+    in_file = [name for name in values if name not in given]
+    values.update(given)
+    return Given(values, path, in_file)
+
+
+def from_arguments(argv: Optional[List[str]] = None) -> Config:
+    """The options of a training that is not resumed.
+
+    Raises:
+        RefusedError: see ``read`` and ``complete``.
+    """
+    return complete(read(argv))
+
+
+def _parser() -> options.Parser:
+    parser = options.Parser("trainer.gpt", "Train a GPT-2 model.")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "Between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
     parser.add_argument("--config", type=Path, metavar="FILE", help="options as YAML or JSON; those given here win")
     for each in dataclasses.fields(Config):
-        name = "--" + each.name.replace("_", "-")
-        told = "%s (%s)" % (each.metadata["help"], "required" if each.name == "data" else each.default)
-        told = told.replace("%", "%%")
-        common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS, "help": told}
+        name, what, bound = option(each.name), each.metadata["help"], each.metadata.get("bound")
+        told = "%s (%s)" % (what, "required" if each.name == "data" else each.default)
+        common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
+        if bound:
+            parser.number(name, each.default, bound, what, **common)
+            continue
+        common["help"] = told.replace("%", "%%")
         if each.name == "data":
             parser.add_argument(name, nargs="+", metavar="DIR", **common)
         elif isinstance(each.default, bool):
@@ -110,12 +248,7 @@ def from_arguments(argv: Optional[List[str]] = None) -> Config:
             kind = type(each.default)
             choices = _choices(each)
             parser.add_argument(name, type=kind, choices=choices, metavar=None if choices else kind.__name__, **common)
-    parser.allow_abbrev = False
-    given = vars(parser.parse_args(argv))
-    path = given.pop("config", None)
-    values = dict(_from_file(path)) if path else {}
-    values.update(given)
-    return check(Config(**values))
+    return parser
 
 
 def _choices(each: Any) -> Any:
@@ -156,61 +289,80 @@ def _value(path: Path, key: str, value: Any) -> Any:
         raise RefusedError("%s: there is no option %s" % (path, key), "did you mean %s?" % near[0] if near else "")
     default = fields[key].default
     if key == "data":
-        return [value] if isinstance(value, str) else list(value)
+        named = [value] if isinstance(value, str) else value
+        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+            raise RefusedError("%s: data: %r is no list of folders" % (path, value))
+        return named
     if isinstance(default, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:
-            return float(value)  # YAML takes 3e-4 for a word
+            value = float(value)  # YAML takes 3e-4 for a word
         except ValueError:
             value = str(value)
+        except OverflowError:
+            value = math.inf
     if type(value) is not type(default):
         raise RefusedError("%s: %s: %r is no %s" % (path, key, value, type(default).__name__))
     choices = _choices(fields[key])
     if choices and value not in choices:
         raise RefusedError("%s: %s: %r is none of %s" % (path, key, value, ", ".join(choices)))
+    if fields[key].metadata.get("bound"):
+        options.check("%s: %s" % (path, key), value, fields[key].metadata["bound"])
     return value
 
 
-def check(config: Config) -> Config:  # noqa: C901 - one rule after the other
-    """The same options, with what follows from others filled in.
+def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: str = "") -> Config:
+    """All options: those given, else those ``stored`` in a checkpoint or model named ``source``, else the defaults.
 
     Raises:
-        RefusedError: values that mean nothing.
+        RefusedError: options that contradict each other, or a stored one that is outside its bound.
     """
+    fields = {each.name: each for each in dataclasses.fields(Config)}
+    inherited = {name: stored[name] for name in stored or {} if name in fields and name not in given.values}
+    for name, value in inherited.items():
+        bound = fields[name].metadata.get("bound")
+        if bound:
+            options.check("%s: %s" % (source, name), value, bound)
+    config = _with_sizes(Config(**{**inherited, **given.values}), given)
     if not config.data:
         raise RefusedError("no data", "python -m trainer.gpt.prepare TEXT --out DIR, then --data DIR")
-    for name in COUNTS:
-        if getattr(config, name) < 1:
-            raise RefusedError("--%s %s: at least 1" % (name.replace("_", "-"), getattr(config, name)))
-    if config.eval_interval and config.eval_iters < 1:
-        raise RefusedError("--eval-iters %d: at least 1" % config.eval_iters, "--eval-interval 0 for no evaluations")
-    if config.offload != "none" and config.engine == "plain":
-        raise RefusedError("--offload %s needs DeepSpeed" % config.offload, "--engine zero2, or zero3 for parameters")
-    if config.offload == "all" and config.engine != "zero3":
-        raise RefusedError("--offload all: only ZeRO-3 shards parameters", "--engine zero3, or --offload optimizer")
-    if config.offload == "optimizer" and config.engine == "zero0":
-        raise RefusedError("--offload optimizer: ZeRO-0 shards no optimizer", "--engine zero1 or higher")
-    if config.coalesce and (config.engine not in ("zero2", "zero3") or config.offload != "none"):
-        what = "--coalesce: only zero2 and zero3 without offload reduce gradients in every micro-step on the GPU"
-        raise RefusedError(what, "--engine zero2 --offload none, or without --coalesce")
-    if config.model != "custom":
-        layers, heads, width = MODELS[config.model]
-        config = dataclasses.replace(config, n_layer=layers, n_head=heads, n_embd=width)
-    if config.n_embd % config.n_head:
-        raise RefusedError("--n-embd %d does not divide by --n-head %d" % (config.n_embd, config.n_head))
-    if config.min_lr < 0:
-        config = dataclasses.replace(config, min_lr=config.learning_rate / 10)
+
+    def shown(name: str) -> str:
+        text = "%s %s" % (given.where(name), getattr(config, name))
+        if name in given.values:
+            return text
+        return "%s (%s)" % (text, source if name in inherited else "default")
+
+    for relation in RELATIONS:
+        if not relation.holds(config):
+            raise RefusedError(relation.error.format_map({name: shown(name) for name in fields}), relation.fix)
     return config
+
+
+def _with_sizes(config: Config, given: Given) -> Config:
+    """The sizes of a published model, unless others are given."""
+    if config.model == "custom":
+        return config
+    sizes = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
+    for name, size in sizes.items():
+        if given.values.get(name, size) != size:
+            what = "%s %s: %s has %d" % (given.where(name), given.values[name], config.model, size)
+            raise RefusedError(what, "--model custom, or without %s" % option(name))
+    return dataclasses.replace(config, **sizes)
 
 
 def accumulation(config: Config, world: int) -> int:
     """How many micro-steps a step has on each of ``world`` ranks.
 
     Raises:
-        RefusedError: the global batch does not divide.
+        RefusedError: the global batch does not divide, or contradicts the accumulation.
     """
     if not config.global_batch:
         return config.accumulation
     each = config.batch_size * world
+    if config.accumulation not in (1, config.global_batch // each):
+        what = "--accumulation %d: --global-batch %d is --batch-size %d x %d ranks x %g micro-steps"
+        sizes = (config.accumulation, config.global_batch, config.batch_size, world, config.global_batch / each)
+        raise RefusedError(what % sizes, "--accumulation 1, from which nothing follows; or --global-batch 0")
     if config.global_batch % each or config.global_batch < each:
         lower = max(each, config.global_batch // each * each)
         raise RefusedError(

@@ -16,10 +16,11 @@ step, and a training that was resumed sees those that it would have seen.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from trainer.gpt.nanogpt import read_meta
 
 GPT2 = 50257  # tokens of GPT-2's vocabulary
 SPLITS = ("train", "val")
+_LOOK = 65536  # tokens at each end of a shard that are looked at
 _FIX = "python -m trainer.gpt.prepare TEXT --out DIR"
 
 
@@ -41,12 +43,8 @@ class DataSet:
     weight: float
     vocab_size: int
     vocabulary: Optional[tokens.Tokens]
+    digest: Optional[str]
     shards: Sequence[Any]
-
-    @property
-    def digest(self) -> Optional[str]:
-        """What tells the vocabulary from others."""
-        return self.vocabulary.digest if self.vocabulary else None
 
 
 def mixed(numbers: Any) -> Any:
@@ -108,9 +106,24 @@ def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
     return sets
 
 
-def has_split(named: Sequence[str], split: str) -> bool:
-    """Whether every data set has shards of it."""
-    return all(_files(_weighed(each)[0], split) for each in named)
+def with_split(named: Sequence[str], split: str) -> List[str]:
+    """Those of the data sets that have shards of a split."""
+    return [each for each in named if _files(_weighed(each)[0], split)]
+
+
+def identity(sets: Sequence[DataSet]) -> List[Dict[str, Any]]:
+    """What tells data sets from others, wherever they are: shares, vocabulary, sizes, and the ends of the shards."""
+    total = sum(each.weight for each in sets)
+    found = []
+    for each in sets:
+        digest = hashlib.sha256()
+        for shard in each.shards:
+            digest.update(b"%d " % len(shard))
+            digest.update(shard[:_LOOK].tobytes() + shard[-_LOOK:].tobytes())
+        told = {"folder": str(each.folder), "share": round(each.weight / total, 9), "vocab_size": each.vocab_size}
+        count = sum(map(len, each.shards))
+        found.append({**told, "vocabulary": each.digest, "tokens": count, "digest": digest.hexdigest()[:16]})
+    return found
 
 
 def _weighed(named: str) -> Tuple[Path, float]:
@@ -134,7 +147,7 @@ def _files(folder: Path, split: str) -> List[Path]:
 def _open(folder: Path, weight: float, split: str, block: int) -> DataSet:
     if not folder.is_dir():
         raise RefusedError("--data %s: there is no such folder" % folder, _FIX)
-    kind, size, vocabulary = _described(folder)
+    kind, size, vocabulary, digest = _described(folder)
     files = _files(folder, split)
     if not files:
         raise RefusedError("%s: there is no %s.bin" % (folder, split), _FIX)
@@ -143,7 +156,7 @@ def _open(folder: Path, weight: float, split: str, block: int) -> DataSet:
         longest = max(files, key=lambda path: path.stat().st_size)
         what = "%s has %d tokens, a sample has %d" % (longest, longest.stat().st_size // kind.itemsize, block + 1)
         raise RefusedError(what, "more text, or a smaller --block-size")
-    return DataSet(folder, weight, size, vocabulary, shards)
+    return DataSet(folder, weight, size, vocabulary, digest, shards)
 
 
 def _map(path: Path, kind: Any) -> Any:
@@ -155,19 +168,25 @@ def _map(path: Path, kind: Any) -> Any:
     return np.memmap(path, dtype=kind, mode="r")
 
 
-def _described(folder: Path) -> Tuple[Any, int, Optional[tokens.Tokens]]:
+def _described(folder: Path) -> Tuple[Any, int, Optional[tokens.Tokens], Optional[str]]:
     path = folder / "meta.json"
     if path.is_file():
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
             kind, size = np.dtype({"uint16": "<u2", "uint32": "<u4"}[said["dtype"]]), int(said["vocab_size"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            digest = said.get("digest")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedError("%s cannot be read: %s" % (path, error), _FIX) from error
-        return kind, size, tokens.load(folder)
+        vocabulary = tokens.load(folder)
+        if vocabulary and digest and vocabulary.digest != digest:
+            what = "%s is not the vocabulary of the shards: meta.json has the digest %s, it has %s"
+            names = (folder / vocabulary.file, digest, vocabulary.digest)
+            raise RefusedError(what % names, "put back the %s that was prepared with them" % vocabulary.file)
+        return kind, size, vocabulary, digest or (vocabulary.digest if vocabulary else None)
     if (folder / "meta.pkl").is_file():
         characters = read_meta(folder / "meta.pkl")
-        return np.dtype("<u2"), characters.size, characters
-    return np.dtype("<u2"), GPT2, None
+        return np.dtype("<u2"), characters.size, characters, characters.digest
+    return np.dtype("<u2"), GPT2, None, None
 
 
 def check_tokens(sets: Sequence[DataSet]) -> None:
@@ -178,7 +197,7 @@ def check_tokens(sets: Sequence[DataSet]) -> None:
     """
     for each in sets:
         for shard in each.shards:
-            highest = max(int(shard[:65536].max()), int(shard[-65536:].max()))
+            highest = max(int(shard[:_LOOK].max()), int(shard[-_LOOK:].max()))
             if highest >= each.vocab_size:
                 what = "%s holds token %d, its vocabulary has %d" % (each.folder, highest, each.vocab_size)
                 raise RefusedError(what, "prepare it again: its meta and its shards do not belong together")

@@ -8,6 +8,7 @@ import sys
 from typing import Callable
 
 FAILED = 1  # the training went wrong
+INTERRUPTED = 130  # by SIGINT, as shells count it
 USAGE = 2  # what was asked for cannot be done
 
 
@@ -33,6 +34,8 @@ def exit_with(main: Callable[[], None]) -> None:
         main()
     except RefusedError as error:
         _end(error)
+    except KeyboardInterrupt:
+        _leave(INTERRUPTED)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; not every program here needs torch
             raise

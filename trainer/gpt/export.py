@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from trainer.gpt import checkpoint, tokens, weights
+from trainer.gpt import checkpoint, options, tokens, weights
 from trainer.gpt.errors import RefusedError, exit_with
 
 
@@ -16,17 +16,18 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
     """Write ``model.safetensors``, ``config.json`` and the vocabulary; the folder appears when it is whole.
 
     Raises:
-        RefusedError: the folder is there already, or cannot be written.
+        RefusedError: the folder exists or cannot be written, or the checkpoint has another vocabulary.
     """
     if folder.exists():
         raise RefusedError("%s is there already" % folder, "another folder, or rm -r %s" % folder)
+    vocabulary = tokens.load(found.folder)
+    tokens.check(vocabulary, found.state.vocabulary, found.folder)
     temporary = folder.with_name(".%s-part" % folder.name)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         with found.reader() as reader:
-            weights.export(found.state.shape, reader.whole, temporary)
-        vocabulary = tokens.load(found.folder)
+            weights.export(found.state.shape, reader.whole, temporary, vocabulary)
         if vocabulary:
             vocabulary.save(temporary)
         temporary.rename(folder)
@@ -35,12 +36,17 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
         raise RefusedError("%s: %s" % (folder, error.strerror), "a folder that you may write to, with room") from error
 
 
-def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.export", description=__doc__)
+def make_parser() -> options.Parser:
+    """The options of this program, none of which is a number."""
+    parser = options.Parser("trainer.gpt.export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="out/iter_N, or out/best, out/final, out/latest")
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    given = argparse.Namespace(**make_parser().read(argv))
     found = checkpoint.find(given.checkpoint)
     export(found, given.folder)
     sys.stdout.write("%s: step %d of %s\n" % (given.folder, found.state.step, found.folder))

@@ -12,7 +12,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from trainer.gpt import tokens
+from trainer.bounds import COUNT, Bound
+from trainer.gpt import encode, options, tokens
 from trainer.gpt.errors import RefusedError, exit_with
 
 CHUNK = 1 << 20  # characters that are in memory at a time
@@ -54,6 +55,18 @@ def splits(path: Path, held_back: float) -> Iterator[Tuple[str, str]]:
                 yield "train", text[:cut]
             yield "val", text[cut:]
         left = max(0, left - size)
+
+
+def pieces(texts: Sequence[Path], held_back: float) -> Iterator[Tuple[Tuple[str, bool], str]]:
+    """Pieces of all texts, with their split and whether a text, or its part of a split, ends with them."""
+    for path in texts:
+        last: Optional[Tuple[str, str]] = None
+        for split, text in splits(path, held_back):
+            if last:
+                yield (last[0], last[0] != split), last[1]
+            last = (split, text)
+        if last:
+            yield (last[0], True), last[1]
 
 
 class Writer:
@@ -102,9 +115,14 @@ class Writer:
 
 
 def prepare(
-    texts: Sequence[Path], out: Path, vocabulary: tokens.Tokens, held_back: float, limit: int = SHARD
+    texts: Sequence[Path],
+    out: Path,
+    vocabulary: tokens.Tokens,
+    held_back: float,
+    limit: int = SHARD,
+    workers: int = 0,
 ) -> Dict[str, int]:
-    """Write shards and what describes them; the number of tokens by split.
+    """Write shards and what describes them; the number of tokens by split. ``workers`` is 0 for a choice.
 
     Raises:
         RefusedError: a text that cannot be read or that holds nothing, or a folder with other things in it.
@@ -120,15 +138,15 @@ def prepare(
     kind = "uint16" if vocabulary.size <= 1 << 16 else "uint32"
     token = np.dtype("<u2" if kind == "uint16" else "<u4")
     writers = {split: Writer(out, split, token, limit) for split in ("train", "val")}
-    for path in texts:
-        last = None
-        for split, text in splits(path, held_back):
-            if last == "train" and split == "val" and vocabulary.end is not None:
-                writers["train"].add([vocabulary.end])
-            writers[split].add(vocabulary.encode(text))
-            last = split
-        if last and vocabulary.end is not None:
-            writers[last].add([vocabulary.end])
+    size = sum(path.stat().st_size for path in texts if path.is_file())
+    progress = encode.Progress(size)
+    count = encode.workers_for(workers, vocabulary, size)
+    for (split, ends), numbers, length in encode.encoded(pieces(texts, held_back), vocabulary, token, count):
+        writers[split].add(numbers)
+        if ends and vocabulary.end is not None:
+            writers[split].add([vocabulary.end])
+        progress.add(length)
+    progress.close()
     counts = {split: writer.total for split, writer in writers.items()}
     if not counts["train"]:
         raise RefusedError("%s: no text in it" % ", ".join(map(str, texts)))
@@ -151,21 +169,24 @@ def characters_of(texts: Sequence[Path]) -> tokens.Characters:
     return tokens.Characters(sorted(found))
 
 
-def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.prepare", description=__doc__)
+def make_parser() -> options.Parser:
+    """The options of this program."""
+    parser = options.Parser("trainer.gpt.prepare", __doc__)
     parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokens", choices=("characters", "bpe"), default="characters")
-    parser.add_argument("--vocab-size", type=int, default=8192, help="of a BPE that is trained on the texts")
+    size = Bound(low=257, high=1 << 24)  # bytes alone are 256, and one ends a text
+    parser.number("--vocab-size", 8192, size, "tokens of a BPE that is trained on the texts")
     parser.add_argument("--vocabulary", type=Path, metavar="PATH", help="one that is there: a folder or tokenizer.json")
-    parser.add_argument("--val", type=float, default=0.1, help="share of each text that is held back")
-    parser.add_argument("--shard-tokens", type=int, default=SHARD)
-    given = parser.parse_args(argv)
-    if not 0 <= given.val < 1:
-        raise RefusedError("--val %s: from 0 to less than 1" % given.val)
-    if given.shard_tokens < 1:
-        raise RefusedError("--shard-tokens %d: at least 1" % given.shard_tokens)
+    parser.number("--val", 0.1, Bound(low=0, below=1), "share of each text that is held back")
+    parser.number("--shard-tokens", SHARD, COUNT, "tokens of a file")
+    parser.number("--workers", 0, Bound(low=1, high=1024, also=(0,)), "processes that encode (0: one for each core)")
+    return parser
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    given = argparse.Namespace(**make_parser().read(argv))
     vocabulary: Optional[tokens.Tokens]
     if given.vocabulary:
         path = given.vocabulary
@@ -173,14 +194,12 @@ def main(argv: Optional[List[str]] = None) -> None:
         if vocabulary is None:
             raise RefusedError("%s: there is no vocabulary" % path, "a folder with %s" % tokens.BPE)
     elif given.tokens == "bpe":
-        if given.vocab_size < 257:
-            raise RefusedError("--vocab-size %d: bytes alone are 256, and one ends a text" % given.vocab_size)
         pieces = (text for path in given.texts for text in chunks(path))
         vocabulary = tokens.train_bpe(pieces, given.vocab_size)
     else:
         vocabulary = characters_of(given.texts)
     try:
-        counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens)
+        counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens, given.workers)
     except OSError as error:
         raise RefusedError(
             "%s: %s" % (given.out, error.strerror), "a folder that you may write to, with room"

@@ -9,7 +9,8 @@ from typing import List, Optional, Tuple
 
 import torch
 
-from trainer.gpt import checkpoint, tokens, weights
+from trainer.bounds import Bound
+from trainer.gpt import checkpoint, options, tokens, weights
 from trainer.gpt.errors import RefusedError, exit_with
 from trainer.gpt.model import GPT, Past, evaluating, fill, sizes
 
@@ -18,21 +19,22 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
     """Model, in fp32 on the CPU, and vocabulary of a checkpoint or a Hugging Face folder.
 
     Raises:
-        RefusedError: one of them is not there.
+        RefusedError: one of them does not exist, or they do not belong together.
     """
     if (path / "config.json").is_file():
-        folder = path
+        folder, digest = path, weights.read_digest(path)
         model = GPT(weights.read_shape(path))
         fill(model, weights.read(model.shape, path))
     else:
         found = checkpoint.find(path)
-        folder = found.folder
+        folder, digest = found.folder, found.state.vocabulary
         model = GPT(found.state.shape)
         with found.reader() as reader:
             fill(model, ((name, reader.whole(name, size)) for name, size in sizes(model.shape).items()))
     vocabulary = tokens.load(folder)
     if vocabulary is None:
         raise RefusedError("%s has no vocabulary" % folder, "put the tokenizer.json of its data there")
+    tokens.check(vocabulary, digest, folder)
     if vocabulary.size > model.shape.vocab_size:
         what = "%s: the vocabulary has %d tokens, the model %d" % (folder, vocabulary.size, model.shape.vocab_size)
         raise RefusedError(what, "put the tokenizer.json of its data there")
@@ -40,9 +42,17 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
 
 
 def write(
-    model: GPT, prompt: List[int], count: int, temperature: float, top_k: int, generator: torch.Generator
+    model: GPT,
+    prompt: List[int],
+    count: int,
+    temperature: float,
+    top_k: int,
+    generator: torch.Generator,
+    known: Optional[int] = None,
 ) -> List[int]:
     """``count`` tokens that follow the prompt. A temperature of 0 takes the likeliest each time.
+
+    Only the first ``known`` tokens are written: a model may have more rows than its vocabulary has tokens.
 
     Each token is read once, until the line is longer than the block. From then on the places of all tokens change with
     each new one, so what was kept of them is worth nothing, and the whole block is read again.
@@ -55,7 +65,7 @@ def write(
         for _ in range(count):
             fits = line.shape[1] <= block
             logits = model(line[:, past[0].seen :], past=past) if fits else model(line[:, -block:])
-            logits = logits.cpu()  # drawn on the CPU: the same on every device
+            logits = logits[:, :known].cpu()  # drawn on the CPU: the same on every device
             if temperature == 0:
                 chosen = logits.argmax(dim=-1, keepdim=True)
             else:
@@ -68,20 +78,23 @@ def write(
     return [int(token) for token in line[0, len(prompt) :]]
 
 
-def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.gpt.sample", description=__doc__)
+def make_parser() -> options.Parser:
+    """The options of this program."""
+    parser = options.Parser("trainer.gpt.sample", __doc__)
     parser.add_argument("model", type=Path, help="a checkpoint, or a Hugging Face folder")
     parser.add_argument("--prompt", default="\n")
-    parser.add_argument("--tokens", type=int, default=200, help="how many are written")
-    parser.add_argument("--count", type=int, default=1, help="how many texts")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=200, help="of how many each token is drawn (0: all)")
-    parser.add_argument("--seed", type=int, default=1337)
+    parser.number("--tokens", 200, Bound(low=1, high=1 << 30), "how many are written")
+    parser.number("--count", 1, Bound(low=1, high=1 << 30), "how many texts")
+    parser.number("--temperature", 0.8, Bound(low=0, high=1e3), "how even the draw is (0: always the likeliest)")
+    parser.number("--top-k", 200, Bound(low=0, high=1 << 30), "of how many each token is drawn (0: all)")
+    parser.number("--seed", 1337, Bound(low=0, high=(1 << 63) - 1), "of the draws")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    given = parser.parse_args(argv)
-    if given.temperature < 0 or given.tokens < 1 or given.count < 1 or given.top_k < 0:
-        raise RefusedError("--temperature and --top-k are at least 0, --tokens and --count at least 1")
+    return parser
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """The program."""
+    given = argparse.Namespace(**make_parser().read(argv))
     model, vocabulary = load(given.model)
     has_gpu = torch.cuda.is_available()
     if given.device == "cuda" and not has_gpu:
@@ -92,7 +105,7 @@ def main(argv: Optional[List[str]] = None) -> None:
         raise RefusedError("--prompt is empty", "--prompt TEXT")
     generator = torch.Generator().manual_seed(given.seed)
     for _ in range(given.count):
-        written = write(model, prompt, given.tokens, given.temperature, given.top_k, generator)
+        written = write(model, prompt, given.tokens, given.temperature, given.top_k, generator, vocabulary.size)
         sys.stdout.write(given.prompt + vocabulary.decode(written) + "\n")
 
 

@@ -16,4 +16,5 @@ def learning_rate(config: Config, step: int) -> float:
     end = config.decay_iters or config.max_iters
     done = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
     left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return config.min_lr + (config.learning_rate - config.min_lr) * left
+    lowest = config.learning_rate / 10 if config.min_lr < 0 else config.min_lr
+    return lowest + (config.learning_rate - lowest) * left

@@ -128,6 +128,20 @@ def load(folder: Path) -> Optional[Tokens]:
     return None
 
 
+def check(vocabulary: Optional[Tokens], digest: Optional[str], folder: Path) -> None:
+    """Compare the vocabulary in a folder with the one that its model was trained with, as far as both are known.
+
+    Raises:
+        RefusedError: they differ.
+    """
+    if vocabulary and digest and vocabulary.digest != digest:
+        what = "%s: %s is not the vocabulary of the model: its digest is %s, not %s"
+        raise RefusedError(
+            what % (folder, vocabulary.file, vocabulary.digest, digest),
+            "put the %s of the model's data there" % vocabulary.file,
+        )
+
+
 def read_bpe(path: Path) -> Bpe:
     """A ``tokenizer.json``, or a folder with GPT-2's older ``vocab.json`` and ``merges.txt``.
 
@@ -147,6 +161,11 @@ def read_bpe(path: Path) -> Bpe:
         return Bpe(library.Tokenizer.from_file(str(path / BPE if path.is_dir() else path)))
     except Exception as error:  # the library raises nothing narrower
         raise RefusedError("%s: the vocabulary cannot be read: %s" % (path, error)) from error
+
+
+def parse_bpe(said: str) -> Bpe:
+    """The vocabulary that the text of a ``tokenizer.json`` holds."""
+    return Bpe(_library().Tokenizer.from_str(said))
 
 
 def _library() -> Any:

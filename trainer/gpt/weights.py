@@ -12,19 +12,24 @@ import pickle
 import re
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from safetensors import SafetensorError, safe_open
 
+from trainer.bounds import Bound
 from trainer.gpt import stream
 from trainer.gpt.errors import RefusedError
 from trainer.gpt.model import Named, Shape, sizes
 from trainer.gpt.stream import Entry
+from trainer.gpt.tokens import Tokens
 
 TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 PREFIX = "transformer."
+DIGEST = "vocabulary_digest"  # in config.json: of the vocabulary that the model was trained with
+GPT2 = 50257  # tokens of GPT-2's vocabulary, whose last one ends a text
+_SIZE = Bound(low=1, high=1 << 24)
 _NEEDED = ("n_layer", "n_head", "n_embd", "vocab_size")
 
 
@@ -37,8 +42,10 @@ def read_shape(folder: Path) -> Shape:
     path = folder / "config.json"
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RefusedError("%s cannot be read: %s" % (path, error), "a folder with config.json and weights") from error
+    if not isinstance(said, dict):
+        raise RefusedError("%s: no object" % path, "the config.json that came with the weights")
     if said.get("model_type", "gpt2") != "gpt2":
         raise RefusedError("%s: a model of type %s, not gpt2" % (path, said["model_type"]), "a GPT-2 folder")
     places = said.get("n_positions", said.get("n_ctx"))
@@ -47,7 +54,20 @@ def read_shape(folder: Path) -> Shape:
         raise RefusedError("%s has no %s" % (path, ", ".join(missing)), "the config.json that came with the weights")
     if said.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise RefusedError("%s: activation %s is not GPT-2's" % (path, said["activation_function"]), "a GPT-2 folder")
+    found = {**{key: said[key] for key in _NEEDED}, "n_positions": places}
+    for key, size in found.items():
+        if type(size) is not int or not _SIZE.allows(size):
+            raise RefusedError("%s: %s %r must be %s" % (path, key, size, _SIZE), "the config.json of the weights")
+    if found["n_embd"] % found["n_head"]:
+        what = "%s: n_embd %d must be a multiple of n_head %d" % (path, found["n_embd"], found["n_head"])
+        raise RefusedError(what, "the config.json that came with the weights")
     return Shape(said["n_layer"], said["n_head"], said["n_embd"], places, said["vocab_size"])
+
+
+def read_digest(folder: Path) -> Optional[str]:
+    """The digest of the vocabulary that an exported model was trained with; None where no one wrote it."""
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(DIGEST)
+    return str(said) if said else None
 
 
 def _tensors(folder: Path) -> Iterator[Any]:
@@ -94,8 +114,12 @@ def read(shape: Shape, folder: Path) -> Iterator[Named]:
         raise RefusedError("%s has no %s" % (folder, min(wanted)), "a complete copy of the model")
 
 
-def export(shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folder: Path) -> None:
+def export(
+    shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folder: Path, vocabulary: Optional[Tokens] = None
+) -> None:
     """Write fp32 weights as transformers loads them. ``whole`` gives one by name and size, with padding.
+
+    Text that transformers generates ends at the vocabulary's end token, which both configurations name.
 
     Raises:
         OSError: there is no room.
@@ -115,7 +139,11 @@ def export(shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folde
             yield tensor.t().contiguous() if TURNED.search(name) else tensor
 
     stream.write(folder / "model.safetensors", entries, made())
-    (folder / "config.json").write_text(json.dumps(_config(shape), indent=2) + "\n", encoding="utf-8")
+    end = vocabulary.end if vocabulary else GPT2 - 1 if shape.vocab_size == GPT2 else None
+    ends = {"bos_token_id": end, "eos_token_id": end}
+    digest = {DIGEST: vocabulary.digest} if vocabulary else {}
+    for name, told in (("config.json", {**_config(shape), **ends, **digest}), ("generation_config.json", ends)):
+        (folder / name).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def _config(shape: Shape) -> Dict[str, Any]:
@@ -129,7 +157,5 @@ def _config(shape: Shape) -> Dict[str, Any]:
         "n_ctx": shape.block_size,
         "vocab_size": shape.vocab_size,
         **fixed,
-        "bos_token_id": shape.vocab_size - 1 if shape.vocab_size == 50257 else None,
-        "eos_token_id": shape.vocab_size - 1 if shape.vocab_size == 50257 else None,
         "torch_dtype": "float32",
     }

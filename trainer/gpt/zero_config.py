@@ -79,7 +79,7 @@ def _read(path: str) -> Dict[str, Any]:
         return {}
     try:
         said = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RefusedError("--deepspeed-config %s: %s" % (path, error), "a file of JSON") from error
     if not isinstance(said, dict):
         raise RefusedError("--deepspeed-config %s: no object" % path, "a file that DeepSpeed itself would take")

@@ -9,6 +9,7 @@
 ``megatron``    Megatron-LM's ``training/training.py``
 ==============  ==================================================================================================
 
+Colour codes and other escape sequences of terminals are taken out of a line before it is compared with a format.
 Only what stands in a line as a whole counts: a number is taken where its format shows that it has ended, so that a
 line that another one has torn gives nothing rather than a part of a number. Times are milliseconds for a step.
 """
@@ -22,6 +23,9 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Pattern
 
 # Of these words every line that tells something holds one: to look for them is much cheaper than to look closely.
 MARKS = ("loss", "step", "tokens per iteration", "train_batch_size .")
+
+# CSI (colours, cursor), OSC (window titles) and two-character sequences of ECMA-48; one that is torn stays.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]+[0-~]|[0-Z\\^_c])")
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NAN|INF)"
 _BEGINS, _ENDS = r"(?<![A-Za-z_])", r"(?![\w.+-])"
@@ -97,7 +101,12 @@ class Said(NamedTuple):
 
     source: str
     values: Dict[str, Any]
-    at: int  # where in the line it begins
+    at: int  # where in the line, without its escape sequences, it begins
+
+
+def plain(text: str) -> str:
+    """A text without the escape sequences of terminals."""
+    return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
 def said(text: str) -> Optional[Said]:
@@ -107,6 +116,7 @@ def said(text: str) -> Optional[Said]:
 
 def every(text: str) -> Iterator[Said]:
     """All that a line tells: processes that write at the same time join their lines to one."""
+    text = plain(text)
     for mark, parse in _PARSERS:
         if mark in text:
             yield from parse(text)
@@ -116,6 +126,7 @@ def step(text: str) -> Optional[int]:
     """The number of the step that a line of DeepSpeed, nanoGPT or Megatron-LM tells while it trains, or None."""
     if "step=" not in text and "iter" not in text:
         return None
+    text = plain(text)
     found = _STEP.search(text) or _ITER.search(text) or _ITERATION.search(text)
     return int(found.group(1)) if found else None
 

@@ -19,16 +19,14 @@ import math
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .formats import MARKS, Said, every
+from .formats import MARKS, Said, every, plain
 
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer ones
 PACE = 20  # seconds
 
 _MARKS = tuple(mark.encode() for mark in MARKS)
 _BARS = (b"%|",)
-_BAR = re.compile(
-    r"\s*\d+%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[[^\]]*, +(?:(\d+(?:\.\d+)?)(it/s|s/it)|\?it/s)\](?!\x1b\[A)"
-)
+_BAR = re.compile(r"\s*\d+%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[[^\]]*, +(?:(\d+(?:\.\d+)?)(it/s|s/it)|\?it/s)\]")
 _RANK = re.compile(r"\[(?:rank|default|Rank )(\d+)\]|^\S+Z \[(\d+)\] ")
 
 
@@ -98,7 +96,7 @@ class Reader:
         found: List[Reading] = []
         states, _, last = self._rest.rpartition(b"\r")
         self._take(states, found)
-        if last.rstrip().endswith(b"}"):
+        if plain(last.decode("utf-8", "replace")).rstrip().endswith("}"):
             self._take(last, found)
         self._rest = b""
         found.extend(self._trainer.close())
@@ -109,7 +107,7 @@ class Reader:
         at = 0
         for start, end in _lines(data, _MARKS, 0, len(data)):
             self._bars(data, at, start, found)
-            text = data[start : min(end, start + LIMIT)].decode("utf-8", "replace")
+            text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
             for said in every(text):
                 found.extend(self._said(said, _rank(text, said.at) if said.at else None))
             at = end
@@ -119,7 +117,8 @@ class Reader:
         """Look for the state of the bar that a line waits for."""
         if self._trainer.waits:
             for at, to in _lines(data, _BARS, start, end):
-                found.extend(self._trainer.bar(data[at : min(to, at + LIMIT)].decode("utf-8", "replace")))
+                text = data[at : min(to, at + LIMIT)].decode("utf-8", "replace")
+                found.extend(self._trainer.bar(text))
                 if not self._trainer.waits:
                     return
 
@@ -195,7 +194,8 @@ class _Trainer:
 
     def bar(self, text: str) -> Iterator[Reading]:
         """A state of some progress bar, while a line waits."""
-        found = _BAR.match(text)
+        above = "\x1b[A" in text  # what follows is drawn a line higher: this is the lower bar of two
+        found = None if above else _BAR.match(plain(text))
         if found and self._waiting is not None:
             told, self._waiting = self._waiting, None
             step, total, pace, unit = found.groups()
