@@ -65,7 +65,7 @@ def parse_list(out: str, node: str) -> dict[str, There]:
     """
     found = {}
     for entry in out.split("\0"):
-        size, _, rest = entry.strip("\n").partition(" ")
+        size, _, rest = entry.partition(" ")
         time, _, name = rest.partition(" ")
         seconds = time.partition(".")[0]
         if not (size.isdigit() and seconds.lstrip("-").isdigit() and name):

@@ -64,23 +64,23 @@ def read_listing(out: str) -> Releases:
     Raises:
         ClusterctlError: the output is not whole; the script was cut off.
     """
-    rows = [line.split() for line in out.splitlines()]
-    if not rows or rows[-1] != ["end"]:
+    rows = [line.split() for line in out.removesuffix("\n").split("\n")]  # splitlines would also cut elsewhere
+    if rows[-1] != ["end"]:
         raise ClusterctlError("its answer is incomplete")
-    releases = [(row[1], row[2] == "ok", int(row[3])) for row in rows if row[0] == "release"]
+    releases = [(row[1], row[2] == "ok", int(row[3])) for row in rows if row[:1] == ["release"]]
     complete = sorted(((when, name) for name, good, when in releases if good))
     used: dict[str, list[str]] = {}
     for row in rows:
-        if row[0] == "used":
+        if row[:1] == ["used"]:
             used.setdefault(row[1], []).append(row[2])
-    current = next((row[1] for row in rows if row[0] == "current" and len(row) == 2), None)
+    current = next((row[1] for row in rows if row[:1] == ["current"] and len(row) == 2), None)
     return Releases(
         current=current,
         complete={name: when for when, name in complete},
         broken=tuple(name for name, good, _ in releases if not good),
-        history=tuple(row[2] for row in rows if row[0] == "history" and len(row) == 3),
+        history=tuple(row[2] for row in rows if row[:1] == ["history"] and len(row) == 3),
         used={name: tuple(processes) for name, processes in used.items()},
-        left=tuple(row[1] for row in rows if row[0] == "left"),
+        left=tuple(row[1] for row in rows if row[:1] == ["left"]),
     )
 
 
@@ -95,8 +95,8 @@ def findings(node: str, release_id: str, out: str) -> Finding:
     Raises:
         ClusterctlError: the output is not whole; the script was cut off.
     """
-    rows = out.splitlines()
-    if not rows or rows[-1] != "end":
+    rows = out.removesuffix("\n").split("\n")  # splitlines would also cut names
+    if rows[-1] != "end":
         raise ClusterctlError("its answer is incomplete")
     bad = [match.groups() for row in rows if (match := re.fullmatch(r"bad (\w+) (.+)", row))]
     checked = next((row.split()[1] for row in rows if row.startswith("checked ")), "0")
