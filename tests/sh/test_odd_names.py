@@ -92,7 +92,7 @@ def packed(tmp_path_factory):
         (prefix / "share" / f"in{name}").mkdir()
         for path in (prefix / "share" / name, prefix / "share" / f"in{name}" / "file"):
             path.write_bytes(os.fsencode(name))
-        os.symlink(f"/nowhere/{name}", prefix / "share/links" / name)
+        (prefix / "share/links" / name).symlink_to(f"/nowhere/{name}")
     for name in ("-", "cr\r", "-n"):  # at the top nothing is before the name
         (prefix / name).write_text(name)
     os.link(prefix / "share/it's", prefix / "share/also it's\r")

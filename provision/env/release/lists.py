@@ -22,7 +22,7 @@ def links(entries: Iterable[Entry]) -> bytes:
 
 
 def escaped(name: str) -> bytes:
-    r"""A name on one line: ``\\``, ``\n`` and ``\r`` for a backslash, newline and carriage return; for ``printf %b``."""
+    r"""A name on one line, for ``printf %b``: ``\\``, ``\n`` and ``\r`` for a backslash, newline, carriage return."""
     return os.fsencode(name).replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
