@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 from collections import Counter
@@ -11,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from provision.env.bundle.manifest import PACKAGE_FILE
 from provision.errors import BundleError
+from trainer.untrusted import parse_object
 
 # Files of conda-pack's own, which environments do not need here, by a text that only they hold.
 SCRIPTS: Mapping[str, bytes] = {
@@ -89,7 +90,7 @@ def _declared_in(data: bytes) -> list[Record]:
     try:
         rows = [
             Record(one["_path"], one["prefix_placeholder"], one["file_mode"])
-            for one in json.loads(data)["paths_data"]["paths"]
+            for one in parse_object(data, limit=PACKAGE_FILE)["paths_data"]["paths"]
             if one.get("prefix_placeholder")
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
