@@ -23,6 +23,8 @@ SCRIPTS: Mapping[str, bytes] = {
     "bin/conda_unpack_progress.py": b"progress",
 }
 
+LIMIT = 32 << 20  # bytes of a conda-unpack; a row has about 350, of 10,000 files in a large environment
+
 # What stood for the prefix before conda-build declared it; split, so that this file does not hold it.
 _OLDEST = "/opt/anaconda1anaconda2" + "anaconda3"
 _PYTHON = re.compile(rb"#!(/[^\n]*)/bin/python[^/\n ]*(?: [^\n]*)?\n")
@@ -58,6 +60,11 @@ def read(data: bytes) -> Unpacker:
     Raises:
         BundleError: it is no conda-unpack.
     """
+    if len(data) > LIMIT:
+        raise BundleError(
+            f"its bin/conda-unpack has {len(data)} bytes, more than the {LIMIT} that are read",
+            hint="make the archive again",
+        )
     try:
         values = dict(_assignments(ast.parse(data)))
         rows = [Record(*row) for row in values["_prefix_records"]]
