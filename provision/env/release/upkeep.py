@@ -89,6 +89,24 @@ def verify(release: str) -> str:
     return render("release/verify.sh.j2", release=release)
 
 
+def absent(node: str, has: Releases, wanted: str | None) -> Finding:
+    """The finding for a node without the release that is to be verified: the one that was named, or a current one."""
+    there = ", ".join(has.complete) or "none"
+    if wanted:
+        fix = f"clusterctl releases --limit {node}"
+        return Finding("release", node, "FAIL", f"has no release {wanted}; there: {there}", fix=fix)
+    back = f"clusterctl rollback --to {list(has.complete)[-1]} --limit {node}" if has.complete else ""
+    return Finding(
+        "release",
+        node,
+        "FAIL",
+        f"has no current release; there: {there}",
+        expected="a release that the inventory's prefix leads to",
+        why="nothing was deployed to the node, or its prefix was changed since",
+        fix=back or f"clusterctl deploy --limit {node}",
+    )
+
+
 def findings(node: str, release_id: str, out: str) -> Finding:
     """What ``verify`` found on a node.
 
