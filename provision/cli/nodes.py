@@ -12,7 +12,7 @@ from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
 from provision.env.bundle.find import find_bundle
 from provision.errors import NodesFailedError, UsageError
-from provision.inventory import select
+from provision.inventory import fold, select
 from provision.output import Reporter
 from provision.tasks.deploy import deploy
 from provision.tasks.failed import remembered
@@ -126,14 +126,26 @@ def verify_command(
     """Compare every file of the release on the nodes with what was deployed."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    findings = verify(inventory, nodes, release=release, prompts=prompts_of(reporter), emit=reporter)
-    reporter.result(*summaries.verified(findings))
-    changed = [finding.node for finding in findings if finding.verdict != "OK"]
-    if changed:
+    result = verify(inventory, nodes, release=release, prompts=prompts_of(reporter), emit=reporter)
+    reporter.result(*summaries.verified(result.findings))
+    changed = [each.node for each in result.findings if each.verdict != "OK" and each.node not in result.absent]
+    parts = {
+        "changed": changed,
+        "without a release": result.absent,
+        "not read": result.unread,
+    }
+    if any(parts.values()):
+        hints = [
+            *(["clusterctl deploy --repair brings back what was deployed"] if changed else []),
+            *([f"clusterctl deploy --limit {fold(result.absent)}"] if result.absent and not release else []),
+            *([f"clusterctl releases --limit {fold(result.absent)}"] if result.absent and release else []),
+            *(result.hints or ([f"clusterctl check --limit {fold(result.unread)}"] if result.unread else [])),
+        ]
         raise NodesFailedError(
-            f"{len(changed)} of {len(findings)} nodes have a release that was changed",
-            reasons={},  # the findings have said it
-            hint="clusterctl deploy --repair brings back what was deployed",
+            f"{sum(map(len, parts.values()))} of {len(nodes)} nodes are not as deployed: "
+            + ", ".join(f"{len(names)} {what}" for what, names in parts.items() if names),
+            reasons=result.unread,  # the findings have said the rest
+            hint="; ".join(hints),
         )
 
 

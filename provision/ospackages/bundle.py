@@ -27,7 +27,6 @@ MANIFEST = "manifest.json"
 
 _MTIME = 315532800  # 1980-01-01: equal packages give equal bundles
 _BLOCK = 1 << 20
-_LARGEST = 64 << 20  # bytes of a manifest
 _SIZE = slice(124, 136)  # of a tar header
 
 
@@ -107,8 +106,8 @@ class _Reader:
     def read(self) -> OsBundle:
         head = self._file.read(tar.BLOCK)
         number = head[_SIZE].rstrip(b"\0 ")
-        length = int(number, 8) if number.isdigit() and not number.strip(b"01234567") else _LARGEST
-        if length >= _LARGEST or head != _header(MANIFEST, length):
+        length = int(number, 8) if number.isdigit() and not number.strip(b"01234567") else manifest.LARGEST
+        if length >= manifest.LARGEST or head != _header(MANIFEST, length):
             raise BundleError(
                 f"{self._path} is no bundle of OS packages", hint="clusterctl pack-os --release debian12 writes one"
             )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from provision.errors import BundleError
 from provision.ospackages.collection import Collected, Package, Wanted
+from trainer.untrusted import UntrustedError, parse_object
 
 FORMAT = "clusterctl-os-packages"
 VERSION = 1
@@ -17,6 +18,13 @@ VERSION = 1
 # What is unpacked on nodes as root: nothing but plain names in known folders.
 _PLACE = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_][A-Za-z0-9_.+~%:-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+LARGEST = 64 << 20  # bytes of a manifest
+_DEPTH = 3  # the manifest, a list, a package
+INDEX = ("Packages", "Release")
+# They become arguments of apt, which runs as root: none may begin like an option, or be two words or a pattern.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,199}(?::[a-z0-9-]{1,40})?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~^:_-]{0,254}")
+_PACKAGE = re.compile(r"debs/[A-Za-z0-9_][A-Za-z0-9_.+~%:-]{0,249}\.deb")
 
 
 @dataclass(frozen=True)
@@ -79,29 +87,28 @@ def parse(data: bytes) -> Manifest:
         BundleError: it is none, is of a later version, or says what cannot be.
     """
     try:
-        found = json.loads(data.decode("ascii"))
-    except (ValueError, RecursionError) as error:
-        raise BundleError("its manifest is no JSON") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        found = parse_object(data, limit=LARGEST, depth=_DEPTH)
+    except UntrustedError as error:
+        raise BundleError(f"its manifest cannot be read: it {error}") from error
+    if found.get("format") != FORMAT:
         raise BundleError("it is no bundle of OS packages", hint="clusterctl pack-os --release debian12 writes one")
     if found.get("version") != VERSION:
         raise BundleError(
-            f"it has format {found.get('version')}, and this version of clusterctl reads format {VERSION}",
+            f"it has format {_shown(found.get('version'))}, and this version of clusterctl reads format {VERSION}",
             hint="use the clusterctl that wrote it, or pack it again",
         )
     try:
         manifest = Manifest(
-            release=_text(found["release"]),
-            family=_text(found["family"]),
-            architecture=_text(found["architecture"]),
-            requested=tuple(_text(name) for name in found["requested"]),
-            packages=tuple(_package(each) for each in found["packages"]),
-            index=tuple(
-                Member(_place(each["name"]), _size(each["size"]), _digest(each["sha256"])) for each in found["index"]
-            ),
+            release=_matching(_NAME, found, "release"),
+            family=_matching(_NAME, found, "family"),
+            architecture=_matching(_NAME, found, "architecture"),
+            requested=tuple(_matching(_NAME, {"requested": name}, "requested") for name in _list(found, "requested")),
+            packages=tuple(_package(each) for each in _list(found, "packages")),
+            index=tuple(_index(each) for each in _list(found, "index")),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"its manifest is not valid: {error}") from error
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise BundleError(f"its manifest is not valid: {why}") from error
     names = [member.name for member in manifest.members]
     if len(set(names)) != len(names) or manifest.to_json() != data:
         raise BundleError("its manifest is not valid: it is not as clusterctl writes it")
@@ -110,34 +117,54 @@ def parse(data: bytes) -> Manifest:
 
 def _package(found: Any) -> Package:
     return Package(
-        name=_text(found["name"]),
-        version=_text(found["version"]),
-        architecture=_text(found["architecture"]),
-        file=_place(found["file"]),
+        name=_matching(_NAME, found, "name"),
+        version=_matching(_VERSION, found, "version"),
+        architecture=_matching(_NAME, found, "architecture"),
+        file=_matching(_PACKAGE, found, "file"),
         size=_size(found["size"]),
         sha256=_digest(found["sha256"]),
     )
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable():
-        raise ValueError(f"{value!r} is no name")
+def _index(found: Any) -> Member:
+    name = _place(found["name"])
+    if name not in INDEX:
+        raise ValueError(f"the index holds {_shown(name)}")
+    return Member(name, _size(found["size"]), _digest(found["sha256"]))
+
+
+def _list(found: Mapping[str, Any], key: str) -> list[Any]:
+    value = found[key]
+    if not isinstance(value, list):
+        raise TypeError(f"{key} is no list")
     return value
+
+
+def _matching(pattern: re.Pattern[str], found: Mapping[str, Any], key: str) -> str:
+    value = found[key]
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{key}: {_shown(value)} is no name")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _place(value: Any) -> str:
     if not isinstance(value, str) or not _PLACE.fullmatch(value):
-        raise ValueError(f"{value!r} is no place in a bundle")
+        raise ValueError(f"{_shown(value)} is no place in a bundle")
     return value
 
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 40:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{_shown(value)} is no size")
     return value
 
 
 def _digest(value: Any) -> str:
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise ValueError(f"{value!r} is no sha256")
+        raise ValueError(f"{_shown(value)} is no sha256")
     return value

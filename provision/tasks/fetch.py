@@ -11,13 +11,13 @@ import base64
 import binascii
 import os
 import re
-import tarfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from provision.env.bundle.tar_reader import Member, TarError, TarReader
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render
 
@@ -28,7 +28,6 @@ _SIZE = re.compile(r"[0-9]{1,18}")
 _SECONDS = re.compile(r"-?[0-9]{1,11}")
 _PART = ".clusterctl-part"
 _LIST_DEADLINE = 300.0
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def parse_list(out: str, node: str) -> dict[str, There]:
     """
     found = {}
     for entry in out.split("\0"):
-        size, _, rest = entry.strip("\n").partition(" ")
+        size, _, rest = entry.partition(" ")
         time, _, name = rest.partition(" ")
         seconds = time.partition(".")[0]
         if not (_SIZE.fullmatch(size) and _SECONDS.fullmatch(seconds) and name):
@@ -133,7 +132,7 @@ def _same(path: Path, file: There) -> bool:
 
 
 class _Receiver(threading.Thread):
-    """Unpacks what comes, in a thread of its own: tarfile reads, and what comes is written to it."""
+    """Unpacks what comes, in a thread of its own: it reads from a pipe that what comes is written to."""
 
     def __init__(self, wanted: Mapping[str, There], here: Path, node: str) -> None:
         super().__init__(name=f"fetch-{node}", daemon=True)
@@ -165,36 +164,33 @@ class _Receiver(threading.Thread):
     def run(self) -> None:
         """Unpack to the end."""
         try:
-            with open(self._reader, "rb") as raw, tarfile.open(fileobj=raw, mode="r|") as archive:  # noqa: PTH123
+            with open(self._reader, "rb") as raw:  # noqa: PTH123 - a descriptor is no path
+                archive = TarReader(raw.read)
                 for member in archive:
                     self._take(archive, member)
-                while raw.read(_PIECE):  # tar pads its end
-                    pass
         except ClusterctlError as error:
             self.failure = error
-        except tarfile.TarError as error:
+        except (TarError, EOFError) as error:
             if self.got != set(self._wanted):
                 self.failure = ClusterctlError(f"{self._node}: what came broke off or is damaged: {error}")
         except OSError as error:
             self.failure = UsageError(f"cannot write {error.filename or self._here}: {error.strerror or error}")
 
-    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _take(self, archive: TarReader, member: Member) -> None:
         name = member.name.removeprefix("./")
-        if name not in self._wanted or not (member.isreg() or member.islnk()):
+        if name not in self._wanted or member.kind not in ("file", "hard"):
             raise Escape(f"{self._node}: it sent {member.name!r}, which was not asked for; the fetch was ended")
         path = self._here / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + _PART)
-        if member.islnk():  # a second name of a file that has come already
-            target = member.linkname.removeprefix("./")
+        if member.kind == "hard":  # a second name of a file that has come already
+            target = member.target.removeprefix("./")
             if target not in self.got:
-                raise Escape(f"{self._node}: it sent a link to {member.linkname!r}, which was not asked for")
+                raise Escape(f"{self._node}: it sent a link to {member.target!r}, which was not asked for")
             part.write_bytes((self._here / target).read_bytes())
         else:
-            source = archive.extractfile(member)
-            assert source is not None
             with part.open("wb") as file:
-                while piece := source.read(_PIECE):
+                for piece in archive.content():
                     file.write(piece)
                     self.bytes += len(piece)
         os.utime(part, (member.mtime, member.mtime))

@@ -15,7 +15,7 @@ from provision.errors import ClusterctlError, NodesFailedError, PreflightError, 
 from provision.model import Emit, Finding, Found, Inventory, Node, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps
 from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import failures, split
+from provision.tasks.answers import failures, reason, split
 from provision.tasks.hold import Lock, held
 
 if TYPE_CHECKING:
@@ -44,6 +44,23 @@ class Pruned:
     removed: Mapping[str, tuple[str, ...]]
     in_use: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What ``verify`` found.
+
+    Attributes:
+        findings: one for each node that was read.
+        absent: the nodes that have no release to be verified; they have a finding too.
+        unread: by name, why a node could not be read.
+        hints: what their errors say is to be done.
+    """
+
+    findings: tuple[Finding, ...]
+    absent: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()
 
 
 def releases(inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None) -> dict[str, Releases]:
@@ -145,37 +162,51 @@ def verify(
     release: str | None = None,
     prompts: Prompts | None = None,
     emit: Emit,
-) -> tuple[Finding, ...]:
+) -> Verified:
     """Compare the current release of every node, or ``release``, with what was deployed: every file is read.
 
+    A node that does not answer, or has no such release, keeps no other from being verified.
+
     Raises:
-        NodesFailedError: some nodes did not answer.
-        PreflightError: some nodes have no such release.
+        PreflightError: no node has a release of the name ``release``.
     """
     with Connections(inventory, prompts) as connections:
-        found = _list(inventory, nodes, connections, command="verify")
-        goals = {
-            name: _named(release, (*has.complete, *has.broken)) if release else has.current
-            for name, has in found.items()
-        }
-        _refuse_missing(goals, found, release)
+        listing = upkeep.listing(inventory)
         began = time.monotonic()
         emit(StageStarted("verify", "Comparing every file", len(nodes), "nodes"))
+        absent: dict[str, Finding] = {}
 
         def check(node: Node) -> Finding:
-            goal = goals[node.name] or ""
+            has = upkeep.read_listing(connections[node].run(listing, deadline=_DEADLINE).out)
+            goal = _named(release, (*has.complete, *has.broken)) if release else has.current
+            if goal is None:
+                absent[node.name] = upkeep.absent(node.name, has, release)
+                return absent[node.name]
             script = upkeep.verify(Places.of(inventory, goal).release)
             result = connections[node].run(script, deadline=_VERIFY_DEADLINE)
             return upkeep.findings(node.name, goal, result.out)
 
-        answers = split(inventory, nodes, fan_out(nodes, check), command="verify", nothing="the others were not judged")
-    states = {name: "as deployed" if finding.verdict == "OK" else "differs" for name, finding in answers.items()}
+        answers = fan_out(nodes, check)
+    unread = {
+        node.name: reason(answer, inventory, node)
+        for node in nodes
+        if isinstance(answer := answers[node.name], ClusterctlError)
+    }
+    if release and absent and len(absent) + len(unread) == len(nodes):
+        raise PreflightError(
+            f"no node has a release {release}",
+            reasons={name: finding.observed for name, finding in absent.items()} | unread,
+            hint="clusterctl releases",
+        )
+    result = tuple(answer for node in nodes if isinstance(answer := answers[node.name], Finding))
+    states = {finding.node: "as deployed" if finding.verdict == "OK" else "differs" for finding in result}
+    states |= dict.fromkeys(absent, "no release") | dict.fromkeys(unread, "not verified")
     emit(StageFinished("verify", time.monotonic() - began, states))
-    result = tuple(answers[node.name] for node in nodes)
     for finding in result:
         if finding.verdict != "OK":
             emit(Found(finding))
-    return result
+    hints = dict.fromkeys(each.hint for each in answers.values() if isinstance(each, ClusterctlError) and each.hint)
+    return Verified(result, tuple(node.name for node in nodes if node.name in absent), unread, tuple(hints))
 
 
 def _goal(has: Releases, to: str | None) -> str | None:

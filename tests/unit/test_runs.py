@@ -523,3 +523,7 @@ def test_of_each_file_of_a_checkpoint_the_last_whole_one_is_taken_and_old_checkp
         "b": {"checkpoint-20/rng_state_1.pth", "checkpoint-20/model.safetensors"},
     }
     assert folders(names["a"] | names["b"]) == {"checkpoint-10", "checkpoint-20", "tag"}
+
+
+def test_a_listed_name_may_end_in_a_newline():
+    assert set(parse_list("1 0.0 log\n\x002 0.0 a b\x00", "node01")) == {"log\n", "a b"}

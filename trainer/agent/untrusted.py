@@ -66,10 +66,16 @@ def _integer(text: str) -> int:
 
 def _limit_depth(value: Any, depth: int) -> None:
     """Level by level, so that the depth of the value is not the depth of the stack."""
-    level = [value]
-    for _ in range(depth + 1):
-        level = [each for each in level if isinstance(each, (dict, list))]
+    level = [value] if type(value) in (dict, list) else []  # the parser makes no subclasses of them
+    for _ in range(depth):
         if not level:
             return
-        level = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
+        level = [
+            child
+            for each in level
+            for child in (each.values() if type(each) is dict else each)
+            if type(child) is dict or type(child) is list
+        ]
+    if not level:
+        return
     raise UntrustedError("is nested more than %d levels deep" % depth)

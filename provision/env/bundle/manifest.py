@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 FORMAT = 3
 
+PACKAGE_FILE = 64 << 20  # bytes of a JSON file that describes one package, of conda's or pip's
+
 _MANY = 4096  # entries that become text at once
 
 FOLDERS = "./"  # the "package" of the last chunk, which holds every folder and every hard link

@@ -12,6 +12,10 @@ from provision.env.bundle.manifest import Chunk, PrefixFiles
 from provision.env.bundle.slices import BLOCK, Slices
 from provision.errors import BundleError
 
+WINDOW = (
+    128 << 20
+)  # bytes that a zstd frame may refer back to, and a reader holds in memory; `zstd --long=27` has as many
+
 
 def compressed(slices: Slices, member: Chunk | PrefixFiles) -> Iterator[bytes]:
     """A member as it lies in the bundle; its digest is checked at the end.
@@ -35,7 +39,9 @@ def decompressed(slices: Slices, member: Chunk | PrefixFiles) -> Iterator[bytes]
     """
     left = member.size
     source = _Source(compressed(slices, member))
-    reader = zstandard.ZstdDecompressor().stream_reader(cast("IO[bytes]", source))  # it calls nothing but read
+    reader = zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(
+        cast("IO[bytes]", source)
+    )  # it calls nothing but read
     try:
         while block := reader.read(BLOCK):
             left -= len(block)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast, get_args
 
 from provision.env import collector
@@ -21,10 +20,15 @@ from provision.env.bundle.manifest import (
     PrefixFiles,
 )
 from provision.errors import BundleError
+from trainer.untrusted import parse_json
+
+LIMIT = 128 << 20  # bytes of a manifest; one of 200,000 files has 43 MB
 
 _T = TypeVar("_T")
+_DEPTH = 6  # levels of lists and objects: the manifest, files, an entry, its marks, a mark
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _LARGEST = 1 << 53  # sizes beyond are no sizes
+_ROOM = 1 << 16  # bytes of a prefix: conda reserves 255
 
 
 class _Bad(ValueError):  # noqa: N818 - becomes part of a sentence
@@ -39,9 +43,9 @@ def parse(data: bytes) -> Manifest:
     """
     try:
         with collector.paused():
-            manifest = _manifest(json.loads(data))
+            manifest = _manifest(parse_json(data, limit=LIMIT, depth=_DEPTH))
             check(manifest)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise BundleError(f"the manifest is not valid: {reason}") from error
     return manifest
@@ -54,7 +58,7 @@ def check_format(number: object) -> None:
         BundleError: the format is newer, or none at all.
     """
     if type(number) is not int or number < 1:
-        raise BundleError(f"the bundle's format is {number!r}, which no version of clusterctl writes")
+        raise BundleError(f"the bundle's format is {_shown(number)}, which no version of clusterctl writes")
     if number < FORMAT:
         raise BundleError(
             f"the bundle has format {number}; this clusterctl reads format {FORMAT} only",
@@ -83,50 +87,97 @@ def _manifest(raw: Any) -> Manifest:
         source_prefix=_absolute(_text(raw, "source_prefix")),
         versions={str(key): None if value is None else _as(value, str, key) for key, value in versions.items()},
         gpu_architectures=None if architectures is None else _texts(architectures, "gpu_architectures"),
-        packages=tuple(_package(one) for one in _as(raw["packages"], list, "packages")),
-        chunks=tuple(_chunk(one) for one in _as(raw["chunks"], list, "chunks")),
-        prefix_files=_prefix_files(_as(raw["prefix_files"], dict, "prefix_files")),
-        files=tuple(_entry(one) for one in _as(raw["files"], list, "files")),
+        packages=_each(raw, "packages", _package),
+        chunks=_each(raw, "chunks", _chunk),
+        prefix_files=_named("prefix_files", _prefix_files, raw["prefix_files"]),
+        files=_each(raw, "files", _entry),
         relocations=_relocations(_as(raw["relocations"], list, "relocations")),
         notices=_texts(raw["notices"], "notices"),
     )
 
 
+def _each(raw: Mapping[str, Any], key: str, read: Callable[[Any], _T]) -> tuple[_T, ...]:
+    """Every item of a list; an error names the list, the item's number and the key in it."""
+    items = _as(raw[key], list, key)
+    found: list[_T] = []
+    try:
+        for item in items:
+            found.append(read(item))  # noqa: PERF401 - how many there are tells which one is wrong
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise _Bad(f"{key}[{len(found)}]: {why}") from error
+    return tuple(found)
+
+
+def _named(key: str, read: Callable[[Any], _T], raw: Any) -> _T:
+    """One object; an error names it."""
+    try:
+        return read(raw)
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise _Bad(f"{key}: {why}") from error
+
+
 def _entry(raw: Any) -> Entry:
     """An entry; an environment has tens of thousands, so this one is written to be quick."""
-    raw = _as(raw, dict, "an entry")
-    path, kind, mode = _text(raw, "path"), raw["type"], raw["mode"]
+    if type(raw) is not dict:
+        raise _Bad("an entry is not a dict")
+    path, kind, mode, mtime = raw["path"], raw["type"], raw["mode"], raw["mtime"]
+    if type(path) is not str:
+        raise _Bad("path is not a str")
     if type(mode) is not int or not 0 <= mode <= 0o777:
-        raise _Bad(f"{path!r} has mode {mode!r}")
-    size, sha256, target = 0, "", ""
-    if kind == "file":
-        size, sha256 = _count(raw, "size"), _digest(raw, "sha256")
-    elif kind in ("link", "hard"):
-        target = _text(raw, "target")
-        if not target or "\0" in target:
-            raise _Bad(f"{path!r} is a link to nowhere")
-    elif kind != "dir":
-        raise _Bad(f"{path!r} is of the type {kind!r}")
-    chunk = raw.get("chunk")
-    is_raw = type(chunk) is list
-    indexes = (chunk,) if type(chunk) is int else tuple(chunk) if is_raw else ()
-    if (chunk is not None and not is_raw and not indexes) or (
-        is_raw and any(type(index) is not int for index in indexes)
-    ):
-        raise _Bad(f"{path!r} names a chunk that is no number")
+        raise _Bad(f"mode of {path!r} is {mode!r}, which is none of 0 to 0o777")
+    if type(mtime) is not int or not 0 <= mtime <= _LARGEST:
+        raise _Bad(f"mtime of {path!r} is {_shown(mtime)}")
+    size, sha256, target = _content(raw, path, kind)
+    indexes, is_raw = _place(raw["chunk"], path) if "chunk" in raw else ((), False)
     marks = tuple(_mark(one, path) for one in _as(raw["prefix"], list, path)) if "prefix" in raw else ()
-    return Entry(path, kind, mode, _count(raw, "mtime"), size, sha256, target, indexes, is_raw, marks)
+    return Entry(path, kind, mode, mtime, size, sha256, target, indexes, is_raw, marks)
+
+
+def _content(raw: Any, path: str, kind: object) -> tuple[int, str, str]:
+    """Size and sha256 of a file, and the target of a link."""
+    if kind == "file":
+        size, sha256 = raw["size"], raw["sha256"]
+        if type(size) is not int or not 0 <= size <= _LARGEST:
+            raise _Bad(f"size of {path!r} is {_shown(size)}")
+        if type(sha256) is not str or not _DIGEST.match(sha256):
+            raise _Bad(f"sha256 of {path!r} is no sha256")
+        return size, sha256, ""
+    if kind in ("link", "hard"):
+        target = _text(raw, "target")
+        if not target:
+            raise _Bad(f"{path!r} is a link to nowhere")
+        return 0, "", target
+    if kind != "dir":
+        raise _Bad(f"type of {path!r} is {_shown(kind)}")
+    return 0, "", ""
+
+
+def _place(chunk: object, path: str) -> tuple[tuple[int, ...], bool]:
+    """The chunks that an entry names, and whether they are ranges."""
+    if type(chunk) is int:
+        return (chunk,), False
+    if isinstance(chunk, list) and all(type(index) is int for index in chunk):
+        return tuple(chunk), True
+    raise _Bad(f"chunk of {path!r} is no number")
 
 
 def _mark(raw: Any, path: str) -> Mark:
-    kind, target, *room = _as(raw, list, path)
-    return Mark(_one_of(kind, MarkKind, path), _as(target, str, path), _as(room[0], int, path) if room else 0)
+    items = _as(raw, list, f"prefix of {path!r}")
+    if len(items) not in (2, 3):
+        raise _Bad(f"prefix of {path!r} has a mark of {len(items)} items")
+    kind, target, *room = items
+    for one in room:
+        if type(one) is not int or not 0 <= one <= _ROOM:
+            raise _Bad(f"prefix of {path!r} has a room of {_shown(one)} bytes")
+    return Mark(_one_of(kind, MarkKind, f"prefix of {path!r}"), _as(target, str, path), room[0] if room else 0)
 
 
 def _chunk(raw: Any) -> Chunk:
     raw = _as(raw, dict, "a chunk")
     if raw["kind"] not in ("tar", "raw"):
-        raise _Bad(f"a chunk's kind is {raw['kind']!r}")
+        raise _Bad(f"kind is {_shown(raw['kind'])}")
     return Chunk(
         digest=_digest(raw, "digest"),
         key=_digest(raw, "key"),
@@ -138,7 +189,8 @@ def _chunk(raw: Any) -> Chunk:
     )
 
 
-def _prefix_files(raw: Mapping[str, Any]) -> PrefixFiles:
+def _prefix_files(raw: Any) -> PrefixFiles:
+    raw = _as(raw, dict, "it")
     return PrefixFiles(
         digest=_digest(raw, "digest"),
         size=_count(raw, "size"),
@@ -162,8 +214,8 @@ def _relocations(raw: Sequence[Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _absolute(path: str) -> str:
-    if not path.startswith("/") or path == "/" or "\0" in path:
-        raise _Bad(f"{path!r} is not an absolute path")
+    if not path.startswith("/") or path == "/":
+        raise _Bad(f"{_shown(path)} is not an absolute path")
     return path
 
 
@@ -174,8 +226,8 @@ def _as(value: object, kind: type[_T], what: object) -> _T:
 
 
 def _one_of(value: object, kinds: Any, what: str) -> Any:
-    if value not in get_args(kinds):
-        raise _Bad(f"{what!r} is of the kind {value!r}")
+    if type(value) is not str or value not in get_args(kinds):
+        raise _Bad(f"{what} is of the kind {_shown(value)}")
     return value
 
 
@@ -190,8 +242,14 @@ def _texts(raw: Any, what: str) -> tuple[str, ...]:
 def _count(raw: Mapping[str, Any], key: str) -> int:
     value = _as(raw[key], int, key)
     if not 0 <= value <= _LARGEST:
-        raise _Bad(f"{key} is {value}")
+        raise _Bad(f"{key} is {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value in a message, which is not to be longer for what somebody wrote there."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _digest(raw: Mapping[str, Any], key: str) -> str:

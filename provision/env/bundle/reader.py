@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,15 +14,17 @@ from typing import Any
 
 from provision.env.bundle import keys, members, slices, tar
 from provision.env.bundle.manifest import Entry, Manifest
-from provision.env.bundle.parse import check_format, parse
+from provision.env.bundle.parse import LIMIT, check_format, parse
 from provision.env.bundle.slices import Slices
 from provision.env.packing import writer
 from provision.errors import BundleError
 from provision.model import Emit, Progress, StageFinished, StageStarted
+from trainer.untrusted import UntrustedError, parse_object
 
 STAGE = "verify"
 
 _LARGEST = 1 << 60  # bytes; no file is larger
+_MOST_PARTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,11 @@ def open_bundle(path: Path) -> Bundle:
     found = slices.find(path)
     index = _index(found)
     offset, size = index["manifest_offset"], index["manifest_size"]
+    if size > LIMIT:
+        raise BundleError(
+            f"{found.path}: its manifest has {size} bytes, more than the {LIMIT} that are read",
+            hint="copy the bundle again, or pack it again with fewer files: clusterctl pack-env --exclude PATTERN",
+        )
     end = offset + size + tar.padding(size) + len(tar.END)
     try:
         found = _measured(found, index["split"] if found.is_split else end, end)
@@ -204,6 +210,10 @@ def _measured(found: Slices, length: int, end: int) -> Slices:
     """
     if length <= 0:
         raise BundleError(f"{found.files[0]} is no part of a bundle that was split")
+    if end > length * _MOST_PARTS:
+        raise BundleError(
+            f"{found.files[0]} says that the bundle has more than {_MOST_PARTS} parts", hint="copy it again"
+        )
     wanted = [min(length, end - begin) for begin in range(0, end, length)]
     if len(wanted) > len(found.files):
         width = len(found.files[0].suffix) - 1
@@ -226,10 +236,10 @@ def _index(found: Slices) -> dict[str, Any]:
     if len(start) < 2 * tar.BLOCK:
         raise BundleError(f"{path} is truncated: it has {len(start)} bytes, and not even the index of a bundle")
     try:
-        index = json.loads(start[tar.BLOCK :].decode("ascii"))
-    except (ValueError, RecursionError) as error:
+        index = parse_object(start[tar.BLOCK :], depth=1)
+    except UntrustedError as error:
         raise foreign from error
-    if not isinstance(index, dict) or index.get("magic") != writer.INDEX:
+    if index.get("magic") != writer.INDEX:
         raise foreign
     check_format(index.get("format"))
     numbers: list[Any] = [index.get(name) for name in ("manifest_offset", "manifest_size", "split")]

@@ -18,6 +18,9 @@ from provision.errors import BundleError, UsageError
 BLOCK = 1 << 20  # bytes read, and yielded, at once
 LIST = ".sha256"  # follows the bundle's name
 
+_LONGEST_LIST = 64 << 20  # bytes; 100,000 parts have a tenth of that
+_SHOWN = 10  # names in a message
+
 _SLICE = re.compile(r"(?P<name>.+)\.(?P<number>\d{3,})", re.DOTALL)
 _LINE = re.compile(rb"(?P<escaped>\\?)(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
 
@@ -129,8 +132,9 @@ def _find(path: Path) -> Slices:
 
 def lacking(whole: Path, names: list[str]) -> BundleError:
     """The error for slices that are not there."""
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return BundleError(
-        f"{whole} lacks {', '.join(names)}",
+        f"{whole} lacks {shown}",
         hint=f"all parts of the bundle must lie in {whole.parent}",
     )
 
@@ -163,7 +167,8 @@ def list_of(whole: Path) -> Path:
 def listed_digests(whole: Path) -> dict[str, str]:
     """The slices and their sha256, as the list says; empty if there is none that can be read."""
     try:
-        lines = list_of(whole).read_bytes().split(b"\n")
+        with list_of(whole).open("rb") as file:
+            lines = file.read(_LONGEST_LIST).split(b"\n")
     except OSError:
         return {}
     found = {}

@@ -57,6 +57,8 @@ def header_size(entry: Entry) -> int:
 
 def span(entry: Entry) -> int:
     """The bytes that an entry takes in a stream: header, data and padding."""
+    if entry.type == "file":
+        return file_span(entry.path, entry.size)
     return header_size(entry) + entry.size + padding(entry.size)
 
 

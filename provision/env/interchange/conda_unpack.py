@@ -164,7 +164,7 @@ def _conda_meta(data: bytes, rewritten: dict[str, tuple[bytes, int]]) -> bytes:
             if digest and one.get("sha256_in_prefix") != digest:
                 one["sha256_in_prefix"] = digest
                 changed = True
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return data  # no package's file
     return json.dumps(package, indent=2, sort_keys=True).encode() if changed else data
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 from collections import Counter
@@ -11,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from provision.env.bundle.manifest import PACKAGE_FILE
 from provision.errors import BundleError
+from trainer.untrusted import parse_object
 
 # Files of conda-pack's own, which environments do not need here, by a text that only they hold.
 SCRIPTS: Mapping[str, bytes] = {
@@ -21,6 +22,8 @@ SCRIPTS: Mapping[str, bytes] = {
     "bin/conda-unpack": b"_prefix_records",
     "bin/conda_unpack_progress.py": b"progress",
 }
+
+LIMIT = 32 << 20  # bytes of a conda-unpack; a row has about 350, of 10,000 files in a large environment
 
 # What stood for the prefix before conda-build declared it; split, so that this file does not hold it.
 _OLDEST = "/opt/anaconda1anaconda2" + "anaconda3"
@@ -57,6 +60,11 @@ def read(data: bytes) -> Unpacker:
     Raises:
         BundleError: it is no conda-unpack.
     """
+    if len(data) > LIMIT:
+        raise BundleError(
+            f"its bin/conda-unpack has {len(data)} bytes, more than the {LIMIT} that are read",
+            hint="make the archive again",
+        )
     try:
         values = dict(_assignments(ast.parse(data)))
         rows = [Record(*row) for row in values["_prefix_records"]]
@@ -89,7 +97,7 @@ def _declared_in(data: bytes) -> list[Record]:
     try:
         rows = [
             Record(one["_path"], one["prefix_placeholder"], one["file_mode"])
-            for one in json.loads(data)["paths_data"]["paths"]
+            for one in parse_object(data, limit=PACKAGE_FILE)["paths_data"]["paths"]
             if one.get("prefix_placeholder")
         ]
     except (ValueError, KeyError, TypeError, AttributeError):

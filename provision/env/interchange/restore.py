@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from provision.env.bundle.consistency import REWRITTEN
 from provision.env.bundle.manifest import Entry
 from provision.env.interchange import conda_unpack, programs
 from provision.env.interchange.programs import Record, Unpacker
@@ -28,9 +29,11 @@ class Environment:
     kinds: Mapping[str, Kind]
 
     def read(self, path: str) -> bytes:
-        """A regular file's content; none for anything else."""
+        """A regular file's content; none for anything else, or for a file that is too large to be rewritten."""
         file = self.root / path
-        return file.read_bytes() if self.kinds.get(path) == "file" and file.exists() else b""
+        if self.kinds.get(path) != "file" or not file.exists() or file.stat().st_size > REWRITTEN:
+            return b""
+        return file.read_bytes()
 
     def declared(self) -> tuple[Record, ...]:
         """What its packages say of the placeholders in their files."""
@@ -130,6 +133,9 @@ def _put_prefix(
     for path, text, mode in dict.fromkeys((*unpacker.records, *environment.declared())):
         placeholder = os.fsencode(text)
         data = environment.read(path)
+        if not data and environment.kinds.get(path) == "file" and (environment.root / path).stat().st_size > REWRITTEN:
+            notices.append(f"{path} has more than {REWRITTEN >> 20} MiB, and is left as it is")
+            continue
         if placeholder == source or placeholder not in data:
             continue
         if mode == "binary" and len(source) > len(placeholder):

@@ -10,17 +10,18 @@ import bz2
 import gzip
 import lzma
 import os
-import stat
-import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, NoReturn, cast
+from typing import IO, Literal, NoReturn, Protocol
 
 import zstandard
 
+from provision.env.bundle.consistency import LONGEST_NAME
+from provision.env.bundle.members import WINDOW
+from provision.env.bundle.tar_reader import Member, TarError, TarLimitError, TarReader
 from provision.env.packing import temporary
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Progress
@@ -38,7 +39,9 @@ _MAGIC: tuple[tuple[bytes, Format], ...] = (
     (b"PK\x03\x04", "zip"),
     (b"hsqs", "squashfs"),
 )
-_DAMAGE = (EOFError, ValueError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError, tarfile.TarError)
+_XZ = 256 << 20  # bytes of memory for xz, which needs 65 MiB for what `xz -9` writes
+_DAMAGE = (EOFError, TarError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+_TOO_LARGE = {"Frame requires too much memory": WINDOW, "Memory usage limit": _XZ}  # libraries' words for a dictionary
 
 
 def format_of(path: Path) -> Format | None:
@@ -86,25 +89,29 @@ def unpack(archive: Path, folder: Path, *, stage: str, emit: Emit) -> Unpacked:
         emit: told about the progress.
 
     Raises:
-        BundleError: it is no tar, damaged, truncated, or a member would leave the folder.
-        UsageError: it cannot be read.
+        BundleError: it is no tar, damaged, truncated, beyond a limit, or a member would leave the folder.
+        UsageError: it cannot be read, or what it holds does not fit on the disk.
     """
     unpacking = _Unpacking(archive, Unpacked(folder))
     total = archive.stat().st_size
     said = 0
     with _opened(archive) as (raw, stream):
         try:
-            with tarfile.open(
-                fileobj=cast("IO[bytes]", stream), mode="r|", bufsize=_BLOCK, encoding="utf-8", errors="surrogateescape"
-            ) as tar:
-                for member in tar:
-                    unpacking.add(member, lambda member=member: tar.extractfile(member))  # type: ignore[misc]
-                    tar.members.clear()  # type: ignore[attr-defined] # else it keeps all of them
-                    if raw.tell() >= said + _BLOCK:
-                        said = raw.tell()
-                        emit(Progress(stage, said, total))
-                stream.check_end(tar.offset)
+            tar = TarReader(stream.read)
+            for member in tar:
+                unpacking.add(member, tar.content())
+                if raw.tell() >= said + _BLOCK:
+                    said = raw.tell()
+                    emit(Progress(stage, said, total))
+        except TarLimitError as error:
+            raise BundleError(f"{archive} cannot be used: {error}", hint="make the archive again") from error
         except _DAMAGE as error:
+            for words, limit in _TOO_LARGE.items():
+                if words in str(error):
+                    raise BundleError(
+                        f"{archive} needs more than the {limit >> 20} MiB of memory that are given to unpack it",
+                        hint="compress it again with gzip, or zstd without --ultra and --long",
+                    ) from error
             raise BundleError(f"{archive} is damaged: {error}", hint="copy it again") from error
         except OSError as error:
             if error.errno in temporary.FULL:
@@ -124,49 +131,54 @@ class _Unpacking:
         self._kinds = unpacked.kinds
         self._top = str(unpacked.folder)
 
-    def add(self, member: tarfile.TarInfo, content: Callable[[], IO[bytes] | None]) -> None:
+    def add(self, member: Member, content: Iterable[bytes]) -> None:
         """Make what a member describes.
 
         Raises:
             BundleError: it would leave the folder, or is a device.
         """
         path = self._path(member, member.name)
-        if not path and member.isdir():
+        if not path and member.kind == "dir":
             return
         if not path:
             self._refuse(member, "has no name")
         self._make_parents(member, path)
-        mode = stat.S_IMODE(member.mode) & 0o777
-        if member.isdir():
+        mode = member.mode & 0o777
+        if member.kind == "dir":
             self._make_folder(member, path)
-            self.unpacked.modes[path] = mode | stat.S_IRUSR | stat.S_IXUSR
+            self.unpacked.modes[path] = mode | 0o500
             return
         self._make_room(member, path)
-        if member.isreg():
-            self._write(path, content(), mode | stat.S_IRUSR, _time(member))
-        elif member.issym():
-            os.symlink(member.linkname, self._full(path))  # noqa: PTH211
+        if member.kind == "file":
+            self._check_space(member)
+            self._write(path, content, mode | 0o400, _time(member))
+        elif member.kind == "link":
+            if not member.target or "\0" in member.target:
+                self._refuse(member, "is a symlink to no path")
+            os.symlink(member.target, self._full(path))  # noqa: PTH211
             os.utime(self._full(path), ns=(_time(member), _time(member)), follow_symlinks=False)
             self._kinds[path] = "link"
-        elif member.islnk():
-            target = self._path(member, member.linkname)
+        elif member.kind == "hard":
+            target = self._path(member, member.target)
             if self._kinds.get(target) not in ("file", "link"):
-                self._refuse(member, f"is a hard link to {member.linkname!r}, which is no file before it")
+                self._refuse(member, f"is a hard link to {member.target!r}, which is no file before it")
             os.link(self._full(target), self._full(path), follow_symlinks=False)
             self._kinds[path] = self._kinds[target]
         else:
             self._refuse(member, "is a device or a pipe")
 
-    def _path(self, member: tarfile.TarInfo, name: str) -> str:
+    def _path(self, member: Member, name: str) -> str:
         """A name as a plain relative path; empty for the top folder."""
         if name.startswith("/"):
             self._refuse(member, "has an absolute path" if name == member.name else f"is a link to {name!r}")
         parts = [part for part in name.split("/") if part not in ("", ".")]
+        if any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+            self._refuse(member, f"has a name of more than {LONGEST_NAME} bytes")
         if ".." in parts or "\0" in name:
             self._refuse(member, "leads out of the folder" if name == member.name else f"is a link to {name!r}")
         return "/".join(parts)
 
-    def _make_parents(self, member: tarfile.TarInfo, path: str) -> None:
+    def _make_parents(self, member: Member, path: str) -> None:
         at = path.find("/")
         while at > 0:
             folder = path[:at]
@@ -179,14 +191,14 @@ class _Unpacking:
                 self._refuse(member, f"goes through {what} {folder!r}")
             at = path.find("/", at + 1)
 
-    def _make_folder(self, member: tarfile.TarInfo, path: str) -> None:
+    def _make_folder(self, member: Member, path: str) -> None:
         if self._kinds.get(path, "dir") != "dir":
             self._refuse(member, "is a folder where another member is none")
         if path not in self._kinds:
             Path(self._full(path)).mkdir(mode=0o755)
             self._kinds[path] = "dir"
 
-    def _make_room(self, member: tarfile.TarInfo, path: str) -> None:
+    def _make_room(self, member: Member, path: str) -> None:
         """The last member of a name is the one that counts, as with every tar."""
         kind = self._kinds.pop(path, None)
         if kind == "dir":
@@ -194,13 +206,26 @@ class _Unpacking:
         if kind is not None:
             Path(self._full(path)).unlink()
 
-    def _write(self, path: str, content: IO[bytes] | None, mode: int, time: int) -> None:
-        assert content is not None
+    def _check_space(self, member: Member) -> None:
+        """A file that does not fit is refused before the disk is full."""
+        if member.size > _BLOCK:
+            status = os.statvfs(self._top)
+            free = status.f_bavail * status.f_frsize
+            if member.size > free:
+                raise UsageError(
+                    f"no space left to unpack {self._archive}: its member {member.name[:200]!r} has"
+                    f" {member.size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in {self.unpacked.folder.parent}",
+                    hint="free some space, or move the archive to another disk",
+                )
+
+    def _write(self, path: str, content: Iterable[bytes], mode: int, time: int) -> None:
         full = self._full(path)
         descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor is no path
-            while block := content.read(_BLOCK):
-                file.write(block)
+            for block in content:
+                view = memoryview(block)
+                while view:
+                    view = view[file.write(view) :]
             os.fchmod(descriptor, mode)
             os.utime(descriptor, ns=(time, time))
         self._kinds[path] = "file"
@@ -208,64 +233,65 @@ class _Unpacking:
     def _full(self, path: str) -> str:
         return f"{self._top}/{path}"
 
-    def _refuse(self, member: tarfile.TarInfo, why: str) -> NoReturn:
+    def _refuse(self, member: Member, why: str) -> NoReturn:
         raise BundleError(
-            f"{self._archive}: the member {member.name!r} {why}; nothing of the archive is used",
+            f"{self._archive}: the member {member.name[:200]!r} {why}; nothing of the archive is used",
             hint="ask whoever made it: no tool writes such a member into an environment's archive",
         )
 
 
-def _time(member: tarfile.TarInfo) -> int:
+def _time(member: Member) -> int:
     """When it was changed, in nanoseconds."""
     time = max(0.0, min(member.mtime, _LATEST))
     return int(time) * 1_000_000_000 + int(time % 1 * 1_000_000_000)
 
 
-class _Stream:
-    """The plain bytes of an archive, and where they hold anything but zeros last."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._position = 0
-        self._last = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        held = len(data.rstrip(b"\0"))
-        if held:
-            self._last = self._position + held
-        self._position += len(data)
-        return data
-
-    def check_end(self, offset: int) -> None:
-        """Read to the end, which must be zero blocks from ``offset``: tarfile also ends where a header is damaged.
-
-        Raises:
-            EOFError: it is truncated.
-            ValueError: something else follows the last member.
-        """
-        while self.read(_BLOCK):
-            pass
-        if self._last > offset:
-            raise ValueError(f"no member begins at byte {offset} of its tar stream, and it goes on")
-        if self._position < offset + 512:
-            raise EOFError(f"its tar stream ends at byte {self._position}, in the middle")
-
-
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[IO[bytes], _Stream]]:
+def _opened(archive: Path) -> Iterator[tuple[IO[bytes], _Reader]]:
     """The file, and the plain bytes in it."""
     with archive.open("rb") as raw:
-        yield raw, _Stream(cast("IO[bytes]", _plain(raw, format_of(archive))))
+        yield raw, _plain(raw, format_of(archive))
 
 
-def _plain(raw: IO[bytes], kind: Format | None) -> object:
+class _Reader(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+def _plain(raw: IO[bytes], kind: Format | None) -> _Reader:
     if kind == "gz":
         return gzip.GzipFile(fileobj=raw, mode="rb")
     if kind == "zst":
-        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW)
+        return decompressor.stream_reader(raw, read_across_frames=True, closefd=False)
     if kind == "bz2":
         return bz2.BZ2File(raw)
     if kind == "xz":
-        return lzma.LZMAFile(raw)
+        return _Xz(raw)
     return raw
+
+
+class _Xz:
+    """The streams of an xz file, in bounded memory: ``lzma.LZMAFile`` gives them all that they ask for."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ)
+        self._rest = b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        while True:
+            if self._stream.eof:
+                self._rest = (self._stream.unused_data or self._rest).lstrip(b"\0")  # padding
+                if not self._rest:
+                    self._rest = self._raw.read(_BLOCK).lstrip(b"\0")
+                    if not self._rest:
+                        return b""
+                self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ)
+            data = self._rest
+            self._rest = b""
+            if self._stream.needs_input and not data:
+                data = self._raw.read(_BLOCK)
+                if not data:
+                    raise EOFError("its xz stream ends in the middle")
+            if plain := self._stream.decompress(data, size):
+                return plain

@@ -74,6 +74,12 @@ def pack(
         BundleError: the environment changed while it was packed.
     """
     started = time.monotonic()
+    try:
+        consistency.check_name(name)
+    except ValueError as error:
+        raise UsageError(
+            f"the environment cannot be packed under its name: {error}", hint="rename it, and pack it again"
+        ) from error
     for folder, what in ((prefix, "the environment"), *((path, f"the data {path}") for path in data)):
         if lies_in(out, folder):
             raise UsageError(f"{out} would lie inside {what}", hint="write the bundle elsewhere with --output")

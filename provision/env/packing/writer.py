@@ -10,7 +10,9 @@ from pathlib import Path
 
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FORMAT, Chunk, Manifest, PrefixFiles
+from provision.env.bundle.parse import LIMIT
 from provision.env.packing import output
+from provision.errors import BundleError
 
 INDEX = "clusterctl-bundle"
 INDEX_SIZE = 512
@@ -68,8 +70,18 @@ class Writer:
         self._out.patch(begin, member_header(PrefixFiles.member, size))
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest and the end, then the index."""
+        """Write the manifest and the end, then the index.
+
+        Raises:
+            BundleError: there are more files than a reader takes.
+        """
         data = manifest.to_json()
+        if len(data) > LIMIT:
+            raise BundleError(
+                f"the environment has {len(manifest.files)} files: their list has {len(data)} bytes,"
+                f" and at most {LIMIT} are read",
+                hint="leave out data with --exclude PATTERN, and bring them with: clusterctl push SRC DEST",
+            )
         offset = self.next_data
         self._member(MANIFEST, data)
         self._out.write(tar.END)

@@ -11,7 +11,7 @@ import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import zstandard
@@ -145,7 +145,14 @@ class Payload:
             "created": manifest.created,
             "versions": dict(manifest.versions),
         }
+        # Every other name of a file is listed as one too: what no list names was put there by somebody.
+        others = [
+            replace(final[entry.target], path=entry.path)
+            for entry in manifest.files
+            if entry.type == "hard" and entry.path not in self.relocated.stale_pyc
+        ]
         own = {
+            **({f"{FILES}/{lists.contents_key(others)}": lists.lines(others)} if others else {}),
             f"{FILES}/{lists.contents_key(changed)}": lists.lines(changed),
             **{f"{FILES}/{self._file_key(entry)}": lists.lines([entry]) for entry in large},
             LINKS: lists.links(sorted(symlinks, key=lambda entry: entry.path)),

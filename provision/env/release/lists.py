@@ -22,8 +22,8 @@ def links(entries: Iterable[Entry]) -> bytes:
 
 
 def escaped(name: str) -> bytes:
-    r"""A name on a line of its own: a backslash is ``\\``, a newline ``\n``; what ``printf %b`` undoes."""
-    return os.fsencode(name).replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+    r"""A name on one line, for ``printf %b``: ``\\``, ``\n`` and ``\r`` for a backslash, newline, carriage return."""
+    return os.fsencode(name).replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def contents_key(entries: Iterable[Entry], *more: str) -> str:

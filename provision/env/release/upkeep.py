@@ -64,23 +64,23 @@ def read_listing(out: str) -> Releases:
     Raises:
         ClusterctlError: the output is not whole; the script was cut off.
     """
-    rows = [line.split() for line in out.splitlines()]
-    if not rows or rows[-1] != ["end"]:
+    rows = [line.split() for line in out.removesuffix("\n").split("\n")]  # splitlines would also cut elsewhere
+    if rows[-1] != ["end"]:
         raise ClusterctlError("its answer is incomplete")
-    releases = [(row[1], row[2] == "ok", int(row[3])) for row in rows if row[0] == "release"]
+    releases = [(row[1], row[2] == "ok", int(row[3])) for row in rows if row[:1] == ["release"]]
     complete = sorted(((when, name) for name, good, when in releases if good))
     used: dict[str, list[str]] = {}
     for row in rows:
-        if row[0] == "used":
+        if row[:1] == ["used"]:
             used.setdefault(row[1], []).append(row[2])
-    current = next((row[1] for row in rows if row[0] == "current" and len(row) == 2), None)
+    current = next((row[1] for row in rows if row[:1] == ["current"] and len(row) == 2), None)
     return Releases(
         current=current,
         complete={name: when for when, name in complete},
         broken=tuple(name for name, good, _ in releases if not good),
-        history=tuple(row[2] for row in rows if row[0] == "history" and len(row) == 3),
+        history=tuple(row[2] for row in rows if row[:1] == ["history"] and len(row) == 3),
         used={name: tuple(processes) for name, processes in used.items()},
-        left=tuple(row[1] for row in rows if row[0] == "left"),
+        left=tuple(row[1] for row in rows if row[:1] == ["left"]),
     )
 
 
@@ -89,14 +89,32 @@ def verify(release: str) -> str:
     return render("release/verify.sh.j2", release=release)
 
 
+def absent(node: str, has: Releases, wanted: str | None) -> Finding:
+    """The finding for a node without the release that is to be verified: the one that was named, or a current one."""
+    there = ", ".join(has.complete) or "none"
+    if wanted:
+        fix = f"clusterctl releases --limit {node}"
+        return Finding("release", node, "FAIL", f"has no release {wanted}; there: {there}", fix=fix)
+    back = f"clusterctl rollback --to {list(has.complete)[-1]} --limit {node}" if has.complete else ""
+    return Finding(
+        "release",
+        node,
+        "FAIL",
+        f"has no current release; there: {there}",
+        expected="a release that the inventory's prefix leads to",
+        why="nothing was deployed to the node, or its prefix was changed since",
+        fix=back or f"clusterctl deploy --limit {node}",
+    )
+
+
 def findings(node: str, release_id: str, out: str) -> Finding:
     """What ``verify`` found on a node.
 
     Raises:
         ClusterctlError: the output is not whole; the script was cut off.
     """
-    rows = out.splitlines()
-    if not rows or rows[-1] != "end":
+    rows = out.removesuffix("\n").split("\n")  # splitlines would also cut names
+    if rows[-1] != "end":
         raise ClusterctlError("its answer is incomplete")
     bad = [match.groups() for row in rows if (match := re.fullmatch(r"bad (\w+) (.+)", row))]
     checked = next((row.split()[1] for row in rows if row.startswith("checked ")), "0")

@@ -37,7 +37,8 @@ def uncompiled(manifest: Manifest, stale: Container[str]) -> dict[str, str]:
     tag = f"cpython-{version[1]}{version[2]}"
     sources = [entry.path for entry in manifest.files if entry.path.endswith(".py") and entry.path.startswith(tops)]
     compiled = {entry.path for entry in manifest.files if entry.path.endswith(".pyc") and entry.path not in stale}
-    lacking = {path: _cached(path, tag) for path in sources if "\n" not in path}
+    # compileall reads a path on each line, without the space around it
+    lacking = {path: _cached(path, tag) for path in sources if path.splitlines() == [path.strip()]}
     return {path: cached for path, cached in lacking.items() if cached not in compiled}
 
 

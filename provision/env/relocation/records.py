@@ -9,8 +9,9 @@ import posixpath
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 
-from provision.env.bundle.manifest import Entry
+from provision.env.bundle.manifest import PACKAGE_FILE, Entry
 from provision.env.source.owners import record_path
+from trainer.untrusted import parse_object
 
 
 def update(path: str, data: bytes, rewritten: Mapping[str, Entry], prefix: str) -> bytes:
@@ -46,7 +47,7 @@ def record_row(name: str, sha256: bytes, size: int, *, end: str) -> str:
 
 def _conda(data: bytes, rewritten: Mapping[str, Entry]) -> bytes:
     try:
-        package = json.loads(data)
+        package = parse_object(data, limit=PACKAGE_FILE)
         listed = package["paths_data"]["paths"]
         changed = False
         for one in listed:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import posixpath
 import re
 from collections.abc import Mapping
 
+from provision.env.bundle.manifest import PACKAGE_FILE
 from provision.env.source.owners import normalized, record_path
+from trainer.untrusted import parse_object
 
 _INFO = re.compile(r"(?P<folder>.*/(?P<name>[^/]+)-[^-/]+\.(?:dist-info|egg-info))/[^/]+\Z", re.DOTALL)
 
@@ -38,7 +39,7 @@ def owner(path: str, known: Mapping[str, str]) -> str:
 
 def _conda(path: str, data: bytes) -> dict[str, str]:
     try:
-        package = json.loads(data)
+        package = parse_object(data, limit=PACKAGE_FILE)
         return dict.fromkeys([path, *map(str, package["files"])], str(package["name"]))
     except (ValueError, KeyError, TypeError):
         return {}  # the history, or no package's file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import posixpath
 import re
@@ -11,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from provision.env.bundle.manifest import Package
+from provision.env.bundle.manifest import PACKAGE_FILE, Package
+from trainer.untrusted import parse_object
 
 _METADATA = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.(?:dist-info|egg-info)\Z")
 _SITE = re.compile(r"(lib/python[^/]+/site-packages)(?:/|\Z)")
@@ -85,7 +85,7 @@ def site_packages(paths: Iterable[str]) -> tuple[str, ...]:
 def _conda(path: Path) -> Iterator[tuple[Package, list[str], dict[str, int]]]:
     """The package of a ``conda-meta`` file, its files, and the placeholder lengths of its binaries."""
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_object(path.read_bytes(), limit=PACKAGE_FILE)
         package = Package(str(data["name"]), str(data["version"]), "conda")
         listed = [str(file) for file in data.get("files", [])]
         rooms = {

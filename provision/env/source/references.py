@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from provision.env.bundle.manifest import PACKAGE_FILE
+from trainer.untrusted import parse_object
 
 # Python programs that find modules elsewhere: setuptools' finders, hatchling's (by way of ``editables``) and
 # scikit-build-core's. Their absolute paths stand in them as plain strings.
@@ -48,7 +50,7 @@ def rebuilding(site: Path) -> Iterator[str]:
 def _direct_url(path: Path) -> str | None:
     """The folder that an editable install's ``direct_url.json`` (PEP 610) names; None if it is not editable."""
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_object(path.read_bytes(), limit=PACKAGE_FILE)
         if not data.get("dir_info", {}).get("editable"):
             return None
         parts = urlsplit(str(data["url"]))
@@ -60,7 +62,7 @@ def _direct_url(path: Path) -> str | None:
 def _absolute_strings(program: str) -> Iterator[str]:
     try:
         tree = ast.parse(program)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("/"):

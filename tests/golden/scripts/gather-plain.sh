@@ -27,14 +27,55 @@ discard() { # discard PATH...: also folders that may not be written to; files ma
         rm -rf -- "$cc_path"
     done
 }
-names() { # names LIST: the names in a list of sha256sum, each ended by a NUL
+# Lists have the format of `sha256sum -c`: a line begins with a backslash if \\, \n or \r stand in its name for a backslash, a
+# newline and a carriage return. Systems read such lines differently, and the name - is sha256sum's input everywhere:
+# these odd lines are read here. Lists of earlier versions hold bare carriage returns.
+cc_cr=$(printf '\r')
+is_odd() { # is_odd LINE
+    case $1 in \\* | *"$cc_cr"* | *'  -') return 0 ;; esac
+    return 1
+}
+name_of() { # name_of LINE: sets cc_name
+    cc_name=${1#*  }
+    case $1 in
+        \\*)
+            cc_name=$(printf '%bx' "$cc_name")
+            cc_name=${cc_name%x}
+            ;;
+    esac
+}
+is_good() { # is_good LINE: whether the file has the digest of an odd line
+    name_of "$1"
+    [ -f "./$cc_name" ] || return 1
+    cc_wanted=${1#\\}
+    cc_found=$(sha256sum <"./$cc_name") && [ "${cc_found%% *}" = "${cc_wanted%% *}" ]
+}
+check_list() { # check_list LIST: what `sha256sum -c` prints for the lines that are not odd
     while IFS= read -r cc_line; do
+        is_odd "$cc_line" || printf '%s\n' "$cc_line"
+    done <"$1" | sha256sum -c -
+}
+names() { # names LIST: the names in a list of sha256sum, each ended by a NUL; sets cc_odd where odd lines are among them
+    cc_odd=
+    while IFS= read -r cc_line; do
+        ! is_odd "$cc_line" || cc_odd=yes
         case $cc_line in
             \\*) printf '%b\0' "${cc_line#*  }" ;;
             *) printf '%s\0' "${cc_line#*  }" ;;
         esac
     done <"$1"
 }
+is_whole() { # is_whole LIST: whether all its files have their digests; after `names`
+    if [ -z "$cc_odd" ]; then
+        sha256sum -c "$1"
+        return
+    fi
+    cc_plain=
+    while IFS= read -r cc_line; do
+        if is_odd "$cc_line"; then is_good "$cc_line" || return 1; else cc_plain=yes; fi
+    done <"$1"
+    [ -z "$cc_plain" ] || check_list "$1"
+} >/dev/null 2>&1
 folders() { # folders LIST: the folders of those names; one that lies in the root is "."
     cc_last=
     while IFS= read -r cc_line; do
@@ -84,16 +125,18 @@ rm -rf -- "$transfer/try"
 take() { # take RELEASE KEY: from a release of this root; false where it is not what its list says, or cannot be taken
     cd -- "$1" || return 1
     cc_list=.clusterctl/files/$2
-    if ! sha256sum -c "$cc_list" >/dev/null 2>&1; then
+    names "$cc_list" >"$transfer/names" || return 1
+    printf '%s\0' "$cc_list" >>"$transfer/names"
+    if ! is_whole "$cc_list"; then
         echo "damaged ${1##*/} $2"
         return 1
     fi
     folders "$cc_list" | (cd -- "$incoming" && xargs -0 mkdir -p --) || return 1
     mkdir -p -- "$incoming/.clusterctl/files" || return 1
-    if { [ "$can_link" = yes ] && { names "$cc_list"; printf '%s\0' "$cc_list"; } | link_names "$incoming"; } 2>/dev/null; then
+    if { [ "$can_link" = yes ] && link_names "$incoming" <"$transfer/names"; } 2>/dev/null; then
         return 0
     fi
-    { names "$cc_list"; printf '%s\0' "$cc_list"; } | copy_names 2>/dev/null
+    copy_names <"$transfer/names" 2>/dev/null
 }
 while read -r key && [ "$key" != . ]; do
     while read -r had; do

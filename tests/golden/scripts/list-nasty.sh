@@ -11,6 +11,7 @@ for release in "$root"/releases/*/; do
     echo "release $name $state $(stat -c %Y -- "$release.ok" 2>/dev/null || echo 0)"
 done
 for left in "$root"/releases/.incoming-* "$root"/releases/.transfer-* "$root"/releases/.removing-*; do
+    case ${left##*/.} in *[!0-9a-z-]*) continue ;; esac # of a name that clusterctl never gives
     [ ! -d "$left" ] || echo "left ${left##*/}"
 done
 if [ -e "$root/releases/.history" ]; then

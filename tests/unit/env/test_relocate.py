@@ -11,7 +11,7 @@ import pytest
 
 from provision.env.bundle.manifest import Entry, Manifest, Mark, PrefixFiles
 from provision.env.bundle.reader import open_bundle
-from provision.env.relocation import binaries, shebangs
+from provision.env.relocation import binaries, bytecode, shebangs
 from provision.env.relocation.prefixes import Search
 from provision.env.relocation.relocate import relocate
 from provision.env.source import elf
@@ -382,3 +382,12 @@ def test_scripts_run_at_the_new_prefix(packed, prefix, tmp_path, length):
         done = subprocess.run(["env", "-i", new / "bin" / name], capture_output=True, text=True, check=True)
         assert done.stdout == "hello\n"
     assert Path(new / "bin/hello").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\r/tmp/b", "x ", "a\u2028b", "a\x85"])
+def test_modules_whose_names_compileall_would_misread_are_not_given_to_it(name):
+    top = "lib/python3.11"
+    files = [Entry(path, "file", 0o644, 0) for path in (f"{top}/{name}/y.py", f"{top}/{name}.py", f"{top}/x.py")]
+    lacking = bytecode.uncompiled(manifest_of(*files), frozenset())
+    assert f"{top}/x.py" in lacking
+    assert all(path.splitlines() == [path.strip()] for path in lacking)
