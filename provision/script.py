@@ -120,7 +120,8 @@ def parse(token: str, out: str) -> tuple[StepResult, ...]:
     """What the script of ``compile_steps`` said about its steps, in order; steps that did not end are absent."""
     marker = re.compile(
         rf"^@clusterctl:{re.escape(token)}:"
-        r"(?:start:(?P<start>\d+):(?P<name>.*)|step:(?P<index>\d+):(?P<state>[a-z ]+):(?P<rc>\d+):(?P<ms>-?\d+))$",
+        r"(?:start:(?P<start>[0-9]{1,9}):(?P<name>.*)|step:(?P<index>[0-9]{1,9}):(?P<state>ok|changed|would change|failed)"
+        r":(?P<rc>[0-9]{1,3}):(?P<ms>-?[0-9]{1,19}))$",
         re.MULTILINE,
     )
     names: dict[str, str] = {}
