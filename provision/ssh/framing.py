@@ -184,6 +184,12 @@ def _mib(count: int) -> str:
     return f"{count >> 20} MiB"
 
 
+def sent_length(line: str) -> int:
+    """How many bytes of the output a line stands for that was handed out."""
+    text = line.removesuffix(CUT)
+    return len(text.encode("utf-8", "surrogateescape")) + (text == line)  # a newline ends it
+
+
 def decode(data: bytes | bytearray) -> str:
     """UTF-8; bytes that are none survive as surrogates, for file names that come back."""
     return data.decode("utf-8", "surrogateescape")

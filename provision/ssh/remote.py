@@ -19,7 +19,7 @@ from provision.ssh.become import Ascent
 from provision.ssh.channel import ChannelStream
 from provision.ssh.client import DEAD_AFTER
 from provision.ssh.fanout import fan_out
-from provision.ssh.framing import BOOTSTRAP, OutputTooLong
+from provision.ssh.framing import BOOTSTRAP, OutputTooLong, sent_length
 from provision.ssh.local import LocalRemote
 from provision.ssh.login import hang_up, text_of
 from provision.ssh.prompts import Prompts
@@ -64,6 +64,7 @@ __all__ = [
     "connect",
     "fan_out",
     "reading",
+    "sent_length",
 ]
 
 # What goes wrong is raised; paramiko logs it as well, to stderr where logging is not set up.

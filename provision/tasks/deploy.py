@@ -23,7 +23,7 @@ from provision.errors import BundleError, ClusterctlError, NodesFailedError, Pre
 from provision.model import Emit, Inventory, Node, Notice, Progress, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps, parse
 from provision.services.scripts import REVIEW
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks import services
 from provision.tasks.answers import failures, split
 from provision.tasks.hold import Lock, held
@@ -210,7 +210,9 @@ def _examine(
     script = examine.examine(inventory, places.release_id, keys.comment(inventory))
 
     def look(node: Node) -> examine.NodeFacts:
-        return examine.read_facts(connections[node].run(script, deadline=EXAMINE_DEADLINE).out)
+        out = connections[node].run(script, deadline=EXAMINE_DEADLINE).out
+        with reading(node):
+            return examine.read_facts(out)
 
     answers = fan_out(nodes, look)
     judged = {

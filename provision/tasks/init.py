@@ -18,7 +18,7 @@ from provision.inventory.foreign import Found, read
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.render import render
 from provision.ssh.enrol import Enrolled, default_key, enrol
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import hint, reason
 
 if TYPE_CHECKING:
@@ -181,7 +181,9 @@ def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> dict[str, F
     script = render("enrol/ask.sh.j2")
 
     def ask(node: Node) -> Facts:
-        return read_facts(pool[node].run(script, deadline=_DEADLINE).out)
+        out = pool[node].run(script, deadline=_DEADLINE).out
+        with reading(node):
+            return read_facts(out)
 
     with Connections(inventory) as pool:
         answers = fan_out(nodes, ask)

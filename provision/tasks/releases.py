@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from provision.env.release.upkeep import Releases
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Emit, Finding, Found, Inventory, Node, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import failures, split
 from provision.tasks.hold import Lock, held
 
@@ -166,7 +166,8 @@ def verify(
             goal = goals[node.name] or ""
             script = upkeep.verify(Places.of(inventory, goal).release)
             result = connections[node].run(script, deadline=_VERIFY_DEADLINE)
-            return upkeep.findings(node.name, goal, result.out)
+            with reading(node):
+                return upkeep.findings(node.name, goal, result.out)
 
         answers = split(inventory, nodes, fan_out(nodes, check), command="verify", nothing="the others were not judged")
     states = {name: "as deployed" if finding.verdict == "OK" else "differs" for name, finding in answers.items()}
@@ -220,9 +221,12 @@ def _list(
     inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, command: str, used: bool = False
 ) -> dict[str, Releases]:
     script = upkeep.listing(inventory, used=used)
-    look: Callable[[Node], Releases] = lambda node: upkeep.read_listing(  # noqa: E731 - one expression, used once
-        connections[node].run(script, deadline=_DEADLINE).out
-    )
+
+    def look(node: Node) -> Releases:
+        out = connections[node].run(script, deadline=_DEADLINE).out
+        with reading(node):
+            return upkeep.read_listing(out)
+
     return split(inventory, nodes, fan_out(nodes, look), command=command)
 
 
