@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -254,6 +255,7 @@ class _Stream:
                 highlight=False,
                 markup=False,
                 emoji=False,
+                width=None if environ.get("COLUMNS", "80").strip("0") else shutil.get_terminal_size().columns,
             )
 
     @property
@@ -261,6 +263,14 @@ class _Stream:
         return "utf" in (getattr(self.file, "encoding", None) or "").lower()
 
     def write(self, lines: Iterable[Line], *, raw: bool = False) -> None:
+        try:
+            self._write(lines, raw=raw)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk: the error must say what cannot be written to
+            raise OSError(error.errno, error.strerror, getattr(self.file, "name", "output").strip("<>")) from error
+
+    def _write(self, lines: Iterable[Line], *, raw: bool) -> None:
         encoding = getattr(self.file, "encoding", None) or "utf-8"
         for line in lines:
             text = line.text.encode(encoding, "backslashreplace").decode(encoding)
