@@ -103,15 +103,15 @@ def deploy(
     bundle = open_bundle(bundle_path)
     places = Places.of(inventory, bundle.manifest.release_id)
     serviced = None
-    if with_services and inventory.services:
-        try:
-            serviced = services.apply(
-                inventory, nodes, prompts=prompts, dry_run=dry_run, scripts_to=scripts_to, emit=emit
-            )
-        except NodesFailedError as error:
-            error.nothing_done = True  # of the deploy itself
-            raise
-    with Connections(inventory, prompts) as connections:
+    with Connections(inventory, prompts) as connections:  # of services too: nobody is asked twice
+        if with_services and inventory.services:
+            try:
+                serviced = services.apply(
+                    inventory, nodes, connections=connections, dry_run=dry_run, scripts_to=scripts_to, emit=emit
+                )
+            except NodesFailedError as error:
+                error.nothing_done = True  # of the deploy itself
+                raise
         facts = _examine(inventory, nodes, connections, bundle, places, repair=repair, emit=emit)
         todo = examine.describe(facts, places, repair=repair)
         work = [node for node in nodes if todo[node.name] != "unchanged"]
