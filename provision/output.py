@@ -153,8 +153,9 @@ class Reporter:
             self._stop()
         if self._quiet:
             return
-        marks = (("✓", "✗") if self._err.unicode else ("*", "!")) if self._bars else None
-        self._err.write(finished_lines(title, event, marks))
+        marks = (("✓", "!", "✗") if self._err.unicode else ("*", "!", "x")) if self._bars else None
+        nodes = meter.total if meter and meter.unit == "nodes" else None
+        self._err.write(finished_lines(title, event, marks, nodes))
 
     def _log(self, event: model.LogLine) -> None:
         if self._quiet:

@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from provision.errors import ClusterctlError
+from provision.errors import ClusterctlError, Reason
 from provision.model import Node, Result
 from provision.ssh.framing import TAIL, Framed, OutputTooLong, frame
 
@@ -34,7 +34,7 @@ class RemoteError(ClusterctlError):
     def __init__(self, node: Node, reason: str, *, hint: str = "") -> None:
         super().__init__(f"{node.name}: {reason}", hint=hint)
         self.node = node.name
-        self.reason = reason
+        self.reason = reason if isinstance(reason, Reason) else Reason.about(reason, node.name, node.address, node.port)
 
 
 class NodeUnreachable(RemoteError):  # noqa: N818 - the state of a node

@@ -19,7 +19,7 @@ from provision import checks
 from provision.checks import Answer, Plan
 from provision.checks._choosing import choose, limits
 from provision.checks._probing import compile_probes, parse, probe_of
-from provision.errors import ClusterctlError
+from provision.errors import ClusterctlError, within
 from provision.inventory import fold
 from provision.model import Emit, Finding, Inventory, Node, Notice, Progress, StageFinished, StageStarted
 from provision.script import FROM_INPUT
@@ -171,7 +171,7 @@ def _visit_all(visit: _Visit, emit: Emit) -> tuple[dict[str, dict[str, Answer]],
         for node in nodes
         if isinstance(outcome := outcomes[node.name], ClusterctlError)
     }
-    states = {name: f"unreachable: {why}" for name, why in unreachable.items()}
+    states = {name: within("unreachable: {}", why) for name, why in unreachable.items()}
     emit(StageFinished(_STAGE, time.monotonic() - began, states))
     if visit.refused:
         why = next(iter(visit.refused.values()))

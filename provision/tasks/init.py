@@ -188,8 +188,8 @@ def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> dict[str, F
     with Connections(inventory) as pool:
         answers = fan_out(nodes, ask)
     facts = {name: answer for name, answer in answers.items() if isinstance(answer, Facts)}
-    emit(StageFinished("ask", time.monotonic() - began))
     silent = {node.name: answer for node in nodes if isinstance(answer := answers[node.name], ClusterctlError)}
+    emit(StageFinished("ask", time.monotonic() - began, failed=len(silent)))
     if silent:
         why = next(iter(silent.values()))
         emit(Notice(f"{fold(silent)}: not asked what it is: {why}", "warning"))
