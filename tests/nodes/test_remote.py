@@ -640,8 +640,8 @@ def test_a_jump_host_from_ssh_config(server, own_server, home):
         jump.close()
         with pytest.raises(NodeUnreachable):
             pool[nodes[0]].run("true")
-        with pytest.raises(NodeUnreachable, match=f"gpu3: jump host 127.0.0.1: 127.0.0.1 port {jump.port} refuses"):
-            pool[nodes[3]].run("true")
+    with pytest.raises(NodeUnreachable, match=f"gpu3: jump host 127.0.0.1: 127.0.0.1 port {jump.port} refuses"):
+        connect(inventory, nodes[3])
     pinned = inventory.ssh.known_hosts
     pinned.write_text(pinned.read_text().replace(f":{jump.port} ", f":{jump.port + 1} ") + _another_key(jump, server))
     jump.start()
