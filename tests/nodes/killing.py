@@ -1,6 +1,7 @@
-"""Runs one deploy and kills it: ``killing.py FOLDER BUNDLE EVENT [SIGNAL]``; the number of the event at which it comes.
+"""Runs one deploy and kills it: ``killing.py FOLDER BUNDLE EVENT [SIGNAL [WORD...]]``.
 
-Without SIGNAL it is SIGKILL, and no command line is around the deploy; with one it is the command, as users type it.
+EVENT is the number of the event at which the signal comes. Without SIGNAL it is SIGKILL, and no command line is around
+the deploy; with one it is the command, as users type it, or the command of the WORDs.
 Events are the beginnings and ends of stages: how often progress is told depends on how quick the machine is. With
 EVENT 0 nothing is killed, and the number of events is printed.
 """
@@ -17,7 +18,7 @@ from provision.output import Reporter
 from provision.tasks.deploy import deploy
 
 
-def command(folder: Path, bundle: Path, wanted: int, number: signal.Signals) -> None:
+def command(folder: Path, words: list[str], wanted: int, number: signal.Signals) -> None:
     events = []
     shown = Reporter.__call__
 
@@ -30,13 +31,13 @@ def command(folder: Path, bundle: Path, wanted: int, number: signal.Signals) -> 
 
     Reporter.__call__ = show
     os.chdir(folder)
-    clusterctl(["deploy", str(bundle)])
+    clusterctl(words)
 
 
 def main() -> None:
     folder, bundle, wanted = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     if sys.argv[4:]:
-        command(folder, bundle, wanted, signal.Signals[sys.argv[4]])
+        command(folder, sys.argv[5:] or ["deploy", str(bundle)], wanted, signal.Signals[sys.argv[4]])
     inventory = load(folder / "inventory.yaml")
     events = []
 
