@@ -16,10 +16,46 @@ Every message says what went wrong and where; ``hint`` is the next command to ty
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
+
+
+class Reason(str):
+    """Why something failed on a node; ``alike`` is the same text without what only this node has in it."""
+
+    __slots__ = ("alike",)
+    alike: str
+
+    def __new__(cls, text: str, alike: str = "") -> Self:
+        """``alike``: empty where the text has nothing of the node's own."""
+        self = super().__new__(cls, text)
+        self.alike = alike or str(text)
+        return self
+
+    @classmethod
+    def about(cls, text: str, name: str, address: str, port: int | None = None) -> Self:
+        """A reason that may hold the node's own name, address or port."""
+        alike = _replaced(text, address, "its address")
+        if any(letter.isdigit() for letter in name):  # others are words that a sentence may have anyway
+            alike = _replaced(alike, name, "its name")
+        alike = re.sub(rf"\bport {port}\b", "its port", alike) if port else alike
+        return cls(text, alike.replace("its address its port", "its address and port"))
+
+
+def within(text: str, why: str) -> str:
+    """``text`` with a reason in place of its ``{}``; a ``Reason`` stays one."""
+    whole = text.replace("{}", why, 1)
+    return Reason(whole, text.replace("{}", why.alike, 1)) if isinstance(why, Reason) else whole
+
+
+def _replaced(text: str, own: str, words: str) -> str:
+    behind = r"[\w-]|\.\w|:\w" if ":" in own else r"[\w-]|\.\w"
+    return re.sub(rf"(?<![\w.:-]){re.escape(own)}(?!{behind})", words, text) if own else text
 
 
 class ClusterctlError(Exception):

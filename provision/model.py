@@ -239,6 +239,7 @@ class StageFinished:
     """A stage ended. ``states`` maps node names to a short state; equal states are folded when shown.
 
     ``goes_on``: it did not end, only the command that showed it; what is said of it instead.
+    ``failed``: how many nodes failed, where no state says so.
     """
 
     stage: str
@@ -246,6 +247,7 @@ class StageFinished:
     states: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
     goes_on: str = ""
+    failed: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -152,8 +153,9 @@ class Reporter:
             self._stop()
         if self._quiet:
             return
-        marks = (("✓", "✗") if self._err.unicode else ("*", "!")) if self._bars else None
-        self._err.write(finished_lines(title, event, marks))
+        marks = (("✓", "!", "✗") if self._err.unicode else ("*", "!", "x")) if self._bars else None
+        nodes = meter.total if meter and meter.unit == "nodes" else None
+        self._err.write(finished_lines(title, event, marks, nodes))
 
     def _log(self, event: model.LogLine) -> None:
         if self._quiet:
@@ -254,6 +256,7 @@ class _Stream:
                 highlight=False,
                 markup=False,
                 emoji=False,
+                width=None if environ.get("COLUMNS", "80").strip("0") else shutil.get_terminal_size().columns,
             )
 
     @property
@@ -261,6 +264,14 @@ class _Stream:
         return "utf" in (getattr(self.file, "encoding", None) or "").lower()
 
     def write(self, lines: Iterable[Line], *, raw: bool = False) -> None:
+        try:
+            self._write(lines, raw=raw)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk: the error must say what cannot be written to
+            raise OSError(error.errno, error.strerror, getattr(self.file, "name", "output").strip("<>")) from error
+
+    def _write(self, lines: Iterable[Line], *, raw: bool) -> None:
         encoding = getattr(self.file, "encoding", None) or "utf-8"
         for line in lines:
             text = line.text.encode(encoding, "backslashreplace").decode(encoding)

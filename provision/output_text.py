@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import textwrap
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from provision.errors import ClusterctlError, InterruptedByUser, InventoryError, NodesError
+from provision.errors import ClusterctlError, InterruptedByUser, InventoryError, NodesError, Reason
 from provision.inventory.selection import fold
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ SPEED_WINDOW = 30.0  # seconds that a speed is the mean of: steady enough for an
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # CSI, OSC, two-character
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_BAD = re.compile(r"(?i)\b(failed|unreachable|refused|error|timed out|lost)\b")
+_BAD = re.compile(r"(?i)\b(failed|unreachable|refused|error|timed out|lost|no answer)\b")
+_ENDS: tuple[Style, Style, Style] = ("green", "yellow", "red")  # of a stage: well, partly, not at all
 _GOOD = re.compile(r"(?i)\A(would )?(changed?|deployed|deploy|done|enrolled|pinned|restored)\b")
 _VERDICT: Mapping[str, Style] = {"OK": "green", "WARN": "yellow", "FAIL": "red", "UNKNOWN": "yellow"}
 _STEP: Mapping[str, Style] = {"changed": "green", "would change": "yellow", "failed": "red"}
@@ -166,10 +168,17 @@ def state_style(state: str) -> Style:
 
 
 def fold_equal(values: Mapping[str, Hashable]) -> dict[Any, str]:
-    """``{node: value}`` -> ``{value: folded nodes}``, in the order in which the values first appear."""
-    groups: dict[Hashable, list[str]] = {}
+    """``{node: value}`` -> ``{value: folded nodes}``, in the order in which the values first appear.
+
+    Reasons that differ only in the node's own name, address or port are one, with words in place of these.
+    """
+    alike: dict[Hashable, dict[Hashable, list[str]]] = {}
     for node, value in values.items():
-        groups.setdefault(value, []).append(node)
+        key = value.alike if isinstance(value, Reason) else value
+        alike.setdefault(key, {}).setdefault(value, []).append(node)
+    groups: dict[Hashable, list[str]] = {}
+    for key, each in alike.items():
+        groups.setdefault(next(iter(each)) if len(each) == 1 else key, []).extend(itertools.chain(*each.values()))
     return {value: fold(nodes) for value, nodes in groups.items()}
 
 
@@ -182,17 +191,25 @@ def state_lines(states: Mapping[str, str]) -> list[Line]:
     ]
 
 
-def finished_lines(title: str, event: StageFinished, marks: tuple[str, str] | None) -> list[Line]:
-    """The end of a stage. ``marks`` are those of success and failure; without, words say it."""
+def finished_lines(
+    title: str, event: StageFinished, marks: tuple[str, str, str] | None, nodes: int | None = None
+) -> list[Line]:
+    """The end of a stage. ``marks`` are those of success, of a part that failed, and of failure; without, words say it.
+
+    ``nodes`` is how many took part, where that is known; else those with a state.
+    """
     if event.goes_on:
         return [Line(f"{title}: {event.goes_on}")]
-    failed = any(state_style(state) == "red" for state in event.states.values())
+    bad = max(event.failed, sum(state_style(state) == "red" for state in event.states.values()))
+    total = max(nodes or 0, len(event.states), bad)
+    which = 0 if not bad else 1 if bad < total else 2
     took = duration(event.seconds)
     summary = f", {clean(event.summary)}" if event.summary else ""
     if marks:
-        head = Line(f"{marks[failed]} {title} ({took}){summary}", "red" if failed else "green")
+        head = Line(f"{marks[which]} {title} ({took}){summary}", _ENDS[which])
     else:
-        head = Line(f"{title}: {'failed after' if failed else 'done in'} {took}{summary}")
+        words = ("done in", f"failed on {bad} of {total} nodes after", "failed after")
+        head = Line(f"{title}: {words[which]} {took}{summary}")
     return [head, *state_lines(event.states)]
 
 

@@ -22,6 +22,7 @@ FROM_INPUT = 'eval "$(cat)"'
 DETAIL_LINES = 40  # of a failed step's output
 _DETAIL_BYTES = 16000
 _TOKEN = re.compile(r"[0-9A-Za-z]+")
+_WHOLE = re.compile(r"-?[0-9]{1,19}")  # 64 bits
 
 # Milliseconds where date knows %N (GNU), else seconds times 1000. dash and busybox count in 64 bits.
 _HEAD = """\
@@ -120,7 +121,9 @@ def parse(token: str, out: str) -> tuple[StepResult, ...]:
     """What the script of ``compile_steps`` said about its steps, in order; steps that did not end are absent."""
     marker = re.compile(
         rf"^@clusterctl:{re.escape(token)}:"
-        r"(?:start:(?P<start>\d+):(?P<name>.*)|step:(?P<index>\d+):(?P<state>[a-z ]+):(?P<rc>\d+):(?P<ms>-?\d+))$",
+        r"(?:start:(?P<start>[0-9]{1,9}):(?P<name>.*)"
+        r"|step:(?P<index>[0-9]{1,9}):(?P<state>ok|changed|would change|failed)"
+        r":(?P<rc>[0-9]{1,3}):(?P<ms>-?[0-9]{1,19}))$",
         re.MULTILINE,
     )
     names: dict[str, str] = {}
@@ -138,6 +141,17 @@ def parse(token: str, out: str) -> tuple[StepResult, ...]:
         name = names.get(found["index"], f"step {found['index']}")
         results.append(StepResult(name, state, detail, max(0, int(found["ms"])) / 1000))
     return tuple(results)
+
+
+def whole(text: str) -> int:
+    """A whole number in a node's answer: bytes, a count, seconds since 1970.
+
+    Raises:
+        ValueError: it is none, or larger than any that a node has.
+    """
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no number")
+    return int(text)
 
 
 def _printable(text: str) -> str:

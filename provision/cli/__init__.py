@@ -1,121 +1,95 @@
-"""The command line: arguments in, one task called, its result shown. Nothing is decided here."""
+"""Where clusterctl starts: streams and signals first, then everything else, which takes a moment to import.
+
+So Ctrl-C in that moment is an interrupt like any other, and a stream that is closed is no crash. Nothing is imported
+here that Python has not loaded already.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-from types import FrameType
-from typing import NoReturn
 
-import click
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
 
-from provision import __version__
-from provision.errors import ClusterctlError, InterruptedByUser, UsageError
-from provision.output import Reporter
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code: 0 ok, 2 usage, 3 bundle, 4 refused, 5 nodes, 6 run, 130 interrupted."""
-    signal.signal(signal.SIGTERM, _terminated)
-    reporter = Reporter()
-    try:
-        cli.main(args=argv, prog_name="clusterctl", standalone_mode=False, obj=reporter)
-        reporter.finish()
-        code = 0
-    except ClusterctlError as error:
-        reporter.show_error(error)
-        code = error.exit_code
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = UsageError.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        reporter.show_error(InterruptedByUser("interrupted", hint="run the same command again"))
-        code = InterruptedByUser.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (clusterctl ... | head): nothing to tell, and nobody to tell it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except OSError as error:
-        reporter.show_error(_unusable(error))
-        code = UsageError.exit_code
-    finally:
-        reporter.close()
-    sys.exit(code)
+    words = list(sys.argv[1:] if argv is None else argv)
+    with Leaving(words):
+        closed = _open_streams()
+        from provision.cli.program import run  # noqa: PLC0415 - what takes a moment
+    run(words, closed)
 
 
-def _unusable(error: OSError) -> UsageError:
-    """What nobody nearer has found better words for: a file or folder of this machine that does not do what it must."""
-    why = error.strerror or str(error)
-    return UsageError(f"cannot use {error.filename}: {why}" if error.filename else why)
+class Leaving:
+    """Within this, SIGINT and SIGTERM end the program at once: nothing was started that would have to be cleaned up.
+
+    An exception would not do: what is being imported may turn it into another, or drop it.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._json = wants_json(words)
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._leave)
+
+    def __exit__(self, *_error: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _leave(self, _number: int, _frame: object) -> None:
+        try:
+            if self._json:
+                hint = "run the same command again"
+                os.write(1, b'{"error": {"message": "interrupted", "exit_code": 130, "hint": "%s"}}\n' % hint.encode())
+            os.write(2, b"interrupted\ntry: run the same command again\n")
+        finally:
+            os._exit(_INTERRUPTED)
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM cleans up like Ctrl-C."""
-    raise KeyboardInterrupt
+def wants_json(words: Sequence[str]) -> bool:
+    """Whether the option ``--json`` is among the words of a command line."""
+    options = words[: words.index("--")] if "--" in words else words
+    return "--json" in options
 
 
-OVERVIEW = """Move a conda environment into an air-gapped GPU cluster and train on it.
+def _open_streams() -> frozenset[str]:
+    """Open a stream that is closed on /dev/null; the names of those that were.
 
-\b
-  clusterctl pack-env                            the active environment becomes one file
-  clusterctl deploy --inventory inventory.yaml   that file becomes every node's environment
-  clusterctl train --nodes 2                     LLaMA-Factory runs on the first two nodes
-"""
-
-
-_MODULES = {
-    "pack-env": "environment",
-    "pack-os": "os_packages",
-    "pack-tool": "tool",
-    "inspect": "bundles",
-    "diff": "bundles",
-    "deploy": "nodes",
-    "releases": "nodes",
-    "rollback": "nodes",
-    "prune": "nodes",
-    "verify": "nodes",
-    "push": "nodes",
-    "run": "commands",
-    "services": "services",
-    "bench": "bench",
-    "check": "health",
-    "diagnose": "diagnose",
-    "status": "status",
-    "train": "training",
-    "logs": "runs",
-    "stop": "runs",
-    "metrics": "metrics",
-    "resume": "runs",
-    "collect": "runs",
-    "ds-config": "ds_config",
-    "plan": "plan",
-    "init": "setup",
-    "sandbox": "setup",
-}
+    A closed one is None in Python, and the next file that is opened would get its number, and what is printed.
+    """
+    closed = set()
+    for number, (name, mode) in enumerate(_STREAMS):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.add(name)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
+    return frozenset(closed)
 
 
-class _Commands(click.Group):
-    """Imports a command when it is asked for: no command needs half of what they need together."""
+def __getattr__(name: str) -> Any:
+    """``provision.cli.cli``, the click group, for programs that look at the commands."""
+    if name == "cli":
+        from provision.cli.program import cli  # noqa: PLC0415 - not needed to start
 
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return sorted(_MODULES)
-
-    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
-            return None
-        module = import_module(f"provision.cli.{_MODULES[cmd_name]}")
-        commands: Sequence[click.Command] = module.COMMANDS
-        return next(command for command in commands if command.name == cmd_name)
-
-
-@click.group(
-    cls=_Commands, help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
-@click.version_option(__version__, prog_name="clusterctl")
-def cli() -> None:
-    """All commands; their help is what ``OVERVIEW`` and their docstrings say."""
+        return cli
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ from provision.errors import NodesFailedError
 from provision.inventory import fold, select
 from provision.model import Notice
 from provision.output import Reporter
-from provision.output_text import Line, clean
+from provision.output_text import Line, clean, fold_equal
 from provision.run.loglines import Entry
 from provision.tasks.begin import Following
 from provision.tasks.collect import collect
@@ -50,8 +50,8 @@ class _Shower:
         else:
             for entry in found.lines:
                 self.line(entry)
-        for name, why in found.unreachable.items():
-            self._reporter.warn(f"without the logs of {name}: {why}")
+        for why, names in fold_equal(found.unreachable).items():
+            self._reporter.warn(f"without the logs of {names}: {why}")
 
     def line(self, entry: Entry) -> None:
         """One line."""

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from provision.data.tree import Tree
 from provision.env.source.scan import Found
 from provision.errors import ClusterctlError
+from provision.script import whole
 
 Kind = Literal["file", "dir", "link", "other"]
 
@@ -110,7 +111,7 @@ def read(out: str, token: str) -> There:
             mode, size, mtime, owner, path = rest.split(" ", 4)
             number = int(mode, 16)
             kind = _KINDS.get(stat.S_IFMT(number), "other")
-            things[_path(path)] = Thing(kind, number & 0o777, int(size), int(mtime), int(owner))
+            things[_path(path)] = Thing(kind, number & 0o777, whole(size), whole(mtime), whole(owner))
         elif word == "link":
             link = _path(rest)
         elif word == "to" and link in things:
@@ -124,10 +125,10 @@ def read(out: str, token: str) -> There:
     return There(
         things,
         frozenset(closed),
-        int(facts["user"]),
+        whole(facts["user"]),
         frozenset(facts["tools"].split()),
-        int(facts["free"]) if "free" in facts else None,
-        int(facts["staged"]) if "staged" in facts else None,
+        whole(facts["free"]) if "free" in facts else None,
+        whole(facts["staged"]) if "staged" in facts else None,
     )
 
 

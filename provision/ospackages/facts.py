@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from provision.ospackages.node import Choice
+from provision.script import whole
 
 _ROOM = 4  # bytes on the disk for each byte of a bundle: the file, its copy, its packages, and what they install
 
@@ -45,7 +46,7 @@ def read(out: str) -> Facts:
     def names(word: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(rest.split()[0] for rest in lines.get(word, ()) if rest))
 
-    free = [int(rest) for rest in lines.get("free", ()) if rest.isdigit()]
+    free = [whole(rest) for rest in lines.get("free", ()) if rest.isdigit()]
     return Facts(
         refused=" ".join(lines.get("refused", ())),
         lacks=tuple(" ".join(lines.get("lacks", ())).split()),

@@ -144,10 +144,14 @@ class Ascent:
 
         def attempt(password: str) -> bool:
             nonlocal lost
+            if not password or any(
+                sign in password for sign in "\n\r\0"
+            ):  # what is behind it would be read as a script
+                raise self.refused("a sudo password is one line that is not empty", free)
             write(b"yes\n")
             answer, said = self._next(_PATIENCE)
             if answer == "prompt":
-                write(password.encode() + b"\n")
+                write(password.encode("utf-8", "surrogateescape") + b"\n")
                 answer, said = self._next(_PATIENCE)
             if answer == "ready":
                 return True

@@ -16,6 +16,7 @@ from provision.render import quote
 from provision.ssh import hostkeys
 from provision.ssh.login import Again, hang_up, log_in
 from provision.ssh.prompts import Passwords
+from provision.ssh.proxy import Proxy
 from provision.ssh.wire import HostKeyChanged, HostKeyUnknown
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ class Client(paramiko.SSHClient):
             kind for kind in options.key_types if kind not in pinned
         ]
         try:
-            transport.start_client(timeout=timeout + 1)
-            if not transport.initial_kex_done:
-                raise TimeoutError  # noqa: TRY301 - start_client says nothing when its time is up
+            self._start(transport, sock, timeout)
             transport.set_keepalive(KEEPALIVE)
             self._check(name, transport.get_remote_server_key(), known)
             self.by_key = log_in(
@@ -87,7 +86,7 @@ class Client(paramiko.SSHClient):
                 passwords=self._asking.passwords,
             )
         except paramiko.SSHException as error:
-            hang_up(transport)
+            _drop(transport, sock)
             if "protocol banner" in str(error) and not isinstance(error.__context__, TimeoutError):
                 raise Again(
                     f"{hostname} port {port} closes the connection before it speaks ssh",
@@ -95,7 +94,19 @@ class Client(paramiko.SSHClient):
                 ) from error
             raise
         except BaseException:
-            hang_up(transport)
+            _drop(transport, sock)
+            raise
+
+    @staticmethod
+    def _start(transport: paramiko.Transport, sock: Any, timeout: float) -> None:
+        """Agree on keys; where a ProxyCommand has failed meanwhile, that is why."""
+        try:
+            transport.start_client(timeout=timeout + 1)
+            if not transport.initial_kex_done:
+                raise TimeoutError
+        except (paramiko.SSHException, EOFError, OSError):
+            if isinstance(sock, Proxy) and sock.failure:
+                raise sock.failure from None
             raise
 
     def _check(self, name: str, key: paramiko.PKey, known: list[hostkeys.KnownKey]) -> None:
@@ -127,6 +138,13 @@ class Client(paramiko.SSHClient):
             f"the node shows {shown} ({kind})",
             hint=f"if it was installed anew: ssh-keygen -R {quote(name)} -f {quote(other.file)}, then clusterctl init",
         )
+
+
+def _drop(transport: paramiko.Transport, sock: object) -> None:
+    """Hang up; a transport that has not begun leaves what carries it open."""
+    hang_up(transport)
+    if isinstance(sock, Proxy):
+        sock.close()
 
 
 def _socket(host: str, port: int, timeout: float) -> socket.socket:

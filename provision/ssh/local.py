@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError
 from provision.ssh.become import Ascent, Sudo
-from provision.ssh.framing import BOOTSTRAP
+from provision.ssh.framing import BOOTSTRAP, OutputTooLong
 from provision.ssh.openssh import ProcessStream
-from provision.ssh.wire import STOP, Broken, DeadlineExceeded, Expired, NodeUnreachable, converse
+from provision.ssh.wire import STOP, Broken, DeadlineExceeded, Expired, NodeUnreachable, converse, too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,6 +74,8 @@ class LocalRemote:
             return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, handover=ascent)
         except Expired:
             raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
+        except OutputTooLong as error:
+            raise too_long(self.node, error) from None
         except Broken as broken:
             refused = ascent.why_ended() if ascent and not broken.begun else None
             raise refused or NodeUnreachable(self.node, "the script was killed") from None
@@ -92,7 +94,7 @@ class LocalRemote:
     def _stop_as_root(self, group: int) -> None:
         """End a process group of root's, which this user may not."""
         beside = _Stream(_stop)
-        with suppress(ClusterctlError, Broken, Expired):
+        with suppress(ClusterctlError, Broken, Expired, OutputTooLong):
             ascent = Ascent(self.node, getpass.getuser(), self._sudo)
             converse(beside, STOP.format(group=group), deadline=_PATIENCE, handover=ascent)
 

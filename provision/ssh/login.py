@@ -144,7 +144,8 @@ def _try_password(transport: paramiko.Transport, user: str, password: str) -> bo
     if not transport.is_active():  # the node does not wait for ever while somebody types
         raise Again("the node closed the connection while the password was typed")
     try:
-        return not transport.auth_password(user, password)
+        # As bytes: what was typed need not be UTF-8.
+        return not transport.auth_password(user, password.encode("utf-8", "surrogateescape"))  # type: ignore[arg-type]
     except paramiko.AuthenticationException:
         return False
 

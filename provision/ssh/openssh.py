@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from provision.errors import ClusterctlError
 from provision.ssh import hostkeys
-from provision.ssh.framing import BOOTSTRAP
+from provision.ssh.framing import BOOTSTRAP, OutputTooLong
 from provision.ssh.wire import (
     STOP,
     Broken,
@@ -26,6 +26,7 @@ from provision.ssh.wire import (
     NodeUnreachable,
     RootRefused,
     converse,
+    too_long,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class OpenSshRemote:
             return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline)
         except Expired:
             raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
+        except OutputTooLong as error:
+            raise too_long(self.node, error) from None
         except Broken as broken:
             raise _reason(self.node, broken) from None
         finally:

@@ -19,13 +19,14 @@ from provision.ssh.become import Ascent
 from provision.ssh.channel import ChannelStream
 from provision.ssh.client import DEAD_AFTER
 from provision.ssh.fanout import fan_out
-from provision.ssh.framing import BOOTSTRAP
+from provision.ssh.framing import BOOTSTRAP, OutputTooLong, sent_length
 from provision.ssh.local import LocalRemote
 from provision.ssh.login import hang_up, text_of
 from provision.ssh.prompts import Prompts
 from provision.ssh.session import Session
 from provision.ssh.wire import (
     STOP,
+    AnswerUnreadable,
     Broken,
     DeadlineExceeded,
     Expired,
@@ -35,6 +36,8 @@ from provision.ssh.wire import (
     RemoteError,
     RootRefused,
     converse,
+    reading,
+    too_long,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOOTSTRAP",
+    "AnswerUnreadable",
     "Connections",
     "DeadlineExceeded",
     "HostKeyChanged",
@@ -59,6 +63,8 @@ __all__ = [
     "SshRemote",
     "connect",
     "fan_out",
+    "reading",
+    "sent_length",
 ]
 
 # What goes wrong is raised; paramiko logs it as well, to stderr where logging is not set up.
@@ -189,6 +195,8 @@ class SshRemote:
             return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, handover=ascent)
         except Expired:
             raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
+        except OutputTooLong as error:
+            raise too_long(self.node, error) from None
         except Broken as broken:
             refused = ascent.why_ended() if ascent and self.alive and not broken.begun else None
             raise refused or self._broken(broken) from None
@@ -224,7 +232,7 @@ class SshRemote:
     def _stop_as_root(self, group: int) -> None:
         """End a process group of root's, which the ssh user may not."""
         beside = self._start(2)
-        with suppress(ClusterctlError, Broken, Expired):
+        with suppress(ClusterctlError, Broken, Expired, OutputTooLong):
             ascent = Ascent(self.node, self._user, self._sudo)
             converse(beside, STOP.format(group=group), deadline=2, handover=ascent)
 

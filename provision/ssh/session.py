@@ -6,24 +6,46 @@ import errno
 import math
 import socket
 import threading
+import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import fabric
 import paramiko
 
-from provision.errors import UsageError
+from provision.errors import Reason, UsageError
 from provision.model import Inventory, Node
+from provision.render import quote
 from provision.ssh.become import Sudo
 from provision.ssh.client import Asking, Client
 from provision.ssh.login import Again, text_of
+from provision.ssh.proxy import Proxy, ProxyFailedError
 from provision.ssh.wire import NodeUnreachable, RemoteError
 
 if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
 
 ATTEMPTS = 4  # sshd drops connections at random when many are not logged in yet (MaxStartups 10:30:100)
+_MATCHES = frozenset({"all", "canonical", "final", "host", "originalhost", "user", "localuser", "exec"})
+_STILL = 5.0  # seconds in which a jump host that failed is not tried again for another node
 _WAIT = threading.Event()  # never set: a pause between attempts
+
+
+class _Connection(fabric.Connection):  # type: ignore[misc]
+    """Fabric's connection; it takes ``ProxyJump none`` for a name, and goes through several jump hosts backwards."""
+
+    def get_gateway(self) -> Any:
+        """The last jump host on the way, the command that replaces the way, or None."""
+        hops = self.ssh_config.get("proxyjump", "").split(",")
+        if hops == [""]:
+            return super().get_gateway()
+        way = None
+        for hop in hops if hops[0].lower() != "none" else ():
+            if self.derive_shorthand(hop)["host"] == self.host:
+                return None
+            way = _Connection(hop.strip(), config=self.config.clone(), **({"gateway": way} if way else {}))
+        return way
 
 
 class Session:
@@ -34,10 +56,12 @@ class Session:
         self.sudo = Sudo(prompts)
         self._asking = Asking(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
+        self._failed: dict[int, tuple[float, RemoteError]] = {}  # jump hosts: when, and why
         self._lock = threading.Lock()
         try:
             self._config = fabric.Config(lazy=True)  # lazy: no fabric.yaml of the user has a say here
             self._config.load_ssh_config()
+            _drop_unknown(self._config.base_ssh_config)
         except Exception as error:
             raise UsageError(f"~/.ssh/config cannot be read: {text_of(error)}") from error
 
@@ -59,55 +83,101 @@ class Session:
                 jump.close()
 
     def _connect(self, node: Node) -> tuple[paramiko.Transport, bool]:
-        with self._lock:  # a copy for each connection: Fabric's settings are not made for threads
-            connection = self._prepare(
-                fabric.Connection(
-                    node.address,
-                    user=node.user or self.ssh.user,
-                    port=node.port or self.ssh.port,
-                    config=self._config.clone(),
-                    connect_timeout=max(1, math.ceil(self.ssh.timeout)),
-                ),
-                node,
-            )
         try:
-            self._open(connection)
-        except (RemoteError, Again):
-            raise
-        except Exception as error:
-            raise unreachable(node, error, f"{connection.host} port {connection.port}", self.ssh.timeout) from error
+            with self._lock:  # a copy for each connection: Fabric's settings are not made for threads
+                connection = self._prepare(
+                    _Connection(
+                        node.address,
+                        user=node.user or self.ssh.user,
+                        port=node.port or self.ssh.port,
+                        config=self._config.clone(),
+                        connect_timeout=max(1, math.ceil(self.ssh.timeout)),
+                    ),
+                    node,
+                )
+        except Exception as error:  # a port that is no number, canonical names without domains, jump hosts in a circle
+            why = f"~/.ssh/config cannot be used for {node.address}: {_cause(error)}"
+            raise NodeUnreachable(node, why, hint=f"ssh -G {quote(node.address)}") from error
+        self._open(connection, node)
         return connection.transport, _by_key(connection)
 
     def _prepare(self, connection: Any, node: Node) -> Any:
         """Put our client in place of Fabric's, which adds any host key, and share the jump hosts."""
         connection.client = Client(self.ssh, self._asking, node, connection.ssh_config.get("hostkeyalias"))
         jump = connection.gateway
-        if isinstance(jump, fabric.Connection):
+        if isinstance(jump, str):
+            connection.open_gateway = partial(Proxy, jump)
+        if isinstance(jump, _Connection):
             known = self._jumps.setdefault((jump.host, jump.user, jump.port), jump)
             if known is jump:
                 self._prepare(jump, Node(f"{node.name}, jump host {jump.host}", jump.host))
             connection.gateway = known
         return connection
 
-    def _open(self, connection: Any) -> None:
+    def _open(self, connection: Any, node: Node) -> None:
+        """Connect to a node, to its jump hosts first.
+
+        Raises:
+            NodeUnreachable: no way; where a jump host is why, the reason begins with its name.
+            Again: worth another attempt.
+        """
         jump = connection.gateway
-        if isinstance(jump, fabric.Connection):
+        if isinstance(jump, _Connection):
             with jump.client.lock:
-                self._open(jump)
-        connection.open()
+                self._open_jump(jump, node)
+        try:
+            connection.open()
+        except (RemoteError, Again):
+            raise
+        except Exception as error:
+            raise unreachable(
+                node, error, f"{connection.host} port {connection.port}", self.ssh.timeout, host=connection.host
+            ) from error
+
+    def _open_jump(self, jump: Any, node: Node) -> None:
+        """Connect to a jump host. Where that failed a moment ago for another node, it has failed for this one too."""
+        when, failure = self._failed.get(id(jump), (-math.inf, None))
+        if failure and time.monotonic() - when < _STILL:
+            raise type(failure)(node, failure.reason, hint=failure.hint)
+        try:
+            self._open(jump, node)
+        except RemoteError as error:
+            reason = error.reason if error.reason.startswith("jump host ") else f"jump host {jump.host}: {error.reason}"
+            named = type(error)(node, Reason(reason), hint=error.hint)
+            self._failed[id(jump)] = time.monotonic(), named
+            raise named from error
+        except Again as again:
+            raise Again(f"jump host {jump.host}: {again.reason}", again.hint) from again
+        self._failed.pop(id(jump), None)
+
+
+def _drop_unknown(config: Any) -> None:
+    """Drop the Match blocks with words that paramiko does not know: it would apply them anywhere, and run commands."""
+    blocks = config._config  # noqa: SLF001 - there is no other way in
+    for block in blocks:
+        for match in block.get("matches", ()):
+            match["type"] = match["type"].lower()
+    known = [block for block in blocks if all(match["type"] in _MATCHES for match in block.get("matches", ()))]
+    config._config = known  # noqa: SLF001
 
 
 def _by_key(connection: Any) -> bool:
     """Whether the node and every jump host before it took a key."""
-    while isinstance(connection, fabric.Connection):
+    while isinstance(connection, _Connection):
         if not connection.client.by_key:
             return False
         connection = connection.gateway
     return True
 
 
-def unreachable(node: Node, error: Exception, where: str, timeout: float) -> NodeUnreachable:
-    """One readable reason for whatever a connection attempt raised."""
+def _cause(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing, or not a word that stands there"
+    return "jump hosts in a circle" if isinstance(error, RecursionError) else text_of(error)
+
+
+def unreachable(node: Node, error: Exception, where: str, timeout: float, *, host: str = "") -> NodeUnreachable:
+    """One readable reason for whatever a connection attempt raised; ``host``: where ssh_config says that it is."""
     hint = ""
     if isinstance(error, socket.gaierror):
         reason, hint = f"the name of {where} cannot be resolved", "write its IP address into the inventory"
@@ -121,8 +191,10 @@ def unreachable(node: Node, error: Exception, where: str, timeout: float) -> Nod
         reason = f"the jump host cannot reach {where}: {error.text}"
     elif isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         reason = f"{where} shares no ssh algorithm with us: {error}"
+    elif isinstance(error, ProxyFailedError):
+        reason, hint = f"{where}: {error}", f"try it by hand: ssh -v {quote(node.address)}"
     elif isinstance(error, EOFError | ConnectionError):
         reason = f"{where} closed the connection"
     else:
         reason = f"{where}: {text_of(error)}"
-    return NodeUnreachable(node, reason, hint=hint)
+    return NodeUnreachable(node, Reason.about(reason, node.name, host or node.address, node.port), hint=hint)

@@ -12,14 +12,15 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from provision.errors import ClusterctlError
+from provision.errors import ClusterctlError, Reason
 from provision.model import Node, Result
-from provision.ssh.framing import Framed, frame
+from provision.ssh.framing import TAIL, Framed, OutputTooLong, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 # What ends the process group of a script: run as a script of its own, since sshd passes no signals to root's sessions.
 STOP = "kill -TERM -{group}"
@@ -33,7 +34,7 @@ class RemoteError(ClusterctlError):
     def __init__(self, node: Node, reason: str, *, hint: str = "") -> None:
         super().__init__(f"{node.name}: {reason}", hint=hint)
         self.node = node.name
-        self.reason = reason
+        self.reason = reason if isinstance(reason, Reason) else Reason.about(reason, node.name, node.address, node.port)
 
 
 class NodeUnreachable(RemoteError):  # noqa: N818 - the state of a node
@@ -54,6 +55,33 @@ class RootRefused(RemoteError):  # noqa: N818 - the state of a node
 
 class DeadlineExceeded(RemoteError):  # noqa: N818 - the name that the protocol gives it
     """The script was given up after its deadline."""
+
+
+class AnswerUnreadable(RemoteError):  # noqa: N818 - the state of a node
+    """The node's answer is not what a script of ours prints."""
+
+
+def too_long(node: Node, error: OutputTooLong) -> NodeUnreachable:
+    """A limit of ``framing`` as this node's failure."""
+    return NodeUnreachable(node, str(error), hint=error.hint)
+
+
+@contextmanager
+def reading(node: Node) -> Iterator[None]:
+    """Within this, a node's answer is parsed: one that cannot be parsed is a failure of that node.
+
+    Raises:
+        AnswerUnreadable: the parser found a number, a field or a word that it does not expect.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, ArithmeticError, TypeError, RecursionError) as error:
+        why = " ".join(str(error).split())[:120].encode("ascii", "backslashreplace").decode() or type(error).__name__
+        raise AnswerUnreadable(
+            node,
+            f"its answer cannot be read ({why})",
+            hint=f"does a program there print in a script's place? clusterctl run --limit {node.name} -- true",
+        ) from error
 
 
 class Stream(Protocol):
@@ -159,22 +187,17 @@ def converse(
     Raises:
         Broken: the stream ended without the end marker.
         Expired: ``deadline`` seconds have passed.
+        OutputTooLong: the node sends more than a limit of ``framing`` allows.
     """
     started = time.monotonic()
     handover = handover or _Straight()
     token = secrets.token_hex(8)
-    out, err = Framed(token, on_line), Framed(token)
+    out = Framed(token, on_line)
+    err = Framed(token, keep=TAIL if on_line else None, name="error output")
     expiry = _Expiry(stream, deadline)
     feeder = _Feeder(stream, frame(script, token), stdin, handover, expiry)
 
-    def drain_errors() -> None:
-        while not err.ended and (data := stream.read_err()):
-            if not err.begun:
-                handover.feed_err(data)
-            err.feed(data)
-        handover.feed_err(b"")
-
-    errors = threading.Thread(target=drain_errors, daemon=True)
+    errors = _Errors(stream, err, handover)
     with expiry:
         try:
             errors.start()
@@ -195,11 +218,32 @@ def converse(
             stream.close()
     if not out.begun:
         handover.settled.wait(5)  # it may still find out why
-    if feeder.failure:
-        raise feeder.failure
+    if failure := errors.failure or feeder.failure:
+        raise failure
     if out.rc is None:
         raise Expired if expiry.expired else Broken(begun=out.begun, out=out.text(), err=err.text())
     return Result(out.rc, out.text(), err.text(), time.monotonic() - started)
+
+
+class _Errors(threading.Thread):
+    """Reads stderr to its end marker."""
+
+    def __init__(self, stream: Stream, err: Framed, handover: Handover) -> None:
+        super().__init__(daemon=True)
+        self.failure: OutputTooLong | None = None
+        self._stream, self._err, self._handover = stream, err, handover
+
+    def run(self) -> None:
+        try:
+            while not self._err.ended and (data := self._stream.read_err()):
+                if not self._err.begun:
+                    self._handover.feed_err(data)
+                self._err.feed(data)
+        except OutputTooLong as error:
+            self.failure = error
+            self._stream.abort()  # wakes the reader of stdout
+        finally:
+            self._handover.feed_err(b"")
 
 
 class _Expiry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from provision.errors import ClusterctlError, NodesFailedError
+from provision.errors import ClusterctlError, NodesFailedError, Reason, within
 from provision.inventory import fold, likely_typo
 from provision.model import Inventory, Node, Result
 from provision.script import parse
@@ -66,9 +66,11 @@ def failures(
 
 def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:
     """One sentence for a node's failure, with the likely typo in its address when there is one."""
-    why = error.reason if isinstance(error, RemoteError) else str(error)
+    why = (
+        error.reason if isinstance(error, RemoteError) else Reason.about(str(error), node.name, node.address, node.port)
+    )
     typo = likely_typo(inventory, node)
-    return f"{why} ({typo})" if typo else why
+    return within(f"{{}} ({typo})", why) if typo else why
 
 
 def without(silent: Collection[str], asked: int, command: str) -> str:

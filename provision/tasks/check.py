@@ -19,11 +19,11 @@ from provision import checks
 from provision.checks import Answer, Plan
 from provision.checks._choosing import choose, limits
 from provision.checks._probing import compile_probes, parse, probe_of
-from provision.errors import ClusterctlError
+from provision.errors import ClusterctlError, within
 from provision.inventory import fold
 from provision.model import Emit, Finding, Inventory, Node, Notice, Progress, StageFinished, StageStarted
 from provision.script import FROM_INPUT
-from provision.ssh.remote import Connections, RootRefused, fan_out
+from provision.ssh.remote import Connections, RootRefused, fan_out, reading
 from provision.tasks.answers import reason
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ class _Visit:
         result = self._connections[node].run(
             FROM_INPUT, stdin=[script.text.encode()], deadline=self._deadline + _GRACE, root=root
         )
-        return parse(script, result.out)
+        with reading(node):
+            return parse(script, result.out)
 
 
 def _visit_all(visit: _Visit, emit: Emit) -> tuple[dict[str, dict[str, Answer]], dict[str, str]]:
@@ -170,7 +171,7 @@ def _visit_all(visit: _Visit, emit: Emit) -> tuple[dict[str, dict[str, Answer]],
         for node in nodes
         if isinstance(outcome := outcomes[node.name], ClusterctlError)
     }
-    states = {name: f"unreachable: {why}" for name, why in unreachable.items()}
+    states = {name: within("unreachable: {}", why) for name, why in unreachable.items()}
     emit(StageFinished(_STAGE, time.monotonic() - began, states))
     if visit.refused:
         why = next(iter(visit.refused.values()))
@@ -198,17 +199,32 @@ def _measured(plan: Plan, chosen: Sequence[str], connections: Connections, emit:
 def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """What a check says about every node, in the order of the nodes.
 
-    A judge that fails has met an answer that it was not written for: that is one check less, not the end of all.
+    A judge that fails has met an answer that it was not written for: that is one check less on the node that gave it,
+    or where the answers of several nodes make it fail together, on all; never the end of all checks.
     """
     seen = replace(plan, limits=limits(check, plan.inventory.checks))
-    try:
-        found = {finding.node: finding for finding in checks.judged(check, seen, answers)}
-    except Exception as error:  # noqa: BLE001 - whatever it is
-        said = f"the check does not understand an answer ({type(error).__name__}: {error})"
-        found = {name: checks.unknown(check, name, said, fix="report it, with this check's output") for name in answers}
+    found, mistake = _judged(check, seen, answers)
+    if mistake:
+        alone = {name: _judged(check, seen, {name: answer})[1] for name, answer in answers.items()}
+        good = {name: answer for name, answer in answers.items() if not alone[name]}
+        again = _judged(check, seen, good) if 0 < len(good) < len(answers) else ({}, mistake)
+        found = again[0] | {
+            name: checks.unknown(check, name, said, fix="report it, with this check's output")
+            for name in answers
+            if (said := alone[name] or again[1])
+        }
     for node in plan.nodes:
         if node.name in answers:
             yield found.get(node.name) or checks.unknown(check, node.name, "the check says nothing about this node")
+
+
+def _judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> tuple[dict[str, Finding], str]:
+    """The findings by node; or none, and what the judge failed at."""
+    try:
+        return {finding.node: finding for finding in checks.judged(check, seen, answers)}, ""
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        text = " ".join(str(error).split())[:200]
+        return {}, f"the check does not understand an answer ({type(error).__name__}: {text})"
 
 
 class _NoSudo:

@@ -113,7 +113,12 @@ def run_command(
         elif answer.rc:
             failed[node.name] = f"exit status {answer.rc}"
     emit(
-        StageFinished("run", time.monotonic() - began, summary=f"{len(nodes) - len(failed)} of {len(nodes)} succeeded")
+        StageFinished(
+            "run",
+            time.monotonic() - began,
+            summary=f"{len(nodes) - len(failed)} of {len(nodes)} succeeded",
+            failed=len(failed),
+        )
     )
     again = f"to run it again there: clusterctl run --retry-failed{' --root' if root else ''} -- {quoted(words)}"
     return Commanded(

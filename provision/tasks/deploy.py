@@ -23,7 +23,7 @@ from provision.errors import BundleError, ClusterctlError, NodesFailedError, Pre
 from provision.model import Emit, Inventory, Node, Notice, Progress, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps, parse
 from provision.services.scripts import REVIEW
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks import services
 from provision.tasks.answers import failures, split
 from provision.tasks.hold import Lock, held
@@ -103,15 +103,15 @@ def deploy(
     bundle = open_bundle(bundle_path)
     places = Places.of(inventory, bundle.manifest.release_id)
     serviced = None
-    if with_services and inventory.services:
-        try:
-            serviced = services.apply(
-                inventory, nodes, prompts=prompts, dry_run=dry_run, scripts_to=scripts_to, emit=emit
-            )
-        except NodesFailedError as error:
-            error.nothing_done = True  # of the deploy itself
-            raise
-    with Connections(inventory, prompts) as connections:
+    with Connections(inventory, prompts) as connections:  # of services too: nobody is asked twice
+        if with_services and inventory.services:
+            try:
+                serviced = services.apply(
+                    inventory, nodes, connections=connections, dry_run=dry_run, scripts_to=scripts_to, emit=emit
+                )
+            except NodesFailedError as error:
+                error.nothing_done = True  # of the deploy itself
+                raise
         facts = _examine(inventory, nodes, connections, bundle, places, repair=repair, emit=emit)
         todo = examine.describe(facts, places, repair=repair)
         work = [node for node in nodes if todo[node.name] != "unchanged"]
@@ -210,7 +210,9 @@ def _examine(
     script = examine.examine(inventory, places.release_id, keys.comment(inventory))
 
     def look(node: Node) -> examine.NodeFacts:
-        return examine.read_facts(connections[node].run(script, deadline=EXAMINE_DEADLINE).out)
+        out = connections[node].run(script, deadline=EXAMINE_DEADLINE).out
+        with reading(node):
+            return examine.read_facts(out)
 
     answers = fan_out(nodes, look)
     judged = {

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from provision.env.bundle.tar_reader import Member, TarError, TarReader
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render
+from provision.script import whole
+from provision.ssh.remote import reading
 
 if TYPE_CHECKING:
     from provision.model import Remote
@@ -56,7 +58,9 @@ def listed(remote: Remote, folder: str) -> dict[str, There]:
         RemoteError: the node does not answer.
     """
     script = render("run/list_files.sh.j2", folder=folder)
-    return parse_list(remote.run(script, deadline=_LIST_DEADLINE).out, remote.node.name)
+    out = remote.run(script, deadline=_LIST_DEADLINE).out
+    with reading(remote.node):
+        return parse_list(out, remote.node.name)
 
 
 def parse_list(out: str, node: str) -> dict[str, There]:
@@ -75,7 +79,7 @@ def parse_list(out: str, node: str) -> dict[str, There]:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             raise Escape(f"{node}: it names {name!r}, which leads out of the folder; nothing of it was taken")
-        found[name] = There(int(size), int(seconds))
+        found[name] = There(whole(size), whole(seconds))
     return found
 
 
@@ -173,6 +177,8 @@ class _Receiver(threading.Thread):
         except (TarError, EOFError) as error:
             if self.got != set(self._wanted):
                 self.failure = ClusterctlError(f"{self._node}: what came broke off or is damaged: {error}")
+        except (ValueError, OverflowError) as error:  # a time or a name that no file can have
+            self.failure = ClusterctlError(f"{self._node}: what came cannot be unpacked: {error}")
         except OSError as error:
             self.failure = UsageError(f"cannot write {error.filename or self._here}: {error.strerror or error}")
 

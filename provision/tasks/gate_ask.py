@@ -20,7 +20,7 @@ from provision.run.content import Content
 from provision.run.content import parse as parse_content
 from provision.run.gate_gpus import PROBE
 from provision.script import FROM_INPUT
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.gate_talk import Talked, talk
 
 # The checks that predict a hang or a crash, without those that the agent's facts answer. On every node:
@@ -144,7 +144,8 @@ def _probe(question: Question, connections: Connections) -> dict[str, dict[str, 
             [*probes, *([PROBE] if question.gpus else [])], token=secrets.token_hex(8), limit=math.ceil(_DEADLINE)
         )
         result = connections[node].run(FROM_INPUT, stdin=[script.text.encode()], deadline=_DEADLINE + _GRACE)
-        return parse(script, result.out)
+        with reading(node):
+            return parse(script, result.out)
 
     return fan_out(question.nodes, one, limit=_AT_ONCE)
 

@@ -129,7 +129,7 @@ def _shared(state: str) -> str:
 def _refuse_busy(holders: Sequence[_Holder]) -> None:
     busy = {}
     for holder in holders:
-        if match := re.fullmatch(r"busy (-?\d+) (.*)", holder.state):
+        if match := re.fullmatch(r"busy (-?[0-9]{1,15}) (.*)", holder.state):
             busy[holder.node.name] = f"another command of {match[2]} {_since(int(match[1]))}"
     if busy:
         raise PreflightError(

@@ -17,7 +17,7 @@ from provision.inventory.foreign import Found, read_file
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.render import render
 from provision.ssh.enrol import Enrolled, default_key, enrol
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import hint, reason
 
 if TYPE_CHECKING:
@@ -202,13 +202,15 @@ def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> dict[str, F
     script = render("enrol/ask.sh.j2")
 
     def ask(node: Node) -> Facts:
-        return read_facts(pool[node].run(script, deadline=_DEADLINE).out)
+        out = pool[node].run(script, deadline=_DEADLINE).out
+        with reading(node):
+            return read_facts(out)
 
     with Connections(inventory) as pool:
         answers = fan_out(nodes, ask)
     facts = {name: answer for name, answer in answers.items() if isinstance(answer, Facts)}
-    emit(StageFinished("ask", time.monotonic() - began))
     silent = {node.name: answer for node in nodes if isinstance(answer := answers[node.name], ClusterctlError)}
+    emit(StageFinished("ask", time.monotonic() - began, failed=len(silent)))
     if silent:
         why = next(iter(silent.values()))
         emit(Notice(f"{fold(silent)}: not asked what it is: {why}", "warning"))

@@ -12,7 +12,7 @@ from provision.inventory import fold
 from provision.model import Emit, Inventory, Node
 from provision.render import render
 from provision.run.loglines import Entry, entry, merged, pattern
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading, sent_length
 from provision.tasks.answers import reason
 from provision.tasks.prepare import run_folder
 from provision.tasks.runs import by_name, find
@@ -138,8 +138,9 @@ def _past(
     def ask(node: Node) -> tuple[int, list[Entry]]:
         result = connections[readers[node.name]].run(scripts[node.name], deadline=_DEADLINE)
         head, _, text = result.out.partition("\n")
-        lines = [entry(node.name, line) for line in text.split("\n") if line]
-        return int(head.removeprefix("at ") or 0), lines
+        with reading(node):
+            lines = [entry(node.name, line) for line in text.split("\n") if line]
+            return int(head.removeprefix("at ") or 0), lines
 
     answers = fan_out([nodes[part.node] for part in parts], ask)
     good = {name: answer for name, answer in answers.items() if not isinstance(answer, ClusterctlError)}
@@ -178,7 +179,7 @@ def _follow(
 
         def line(text: str) -> bool:
             nonlocal at
-            at += len(text.encode("utf-8", "surrogateescape")) + 1
+            at += sent_length(text)
             found = entry(part.node, text)
             if wanted.rank in {None, found.rank}:
                 with lock:

@@ -15,7 +15,7 @@ from provision.ospackages.facts import Facts, judge, read
 from provision.ospackages.node import Choice
 from provision.output_text import fold_equal
 from provision.services import os_packages as service
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import reason
 from provision.tasks.hold import Lock, held
 from provision.transfer import Target, transfer
@@ -87,7 +87,8 @@ def _ask(work: _Work, nodes: Sequence[Node], chosen: Sequence[Choice], replace: 
         result = work.connections[node].run(script, stdin=[index], deadline=_DEADLINE)
         if result.rc != 0:
             raise ClusterctlError(" ".join((result.err or result.out).split()) or "its packages could not be listed")
-        return read(result.out)
+        with reading(node):
+            return read(result.out)
 
     answers = work.each(nodes, ask)
     found = {name: answer for name, answer in answers.items() if isinstance(answer, Facts)}

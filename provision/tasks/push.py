@@ -17,7 +17,7 @@ from provision.env.report.words import size
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
 from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import reason, split
 from provision.tasks.hold import Lock, held
 from provision.transfer import Target, transfer
@@ -166,7 +166,8 @@ def _compare(work: _Push, nodes: Sequence[Node]) -> dict[str, Lack]:
 
     def ask(node: Node) -> Lack:
         out = work.connections[node].run(script, stdin=[wanted], deadline=_DEADLINE).out
-        found = lack(work.tree, read(out, token), str(work.spot.destination))
+        with reading(node):
+            found = lack(work.tree, read(out, token), str(work.spot.destination))
         return replace(found, wanted=known.setdefault(found.wanted, found.wanted))
 
     answers = fan_out(nodes, ask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from provision.env.release.upkeep import Releases
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Emit, Finding, Found, Inventory, Node, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import failures, reason, split
 from provision.tasks.hold import Lock, held
 
@@ -177,14 +177,17 @@ def verify(
         absent: dict[str, Finding] = {}
 
         def check(node: Node) -> Finding:
-            has = upkeep.read_listing(connections[node].run(listing, deadline=_DEADLINE).out)
+            result = connections[node].run(listing, deadline=_DEADLINE)
+            with reading(node):
+                has = upkeep.read_listing(result.out)
             goal = _named(release, (*has.complete, *has.broken)) if release else has.current
             if goal is None:
                 absent[node.name] = upkeep.absent(node.name, has, release)
                 return absent[node.name]
             script = upkeep.verify(Places.of(inventory, goal).release)
             result = connections[node].run(script, deadline=_VERIFY_DEADLINE)
-            return upkeep.findings(node.name, goal, result.out)
+            with reading(node):
+                return upkeep.findings(node.name, goal, result.out)
 
         answers = fan_out(nodes, check)
     unread = {
@@ -251,9 +254,12 @@ def _list(
     inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, command: str, used: bool = False
 ) -> dict[str, Releases]:
     script = upkeep.listing(inventory, used=used)
-    look: Callable[[Node], Releases] = lambda node: upkeep.read_listing(  # noqa: E731 - one expression, used once
-        connections[node].run(script, deadline=_DEADLINE).out
-    )
+
+    def look(node: Node) -> Releases:
+        out = connections[node].run(script, deadline=_DEADLINE).out
+        with reading(node):
+            return upkeep.read_listing(out)
+
     return split(inventory, nodes, fan_out(nodes, look), command=command)
 
 

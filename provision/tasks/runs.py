@@ -11,7 +11,7 @@ from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import record
 from provision.run.found import Run, Told, gathered, told
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import hint, reason
 
 NEWEST = 100  # runs that a node tells of
@@ -64,7 +64,9 @@ def find_all(
     names = [node.name for node in inventory.nodes]
 
     def ask(node: Node) -> Told:
-        return told(node.name, connections[node].run(text, deadline=_DEADLINE).out, names)
+        out = connections[node].run(text, deadline=_DEADLINE).out
+        with reading(node):
+            return told(node.name, out, names)
 
     answers = fan_out(nodes, ask, limit=_AT_ONCE)
     there = {name: answer for name, answer in answers.items() if isinstance(answer, Told)}

@@ -16,7 +16,8 @@ from provision.env.report.words import size
 from provision.errors import ClusterctlError
 from provision.inventory import fold
 from provision.model import Emit, Inventory, Leg, Node, Notice, StageFinished, StageStarted, Wire
-from provision.ssh.remote import Connections, fan_out
+from provision.script import whole
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import reason
 from provision.tasks.hold import Lock
 from provision.transfer import Target, transfer
@@ -136,14 +137,22 @@ def _gather(
     bases = {node.name: _base(facts[node.name], places) for node in nodes}
     recipes = {base: _recipe(payload, places, base) for base in set(bases.values())}
 
-    def ask(node: Node) -> str:
+    def ask(node: Node) -> tuple[_There, list[str]]:
         base = bases[node.name]
         script = lock.guarded(steps.gather(places, repair=repair, base=base))
         wanted = steps.wanted(payload.keys, recipes[base])
         result = connections[node].run(script, stdin=[wanted], deadline=GATHER_DEADLINE)
         if result.rc != 0 or not result.out.endswith("end\n"):
             raise ClusterctlError(" ".join(result.err.split()) or "could not begin the release")
-        return result.out
+        rows = [line.split() for line in result.out.splitlines()]
+        entries = recipes[base].entries
+        with reading(node):
+            found = _There(
+                keys=frozenset(row[1] for row in rows if row[:1] == ["have"]),
+                made=frozenset(entries[whole(row[1])].path for row in rows if row[:1] == ["made"]),
+                free=next((whole(row[1]) for row in rows if row[:1] == ["free"]), None),
+            )
+            return found, list(dict.fromkeys(row[1] for row in rows if row[:1] == ["damaged"]))
 
     answers = fan_out(nodes, ask)
     there: dict[str, _There] = {}
@@ -154,15 +163,9 @@ def _gather(
             sent.failed[node.name] = reason(answer, inventory, node)
             states[node.name] = "failed"
             continue
-        rows = [line.split() for line in answer.splitlines()]
-        entries = recipes[bases[node.name]].entries
-        there[node.name] = _There(
-            keys=frozenset(row[1] for row in rows if row[0] == "have"),
-            made=frozenset(entries[int(row[1])].path for row in rows if row[0] == "made"),
-            free=next((int(row[1]) for row in rows if row[0] == "free"), None),
-        )
+        there[node.name], damaged = answer
         states[node.name] = f"{len(there[node.name].keys)} of {len(payload.keys)} chunks"
-        for release in dict.fromkeys(row[1] for row in rows if row[0] == "damaged"):
+        for release in damaged:
             emit(
                 Notice(
                     f"{node.name}: release {release} was changed after its deploy; what differs is not reused "

@@ -6,6 +6,7 @@ A stage is one script a node, in one round trip; every node ends a stage before 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ def apply(
     names: Sequence[str] = (),
     *,
     prompts: Prompts | None = None,
+    connections: Connections | None = None,
     dry_run: bool = False,
     scripts_to: Path | None = None,
     deadline: float = DEADLINE,
@@ -64,6 +66,7 @@ def apply(
         nodes: those of its nodes that are meant; the plan itself knows all of them.
         names: only these services; none: all that the inventory asks for.
         prompts: how to ask for a password or about a host key; None: nobody can answer.
+        connections: those of the command that this is a part of, in place of new ones that would ask again.
         dry_run: run the same scripts with their writes left out.
         scripts_to: with ``dry_run``, a folder that the scripts are written to, for review.
         deadline: seconds that a node has for a stage.
@@ -77,10 +80,10 @@ def apply(
     plan = plans.planned(inventory, nodes, wanted)
     if scripts_to is not None:
         scripts.write(scripts_to, plan)
-    with Connections(inventory, prompts) as connections:
-        work = Work(connections, nodes, deadline, emit)
+    with nullcontext(connections) if connections else Connections(inventory, prompts) as pool:
+        work = Work(pool, nodes, deadline, emit)
         if "os_packages" in wanted:
-            work.failed.update(_bring_packages(inventory, nodes, connections, dry_run=dry_run, emit=emit))
+            work.failed.update(_bring_packages(inventory, nodes, pool, dry_run=dry_run, emit=emit))
         for stage in plans.STAGES:
             work.carry_out(stage, plans.TITLES[stage], plan.steps.get(stage, {}), dry_run=dry_run)
             if stage == "serve" and work.failed and not dry_run:

@@ -18,7 +18,7 @@ from provision.errors import ClusterctlError
 from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import quote
 from provision.run.found import Run, Told, gathered, told
-from provision.ssh.remote import Connections, fan_out
+from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks import runs
 from provision.tasks.answers import reason
 from provision.tasks.measures import clock
@@ -88,7 +88,8 @@ def status(inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | No
 
         def ask(node: Node) -> tuple[NodeStatus, Told]:
             out = connections[node].run(script, deadline=_DEADLINE).out
-            return read(out), told(node.name, out, names)
+            with reading(node):
+                return read(out), told(node.name, out, names)
 
         said = fan_out(nodes, ask, limit=_AT_ONCE)
         found = {name: answer for name, answer in said.items() if isinstance(answer, tuple)}
@@ -134,6 +135,6 @@ def run_status(inventory: Inventory, nodes: Sequence[Node], word: str, *, prompt
 
 def read(out: str) -> NodeStatus:
     """A node's answer."""
-    uptime = re.search(r"^uptime (\d+(?:\.\d+)?)$", out, re.MULTILINE)
+    uptime = re.search(r"^uptime ([0-9]{1,12}(?:\.[0-9]{1,6})?)$", out, re.MULTILINE)
     current = re.search(r"^current (?:.*/)?releases/([^/\n]+)/?$", out, re.MULTILINE)
     return NodeStatus(float(uptime[1]) if uptime else None, current[1] if current else "")

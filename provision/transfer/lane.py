@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 BLOCK = 256 << 10  # bytes that are written at once: each write is a sign of life
 _LOOK = 0.5  # seconds between two looks whether a lane was broken off
+_NUMBER = re.compile(r"[0-9]{1,18}")
 QUIET = 3.0  # seconds without a report after which a lane that was broken off is cut
 
 
@@ -196,8 +198,8 @@ class Lane:
     def _hear(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         number, _, words = rest.partition(" ")
-        seat = self._by_number.get(int(number)) if number.isdigit() else None
-        if seat is None:
+        seat = self._by_number.get(int(number)) if _NUMBER.fullmatch(number) else None
+        if seat is None or (word in ("got", "did") and not _NUMBER.fullmatch(words)):
             return  # what a login shell's own files print
         name = seat.target.node.name
         with self._lock:
@@ -231,7 +233,7 @@ class Lane:
             self.outcome.lost[name] = words
         elif word == "fail":
             place, blocks, inodes, text = [*words.split(" ", 3), "", "", "", ""][:4]
-            free = (int(blocks) if blocks.isdigit() else 1, int(inodes) if inodes.isdigit() else 1)
+            free = (int(blocks) if _NUMBER.fullmatch(blocks) else 1, int(inodes) if _NUMBER.fullmatch(inodes) else 1)
             where = seat.target.folder if place == "folder" else seat.target.into
             self.outcome.failed.setdefault(name, Failure(where, free, text))
         else:

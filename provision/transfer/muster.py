@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from provision.errors import ClusterctlError
 from provision.render import render
 from provision.ssh.fanout import fan_out
-from provision.ssh.wire import RemoteError
+from provision.ssh.wire import RemoteError, reading
 from provision.transfer import survey
 from provision.transfer.chains import Place, form, ways
 from provision.transfer.keys import PATIENCE, RelayKey, left, options, place_of, speakable
@@ -50,7 +50,8 @@ class Muster:
             result = ask(self._connections, target.node, script, fresh=member.door is None)
             if result.rc and not result.out:
                 raise RemoteError(target.node, result.err.strip() or f"its folder {target.folder} cannot be entered")
-            member.facts = survey.read(result.out)
+            with reading(target.node):
+                member.facts = survey.read(result.out)
             if member.facts.refused:
                 raise RemoteError(target.node, member.facts.refused)
             key = self._connections[target.node].host_key
@@ -123,7 +124,8 @@ class Muster:
         result = ask(self._connections, target.node, script)
         said = result.out.split()
         if said[-1:] != ["armed"]:
-            free = (int(said[1]), int(said[2])) if said[:1] == ["failed"] else (1, 1)
+            with reading(target.node):
+                free = (int(said[1]), int(said[2])) if said[:1] == ["failed"] else (1, 1)
             raise RemoteError(target.node, survey.reason(free, result.err.strip(), target.folder)[0])
         if receives and "authorized" not in said:
             member.receives = False

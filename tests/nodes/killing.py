@@ -1,5 +1,7 @@
-"""Runs one deploy and kills it: ``killing.py FOLDER BUNDLE EVENT``; the number of the event at which SIGKILL comes.
+"""Runs one deploy and kills it: ``killing.py FOLDER BUNDLE EVENT [SIGNAL [WORD...]]``.
 
+EVENT is the number of the event at which the signal comes. Without SIGNAL it is SIGKILL, and no command line is around
+the deploy; with one it is the command, as users type it, or the command of the WORDs.
 Events are the beginnings and ends of stages: how often progress is told depends on how quick the machine is. With
 EVENT 0 nothing is killed, and the number of events is printed.
 """
@@ -9,13 +11,33 @@ import signal
 import sys
 from pathlib import Path
 
+from provision.cli import main as clusterctl
 from provision.inventory import load
 from provision.model import StageFinished, StageStarted
+from provision.output import Reporter
 from provision.tasks.deploy import deploy
+
+
+def command(folder: Path, words: list[str], wanted: int, number: signal.Signals) -> None:
+    events = []
+    shown = Reporter.__call__
+
+    def show(reporter, event) -> None:
+        shown(reporter, event)
+        if isinstance(event, StageStarted | StageFinished):
+            events.append(event)
+            if len(events) == wanted:
+                os.kill(os.getpid(), number)
+
+    Reporter.__call__ = show
+    os.chdir(folder)
+    clusterctl(words)
 
 
 def main() -> None:
     folder, bundle, wanted = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    if sys.argv[4:]:
+        command(folder, sys.argv[5:] or ["deploy", str(bundle)], wanted, signal.Signals[sys.argv[4]])
     inventory = load(folder / "inventory.yaml")
     events = []
 

@@ -6,6 +6,7 @@ names (CLUSTERCTL_SEED sets it, CLUSTERCTL_MOMENTS how many there are).
 """
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tiny_env import inventory, make_env, on, pack
+from training import wait_until
 
 from provision import sandbox as sandboxes
 from provision.env.release import steps
@@ -92,9 +94,9 @@ def cluster(tmp_path_factory, require_sandbox):
         yield Cluster(box, folder, *bundles)
 
 
-def start(cluster, event=0):
+def start(cluster, event=0, *number):
     return subprocess.Popen(
-        [sys.executable, KILLING, cluster.folder, cluster.new, str(event)],
+        [sys.executable, KILLING, cluster.folder, cluster.new, str(event), *number],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -114,6 +116,25 @@ def test_the_controller_is_killed_at_every_event(cluster):
         child.communicate(timeout=120)
         assert child.returncode == -signal.SIGKILL
         cluster.check(f"event {event} of {events}")
+
+
+def test_ctrl_c_at_every_event_ends_cleanly(cluster):
+    for event in itertools.count(1):
+        child = start(cluster, event, ("SIGINT", "SIGTERM")[event % 2])
+        _, err = child.communicate(timeout=120)
+        assert child.returncode in {0, 130}, err
+        assert ("interrupted\ntry: run the same command again" in err) == (child.returncode == 130), err
+        assert "Traceback" not in err
+        for node in ("node01", "node02"):
+            # What was told to end needs a moment; the command does not wait for it.
+            wait_until(
+                lambda node=node: not cluster.processes(node, "[c]c_n cc_t"), f"event {event}: no script runs", 20
+            )
+            assert ".lock" not in on(cluster.box, node, "ls", "-A", f"{ROOT}/releases"), f"event {event}"
+        if child.returncode == 0:  # there is no such event: it was done before
+            break
+    assert event > 10
+    cluster.check("done")
 
 
 def test_the_script_on_the_node_is_killed_at_every_step(cluster, monkeypatch):

@@ -630,7 +630,7 @@ def test_a_jump_host_from_ssh_config(server, own_server, home):
     )
     nodes = [Node(f"gpu{number}", f"gpu{number}") for number in range(4)]
     inventory = server.inventory(*nodes, key=jump.key)
-    with pytest.raises(HostKeyUnknown, match="jump host"):
+    with pytest.raises(HostKeyUnknown, match=r"gpu0: jump host 127.0.0.1: its host key .* is not known yet"):
         connect(inventory, nodes[0])
     with inventory.ssh.known_hosts.open("a") as file:
         file.write(jump.known_hosts())
@@ -640,6 +640,18 @@ def test_a_jump_host_from_ssh_config(server, own_server, home):
         jump.close()
         with pytest.raises(NodeUnreachable):
             pool[nodes[0]].run("true")
+    with pytest.raises(NodeUnreachable, match=f"gpu3: jump host 127.0.0.1: 127.0.0.1 port {jump.port} refuses"):
+        connect(inventory, nodes[3])
+    pinned = inventory.ssh.known_hosts
+    pinned.write_text(pinned.read_text().replace(f":{jump.port} ", f":{jump.port + 1} ") + _another_key(jump, server))
+    jump.start()
+    with pytest.raises(HostKeyChanged, match=r"gpu0: jump host 127.0.0.1: its host key has changed"):
+        connect(inventory, nodes[0])
+
+
+def _another_key(server, other):
+    """A line of known_hosts that has another server's key under this one's name."""
+    return other.known_hosts().replace(f":{other.port}", f":{server.port}")
 
 
 def test_an_ssh_config_that_cannot_be_read(server, home):

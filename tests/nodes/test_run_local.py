@@ -1,7 +1,13 @@
 """The smallest and a larger world: this machine alone without ssh, and eight ranks on two nodes."""
 
+import itertools
+import os
 import re
+import subprocess
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import command
 import pytest
@@ -9,6 +15,7 @@ from training import TRAINERS, Training
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
+KILLING = Path(__file__).with_name("killing.py")
 LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
 
 
@@ -75,3 +82,39 @@ def test_eight_ranks_on_two_nodes(training_nodes, tmp_path):
             found[int(rank)] = (path.parent.name, int(local))
     assert found == {rank: (f"node0{1 + rank // 4}", rank % 4) for rank in range(8)}
     assert training.marked(run=training.last_run().name) == []
+
+
+def test_ctrl_c_at_every_other_event_of_train_leaves_no_process(alone):
+    """The gate, the start, the training and its end; SIGTERM only lets go of a run that is followed already."""
+    words = ("train", "--nodes", "1", "tiny.py", "--", "--steps", "3", "--pause", "0")
+    for event in itertools.count(1, 2):
+        argv = [sys.executable, KILLING, alone.folder, "-", str(event), "SIGINT", *words]
+        child = subprocess.run(
+            argv,
+            env={**os.environ, **alone.environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = child.stdout + child.stderr
+        assert child.returncode in {0, 130}, said
+        assert "Traceback" not in said
+        if child.returncode == 0:  # there is no such event: the rerun has trained
+            break
+        assert "interrupted" in said
+        for folder in (alone.folder / "data home/clusterctl/runs").glob("*"):
+            left = marked(folder.name)
+            assert left == [], f"event {event}: {said}"
+    assert event > 4
+    assert alone.record()["state"] == "finished"
+
+
+def marked(run):
+    """The processes of a run on this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"CLUSTERCTL_RUN={run}".encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found

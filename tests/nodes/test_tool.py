@@ -145,7 +145,7 @@ def test_the_file_is_small_and_starts_at_once(box, tool):
             seconds.append(time.monotonic() - began)
         return min(seconds)
 
-    assert quickest(TOOL, "--version") - quickest(f"{home}/python", "-c", "import provision.cli") < 0.3
+    assert quickest(TOOL, "--version") - quickest(f"{home}/python", "-c", "import provision.cli.program") < 0.3
 
 
 def test_nothing_of_the_users_own_python_disturbs_it(box):
@@ -178,7 +178,7 @@ def test_python_can_be_started_again(box):
         "import multiprocessing as m\n"
         "with m.get_context('spawn').Pool(2) as pool: print(pool.map(abs, [-1, -2]), flush=True)\n"
         "import subprocess, sys\n"
-        "subprocess.run([sys.executable, '-c', 'import ssl, fabric, provision.cli; print(3)'], check=True)"
+        "subprocess.run([sys.executable, '-c', 'import ssl, fabric, provision.cli.program; print(3)'], check=True)"
     )
     assert controller(box, f"{home}/python", "-c", program).stdout == "[1, 2]\n3\n"
 

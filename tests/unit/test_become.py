@@ -129,3 +129,24 @@ def test_the_shared_state_shows_no_password():
     sudo = Sudo(Typing())
     assert Sudoer(WANTS, ["@prompt:"], ["@ready:\n"]).talk(sudo)
     assert "sesame" not in repr(vars(sudo))
+
+
+@pytest.mark.parametrize(
+    "password", ['it\'s "x"', " spaces at both ends ", "$HOME `id` $(id)", "-Sx", "pässwörd €", "a\\b%s", "\udcff\udc80"]
+)
+def test_any_line_is_a_password_and_is_only_written(password, caplog):
+    node = Sudoer(WANTS, ["@prompt:"], ["@ready:\n"])
+    sudo = Sudo(Typing(password))
+    assert node.talk(sudo)
+    assert node.written == [b"yes\n", password.encode("utf-8", "surrogateescape") + b"\n"]
+    ascent = Ascent(Node("gpu02", "10.0.0.2"), "bob", sudo)
+    assert password.encode("utf-8", "surrogateescape") not in ascent.head  # what goes into an argv on the node
+    assert password not in caplog.text + repr(sudo.passwords) + repr(sudo)
+
+
+@pytest.mark.parametrize("password", ["", "two\nlines", "one\r", "nul\0"])
+def test_what_is_no_line_is_not_written(password):
+    node = Sudoer(WANTS, ["@prompt:"], ["@ready:\n"])
+    with pytest.raises(RootRefused, match="a sudo password is one line that is not empty"):
+        node.talk(Sudo(Typing(password)))
+    assert node.written == []

@@ -138,7 +138,7 @@ def test_a_stage_in_which_nodes_failed():
     screen.emit(StageStarted("probe", "Look at 3 nodes"), StageFinished("probe", 1.2, states))
     assert screen.shown[1].splitlines() == [
         "Look at 3 nodes ...",
-        "Look at 3 nodes: failed after 1.2 s",
+        "Look at 3 nodes: failed on 2 of 3 nodes after 1.2 s",
         "  gpu01: ok",
         "  gpu02: unreachable: no route to host",
         "  gpu03:",
@@ -303,7 +303,7 @@ def test_a_terminal_shows_a_bar_and_keeps_what_happened():
         "above [/red] the bar\n"
         "✓ Send release 0123456789ab (1 min 23 s)\n"
         "  gpu01: deployed\n"
-        "✗ Unpack (1.0 s)\n"
+        "! Unpack (1.0 s)\n"
         "  gpu01: failed\n"
     )
     assert "\x1b[32m" in err  # green, and the cursor is back:
@@ -357,7 +357,7 @@ def test_no_bar_where_nobody_watches(environ):
 def test_a_terminal_without_unicode():
     screen = Screen(terminal=True, encoding="ascii", environ={"NO_COLOR": "1"})
     screen.emit(*STAGE, StageFinished("send", 1.0, {"a": "failed"}))
-    assert on_screen(screen.shown[1]) == "! Send release 0123456789ab (1.0 s)\n  a: failed\n"
+    assert on_screen(screen.shown[1]) == "x Send release 0123456789ab (1.0 s)\n  a: failed\n"
 
 
 # --- that showing never ends the work ----------------------------------------------------------------

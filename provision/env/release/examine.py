@@ -14,6 +14,7 @@ from provision.env.report.words import size
 from provision.errors import ClusterctlError
 from provision.model import Inventory
 from provision.render import render
+from provision.script import whole
 
 # uname -m as conda names it (conda's platform is "linux-" and this).
 MACHINES = {"x86_64": "64", "aarch64": "aarch64", "ppc64le": "ppc64le", "s390x": "s390x"}
@@ -65,12 +66,14 @@ def read_facts(out: str) -> NodeFacts:
 
     Raises:
         ClusterctlError: the output is not whole; the script was cut off.
+        ValueError, KeyError: it is not the output of ``examine``.
     """
     facts = dict(re.findall(r"^fact ([a-z0-9_.]+)=(.*)$", out, flags=re.MULTILINE))
     if "end" not in facts:
         raise ClusterctlError("its answer is incomplete")
     state = facts["release"]
-    assert state in ("complete", "unpacked", "absent")
+    if state not in ("complete", "unpacked", "absent"):
+        raise ValueError(f"a release that is {state!r}")
     return NodeFacts(
         machine=facts["machine"],
         glibc=facts["glibc"].removeprefix("glibc "),
@@ -80,14 +83,14 @@ def read_facts(out: str) -> NodeFacts:
         prefix_other="prefix.other" in facts,
         releases_foreign="releases.foreign" in facts,
         release=state,
-        others=int(facts["others"]),
+        others=whole(facts["others"]),
         begun="begun" in facts,
         base=facts["base"],
         writable=facts["writable"] == "yes",
         noexec="noexec" in facts,
         relay_left="relay.left" in facts,
-        free_bytes=int(facts["free_bytes"]) if "free_bytes" in facts else None,
-        free_inodes=int(facts["free_inodes"]) if "free_inodes" in facts else None,
+        free_bytes=whole(facts["free_bytes"]) if "free_bytes" in facts else None,
+        free_inodes=whole(facts["free_inodes"]) if "free_inodes" in facts else None,
     )
 
 

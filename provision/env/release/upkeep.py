@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from provision.errors import ClusterctlError
 from provision.model import Finding, Inventory
 from provision.render import render
+from provision.script import whole
 
 SHOWN = 5  # files named in one finding
 
@@ -67,7 +68,7 @@ def read_listing(out: str) -> Releases:
     rows = [line.split() for line in out.removesuffix("\n").split("\n")]  # splitlines would also cut elsewhere
     if rows[-1] != ["end"]:
         raise ClusterctlError("its answer is incomplete")
-    releases = [(row[1], row[2] == "ok", int(row[3])) for row in rows if row[:1] == ["release"]]
+    releases = [(row[1], row[2] == "ok", _when(row[3])) for row in rows if row[:1] == ["release"]]
     complete = sorted(((when, name) for name, good, when in releases if good))
     used: dict[str, list[str]] = {}
     for row in rows:
@@ -82,6 +83,14 @@ def read_listing(out: str) -> Releases:
         used={name: tuple(processes) for name, processes in used.items()},
         left=tuple(row[1] for row in rows if row[:1] == ["left"]),
     )
+
+
+def _when(text: str) -> int:
+    """A time that a date can be made of: before the year 10000."""
+    when = whole(text)
+    if not 0 <= when < 253402300800:
+        raise ValueError(f"{text} is no time")
+    return when
 
 
 def verify(release: str) -> str:

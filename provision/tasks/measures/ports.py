@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -25,6 +26,7 @@ RANDOM = 2  # random ports on each node
 _READY = 10.0  # seconds until a listener must have said where it listens
 _LIFE = 60  # seconds that a listener lives at most, whatever becomes of its connection
 _BEAT = 1.0
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 class Ear(threading.Thread):
@@ -62,7 +64,7 @@ class Ear(threading.Thread):
         """Where it listens, by kind."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
-            if (said := line.split())[0] == "listen" and said[3:] == ["open"]:
+            if (said := line.split())[:1] == ["listen"] and said[3:] == ["open"] and _PORT.fullmatch(said[2]):
                 found.setdefault(said[1], []).append(int(said[2]))
         return found
 

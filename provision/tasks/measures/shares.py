@@ -19,7 +19,7 @@ from provision.checks._mounts import Share, shares
 from provision.errors import ClusterctlError
 from provision.model import Emit, Node, Result, StageFinished, StageStarted
 from provision.render import render
-from provision.ssh.remote import fan_out
+from provision.ssh.remote import fan_out, reading
 
 if TYPE_CHECKING:
     from provision.ssh.remote import Connections
@@ -90,7 +90,10 @@ class _Work:
                 for each in mine
             ]
             script = render("measures/shares.sh.j2", shares=values, role=role, node=node.name, limit=LIMIT)
-            return self._connections[node].run(script, deadline=LIMIT * _TOUCHES * len(mine) + _GRACE)
+            result = self._connections[node].run(script, deadline=LIMIT * _TOUCHES * len(mine) + _GRACE)
+            with reading(node):
+                steps(result.out)
+            return result
 
         names = {name for each in parts.values() for name in each}
         return fan_out([node for node in self._nodes if node.name in names], one, limit=64)
@@ -122,7 +125,7 @@ def _side(each: _Meant, name: str, begun: Said, said: Said, ended: Said, *, alon
     result = own.get(name)
     for line in result.out.splitlines() if isinstance(result, Result) else ():
         words = line.split(" ", 3)
-        if words[0] == "mounted" and words[1] == str(each.number):
+        if words[0] == "mounted" and len(words) == 4 and words[1] == str(each.number):
             side.type, side.source = words[2], words[3]
         elif words[0] == "stuck":
             side.stuck.append(" ".join(words[1:]))

@@ -1,0 +1,182 @@
+"""The command line: arguments in, one task called, its result shown. Nothing is decided here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TextIO
+
+import click
+
+from provision import __version__
+from provision.cli import Leaving, wants_json
+from provision.cli.usage import usage_error
+from provision.errors import ClusterctlError, InterruptedByUser, UsageError
+from provision.output import Reporter
+
+
+def run(words: Sequence[str], closed: AbstractSet[str] = frozenset()) -> NoReturn:
+    """Run one command and exit with its code; see ``provision.cli.main``.
+
+    Args:
+        words: the command line, without the program's name.
+        closed: names of standard streams that were closed when the program was started.
+    """
+    reporter = Reporter(as_json=wants_json(words))
+    try:
+        signal.signal(signal.SIGTERM, _terminated)
+        if "stdout" in closed:
+            raise UsageError(
+                "stdout is closed, so no result could be shown", hint=f"{shlex.join(['clusterctl', *words])} >/dev/null"
+            )
+        cli.main(args=list(words), prog_name="clusterctl", standalone_mode=False, obj=reporter)
+        reporter.finish()
+        code = 0
+    except ClusterctlError as error:
+        code = _failed(reporter, error)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        code = _refused(reporter, error, words)
+    except (KeyboardInterrupt, click.Abort):
+        code = _failed(reporter, InterruptedByUser("interrupted", hint="run the same command again"))
+    except BrokenPipeError:
+        code = NO_READER  # of our output (clusterctl ... | head): nothing to tell, and nobody to tell it to
+    except OSError as error:
+        code = _failed(reporter, _unusable(error))
+    finally:
+        reporter.close()
+        _let_go_of_streams()
+    sys.exit(code)
+
+
+def _failed(reporter: Reporter, error: ClusterctlError) -> int:
+    """Show an error; the exit code. Where even that cannot be written, the exit code alone tells."""
+    with suppress(OSError):
+        reporter.show_error(error)
+    return error.exit_code
+
+
+def _refused(reporter: Reporter, error: click.ClickException, words: Sequence[str]) -> int:
+    """Show click's error in our words; the help itself where a command was called with nothing."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+        return UsageError.exit_code
+    return _failed(reporter, usage_error(error, words))
+
+
+def _let_go_of_streams() -> None:
+    """Write out what is left; what cannot be written any more is dropped, or Python would fail at it once more."""
+    for stream in (sys.stdout, sys.stderr):
+        _let_go(stream)
+
+
+def _let_go(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+
+
+def _unusable(error: OSError) -> UsageError:
+    """What nobody nearer has found better words for: a file or folder of this machine that does not do what it must."""
+    why = error.strerror or str(error)
+    if error.filename is None and _no_folder():
+        return _folder_gone()
+    return UsageError(f"cannot use {error.filename}: {why}" if error.filename else why)
+
+
+def _no_folder() -> bool:
+    """Whether the working folder was deleted."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _folder_gone() -> UsageError:
+    return UsageError("the working folder no longer exists", hint='cd "$HOME", then run the command again')
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM cleans up like Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+NO_READER = 1  # exit code: the reader of the output went away
+
+OVERVIEW = """Move a conda environment into an air-gapped GPU cluster and train on it.
+
+\b
+  clusterctl pack-env                            the active environment becomes one file
+  clusterctl deploy --inventory inventory.yaml   that file becomes every node's environment
+  clusterctl train --nodes 2                     LLaMA-Factory runs on the first two nodes
+"""
+
+
+_MODULES = {
+    "pack-env": "environment",
+    "pack-os": "os_packages",
+    "pack-tool": "tool",
+    "inspect": "bundles",
+    "diff": "bundles",
+    "deploy": "nodes",
+    "releases": "nodes",
+    "rollback": "nodes",
+    "prune": "nodes",
+    "verify": "nodes",
+    "push": "nodes",
+    "run": "commands",
+    "services": "services",
+    "bench": "bench",
+    "check": "health",
+    "diagnose": "diagnose",
+    "status": "status",
+    "train": "training",
+    "logs": "runs",
+    "stop": "runs",
+    "metrics": "metrics",
+    "resume": "runs",
+    "collect": "runs",
+    "ds-config": "ds_config",
+    "plan": "plan",
+    "init": "setup",
+    "sandbox": "setup",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for: no command needs half of what they need together."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return sorted(_MODULES)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        with Leaving(sys.argv[1:]):
+            module = import_module(f"provision.cli.{_MODULES[cmd_name]}")
+        commands: Sequence[click.Command] = module.COMMANDS
+        return next(command for command in commands if command.name == cmd_name)
+
+
+@click.group(
+    cls=_Commands, help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="clusterctl")
+def cli() -> None:
+    """All commands; their help is what ``OVERVIEW`` and their docstrings say."""
+    if _no_folder():
+        raise _folder_gone()

@@ -1,0 +1,195 @@
+"""An answer that no script of clusterctl prints is the failure of the node that sent it, and never a traceback."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provision.checks import Answer, Plan
+from provision.checks._clock import offset
+from provision.checks._fresh import steps
+from provision.data import there
+from provision.env.release import examine, upkeep
+from provision.errors import ClusterctlError
+from provision.inventory.asking import read_facts
+from provision.model import Finding, Inventory, Node, Result, StepState, ignore
+from provision.ospackages import facts as os_facts
+from provision.run.loglines import entry
+from provision.script import parse
+from provision.ssh.remote import AnswerUnreadable, reading
+from provision.summaries.nodes import listed
+from provision.summaries.status import status_shown
+from provision.tasks import check, releases, status
+from provision.tasks.fetch import parse_list
+from provision.tasks.measures.clock import bounds
+from provision.tasks.measures.ports import Ear
+from provision.transfer import survey
+
+NODE = Node("gpu01", "10.0.0.1")
+DIGITS = "9" * 5000
+
+
+def ports(out):
+    ear = Ear(NODE, None, "")
+    for line in out.splitlines():
+        ear._hear(line)
+    return ear.ports
+
+
+def steps_of(out):
+    found = parse("T", out)
+    assert all(step.state in get_args(StepState) for step in found)
+    return found
+
+
+def listing(out):
+    return listed({"gpu01": upkeep.read_listing(out)})
+
+
+def uptime(out):
+    return status_shown(status.Status({"gpu01": status.read(out)}, apart=1.0))
+
+
+PARSERS = {
+    "steps": (
+        steps_of,
+        "@clusterctl:T:start:0:one\n@clusterctl:T:step:0:ok:0:12\n@clusterctl:T:step:1:failed:3:5\nwhy\n",
+    ),
+    "examine": (
+        examine.read_facts,
+        (
+            "fact machine=x86_64\nfact glibc=2\nfact user=u\nfact release=absent\nfact others=0\nfact base=/opt\n"
+            "fact writable=yes\nfact free_bytes=77\nfact free_inodes=5\nfact end=yes\n"
+        ),
+    ),
+    "listing": (
+        listing,
+        (
+            "current 0123456789ab\nrelease 0123456789ab ok 1700000000\nleft .incoming-x\nhistory 1 0123456789ab\n"
+            "used 0123456789ab 77\nend\n"
+        ),
+    ),
+    "verify": (lambda out: upkeep.findings("gpu01", "0123456789ab", out), "checked 7\nbad changed lib/x\nend\n"),
+    "push": (
+        lambda out: there.read(out, "T"),
+        "T user 0\nT tools ssh\nT free 900\nT staged 4\nT at 81a4 10 1700000000 0 a/b\nT link a/c\nT to x\nT end\n",
+    ),
+    "files": (lambda out: parse_list(out, "gpu01"), "10 1700000000.5 a/b\0007 -3.1 c\0"),
+    "survey": (
+        survey.read,
+        "sshd OpenSSH_9.2\ndigest b2sum\nuser root\nreached a 5 10.0.0.1 22\nmemory /dev/shm\nkept a\nkeys\nx\nend\n",
+    ),
+    "os_packages": (os_facts.read, "lacks chrony\nfree 1000\nnew chrony 1\nholder 77 apt\nname debian12-amd64\n"),
+    "init": (
+        read_facts,
+        "host\tgpu01\nreached\t10.0.0.1\ngpu\tH200\nnet\teth0\t1\tup\t25000\nport\tmlx5_0\t1\tx\ty\tz\n",
+    ),
+    "clock": (lambda out: bounds(out, 1.0, 2.0), "1700000000.123456789"),
+    "ports": (ports, "listen master 29500 open\nlisten random 4000 open\nready\n"),
+    "shares": (steps, "begin write 0\nfine\nend write 0 0\nmounted 0 nfs4 a:/b\n"),
+    "uptime": (uptime, "uptime 1234.56\ncurrent releases/0123456789ab\n"),
+    "log": (lambda out: entry("gpu01", out), "2026-01-01T00:00:00.000Z [0] text"),
+    "offset": (lambda out: offset(Answer(out)), "offset -0.100000 0.010000 11\n"),
+}
+
+
+@st.composite
+def spoiled(draw, text):
+    """A good answer, with some of its words replaced or dropped."""
+    words = text.replace("\n", " \n ").replace("\t", " \t ").replace(":", " : ").split(" ")
+    glue = "" if ":" in text or "\t" in text else " "
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(words) - 1))
+        words[at] = draw(
+            st.sampled_from(
+                [DIGITS, "-" + DIGITS, "²", "٣", "", "nan", "1e400", "0x", "\udc80", "-1", "18446744073709551616"]
+            )
+            | st.text(max_size=5)
+        )
+    return glue.join(words).replace(" \n ", "\n").replace(" \t ", "\t").replace(" : ", ":")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(data=st.data())
+def test_a_spoiled_answer_is_at_most_the_nodes_failure(name, data):
+    parser, good = PARSERS[name]
+    out = data.draw(spoiled(good) | st.text(max_size=60))
+    with suppress(ClusterctlError), reading(NODE):
+        parser(out)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_good_answer_is_read(name):
+    parser, good = PARSERS[name]
+    assert parser(good) is not None
+
+
+def test_an_answer_that_cannot_be_read_names_the_node_and_a_command():
+    with pytest.raises(AnswerUnreadable, match="gpu01: its answer cannot be read") as caught, reading(NODE):
+        int(DIGITS)
+    assert caught.value.hint.endswith("clusterctl run --limit gpu01 -- true")
+
+
+class Nodes:
+    """Connections to nodes that answer what they are given."""
+
+    def __init__(self, inventory, answers):
+        self.inventory, self.answers = inventory, answers
+
+    def __getitem__(self, node):
+        return SimpleNamespace(node=node, run=lambda *_, **__: Result(0, self.answers[node.name]))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    nodes = (Node("gpu01", "10.0.0.1"), Node("gpu02", "10.0.0.2"))
+    return Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), nodes)
+
+
+def test_status_keeps_what_the_others_say(cluster, monkeypatch):
+    def told(name, out, names):
+        if out == "hostile":
+            raise ValueError("Exceeds the limit (4300 digits) for integer string conversion")
+        return SimpleNamespace(runs={}, uid=0)
+
+    monkeypatch.setattr(status, "told", told)
+    monkeypatch.setattr(status, "gathered", lambda _: {})
+    monkeypatch.setattr(status.clock, "measure", lambda *_: {})
+    answers = {"gpu01": "hostile", "gpu02": "uptime 77.5\n"}
+    monkeypatch.setattr(status, "Connections", lambda inventory, _prompts: Nodes(inventory, answers))
+    found = status.status(cluster, cluster.nodes, emit=ignore)
+    assert found.nodes["gpu02"].uptime == 77.5
+    assert "its answer cannot be read" in found.unreachable["gpu01"]
+
+
+def test_releases_names_the_node_whose_answer_is_none(cluster):
+    good = "current 0123456789ab\nrelease 0123456789ab ok 1700000000\nend\n"
+    connections = Nodes(cluster, {"gpu01": good.replace("1700000000", DIGITS), "gpu02": good})
+    with pytest.raises(ClusterctlError, match="no answer from 1 of 2") as caught:
+        releases._list(cluster, cluster.nodes, connections, command="releases")
+    assert list(caught.value.reasons) == ["gpu01"]
+
+
+def test_a_check_that_one_answer_makes_fail_still_judges_the_others(cluster, monkeypatch):
+    def judged(name, seen, answers):
+        for node, answer in answers.items():
+            yield Finding(name, node, "OK", str(int(answer.out)))
+
+    monkeypatch.setattr(check.checks, "judged", judged)
+    answers = {"gpu01": Answer(DIGITS), "gpu02": Answer("7")}
+    found = {finding.node: finding for finding in check.judge("clock.skew", Plan(cluster, cluster.nodes), answers)}
+    assert (found["gpu02"].verdict, found["gpu02"].observed) == ("OK", "7")
+    assert found["gpu01"].verdict == "UNKNOWN"
+    assert "does not understand an answer" in found["gpu01"].observed
