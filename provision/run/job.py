@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from provision.errors import UsageError
+from provision.run.masking import secret_option
 
 Kind = Literal["config", "script", "module"]
 LAUNCHERS = ("llamafactory", "torchrun", "deepspeed", "accelerate")
@@ -82,6 +83,12 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
         del given["launcher"]
     job = replace(job, **given)
     choose(job)
+    secret = secret_option(job.args) if job.kind != "config" else None  # a config's travel in its file
+    if secret is not None:
+        raise UsageError(
+            f"{secret}: every user of a node can read a command's arguments in the list of processes (ps)",
+            hint="read it from the environment in the script, such as HF_TOKEN: export it here and give --env HF_TOKEN",
+        )
     if job.per_node is not None and job.per_node < 1:
         raise UsageError(f"{job.per_node} processes on a node: at least one is needed", hint="--gpus-per-node 1")
     return job

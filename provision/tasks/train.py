@@ -20,6 +20,7 @@ from provision.launchers import launch
 from provision.model import Emit, Inventory, Node, Notice
 from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id
 from provision.run.job_nodes import VISIBLE, choose_nodes, workers
+from provision.run.masking import mask_words
 from provision.run.result import TrainResult
 from provision.ssh.remote import Connections
 from provision.tasks.begin import Beginning, Following
@@ -128,7 +129,7 @@ def train(
             "prefix": str(spec.prefix),
             "folder": str(spec.folder),
             "launcher": choose(asked.job),
-            "argv": list(asked.words),
+            "argv": mask_words(asked.words),
         }
         return Beginning(inventory, connections, passed.nodes, run, plans, about).go(asked.following, emit)
 
