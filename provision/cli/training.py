@@ -21,6 +21,7 @@ from provision.model import Notice
 from provision.output import Reporter
 from provision.run import Job, from_words
 from provision.run.job import LAUNCHERS
+from provision.run.job_nodes import count_nodes
 from provision.run.masking import is_secret, mask_words
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.tasks import train as tasks
@@ -112,9 +113,8 @@ def train_command(
     if not words and module is None:
         words = (str(find_config(None, inventory)),)
     job: Job = from_words(words, module=module, **job_options)
-    wanted = count if count is not None else job.nodes
-    if wanted != count:  # the command that was typed names a number
-        nodes = select(inventory, limit=limit, exclude=exclude, count=wanted)
+    wanted, job = count_nodes(job, count, nodes)
+    nodes = nodes[:wanted]
     asked = Training(
         job=job,
         words=(*(("-m", module) if module else ()), *words),

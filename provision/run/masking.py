@@ -43,7 +43,7 @@ def mask_env(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def mask_words(words: Sequence[str]) -> list[str]:
-    """A command as it may be shown: the values of ``--hub_token``, ``hub_token=`` and ``WANDB_API_KEY=`` are replaced."""
+    """A command as it may be shown, without the values of ``--hub_token``, ``hub_token=`` and ``WANDB_API_KEY=``."""
     found = {place: start for place, start, _ in _secrets(words)}
     return [
         f"{word[: found[place]]}{HIDDEN}" if place in found else mask_text(word) for place, word in enumerate(words)
@@ -78,12 +78,11 @@ def _secrets(words: Sequence[str]) -> Iterator[tuple[int, int, str]]:
         name, has, value = word.partition("=")
         if not _names_secret(name):
             continue
-        if has:
-            if not _HARMLESS.fullmatch(value):
-                yield place, len(name) + 1, name
-        elif name.startswith("-") and place + 1 < len(words) and not _HARMLESS.fullmatch(words[place + 1]):
-            if not words[place + 1].startswith("-"):
-                yield place + 1, 0, name
+        after = words[place + 1] if place + 1 < len(words) else ""
+        if has and not _HARMLESS.fullmatch(value):
+            yield place, len(name) + 1, name
+        elif not has and name.startswith("-") and not after.startswith("-") and not _HARMLESS.fullmatch(after):
+            yield place + 1, 0, name
 
 
 def _names_secret(name: str) -> bool:
