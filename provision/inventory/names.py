@@ -20,6 +20,7 @@ MAX_NODES = 4096  # a range beyond this is a slip of the finger
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # Linux's longest name has 15 characters
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?")
 
 
@@ -69,10 +70,15 @@ def check_address(address: str) -> None:
     """Raise ``ValueError`` for what is neither an IPv4 or IPv6 address nor a host name."""
     text = shown(address)
     if address.count(":") >= 2:
+        number, has, interface = address.partition("%")
         try:
-            ipaddress.IPv6Address(address)
+            ipaddress.IPv6Address(number)
         except ValueError:
             raise ValueError(f"{text} is not an IPv6 address") from None
+        if has and not _INTERFACE.fullmatch(interface):  # ipaddress takes any text there, blanks and brackets too
+            raise ValueError(
+                f"{text} is not an IPv6 address: the name of an interface follows the %, as in fe80::1%ib0"
+            )
         return
     labels = address.split(".")
     digits = sum(bool(re.fullmatch("[0-9]+", label)) for label in labels)
