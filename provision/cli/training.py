@@ -115,12 +115,15 @@ def train_command(
     job: Job = from_words(words, module=module, **job_options)
     wanted, job = count_nodes(job, count, nodes)
     nodes = nodes[:wanted]
+    env = _variables(variables, reporter)
+    if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
+        reporter(Notice(f"--env {', '.join(twice)}: replaced by the value before the typed command", "warning"))
     asked = Training(
         job=job,
         words=(*(("-m", module) if module else ()), *words),
         name=name,
         zero=zero,
-        env=_variables(variables, reporter),
+        env=env,
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else asking(reporter)),

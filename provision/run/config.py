@@ -119,8 +119,8 @@ class _Job:
             raise UsageError(f"{self.document.where('stage')}: {_shown(data['stage'])} is none of {', '.join(STAGES)}")
 
     def check_keys(self, *, any_key: bool) -> list[str]:
-        """Refuse a misspelled key; a notice for each other one that LLaMA-Factory does not have."""
-        notices = []
+        """Refuse a misspelled key; a notice names the others that LLaMA-Factory does not have."""
+        unknown = []
         for key in self.document.data:
             where = self.document.where(key)
             meant = config_keys.misspelled(key)
@@ -130,8 +130,11 @@ class _Job:
                     hint=f"write {meant}; if your release of LLaMA-Factory has {shown(key)}: clusterctl train --force",
                 )
             if meant is not None or not config_keys.is_known(key):
-                notices.append(f"{where}: LLaMA-Factory {config_keys.VERSION} has no such key and may refuse it")
-        return notices
+                unknown.append(where)
+        if not unknown:
+            return []
+        what = "no such key and may refuse it" if len(unknown) == 1 else "no such keys and may refuse them"
+        return [f"{', '.join(unknown)}: LLaMA-Factory {config_keys.VERSION} has {what}"]
 
     def text(self, key: str) -> str | None:
         """A path that travels: the value of ``key`` when it is one. None for absolute paths and interpolations."""

@@ -93,7 +93,7 @@ def find_config(config: Path | None, inventory: Inventory) -> Path:
     if not here.exists():
         has = f", and {inventory.path.name} has no train.config" if inventory.path.exists() else ""
         raise UsageError(
-            f"nothing to train: there is no {DEFAULT_CONFIG} in this folder{has}",
+            f"no training configuration: there is no {DEFAULT_CONFIG} in this folder{has}",
             hint="clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE; or a command: clusterctl train -- torchrun …",
         )
     return here

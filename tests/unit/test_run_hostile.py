@@ -207,6 +207,9 @@ def test_a_key_that_is_like_none_is_a_notice(config):
     config.write_text(GOOD + "do_train: true\nmy_own_option: 3\n")
     (notice,) = travel(config).notices
     assert notice.endswith("sft.yaml:4: my_own_option: LLaMA-Factory 0.9.5 has no such key and may refuse it")
+    config.write_text(GOOD + "do_train: true\nmy_own_option: 3\nanother_one: 4\n")
+    (notice,) = travel(config).notices
+    assert notice.endswith("sft.yaml:5: another_one: LLaMA-Factory 0.9.5 has no such keys and may refuse them")
 
 
 def test_force_and_llamafactorys_own_switch_take_any_key(config, tmp_path):
