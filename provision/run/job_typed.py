@@ -61,9 +61,8 @@ def _with_variables(job: Job, env: Mapping[str, str]) -> Job:
     """The job with what was typed before the command; ``NNODES=2`` and its like mean what they mean to a launcher."""
     fields: dict[str, Any] = {}
     typed, replaced = dict(job.typed), list(job.replaced)
-    for name, by in VARIABLES.items():
-        if name not in env:
-            continue
+    meanings = {name: by for name in env if (by := _meaning(name))}
+    for name, by in meanings.items():
         said, value = f"{name}={shown(env[name])}", env[name]
         if by not in ("nodes", "per_node"):
             replaced.append(Replaced(said, value, by))
@@ -74,8 +73,18 @@ def _with_variables(job: Job, env: Mapping[str, str]) -> Job:
         else:
             fields[by] = number
             typed.setdefault(by, said)
-    kept = {name: value for name, value in env.items() if name not in VARIABLES}
+    kept = {name: value for name, value in env.items() if name not in meanings}
     return replace(job, env={**kept, **job.env}, typed=typed, replaced=tuple(replaced), **fields)
+
+
+def _meaning(variable: str) -> str:
+    """What a variable decides, a field of the job or a key of what replaces it; "" for any other variable.
+
+    torchrun reads each of its options from ``PET_NAME`` as well.
+    """
+    option = variable.removeprefix("PET_").lower() if variable.startswith("PET_") else ""
+    by = VARIABLES.get(variable) or TORCHRUN.ours.get(option) or TORCHRUN.taken.get(option) or ""
+    return "" if by in ("module", "use_env") else by
 
 
 def _command(name: str, rest: list[str]) -> Job | None:

@@ -21,8 +21,8 @@ _OPTION = re.compile(
 _HARMLESS = re.compile(r"(true|false|none|null|yes|no|[01]|<.*>)?", re.IGNORECASE)  # of use_auth_token, and `<pad>`
 # Tokens by their shape: Hugging Face, GitHub, GitLab, OpenAI, W&B, AWS, Slack.
 _SHAPES = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}"
-    r"|wandb_v\d_\w{20,}|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,})"
+    r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
+    r"|sk-[A-Za-z0-9]{32,}|sk-(proj|ant)-[\w-]{20,}|wandb_v\d_\w{20,}|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,})"
 )
 _LOGIN = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")  # the password in an URL
 

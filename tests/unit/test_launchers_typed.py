@@ -117,6 +117,7 @@ def test_the_tables_are_those_of_the_programs(lab_env):
         ("deepspeed -H hosts t.py", "deepspeed -H hosts: replaced by 2 of the inventory's nodes: node[01-02]"),
         ("accelerate launch --main_process_ip h t.py", "accelerate --main_process_ip h: replaced by 10.0.0.1 (node01)"),
         ("MASTER_ADDR=h torchrun t.py", "MASTER_ADDR=h: replaced by 10.0.0.1 (node01)"),
+        ("PET_MASTER_PORT=1 torchrun t.py", "PET_MASTER_PORT=1: replaced by 29500, a free port of node01"),
     ],
 )
 def test_a_notice_names_the_value_that_is_used(command, notice):
@@ -148,6 +149,7 @@ def test_a_typed_number_of_nodes_is_used_or_refused_or_replaced_by_name():
     one = from_words(["NNODES=1", "lmf", "train", "a.yaml"])
     count, told = count_nodes(one, None, NODES)
     assert (count, told.notices) == (1, ("NNODES=1: the first 1 of 2 nodes: node01",))
+    assert from_words(["PET_NPROC_PER_NODE=4", "PET_TEE=3", "torchrun", "t.py"]).per_node == 4
     assert count_nodes(from_words(["t.py"]), None, NODES)[0] is None
     assert count_nodes(from_words(["torchrun", "--nnodes", "2", "t.py"]), 2, NODES)[1].notices == ()
 

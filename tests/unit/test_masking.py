@@ -75,6 +75,7 @@ def test_a_secret_among_the_arguments_of_a_script_is_refused(words, option):
     "words",
     [
         ["t.py", "--pad_token", "x", "--eos-token=y", "--max_tokens", "5", "--tokenizer", "z", "--keys", "a"],
+        ["t.py", "--model", "/data/sk-learn-experiments-of-2026-v1", "--init", "hf_internal_testing_llama_tiny_random"],
         ["t.py", "--use_auth_token", "true", "--token", "<image>", "--hf_token", "--lr", "1"],
         ["sft.yaml", "hf_hub_token=x"],  # in the config that travels, in a folder of its user's
         ["WANDB_API_KEY=x", "torchrun", "t.py"],  # in the environment of the nodes
