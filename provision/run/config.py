@@ -10,6 +10,7 @@ import json
 import os
 import posixpath
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,9 +126,10 @@ class _Job:
             where = self.document.where(key)
             meant = config_keys.misspelled(key)
             if meant is not None and not any_key:
+                force = f"clusterctl train --force {shlex.quote(str(self.document.path))}"
                 raise UsageError(
                     f"{where}: LLaMA-Factory {config_keys.VERSION} has no such key; did you mean {meant}?",
-                    hint=f"write {meant}; if your release of LLaMA-Factory has {shown(key)}: clusterctl train --force",
+                    hint=f"write {meant}; if your release of LLaMA-Factory has {shown(key)}: {force}",
                 )
             if meant is not None or not config_keys.is_known(key):
                 unknown.append(where)

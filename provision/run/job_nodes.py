@@ -57,7 +57,9 @@ def count_nodes(job: Job, count: int | None, chosen: Sequence[Node]) -> tuple[in
         return count, job if count == job.nodes else replace(job, notices=(*job.notices, text))
     if job.nodes > len(chosen):
         have = f"there are {len(chosen)} nodes: {names}" if len(chosen) > 1 else f"there is one node: {names}"
-        raise UsageError(f"{said}: {have}", hint=f"clusterctl train --nodes {len(chosen)} … uses these")
+        raise UsageError(
+            f"{said}: {have}", hint=f"--nodes {len(chosen)} before the -- uses these; or add nodes to the inventory"
+        )
     if job.nodes < len(chosen):
         text = (
             f"{said}: the first {job.nodes} of {len(chosen)} nodes: {fold(node.name for node in chosen[: job.nodes])}"
