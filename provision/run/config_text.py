@@ -72,7 +72,8 @@ class Document:
 
 
 def _quoted(value: str) -> str:
-    return value if re.fullmatch(r"[A-Za-z./][\w./-]*", value, re.ASCII) else json.dumps(value)
+    plain = re.fullmatch(r"[A-Za-z./][\w./-]*", value, re.ASCII) and yaml.safe_load(value) == value  # not `null`, `.5`
+    return value if plain else json.dumps(value)
 
 
 def read(config: Path, overrides: Sequence[str] = ()) -> Document:

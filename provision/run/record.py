@@ -60,7 +60,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     """The record in a run's folder; None where there is none, or none that can be read."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

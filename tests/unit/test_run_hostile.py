@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from provision.errors import UsageError
 from provision.inventory import load as load_inventory
-from provision.run import Job, config_keys, from_words, job_code, job_own, new_run_id
+from provision.run import Job, config_keys, config_text, from_words, job_code, job_own, new_run_id
 from provision.run.config import travel
 from provision.run.job_code import pack
 from provision.tasks.train import Training, _run_id, _takes_any_key, find_config
@@ -145,6 +145,21 @@ def test_a_hostile_dataset_info(config, info, said):
     (config.parent / "data").mkdir()
     (config.parent / "data/dataset_info.json").write_text(info)
     assert said in refused(config, GOOD + "dataset: d\n")
+
+
+@pytest.mark.parametrize("name", ["null", ".5", "off", "a: b", "it's", "$(id)", "#x"])
+def test_a_path_that_yaml_would_read_as_something_else_is_quoted(config, name):
+    model = config.parent / "job" / name
+    model.mkdir(parents=True)
+    inner = config.parent / "job/conf/sft.yaml"
+    inner.parent.mkdir()
+    inner.write_text(f"stage: sft\nmodel_name_or_path: {json.dumps('../' + name)}\n")
+    (model / "config.json").touch()
+    taken = travel(inner)
+    named = yaml.safe_load(taken.texts["job/sft.yaml"])["model_name_or_path"]
+    assert f"job/{named}/config.json" in taken.digests
+    document = config_text.read(inner)
+    assert yaml.safe_load(document.rewritten({"model_name_or_path": name}))["model_name_or_path"] == name
 
 
 # --- overrides -----------------------------------------------------------------------------------
