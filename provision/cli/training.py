@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,13 @@ from provision.cli.numbers import COUNT, INDEX, SECONDS, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
+from provision.inventory.document import shown
+from provision.model import Notice
 from provision.output import Reporter
 from provision.run import Job, from_words
 from provision.run.job import LAUNCHERS
+from provision.run.job_nodes import count_nodes
+from provision.run.masking import is_secret, mask_words
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.tasks import train as tasks
 from provision.tasks.begin import Following
@@ -39,7 +45,9 @@ _WHAT = (
     click.option("--output", metavar="DIR", help="Where the script keeps its checkpoints, as the script is told it."),
     click.option("--resume-arg", metavar="TEXT", help="Tells the script to go on from '{checkpoint}'."),
     click.option("--zero", type=click.Choice(CHOICES), help="Make DeepSpeed's configuration, of this stage."),
-    click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="For every process; repeatable."),
+    click.option(
+        "--env", "variables", metavar="NAME[=VALUE]", multiple=True, help="A variable, by default with its value here."
+    ),
     click.option("--name", metavar="WORD", help="A word for the run's id."),
 )
 _HOW = (
@@ -105,15 +113,17 @@ def train_command(
     if not words and module is None:
         words = (str(find_config(None, inventory)),)
     job: Job = from_words(words, module=module, **job_options)
-    wanted = count if count is not None else job.nodes
-    if wanted != count:  # the command that was typed names a number
-        nodes = select(inventory, limit=limit, exclude=exclude, count=wanted)
+    wanted, job = count_nodes(job, count, nodes)
+    nodes = nodes[:wanted]
+    env = _variables(variables, reporter)
+    if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
+        reporter(Notice(f"--env {', '.join(twice)}: replaced by the value before the typed command", "warning"))
     asked = Training(
         job=job,
         words=(*(("-m", module) if module else ()), *words),
         name=name,
         zero=zero,
-        env=_variables(variables),
+        env=env,
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else asking(reporter)),
@@ -133,22 +143,33 @@ def _show(reporter: Reporter, inventory: Any, nodes: Any, asked: Training, shell
         reporter(notice)
     scripts = {str(plan["node"]): _SHELLS[shell](plan) for plan in launched.plans}
     data = {"run": None, "nodes": list(scripts), "world_size": sum(each.processes for each in spec.workers)}
-    plans = {str(plan["node"]): {key: plan[key] for key in ("argv", "cwd", "port")} for plan in launched.plans}
+    plans = {
+        str(plan["node"]): {"argv": mask_words(plan["argv"]), "cwd": plan["cwd"], "port": plan["port"]}
+        for plan in launched.plans
+    }
     reporter.result({**data, "plans": plans, "scripts": scripts}, "\n".join(scripts.values()).rstrip("\n"))
 
 
-def _variables(given: tuple[str, ...]) -> dict[str, str]:
-    """The values of ``--env``.
+def _variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]:
+    """The variables of ``--env``: ``NAME`` with its value in this command's environment, or ``NAME=VALUE``.
 
     Raises:
-        UsageError: one without a name or a value.
+        UsageError: what cannot be a variable's name, or a name without a value here.
     """
     found = {}
     for each in given:
         name, has, value = each.partition("=")
-        if not (has and name.replace("_", "a").isalnum() and not name[0].isdigit()):
-            raise UsageError(f"--env {each}: not NAME=VALUE", hint="--env NCCL_DEBUG=INFO")
-        found[name] = value
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise UsageError(f"--env {shown(name)}: not the name of a variable", hint="--env NAME, or --env NAME=VALUE")
+        if not has and name not in os.environ:
+            raise UsageError(
+                f"--env {name}: {name} is not set in this command's environment",
+                hint=f"export {name}=VALUE and give --env {name} again; or --env {name}=VALUE if it is no secret",
+            )
+        if has and value and is_secret(name):
+            text = f"--env {name}=VALUE: every user of this machine can read the value in the list of processes (ps)"
+            reporter(Notice(f"{text}; export {name}, and give --env {name}", "warning"))
+        found[name] = value if has else os.environ[name]
     return found
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from provision.errors import PreflightError, UsageError
 from provision.launchers._environment import RANKS, UNSET, caches, environment, logs
 from provision.launchers._network import network
+from provision.launchers._replaced import replaced, used
 from provision.model import Notice
 from provision.run import WORK, Launch, RunSpec
+from provision.run.job_options import VARIABLES
 
 PORT = "{port}"  # the agent puts the attempt's port here
 CHECKPOINT = "{checkpoint}"
@@ -39,7 +41,7 @@ def needs(spec: RunSpec, package: str) -> None:
 
 def notices(spec: RunSpec) -> tuple[Notice, ...]:
     """What the user should know before the run starts."""
-    found = [Notice(text) for text in spec.job.notices]
+    found = [*(Notice(text) for text in spec.job.notices), *replaced(spec)]
     if not {"NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET"} & set(spec.user_env):
         found += network(spec).notices
     for worker in spec.workers:
@@ -48,7 +50,9 @@ def notices(spec: RunSpec) -> tuple[Notice, ...]:
             text = f"{worker.node.name} reaches rank 0 through {interface}, which looks like a bridge for containers"
             found.append(Notice(text, "warning"))
     if ignored := [name for name in RANKS if name in spec.user_env]:
-        found.append(Notice(f"ignored from the environment you gave: {', '.join(ignored)}", "warning"))
+        has = used(spec, {name: VARIABLES[name] for name in ignored})
+        text = f"ignored from the environment you gave: {', '.join(ignored)}; the run has {has}"
+        found.append(Notice(text, "warning"))
     counts = {worker.processes for worker in spec.workers}
     if len(counts) > 1:
         each = ", ".join(f"{worker.node.name} {worker.processes}" for worker in spec.workers)

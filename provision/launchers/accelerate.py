@@ -16,6 +16,7 @@ from typing import Any
 from provision.errors import UsageError
 from provision.launchers import torchrun
 from provision.launchers._plans import PORT, launched, needs, plan, ranks
+from provision.model import Notice
 from provision.run import Launch, RunSpec
 from provision.run.job_code import ACCELERATE_CONFIG
 
@@ -39,7 +40,23 @@ def launch(spec: RunSpec) -> Launch:
             hint="accelerate config --config_file FILE, with `This machine`",
         )
     needs(spec, "accelerate")
-    return launched(spec, [_plan(spec, rank) for rank in range(len(spec.workers))])
+    return launched(spec, [_plan(spec, rank) for rank in range(len(spec.workers))], *_config_replaced(spec))
+
+
+def _config_replaced(spec: RunSpec) -> list[Notice]:
+    """What ``accelerate config`` has written about nodes and processes, where the run has something else."""
+    used = {
+        "num_machines": len(spec.workers),
+        "num_processes": sum(worker.processes for worker in spec.workers),
+        "main_process_ip": spec.master,
+        "main_process_port": spec.port,
+    }
+    said = {key: spec.settings.get(key) for key in used}
+    return [
+        Notice(f"{spec.job.accelerate_config}: {key} {said[key]}: replaced by {value}")
+        for key, value in used.items()
+        if said[key] not in (None, value)
+    ]
 
 
 def _plan(spec: RunSpec, rank: int) -> dict[str, Any]:

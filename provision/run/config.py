@@ -10,14 +10,19 @@ import json
 import os
 import posixpath
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from provision.errors import UsageError
+from provision.inventory.document import shown
+from provision.run import config_keys
 from provision.run.config_text import Document, read
 from provision.run.luggage import LIMIT, WORK, Luggage, Travel
+from provision.run.yaml_text import json_problem, read_text
+from trainer.untrusted import UntrustedError, parse_json
 
 STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 MODELS = ("model_name_or_path", "ref_model", "reward_model", "kt_weight_path", "kt_expert_checkpoint_path")
@@ -27,14 +32,21 @@ MAYBE = ("tokenized_path", "resume_from_checkpoint")  # taken along when there, 
 OUTPUTS = ("output_dir", "logging_dir", "cache_dir", "offload_folder", "profiler_output_dir", "swanlab_logdir")
 TRAINER_LOG = "trainer_log.jsonl"
 DATASET_INFO = "dataset_info.json"
+_INFO = 16 << 20  # bytes of dataset_info.json
 _HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _MEDIA = ("images", "videos", "audios")
+_PATH, _NAME = 4000, 255  # bytes of a path and of a name in it; Linux takes 4,096 with the run's folder before it
 _NO_HUB = "the nodes have no internet: give a local folder, or an absolute path on the nodes"
 
 
 def travel(
-    config: Path, *, overrides: Sequence[str] = (), made: Mapping[str, bytes] | None = None, limit: int = LIMIT
+    config: Path,
+    *,
+    overrides: Sequence[str] = (),
+    made: Mapping[str, bytes] | None = None,
+    limit: int = LIMIT,
+    any_key: bool = False,
 ) -> Travel:
     """Read a training config and find everything that goes with it.
 
@@ -43,6 +55,7 @@ def travel(
         overrides: ``KEY=VALUE`` as LLaMA-Factory takes them; they are written into the config that travels.
         made: files that are made here, by the name that the config or an override gives them; they lie beside it.
         limit: bytes that may travel.
+        any_key: take keys that look like misspelled ones.
 
     Raises:
         UsageError: a mistake in the config, with its file, line and key; a file that is missing; too many bytes.
@@ -53,6 +66,7 @@ def travel(
     made = made or {}
     job = _Job(document, luggage, {}, {f"{WORK}/{each}": data for each, data in made.items()})
     job.check()
+    notices = job.check_keys(any_key=any_key)
     for key in MODELS:
         job.model(key)
     for key in ADAPTERS:
@@ -63,7 +77,6 @@ def travel(
         job.maybe(key)
     job.datasets()
     output = job.outputs()
-    notices = []
     if document.data.get("do_train") is not True:
         notices.append(f"{config}: do_train is not set to true; LLaMA-Factory will not train")
     texts = job.texts | {f"{WORK}/{name}.yaml": document.rewritten(job.changes).encode()}
@@ -104,7 +117,26 @@ class _Job:
                 )
             raise UsageError(f"{self.document.path}: model_name_or_path is missing")
         if data.get("stage", "sft") not in STAGES:
-            raise UsageError(f"{self.document.where('stage')}: {data['stage']!r} is none of {', '.join(STAGES)}")
+            raise UsageError(f"{self.document.where('stage')}: {_shown(data['stage'])} is none of {', '.join(STAGES)}")
+
+    def check_keys(self, *, any_key: bool) -> list[str]:
+        """Refuse a misspelled key; a notice names the others that LLaMA-Factory does not have."""
+        unknown = []
+        for key in self.document.data:
+            where = self.document.where(key)
+            meant = config_keys.misspelled(key)
+            if meant is not None and not any_key:
+                force = f"clusterctl train --force {shlex.quote(str(self.document.path))}"
+                raise UsageError(
+                    f"{where}: LLaMA-Factory {config_keys.VERSION} has no such key; did you mean {meant}?",
+                    hint=f"write {meant}; if your release of LLaMA-Factory has {shown(key)}: {force}",
+                )
+            if meant is not None or not config_keys.is_known(key):
+                unknown.append(where)
+        if not unknown:
+            return []
+        what = "no such key and may refuse it" if len(unknown) == 1 else "no such keys and may refuse them"
+        return [f"{', '.join(unknown)}: LLaMA-Factory {config_keys.VERSION} has {what}"]
 
     def text(self, key: str) -> str | None:
         """A path that travels: the value of ``key`` when it is one. None for absolute paths and interpolations."""
@@ -112,16 +144,25 @@ class _Job:
         if value is None or isinstance(value, (bool, dict)):
             return None
         if not isinstance(value, str) or not value:
-            raise UsageError(f"{self.document.where(key)}: {value!r} is not a path")
+            raise UsageError(f"{self.document.where(key)}: {_shown(value)} is not a path")
         return value if self.travels(key, value) else None
 
     def travels(self, key: str, value: str) -> bool:
+        self.check_path(key, value)
         if value.startswith("~"):
             raise UsageError(
                 f"{self.document.where(key)}: LLaMA-Factory does not expand {value}",
                 hint="write the absolute path on the nodes, or a path relative to the config",
             )
         return not value.startswith("/") and "${" not in value
+
+    def check_path(self, key: str, value: str) -> None:
+        """Refuse what no file can be called, and what a log or a script would not show."""
+        where = self.document.where(key)
+        if not value.isprintable():
+            raise UsageError(f"{where}: {shown(value)} holds a line break or a control character")
+        if len(value.encode()) > _PATH or any(len(part.encode()) > _NAME for part in value.split("/")):
+            raise UsageError(f"{where}: {shown(value)} is too long for a path")
 
     def local(self, value: str) -> Path:
         return Path(os.path.normpath(self.luggage.base / value))
@@ -190,7 +231,16 @@ class _Job:
                     f"{self.document.where(key)}: {value} leads out of the run's folder",
                     hint="write a path inside it, or an absolute path on the nodes",
                 )
-        return str(self.document.data.get("output_dir") or "trainer_output")  # transformers' own default
+        value = self.document.data.get("output_dir")
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"{self.document.where('output_dir')}: {_shown(value)} is not a path")
+        if value is not None and "${" in value:
+            raise UsageError(
+                f"{self.document.where('output_dir')}: {value} is known on the nodes only, "
+                "and clusterctl looks for checkpoints there",
+                hint="write the path itself",
+            )
+        return value or "trainer_output"  # transformers' own default
 
     def there(self) -> Iterator[str]:
         """Absolute paths that are read on the nodes."""
@@ -221,9 +271,9 @@ class _Job:
         written = dict(info)
         for by, name in named:
             if name not in info:
-                known = ", ".join(sorted(info)[:20]) or "none"
+                known = ", ".join(map(shown, sorted(info)[:20])) or "none"
                 raise UsageError(
-                    f"{self.document.where(by)}: {name} is not in {folder / DATASET_INFO}; it has {known}",
+                    f"{self.document.where(by)}: {shown(name)} is not in {folder / DATASET_INFO}; it has {known}",
                     hint="add it there, or correct the name",
                 )
             written[name] = self.dataset(by, name, info[name], folder, arcname)
@@ -239,16 +289,15 @@ class _Job:
         if value is None:
             return []
         if not isinstance(value, (str, list)):
-            raise UsageError(f"{self.document.where(key)}: {value!r} is not the name of a dataset")
+            raise UsageError(f"{self.document.where(key)}: {_shown(value)} is not the name of a dataset")
         return [str(name).strip() for name in (value.split(",") if isinstance(value, str) else value)]
 
     def info(self, path: Path) -> dict[str, Any]:
+        text = read_text(path, limit=_INFO)
         try:
-            info = json.loads(path.read_bytes())
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from error
+            info = parse_json(text, limit=_INFO)
+        except UntrustedError as error:
+            raise UsageError(json_problem(path, error)) from error
         if not isinstance(info, dict):
             raise UsageError(f"{path} is no JSON object with one entry for each dataset")
         return info
@@ -272,6 +321,7 @@ class _Job:
             raise UsageError(f"{where} {what}", hint="download it, and give the local file as file_name")
         there = {field: value for field, value in entry.items() if field not in _HUBS}  # a hub would be asked first
         value = entry[source]
+        self.check_path(key, value)
         if not value.startswith("/"):
             path = Path(os.path.normpath(folder / value))
             if not path.exists():
@@ -282,3 +332,8 @@ class _Job:
         else:
             self.read_there.append(posixpath.normpath(value))
         return there
+
+
+def _shown(value: object) -> str:
+    """A value as a message may quote it."""
+    return shown(repr(value))

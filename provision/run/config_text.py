@@ -8,32 +8,48 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from provision.errors import UsageError
+from provision.inventory.document import shown
+from provision.run.masking import mask_words
+from provision.run.yaml_text import load, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML mapping that knows its text."""
+    """A YAML mapping that knows its text.
+
+    Attributes:
+        path: the user's file.
+        text: what travels: the file's text, with the overrides written into it.
+        data: what it says.
+        places: by key its nodes in ``text``.
+        lines: by key its line in the user's file.
+        typed: the keys that were typed behind ``--``.
+    """
 
     path: Path
     text: str
     data: dict[str, Any]
     places: dict[str, tuple[yaml.ScalarNode, yaml.Node]]
+    lines: Mapping[str, int]
+    typed: frozenset[str] = frozenset()
 
     def where(self, key: str) -> str:
-        """``FILE:LINE: key`` for messages."""
-        if key not in self.places:
-            return f"{self.path}: {key}"
-        return f"{self.path}:{self.places[key][0].start_mark.line + 1}: {key}"
+        """``FILE:LINE: key`` for messages: the line in the user's file, whatever was written into what travels."""
+        if key in self.typed:
+            return f"{shown(key)}= (typed behind --)"
+        if key not in self.lines:
+            return f"{self.path}: {shown(key)}"
+        return f"{self.path}:{self.lines[key]}: {shown(key)}"
 
     def rewritten(self, changes: dict[str, str]) -> str:
         """The text with some values replaced; a key that is not there is added at the end."""
@@ -56,7 +72,8 @@ class Document:
 
 
 def _quoted(value: str) -> str:
-    return value if re.fullmatch(r"[A-Za-z./][\w./-]*", value, re.ASCII) else json.dumps(value)
+    plain = re.fullmatch(r"[A-Za-z./][\w./-]*", value, re.ASCII) and yaml.safe_load(value) == value  # not `null`, `.5`
+    return value if plain else json.dumps(value)
 
 
 def read(config: Path, overrides: Sequence[str] = ()) -> Document:
@@ -65,57 +82,52 @@ def read(config: Path, overrides: Sequence[str] = ()) -> Document:
     Raises:
         UsageError: it cannot be read, or is no YAML mapping; an override that cannot be written into it.
     """
-    try:
-        text = config.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"there is no {config}", hint="clusterctl train CONFIG.yaml") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{config} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from error
-    except OSError as error:
-        raise UsageError(f"{config} cannot be read: {error.strerror}") from error
-    document = _parsed(config, text)
-    if not overrides:
-        return document
-    return _parsed(config, _overridden(document, overrides))
+    document = _parsed(config, read_text(config, hint="clusterctl train CONFIG.yaml"))
+    return _overridden(document, overrides) if overrides else document
 
 
 def _parsed(config: Path, text: str) -> Document:
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UsageError(f"{config}{line}: not YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{config} is not YAML: {error}") from error
+    root, data = load(config, text)
     if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
         raise UsageError(f"{config} is not a LLaMA-Factory config: it holds no `key: value` lines")
-    places: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
-    for key, value in root.value:
-        if key.value in places:
-            first = places[key.value][0].start_mark.line + 1
-            raise UsageError(f"{config}:{key.start_mark.line + 1}: {key.value}: given before, in line {first}")
-        places[key.value] = (key, value)
-    return Document(config, text, data, places)
+    places = {key.value: (key, value) for key, value in root.value}
+    lines = {key: node.start_mark.line + 1 for key, (node, _) in places.items()}
+    return Document(config, text, data, places, lines)
 
 
-def _overridden(document: Document, overrides: Sequence[str]) -> str:
-    """The text with the overrides written into it as they are, so that LLaMA-Factory reads their numbers itself."""
+def _overridden(document: Document, overrides: Sequence[str]) -> Document:
+    """The overrides written into the text as they are, so that LLaMA-Factory reads their numbers itself."""
     values: dict[str, str] = {}
+    wanted = dict(document.data)
     for word in overrides:
         key, has, value = word.partition("=")
-        if not has or not re.fullmatch(r"\w+", key):
+        said = shown(mask_words([word])[0])
+        if not has or not re.fullmatch(r"\w+", key, re.ASCII):
             raise UsageError(
-                f"{word}: a config's arguments are KEY=VALUE",
+                f"{said}: a config's arguments are KEY=VALUE",
                 hint="as in: clusterctl train CONFIG.yaml -- max_steps=10",
             )
         try:
-            read_as = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UsageError(f"{word}: {value} is not a value in YAML") from error
+            read_as = load(key, value or '""')[1]
+        except UsageError as error:
+            raise UsageError(f"{said}: this is not a value in YAML", hint="put the value in quotes") from error
         if "\n" in value or isinstance(read_as, dict) or (isinstance(read_as, str) and read_as != value.strip("\"'")):
-            raise UsageError(f"{word}: this value stands in the config only", hint=f"write it into {document.path}")
+            raise _only_in_config(document, said)
+        wanted[key] = read_as
         values[key] = value or '""'
+    text = _written(document, values)
+    said = " ".join(map(shown, mask_words(overrides)))
+    try:
+        written = _parsed(document.path, text)
+    except UsageError as error:
+        raise _only_in_config(document, said) from error
+    if repr(written.data | wanted) != repr(written.data) or written.data.keys() != wanted.keys():
+        raise _only_in_config(document, said)
+    return replace(written, lines=document.lines, typed=frozenset(values))
+
+
+def _written(document: Document, values: Mapping[str, str]) -> str:
+    """The text with values in place of others, or at its end."""
     text = document.text
     end = "" if text.endswith("\n") else "\n"
     spans = []
@@ -134,3 +146,7 @@ def _overridden(document: Document, overrides: Sequence[str]) -> str:
     for start, stop, value in reversed(spans):
         text = text[:start] + value + text[stop:]
     return text
+
+
+def _only_in_config(document: Document, said: str) -> UsageError:
+    return UsageError(f"{said}: this value stands in the config only", hint=f"write it into {document.path}")

@@ -9,11 +9,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 from provision.errors import UsageError
+from provision.inventory.document import shown
+from provision.run.masking import secret_option
 
 Kind = Literal["config", "script", "module"]
 LAUNCHERS = ("llamafactory", "torchrun", "deepspeed", "accelerate")
 _CONFIG = (".yaml", ".yml")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Something that was typed and is clusterctl's to decide.
+
+    Attributes:
+        said: as it was typed.
+        value: the typed value; None for a flag.
+        by: what takes its place, a key of ``provision/launchers/_replaced.py``.
+    """
+
+    said: str
+    value: str | None
+    by: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,10 @@ class Job:
         local_rank: the script wants ``--local-rank N``, as ``torch.distributed.launch`` gives it.
         resume_arg: what tells the script to go on from ``{checkpoint}``.
         output: the folder in which the script keeps its checkpoints, as the script is told it.
-        notices: what was replaced in the command that was typed.
+        total: processes of all nodes together, as accelerate counts them; None: not typed.
+        notices: what the user should know about the command that was typed.
+        replaced: what clusterctl decides in place of the command that was typed.
+        typed: by field the option that gave it, for messages.
     """
 
     kind: Kind = "config"
@@ -54,7 +74,10 @@ class Job:
     local_rank: bool = False
     resume_arg: str | None = None
     output: str | None = None
+    total: int | None = None
     notices: tuple[str, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    typed: Mapping[str, str] = field(default_factory=dict)
 
 
 def from_words(words: Sequence[str], *, module: str | None = None, **options: Any) -> Job:
@@ -80,11 +103,38 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
         job = job_typed.parse(words) or of_target(words[0], words[1:])
     if given.get("launcher") == "auto" and job.launcher != "auto":
         del given["launcher"]
-    job = replace(job, **given)
+    job = _overridden(job, given)
     choose(job)
+    secret = secret_option(job.args) if job.kind != "config" else None  # a config's travel in its file
+    if secret is not None:
+        raise UsageError(
+            f"{secret}: every user of a node can read a command's arguments in the list of processes (ps)",
+            hint="read it from the environment in the script, such as HF_TOKEN: export it here and give --env HF_TOKEN",
+        )
     if job.per_node is not None and job.per_node < 1:
         raise UsageError(f"{job.per_node} processes on a node: at least one is needed", hint="--gpus-per-node 1")
     return job
+
+
+def _overridden(job: Job, options: Mapping[str, Any]) -> Job:
+    """The job with clusterctl's own options, which win over those that were typed behind ``--``."""
+    notices = list(job.notices)
+    names = {"per_node": "--gpus-per-node", "launcher": "--launcher", "accelerate_config": "--accelerate-config"}
+    for field_, option in names.items():
+        typed, given = getattr(job, field_), options.get(field_)
+        if given is None or typed in (None, "auto", given):
+            continue
+        said = job.typed.get(field_, str(typed))
+        if field_ == "launcher" and job.launcher_args:
+            raise UsageError(
+                f"--launcher {given} and {typed} {' '.join(job.launcher_args)}: {given} may not have these options",
+                hint=f"leave --launcher out, or the options of {typed}",
+            )
+        notices.append(f"{said}: replaced by {option} {given}")
+    if job.total is not None and options.get("per_node") is not None:
+        notices.append(f"{job.typed['total']}: replaced by --gpus-per-node {options['per_node']}")
+        job = replace(job, total=None)
+    return replace(job, **options, notices=tuple(notices))
 
 
 def of_target(target: str, args: Sequence[str]) -> Job:
@@ -96,7 +146,7 @@ def of_target(target: str, args: Sequence[str]) -> Job:
     suffix = Path(target).suffix.lower()
     if suffix in _CONFIG:
         return Job("config", target, tuple(args))
-    if suffix == ".py" or (suffix == "" and Path(target).is_file()):
+    if suffix == ".py" or (suffix == "" and is_file(Path(target))):
         return Job("script", target, tuple(args))
     if suffix == ".json":
         raise UsageError(
@@ -108,9 +158,17 @@ def of_target(target: str, args: Sequence[str]) -> Job:
             hint="give the command that is in it: clusterctl train -- torchrun … (its ranks are replaced)",
         )
     hint = "clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE"
-    if _MODULE.fullmatch(target) and not Path(target).exists():
+    if _MODULE.fullmatch(target) and not is_file(Path(target)):
         hint = f"a module is given as -m {target}; otherwise: {hint}"
-    raise UsageError(f"{target} is neither a YAML file nor a Python script", hint=hint)
+    raise UsageError(f"{shown(target)} is neither a YAML file nor a Python script", hint=hint)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def of_module(name: str, args: Sequence[str]) -> Job:
@@ -120,7 +178,7 @@ def of_module(name: str, args: Sequence[str]) -> Job:
         UsageError: no module can have that name.
     """
     if not _MODULE.fullmatch(name):
-        raise UsageError(f"{name} is not the name of a module", hint="as in: clusterctl train -m package.train")
+        raise UsageError(f"{shown(name)} is not the name of a module", hint="as in: clusterctl train -m package.train")
     return Job("module", name, tuple(args))
 
 

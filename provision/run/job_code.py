@@ -10,40 +10,53 @@ import dataclasses
 import importlib.resources
 import os
 import posixpath
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from provision.env.source import checkout
 from provision.errors import UsageError
+from provision.inventory.document import shown
 from provision.run import job_own
 from provision.run.config import TRAINER_LOG, travel
 from provision.run.job import Job
 from provision.run.luggage import LIMIT, WORK, Entry, Luggage, Travel
+from provision.run.yaml_text import load_either
 
 ACCELERATE_CONFIG = "accelerate.yaml"  # in the run's folder
 HOOKS = "hooks"  # folder in the run's folder, with what Python loads by itself
 _RECORD = "run.json"  # in a folder of runs/: logs and environments of other runs
+_CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
+# Options that name a file to read, such as --deepspeed and --config_file; and those that name one to write.
+_READS = re.compile(r"(^|_)(deepspeed|config|config_file|config_path|cfg|hparams)$")
+_WRITES = re.compile(
+    r"(^|_)(out|output|save|log|dump|result|results|report|write|metrics|export|dest|trace|stats)(_|$)"
+)
 _OUTPUT = ("--output_dir", "--output-dir")  # of transformers' TrainingArguments
 
 
-def pack(job: Job, *, made: Mapping[str, bytes] | None = None, limit: int = LIMIT) -> Travel:
+def pack(job: Job, *, made: Mapping[str, bytes] | None = None, limit: int = LIMIT, any_key: bool = False) -> Travel:
     """Everything that goes with a job; ``made`` are files that a config names and that are made here.
+
+    ``any_key`` takes a config's keys that look like misspelled ones.
 
     Raises:
         UsageError: a config that cannot be used, a file that is missing, more than ``limit`` bytes.
     """
     config = Path(job.target)
     is_config = job.kind == "config"
-    luggage = travel(config, overrides=job.args, made=made, limit=limit) if is_config else _code(job, limit)
+    if is_config:
+        luggage = travel(config, overrides=job.args, made=made, limit=limit, any_key=any_key)
+    else:
+        luggage = _code(job, limit)
     hook = importlib.resources.files("trainer") / "hooks" / "sitecustomize.py"
     texts = {**luggage.texts, f"{HOOKS}/sitecustomize.py": hook.read_bytes()}
     if job.accelerate_config is not None:
         text, settings = _accelerate(job.accelerate_config)
+        _check_inner_file(job.accelerate_config, settings, luggage)
         return dataclasses.replace(luggage, texts={**texts, ACCELERATE_CONFIG: text}, settings=settings)
     return dataclasses.replace(luggage, texts=texts)
 
@@ -61,6 +74,8 @@ def _code(job: Job, limit: int) -> Travel:
         luggage, left = _gathered(folder)
         notices += left
         entries = luggage.pack(limit)
+    there, unclear = files_named(job, folder)
+    notices += unclear
     output = _output(job)
     if output:
         output = posixpath.normpath(posixpath.join(WORK, output))
@@ -72,6 +87,7 @@ def _code(job: Job, limit: int) -> Travel:
         notices=tuple(notices),
         progress=posixpath.join(output, TRAINER_LOG) if output else None,  # a script may write one too
         output=output,
+        there=there,
     )
 
 
@@ -162,20 +178,73 @@ def _is_private_key(path: Path) -> bool:
 def _misplaced(job: Job, folder: Path) -> None:
     """Refuse an argument that names a file here which will not be there on the nodes."""
     here = Path.cwd().resolve()
-    for word in job.args:
+    for word in (*job.launcher_args, *job.args):
         value = word.partition("=")[2] if word.startswith("-") else word
         if not value or value.startswith(("/", "~", "-")) or not ("/" in value or Path(value).suffix):
             continue
-        try:
-            lost = (here / value).exists() and not (folder / value).exists()
-        except (OSError, ValueError):  # too long for a path, or a NUL in it
-            continue
-        if lost:
+        if exists(here / value) and not exists(folder / value):
             where = "code" if job.code else "script"
             raise UsageError(
                 f"{value} is in {here}, but not in the folder that travels with the {where}, {folder}",
                 hint="the processes start in the folder that travels: --code . and the path from there",
             )
+
+
+def files_named(job: Job, folder: Path | None) -> tuple[tuple[str, ...], list[str]]:
+    """The absolute paths of the nodes that options for configurations name, and notices of files that are not here.
+
+    Args:
+        job: a script or module with its arguments.
+        folder: the one that travels; None: nothing does.
+
+    Raises:
+        UsageError: such an option names a file that will not be on the nodes.
+    """
+    there = []
+    notices = []
+    words = (*job.launcher_args, *job.args)
+    for word, after in zip(words, (*words, "")[1:], strict=True):
+        option, has, value = word.partition("=")
+        value = value if has else after
+        suffix = Path(value).suffix.lower()
+        if not option.startswith("-") or value.startswith("-") or suffix not in _CONFIGURATIONS or "://" in value:
+            continue
+        name = option.lstrip("-").replace("-", "_").lower()
+        if value.startswith("/"):
+            there += [posixpath.normpath(value)] if _READS.search(name) else []
+            continue
+        if folder is not None and exists(folder / value):
+            continue
+        where = f"in {folder}, the folder that travels" if folder else "on the nodes: nothing travels with this run"
+        if _READS.search(name):
+            raise UsageError(
+                f"{option} {shown(value)}: there is no such file {where}",
+                hint="correct the name, or take the file's folder along: --code DIR; an absolute path is on the nodes",
+            )
+        if not _WRITES.search(name):
+            notices.append(f"{option} {shown(value)}: there is no such file {where}")
+    return tuple(dict.fromkeys(there)), notices
+
+
+def exists(path: Path) -> bool:
+    """Whether a path is there; a name that no file can have is not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a path, or a NUL in it
+        return False
+
+
+def _check_inner_file(config: Path, settings: Mapping[str, Any], luggage: Travel) -> None:
+    """Refuse a configuration of accelerate's whose DeepSpeed configuration will not be on the nodes."""
+    inner = settings.get("deepspeed_config")
+    name = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
+    if not isinstance(name, str) or not name or name.startswith("/"):
+        return
+    if posixpath.normpath(f"{WORK}/{name}") not in luggage.digests:
+        raise UsageError(
+            f"{config}: deepspeed_config_file: there is no {shown(name)} in the folder that travels",
+            hint="it is relative to that folder: put the file there, or write an absolute path on the nodes",
+        )
 
 
 def _output(job: Job) -> str | None:
@@ -191,13 +260,8 @@ def _output(job: Job) -> str | None:
 
 def _accelerate(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Accelerate's config: its text and what it says."""
-    try:
-        text = path.read_bytes()
-        data = yaml.safe_load(text)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="--accelerate-config FILE") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
+    hint = "accelerate config --config_file FILE writes one"
+    data = load_either(path, hint=hint)
     if not isinstance(data, dict) or "distributed_type" not in data:
-        raise UsageError(f"{path} is no config of accelerate's", hint="accelerate config --config_file FILE writes one")
-    return text, data
+        raise UsageError(f"{path} is no config of accelerate's", hint=hint)
+    return path.read_bytes(), data

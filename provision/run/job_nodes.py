@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from provision.errors import PreflightError, UsageError
+from provision.inventory.selection import fold
 from provision.model import Node
 from provision.run import Facts, Worker
 from provision.run.job import Job
@@ -35,6 +37,37 @@ def choose_nodes(job: Job, nodes: Sequence[Node]) -> tuple[Node, ...]:
     return left
 
 
+def count_nodes(job: Job, count: int | None, chosen: Sequence[Node]) -> tuple[int | None, Job]:
+    """How many of the chosen nodes a job uses, and the job with a notice where that is not what was typed.
+
+    Args:
+        job: what is to be run.
+        count: ``--nodes``; it wins over a number in the typed command.
+        chosen: the nodes that ``--limit`` and ``--exclude`` leave.
+
+    Raises:
+        UsageError: the typed command asks for more nodes than there are.
+    """
+    if job.nodes is None:
+        return count, job
+    said = job.typed.get("nodes", f"{job.nodes} nodes")
+    names = fold(node.name for node in chosen)
+    if count is not None:
+        text = f"{said}: replaced by --nodes {count}"
+        return count, job if count == job.nodes else replace(job, notices=(*job.notices, text))
+    if job.nodes > len(chosen):
+        have = f"there are {len(chosen)} nodes: {names}" if len(chosen) > 1 else f"there is one node: {names}"
+        raise UsageError(
+            f"{said}: {have}", hint=f"--nodes {len(chosen)} before the -- uses these; or add nodes to the inventory"
+        )
+    if job.nodes < len(chosen):
+        text = (
+            f"{said}: the first {job.nodes} of {len(chosen)} nodes: {fold(node.name for node in chosen[: job.nodes])}"
+        )
+        job = replace(job, notices=(*job.notices, text))
+    return job.nodes, job
+
+
 def workers(
     job: Job, nodes: Sequence[Node], facts: Mapping[str, Facts], env: Mapping[str, str] | None = None
 ) -> tuple[Worker, ...]:
@@ -53,6 +86,7 @@ def workers(
     visible = {**(env or {}), **job.env}.get(VISIBLE)
     if visible is not None and (any(job.include.values()) or any(job.exclude.values())):
         raise UsageError(f"{VISIBLE} and --include or --exclude both choose GPUs", hint="give one of them")
+    job = _shared(job, nodes, facts)
     made = []
     reasons = {}
     for node in nodes:
@@ -75,6 +109,18 @@ def workers(
             hint="--gpus-per-node N with a smaller N, or other nodes",
         )
     return tuple(made)
+
+
+def _shared(job: Job, nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Job:
+    """The job with its processes of all nodes together (accelerate's ``--num_processes``) as a number for each node."""
+    if job.total is None or job.total == sum(Worker(node, facts[node.name]).processes for node in nodes):
+        return job
+    if job.total % len(nodes):
+        raise UsageError(
+            f"{job.typed.get('total', job.total)} cannot be shared by {len(nodes)} nodes equally",
+            hint="leave it out for a process on each GPU, or give --gpus-per-node N",
+        )
+    return replace(job, per_node=job.total // len(nodes))
 
 
 def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str] | None = None) -> dict[str, str]:

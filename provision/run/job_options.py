@@ -16,19 +16,27 @@ class Options:
 
     Attributes:
         flags: those without a value.
-        values: those with one; None: every other one.
+        values: those with one.
         short: short names.
         taken: those that are read: how many nodes, how many processes, which GPUs, a module.
-        ours: those that clusterctl decides, with the reason. They are dropped.
+        ours: those that clusterctl replaces, by what (``provision/launchers/_replaced.py``).
         refused: those that cannot be kept, with what to do instead.
+        files: those that name a file which must be in the folder that travels.
     """
 
     flags: frozenset[str]
-    values: frozenset[str] | None
+    values: frozenset[str]
     short: Mapping[str, str] = field(default_factory=dict)
     taken: Mapping[str, str] = field(default_factory=dict)
     ours: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    files: frozenset[str] = frozenset()
+
+    def use(self, name: str) -> str:
+        """What becomes of an option: ``read``, ``replaced``, ``refused`` or ``kept``."""
+        if name in self.refused:
+            return "refused"
+        return "replaced" if name in self.ours else "read" if name in self.taken else "kept"
 
 
 def _set(names: str) -> frozenset[str]:
@@ -40,9 +48,6 @@ def _because(reasons: Mapping[str, str]) -> dict[str, str]:
     return {name: reason for names, reason in reasons.items() for name in names.split()}
 
 
-_RANKS = "every node gets its own"
-_MASTER = "it is rank 0's, and its port is looked for there"
-_LOGS = "every rank's output goes to the run's logs"
 _RESTARTS = "--restarts N restarts from the newest checkpoint"
 
 TORCHRUN = Options(
@@ -57,12 +62,15 @@ TORCHRUN = Options(
     taken={"nnodes": "nodes", "nproc_per_node": "per_node", "module": "module", "use_env": "use_env"},
     ours=_because(
         {
-            "node_rank": _RANKS,
-            "master_addr master_port local_addr standalone": _MASTER,
-            "rdzv_backend rdzv_endpoint rdzv_id rdzv_conf": _MASTER,
-            "max_restarts": _RESTARTS,
-            "log_dir redirects tee local_ranks_filter logs_specs": _LOGS,
-            "duplicate_stdout_filters duplicate_stderr_filters": _LOGS,
+            "node_rank": "rank",
+            "master_addr": "address",
+            "master_port": "port",
+            "rdzv_endpoint": "endpoint",
+            "rdzv_backend rdzv_id rdzv_conf local_addr": "rendezvous",
+            "standalone": "nodes",
+            "max_restarts": "restarts",
+            "log_dir redirects tee local_ranks_filter logs_specs": "logs",
+            "duplicate_stdout_filters duplicate_stderr_filters": "logs",
         }
     ),
 )
@@ -88,12 +96,13 @@ DEEPSPEED = Options(
     },
     ours=_because(
         {
-            "hostfile": "the inventory says which nodes there are",
-            "node_rank": _RANKS,
-            "master_addr master_port": _MASTER,
-            "launcher launcher_args no_ssh no_ssh_check force_multi ssh_port": "clusterctl starts every node itself",
-            "save_pid": "clusterctl stop finds the processes",
-            "enable_each_rank_log": _LOGS,
+            "hostfile": "nodes",
+            "node_rank": "rank",
+            "master_addr": "address",
+            "master_port": "port",
+            "launcher launcher_args no_ssh no_ssh_check force_multi ssh_port": "ssh",
+            "save_pid": "marks",
+            "enable_each_rank_log": "logs",
         }
     ),
     refused=_because(
@@ -112,7 +121,24 @@ ACCELERATE = Options(
         "same_network module no_python tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16 "
         "fp8_use_autocast_during_eval debug"
     ),
-    values=None,
+    values=_set(
+        "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode "
+        "gpu_ids machine_rank main_process_ip main_process_port tee log_dir role rdzv_backend rdzv_conf max_restarts "
+        "monitor_interval vm env main_training_function deepspeed_config_file zero_stage offload_optimizer_device "
+        "offload_param_device offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps "
+        "gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile deepspeed_exclusion_filter "
+        "deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names fsdp_version "
+        "fsdp_offload_params fsdp_min_num_params fsdp_sharding_strategy fsdp_reshard_after_forward "
+        "fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap fsdp_backward_prefetch fsdp_state_dict_type "
+        "fsdp_forward_prefetch fsdp_use_orig_params fsdp_cpu_ram_efficient_loading fsdp_sync_module_states "
+        "fsdp_activation_checkpointing megatron_lm_tp_degree megatron_lm_pp_degree megatron_lm_num_micro_batches "
+        "megatron_lm_sequence_parallelism megatron_lm_recompute_activations megatron_lm_use_distributed_optimizer "
+        "megatron_lm_gradient_clipping fp8_backend fp8_margin fp8_interval fp8_format fp8_amax_history_len "
+        "fp8_amax_compute_algo fp8_override_linear_precision fp8_opt_level aws_access_key_id aws_secret_access_key "
+        "tpu_name tpu_zone mpirun_hostfile mpirun_ccl parallelism_config_dp_replicate_size "
+        "parallelism_config_dp_shard_size parallelism_config_tp_size parallelism_config_cp_size "
+        "parallelism_config_cp_comm_strategy"
+    ),
     short={"m": "module", "q": "quiet", "t": "tee"},
     taken={
         "num_machines": "nodes",
@@ -120,16 +146,20 @@ ACCELERATE = Options(
         "gpu_ids": "gpu_ids",
         "config_file": "config_file",
         "module": "module",
+        "deepspeed_exclusion_filter": "exclude",
+        "deepspeed_inclusion_filter": "include",
     },
     ours=_because(
         {
-            "machine_rank": _RANKS,
-            "main_process_ip main_process_port same_network rdzv_backend rdzv_conf": _MASTER,
-            "multi_gpu cpu": "it follows from the nodes",
-            "max_restarts": _RESTARTS,
-            "log_dir tee": _LOGS,
-            "deepspeed_hostfile deepspeed_multinode_launcher": "clusterctl starts every node itself",
-            "deepspeed_exclusion_filter deepspeed_inclusion_filter": "--limit and --gpus-per-node choose",
+            "machine_rank": "rank",
+            "main_process_ip": "address",
+            "main_process_port": "port",
+            "same_network rdzv_backend rdzv_conf": "rendezvous",
+            "multi_gpu cpu": "kind",
+            "max_restarts": "restarts",
+            "log_dir tee": "logs",
+            "deepspeed_hostfile": "nodes",
+            "deepspeed_multinode_launcher": "ssh",
         }
     ),
     refused=_because(
@@ -139,4 +169,18 @@ ACCELERATE = Options(
             "aws_access_key_id aws_secret_access_key": "clusterctl starts nothing at AWS: leave it out",
         }
     ),
+    files=frozenset(("deepspeed_config_file",)),
 )
+
+# Variables that say which process is which, as people type them before a command.
+VARIABLES = {
+    "NNODES": "nodes",
+    "NPROC_PER_NODE": "per_node",
+    "NODE_RANK": "rank",
+    "RANK": "rank",
+    "LOCAL_RANK": "rank",
+    "WORLD_SIZE": "processes",
+    "LOCAL_WORLD_SIZE": "processes",
+    "MASTER_ADDR": "address",
+    "MASTER_PORT": "port",
+}

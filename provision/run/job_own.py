@@ -7,23 +7,23 @@ with a module of the user's: beside the data it may hold bundles and models.
 from __future__ import annotations
 
 import importlib.resources
-import json
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from provision.errors import UsageError
+from provision.inventory.document import shown
 from provision.run.config import TRAINER_LOG
 from provision.run.job import Job
 from provision.run.luggage import WORK, Luggage, Travel
 from provision.run.sources import sources
+from provision.run.yaml_text import load_either
 
 PACKAGE = "trainer"
 _PARTS = ("gpt", "ds_config")  # the trainer, and what it takes its DeepSpeed configuration from
 _FILES = ("__init__.py", "bounds.py")  # what both of them import
+_READS = ("data", "init", "deepspeed-config")  # trainer.gpt's options that name what must be there
 _OUT = "out"  # trainer.gpt's default of --out
 
 
@@ -52,9 +52,9 @@ def pack(job: Job, limit: int) -> Travel:
     for word in _words(job.args, configured):
         for name in _paths(word):
             path = here / name
-            if not name or Path(name).is_absolute() or ".." in Path(name).parts or not path.exists():
-                continue
-            luggage.add(path, name)
+            if name and not Path(name).is_absolute() and ".." not in Path(name).parts and _is_there(path):
+                luggage.add(path, name)
+    _refuse_missing(job, configured, here)
     program = {name: data for part in _PARTS for name, data in sources(part).items()}
     program |= {name: (importlib.resources.files(PACKAGE) / name).read_bytes() for name in _FILES}
     told = job.output or _told(job.args, "out") or str(configured.get("out") or _OUT)
@@ -67,6 +67,43 @@ def pack(job: Job, limit: int) -> Travel:
         progress=posixpath.join(out, TRAINER_LOG),
         output=out,
     )
+
+
+def _refuse_missing(job: Job, configured: Mapping[str, Any], here: Path) -> None:
+    """Refuse an option of ``trainer.gpt`` that names a folder or file which is not in this folder."""
+    if job.target != f"{PACKAGE}.gpt":
+        return
+    for option in _READS:
+        values = _all_told(job.args, option) or configured.get(option.replace("-", "_"), ())
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if not isinstance(value, str) or not value or value == "scratch" or value.startswith("/"):
+                continue
+            if ".." in Path(value).parts or not any(name and _is_there(here / name) for name in _paths(value)):
+                raise UsageError(
+                    f"--{option} {shown(value)}: there is no such file or folder in {here}",
+                    hint="a relative path travels with the run; an absolute one is a path on the nodes",
+                )
+
+
+def _all_told(args: Sequence[str], name: str) -> list[str]:
+    """The values of an option of the trainer's, which takes one or more."""
+    found: list[str] = []
+    taking = False
+    for word in args:
+        if word.startswith("--"):
+            key, has, value = word.partition("=")
+            taking = key == f"--{name}" and not has
+            found += [value] if key == f"--{name}" and has else []
+        elif taking:
+            found.append(word)
+    return found
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name of a file: too long, or with a NUL
+        return False
 
 
 def _words(args: Sequence[str], configured: Mapping[str, Any]) -> Iterator[str]:
@@ -99,11 +136,5 @@ def _configured(args: Sequence[str]) -> Mapping[str, Any]:
     name = _told(args, "config")
     if not name:
         return {}
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-        said = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror}", hint="--config FILE of options") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{name} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    said = load_either(Path(name), hint="--config FILE of options")
     return said if isinstance(said, dict) else {}

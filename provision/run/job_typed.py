@@ -1,10 +1,11 @@
 """Commands as people type them (``torchrun …``, ``python -m torch.distributed.launch …``), as jobs.
 
-What clusterctl decides itself is dropped, each with a notice; what cannot be kept is refused.
+What clusterctl decides itself is replaced, which a notice says with the value used; what cannot be kept is refused.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import UsageError
-from provision.run.job import Job, of_module, of_target
-from provision.run.job_options import ACCELERATE, DEEPSPEED, TORCHRUN, Options
+from provision.inventory.document import shown
+from provision.run.job import Job, Replaced, of_module, of_target
+from provision.run.job_options import ACCELERATE, DEEPSPEED, TORCHRUN, VARIABLES, Options
+from provision.run.masking import mask_words
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _PYTHON_FLAGS = ("-u", "-B", "-O", "-s")
 _USE_ENV = "--use-env"
+_UNCOUNTED = {"nodes": "nodes", "per_node": "processes", "total": "processes"}  # for `gpu`, `auto` and -1
 _MODULES = {  # python -m
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -44,11 +48,43 @@ def parse(words: Sequence[str]) -> Job | None:
         name, _, value = rest.pop(0).partition("=")
         env[name] = value
     if not rest:
-        raise UsageError(f"{' '.join(words)}: variables and no command", hint="… -- NAME=VALUE torchrun SCRIPT.py")
+        raise UsageError(
+            f"{shown(' '.join(mask_words(words)))}: variables and no command", hint="… -- NAME=VALUE torchrun SCRIPT.py"
+        )
     job = _command(rest[0].rpartition("/")[2], rest[1:])
     if job is None and env:
         job = of_target(rest[0], rest[1:])
-    return replace(job, env={**env, **job.env}) if job else None
+    return _with_variables(job, env) if job else None
+
+
+def _with_variables(job: Job, env: Mapping[str, str]) -> Job:
+    """The job with what was typed before the command; ``NNODES=2`` and its like mean what they mean to a launcher."""
+    fields: dict[str, Any] = {}
+    typed, replaced = dict(job.typed), list(job.replaced)
+    meanings = {name: by for name in env if (by := _meaning(name))}
+    for name, by in meanings.items():
+        said, value = f"{name}={shown(env[name])}", env[name]
+        if by not in ("nodes", "per_node"):
+            replaced.append(Replaced(said, value, by))
+        elif (number := _number(said, value)) is None:
+            replaced.append(Replaced(said, value, _UNCOUNTED[by]))
+        elif getattr(job, by) not in (None, number):
+            raise UsageError(f"{said} and {job.typed[by]} contradict each other", hint="give one of them")
+        else:
+            fields[by] = number
+            typed.setdefault(by, said)
+    kept = {name: value for name, value in env.items() if name not in meanings}
+    return replace(job, env={**kept, **job.env}, typed=typed, replaced=tuple(replaced), **fields)
+
+
+def _meaning(variable: str) -> str:
+    """What a variable decides, a field of the job or a key of what replaces it; "" for any other variable.
+
+    torchrun reads each of its options from ``PET_NAME`` as well.
+    """
+    option = variable.removeprefix("PET_").lower() if variable.startswith("PET_") else ""
+    by = VARIABLES.get(variable) or TORCHRUN.ours.get(option) or TORCHRUN.taken.get(option) or ""
+    return "" if by in ("module", "use_env") else by
 
 
 def _command(name: str, rest: list[str]) -> Job | None:
@@ -119,9 +155,9 @@ def _launched(launcher: str, options: Options, words: list[str]) -> Job:
         typed, name, value = _option(launcher, options, rest)
         said = f"{launcher} {typed}" if value is None else f"{launcher} {typed} {value}"
         if name in options.refused:
-            raise UsageError(f"{said}: cannot be kept", hint=options.refused[name])
+            raise UsageError(f"{shown(said)}: cannot be kept", hint=options.refused[name])
         if name in options.ours:
-            given.notices.append(f"{said} is left out: {options.ours[name]}")
+            given.replaced.append(Replaced(shown(said), value, options.ours[name]))
         elif name in options.taken:
             given.take(options.taken[name], said, value)
         else:
@@ -139,20 +175,20 @@ class _Given:
 
     launcher: str
     kept: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
-    total: int | None = None
+    typed: dict[str, str] = field(default_factory=dict)
     module: bool = False
 
     def take(self, key: str, said: str, value: str | None) -> None:
         """Read an option that says which nodes, how many processes, or what is started."""
+        self.typed[key] = shown(said)
         match key:
             case "nodes" | "per_node" | "total":
+                self.fields.pop(key, None)  # an option that is given twice means what it says last
                 number = _number(said, value)
                 if number is None:
-                    self.notices.append(f"{said} is left out: the inventory and --nodes say how many")
-                elif key == "total":
-                    self.total = number
+                    self.replaced.append(Replaced(shown(said), None, _UNCOUNTED[key]))
                 else:
                     self.fields[key] = number
             case "include" | "exclude":
@@ -168,25 +204,21 @@ class _Given:
 
     def job(self, rest: list[str]) -> Job:
         """The job of the script or module, with its arguments."""
-        if self.total is not None:
-            self._share(self.total)
+        if "total" in self.fields and "nodes" in self.fields:
+            self._share(self.fields.pop("total"), self.fields["nodes"])
         job = of_module(rest[0], rest[1:]) if self.module else _script(rest, self.kept)
-        made = replace(job, launcher=self.launcher, launcher_args=tuple(self.kept), notices=tuple(self.notices))
-        return replace(made, **self.fields)
+        made = replace(job, launcher=self.launcher, launcher_args=tuple(self.kept), replaced=tuple(self.replaced))
+        return replace(made, typed={**self.typed, "launcher": self.launcher}, **self.fields)
 
-    def _share(self, total: int) -> None:
+    def _share(self, total: int, nodes: int) -> None:
         """Of accelerate, which counts the processes of all machines together."""
-        said = f"{self.launcher} --num_processes {total}"
-        nodes = self.fields.get("nodes")
-        if nodes is None:
-            more = "--gpus-per-node N says otherwise"
-            self.notices.append(f"{said} is left out: every node starts a process for each GPU; {more}")
-        elif total % nodes:
+        said = self.typed["total"]
+        if total % nodes:
             raise UsageError(
                 f"{said} cannot be shared by {nodes} machines equally", hint="give --gpus-per-node N instead"
             )
-        else:
-            self.fields["per_node"] = total // nodes
+        self.fields["per_node"] = total // nodes
+        self.typed["per_node"] = said
 
 
 def _script(rest: list[str], kept: Iterable[str]) -> Job:
@@ -194,7 +226,7 @@ def _script(rest: list[str], kept: Iterable[str]) -> Job:
         return Job("script", rest[0], tuple(rest[1:]))
     job = of_target(rest[0], rest[1:])
     if job.kind == "config":
-        raise UsageError(f"{rest[0]} is a YAML file, not a script", hint=f"clusterctl train {rest[0]}")
+        raise UsageError(f"{shown(rest[0])} is a YAML file, not a script", hint=f"clusterctl train {rest[0]}")
     return job
 
 
@@ -204,9 +236,12 @@ def _option(launcher: str, options: Options, rest: list[str]) -> tuple[str, str,
     name = word[2:].replace("-", "_") if word.startswith("--") else options.short.get(word[1:], "")
     if name in options.flags:
         return word, name, None
-    if not name or (options.values is not None and name not in options.values):
+    if name not in options.values:
+        close = difflib.get_close_matches(name, options.flags | options.values, n=1)
+        meant = f"; did you mean --{close[0]}?" if close else ""
         raise UsageError(
-            f"{launcher} has no option {word}", hint="options of the script stand behind the script's name"
+            f"{launcher} has no option {shown(word)}{meant}",
+            hint="options of the script stand behind the script's name",
         )
     if has:
         return word, name, value
@@ -219,11 +254,11 @@ def _number(said: str, value: str | None) -> int | None:
     """A number that was typed; None for what torchrun finds out by itself (``gpu``, ``auto``), and for -1."""
     if value in ("gpu", "auto", "cpu", "-1"):
         return None
-    if value is not None and value.isdecimal() and int(value) > 0:
+    if value is not None and re.fullmatch(r"0*[1-9][0-9]{0,8}", value):
         return int(value)
-    if value is not None and re.fullmatch(r"\d+:\d+", value):
-        raise UsageError(f"{said}: a run has a fixed number of nodes", hint="clusterctl train --nodes N")
-    raise UsageError(f"{said}: not a number of nodes or processes")
+    if value is not None and re.fullmatch(r"[0-9]+:[0-9]+", value):
+        raise UsageError(f"{shown(said)}: a run has a fixed number of nodes", hint="clusterctl train --nodes N")
+    raise UsageError(f"{shown(said)}: not a number of nodes or processes", hint="a whole number from 1 on, such as 8")
 
 
 def slots(said: str, text: str) -> dict[str, tuple[str, ...]]:
@@ -236,6 +271,6 @@ def slots(said: str, text: str) -> dict[str, tuple[str, ...]]:
     for part in text.split("@"):
         match = re.fullmatch(r"([^:\s]+)(?::(\d+(?:,\d+)*))?", part)
         if match is None or match[1] in found:
-            raise UsageError(f"{said}: {part!r} is not NODE or NODE:GPU,GPU", hint="as in gpu01@gpu02:0,1")
+            raise UsageError(f"{shown(said)}: {part!r} is not NODE or NODE:GPU,GPU", hint="as in gpu01@gpu02:0,1")
         found[match[1]] = tuple(dict.fromkeys((match[2] or "").split(","))) if match[2] else ()
     return found

@@ -1,7 +1,8 @@
 """What this machine keeps of a run: ``runs/<run id>/run.json`` beside the inventory, and how a run is found by a word.
 
 The nodes know their runs themselves (``tasks/runs.py``); the record is what a person looks into, and what tells how a
-run was meant. It is a JSON object, readable by its user alone, since the environment of a run may hold secrets:
+run was meant. It is a JSON object in a folder that its user alone can read. Secrets in it are replaced (``masking``):
+only the plans on the nodes hold them.
 
 =============  =====================================================================================
 ``run``        the run's id
@@ -14,7 +15,7 @@ run was meant. It is a JSON object, readable by its user alone, since the enviro
 ``master``     ``ADDRESS:PORT`` of the first attempt
 ``launcher``   which one
 ``argv``       what the user gave: a configuration or a script, and its arguments
-``plans``      by node name, what its agent was given
+``plans``      by node name, what its agent was given, without secrets
 ``began``      when, in UTC
 ``who``        ``USER@HOST`` of the command
 ``seconds``    how long it was followed, at its end

@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from provision.run.masking import is_secret, mask_env, mask_words
+
 Plan = Mapping[str, Any]
 
-_SECRET = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD", re.IGNORECASE)
-_HIDDEN = "***"
 _WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
 # PowerShell takes typographic quotes for straight ones (language specification, 2.3.5.2).
 _PS_QUOTES = re.compile("['\u2018-\u201b]")
@@ -81,14 +81,11 @@ def _title(plan: Plan) -> str:
 
 def _variables(plan: Plan) -> list[tuple[str, str, bool]]:
     """Name, value, and whether the value was hidden."""
-    return [
-        (name, _HIDDEN, True) if _SECRET.search(name) else (name, str(value), False)
-        for name, value in sorted(plan["env"].items())
-    ]
+    return [(name, value, is_secret(name)) for name, value in sorted(mask_env(plan["env"]).items())]
 
 
 def _argv(plan: Plan) -> list[str]:
-    return [str(plan["port"]) if word == "{port}" else word for word in plan["argv"]]
+    return [str(plan["port"]) if word == "{port}" else word for word in mask_words(plan["argv"])]
 
 
 def _explained(plan: Plan) -> list[str]:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 ABOUT = "a block in /etc/hosts with every node of the inventory"
 PATH = "/etc/hosts"
+# What every machine calls itself, or a multicast address: a block at the top of the file would redirect them.
+OWN = frozenset(
+    (
+        *("localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"),
+        *("ip6-localnet", "ip6-mcastprefix", "ip6-allnodes", "ip6-allrouters", "ip6-allhosts", "broadcasthost"),
+    )
+)
 
 
 class Options(Section):
@@ -27,8 +34,14 @@ class Options(Section):
 
 
 def problems(_options: Options, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Nodes whose address is a name: /etc/hosts needs numbers."""
+    """Nodes whose address is a name: /etc/hosts needs numbers; and names that would lead to another machine."""
+    names: dict[str, str] = {}
     for node in inventory.nodes:
+        if node.name.lower() in OWN:
+            yield "", f"{node.name}: every node calls itself {node.name.lower()}; give the node another name"
+        other = names.setdefault(node.name.lower(), node.name)
+        if other != node.name:
+            yield "", f"{other} and {node.name} differ in upper and lower case only, which /etc/hosts ignores"
         if not _number(node.train_address):
             yield "", f"{node.name}'s address {node.train_address} is no IP address, which /etc/hosts needs"
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator
 
+from provision.inventory.document import shown
 from provision.inventory.schema import Section
 from provision.model import Step
 from provision.render import quote
@@ -24,24 +25,29 @@ if TYPE_CHECKING:
 
 ABOUT = "memlock and nofile for every login, and the size of /dev/shm"
 PATH = "/etc/security/limits.d/90-clusterctl.conf"
+_SHIFTS = {"k": 10, "m": 20, "g": 30}
 
 
 def _size(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[1-9][0-9]{0,2}%|[1-9][0-9]*[kmgKMG]", value):
-        return value.lower()
-    raise ValueError(f"{value!r} is no size of a tmpfs: write 64G, or 50% of the memory")
+    if isinstance(value, str) and re.fullmatch(r"([1-9][0-9]?|100)%|[1-9][0-9]{0,9}[kmgKMG]", value):
+        size = value.lower()
+        if size.endswith("%") or 1 << 20 <= int(size[:-1]) << _SHIFTS[size[-1]] <= 1 << 50:
+            return size
+    raise ValueError(f"{shown(repr(value))} is no size of a tmpfs: write 64G, or 50% of the memory")
 
 
 def _files(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 1024 <= value <= 1 << 30:
         return value
-    raise ValueError(f"{value!r} is no number of open files (1024 to 1073741824)")
+    raise ValueError(f"{shown(repr(value))} is no number of open files (1024 to 1073741824)")
 
 
 def _memory(value: object) -> str:
-    if value == "unlimited" or (isinstance(value, int) and not isinstance(value, bool) and value >= 64):
+    if value == "unlimited" or (isinstance(value, int) and not isinstance(value, bool) and 64 <= value <= 1 << 40):
         return str(value)
-    raise ValueError(f"{value!r} is no limit of locked memory: write unlimited, or KiB (64 or more)")
+    raise ValueError(
+        f"{shown(repr(value))} is no limit of locked memory: write unlimited, or KiB (64 to 1099511627776)"
+    )
 
 
 class Options(Section):
@@ -95,7 +101,7 @@ def _shm(size: str) -> list[Step]:
     if size.endswith("%"):
         wanted = f"{memory}\ncc_wanted=$((cc_kib * 1024 / 100 * {int(size[:-1])}))"
     else:
-        wanted = f"cc_wanted={int(size[:-1]) << {'k': 10, 'm': 20, 'g': 30}[size[-1]]}"
+        wanted = f"cc_wanted={int(size[:-1]) << _SHIFTS[size[-1]]}"
     close = "cc_off=$(((cc_now - cc_wanted) / 1048576))\n[ $cc_off -ge -1 ] && [ $cc_off -le 1 ]"
     return [
         block("size of shared memory after a reboot", "/etc/fstab", line, mark="shm"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from provision.inventory.document import shown
 from provision.inventory.schema import Section, Text, as_text
 from provision.model import Step
 from provision.render import quote, render
@@ -34,6 +35,7 @@ UNIT = "nfs-server.service"  # Debian's nfs-kernel-server.service is another nam
 EXPORTS = "/etc/exports.d/clusterctl.exports"
 THREADS = "/etc/nfs.conf.d/clusterctl.conf"
 OLD_THREADS = "/etc/default/nfs-kernel-server"  # what Debian 11 and Ubuntu 20.04 read instead
+_NAME = 255  # bytes of a file's name, and of a unit's
 TOKENS = ".clusterctl"  # a folder in each exported one, where verify writes and reads
 
 # A mount over one of these, or anywhere in the first ones, would take the system from under itself.
@@ -48,11 +50,17 @@ def _folder(value: object) -> str:
     if ".." in text.split("/"):
         raise ValueError(f"{text} holds `..`: write the path it stands for")
     if not re.fullmatch(r"[A-Za-z0-9/._+@-]+", text):
-        raise ValueError(f"{text}: exports(5) and fstab(5) do not both take such a path; letters, digits and ._+@- do")
+        raise ValueError(
+            f"{shown(text)}: exports(5) and fstab(5) do not both take such a path; letters, digits and ._+@- do"
+        )
     path = posixpath.normpath("/" + text.lstrip("/"))
     top, _, below = path[1:].partition("/")
     if not top or top in _WHOLLY or (top in _ITSELF and not below):
         raise ValueError(f"{path} belongs to the system: export a folder of its own, such as /data")
+    # systemd makes the name of a unit of the path: 4 characters of most signs (systemd.unit(5)).
+    unit = sum(1 if re.match(r"[A-Za-z0-9/_.]", letter) else 4 for letter in path[1:]) + len(".automount")
+    if unit > _NAME or any(len(part) > _NAME for part in path.split("/")):
+        raise ValueError(f"{shown(path)} is longer than a unit of systemd can be named ({_NAME} characters)")
     return path
 
 

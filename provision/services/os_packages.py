@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
+from provision.inventory.document import shown
 from provision.inventory.schema import Section, Text
 from provision.model import Step
 from provision.ospackages import families, node, releases
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 ABOUT = "packages from a bundle, on nodes without a network"
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.]")  # deb-control(5)
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]{0,126}[a-z0-9+.]")  # deb-control(5)
 
 
 class Options(Section):
@@ -45,7 +46,7 @@ def problems(options: Options, _inventory: Inventory) -> Iterator[tuple[str, str
     for key, names in (("packages", options.packages), ("replace", options.replace)):
         for name in names:
             if not _NAME.fullmatch(name):
-                yield key, f"{name!r} is no name of a package"
+                yield key, f"{shown(repr(name))} is no name of a package"
 
 
 def _unpacked(release: str) -> str:

@@ -15,6 +15,7 @@ from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import render
 from provision.run import fields, plan_name, record
 from provision.run.follow import Follower
+from provision.run.masking import mask_plan
 from provision.run.result import TrainResult, output_of
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason
@@ -75,7 +76,7 @@ class Beginning:
             "run": self.run,
             "inventory": self.inventory.path.name,
             "nodes": names,
-            "plans": {str(plan["node"]): dict(plan) for plan in self.plans},
+            "plans": {str(plan["node"]): mask_plan(plan) for plan in self.plans},
             "who": record.author(),
             "began": record.now(),
         }

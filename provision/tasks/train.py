@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, UsageError
+from provision.inventory.document import shown
 from provision.launchers import launch
 from provision.model import Emit, Inventory, Node, Notice
 from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id
 from provision.run.job_nodes import VISIBLE, choose_nodes, workers
+from provision.run.masking import mask_words
 from provision.run.result import TrainResult
 from provision.ssh.remote import Connections
 from provision.tasks.begin import Beginning, Following
@@ -89,10 +91,10 @@ def find_config(config: Path | None, inventory: Inventory) -> Path:
         return inventory.train.config
     here = Path(DEFAULT_CONFIG)
     if not here.exists():
+        has = f", and {inventory.path.name} has no train.config" if inventory.path.exists() else ""
         raise UsageError(
-            f"no training configuration: there is no {DEFAULT_CONFIG} in this folder, "
-            f"and {inventory.path.name} has no train.config",
-            hint=f"clusterctl train --inventory {inventory.path.name} CONFIG",
+            f"no training configuration: there is no {DEFAULT_CONFIG} in this folder{has}",
+            hint="clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE; or a command: clusterctl train -- torchrun …",
         )
     return here
 
@@ -110,7 +112,7 @@ def train(
         InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
     inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = packed(asked.job, asked.zero)
+    luggage = packed(asked.job, asked.zero, any_key=_takes_any_key(inventory, asked))
     for text in luggage.notices:
         emit(Notice(text))
     run = _run_id(asked)
@@ -128,7 +130,7 @@ def train(
             "prefix": str(spec.prefix),
             "folder": str(spec.folder),
             "launcher": choose(asked.job),
-            "argv": list(asked.words),
+            "argv": mask_words(asked.words),
         }
         return Beginning(inventory, connections, passed.nodes, run, plans, about).go(asked.following, emit)
 
@@ -144,7 +146,7 @@ def dry_run(
         NodesFailedError: nodes that cannot be reached.
     """
     inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = packed(asked.job, asked.zero)
+    luggage = packed(asked.job, asked.zero, any_key=_takes_any_key(inventory, asked))
     run = _run_id(asked)
     options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env))
     found: list[tuple[RunSpec, Launch]] = []
@@ -185,6 +187,12 @@ def _chosen(inventory: Inventory, nodes: Sequence[Node], asked: Training) -> tup
     return replace(inventory, train=replace(inventory.train, env=env)), chosen
 
 
+def _takes_any_key(inventory: Inventory, asked: Training) -> bool:
+    """Whether keys of a config that look misspelled are taken: with ``--force``, or where LLaMA-Factory takes them."""
+    extra = {**inventory.train.env, **asked.job.env}.get("ALLOW_EXTRA_ARGS", "0")
+    return asked.gate.force or extra.lower() in ("1", "y", "true")
+
+
 def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str]) -> dict[str, str]:
     """By node name, the GPUs that a job will use, as CUDA_VISIBLE_DEVICES says it; all of a node that is not named."""
     said = {**env, **job.env}.get(VISIBLE)
@@ -199,7 +207,7 @@ def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str]) -> dict[str
 def _run_id(asked: Training) -> str:
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
-            f"--name {asked.name}: it becomes a part of the run's id, of letters, digits, dots, - and _",
+            f"--name {shown(asked.name)}: a run's id takes a word of at most 41 letters, digits, dots, - and _",
             hint="--name " + (re.sub(r"[^A-Za-z0-9._-]+", "-", asked.name).strip("-._")[:40] or "run"),
         )
     return new_run_id(datetime.now(timezone.utc), asked.name or asked.job.target)

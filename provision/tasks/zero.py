@@ -13,14 +13,16 @@ from trainer import ds_config
 CHOICES = ("0", "1", "2", "3", "2-offload", "3-offload")
 
 
-def packed(job: Job, zero: str | None) -> Travel:
+def packed(job: Job, zero: str | None, *, any_key: bool = False) -> Travel:
     """Everything that goes with a job, with DeepSpeed's configuration beside its config where ``zero`` asks for one.
+
+    ``any_key`` takes a config's keys that look like misspelled ones.
 
     Raises:
         UsageError: what was given cannot be used; the job is no config, or names a DeepSpeed configuration itself.
     """
     if zero is None:
-        return pack(job)
+        return pack(job, any_key=any_key)
     if job.kind != "config":
         raise UsageError(
             "--zero goes with a LLaMA-Factory config: a script is told in its own way",
@@ -31,7 +33,7 @@ def packed(job: Job, zero: str | None) -> Travel:
         raise UsageError(f"--zero {zero}: {job.target} has a DeepSpeed configuration: {given}", hint="leave --zero out")
     name = f"ds_zero{zero}.json"
     text = ds_config.text(ds_config.make(request(zero)))
-    return pack(replace(job, args=(*job.args, f"deepspeed={name}")), made={name: text.encode()})
+    return pack(replace(job, args=(*job.args, f"deepspeed={name}")), made={name: text.encode()}, any_key=any_key)
 
 
 def request(zero: str) -> ds_config.Request:

@@ -62,7 +62,7 @@ def test_a_configuration_is_read(here):
     assert travel.output == "job/elsewhere"
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "neither YAML nor JSON"), (None, "cannot be read")])
+@pytest.mark.parametrize(("text", "message"), [("a: [", "gpt.yaml:1: not YAML"), (None, "there is no gpt.yaml")])
 def test_a_configuration_that_cannot_be_read_is_refused(here, text, message):
     if text is not None:
         Path("gpt.yaml").write_text(text)
@@ -71,8 +71,26 @@ def test_a_configuration_that_cannot_be_read_is_refused(here, text, message):
 
 
 def test_what_lies_on_the_nodes_does_not_travel(here):
-    travel = pack("--data", "/data/shards", "../x")
+    travel = pack("--data", "/data/shards")
     assert data(travel) == set()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--data", "data/one", "data/thre"),
+        ("--data=gone:0.5",),
+        ("--data", "../x"),
+        ("--data", "data/one", "--init", "gpt3"),
+        ("--data", "data/one", "--deepspeed-config=missing.json"),
+        ("--config", "gpt.yaml"),
+    ],
+)
+def test_what_an_option_names_and_is_not_there_is_refused_before_the_start(here, args):
+    Path("gpt.yaml").write_text("data: [data/one, data/gone]\n")
+    with pytest.raises(UsageError, match=r"there is no such file or folder") as caught:
+        pack(*args)
+    assert "absolute" in caught.value.hint
 
 
 def test_a_package_of_that_name_in_this_folder_goes_first(here):

@@ -428,3 +428,13 @@ def test_facts_of_a_newer_agent_are_understood():
 def test_an_answer_that_is_no_answer(text):
     with pytest.raises(ClusterctlError, match="cannot be read"):
         Facts.parse(text)
+
+
+def test_nodes_and_processes_in_accelerates_configuration_are_replaced_by_name():
+    job = Job("script", "train.py", accelerate_config=Path("a.yaml"))
+    said = {"distributed_type": "MULTI_GPU", "num_machines": 4, "num_processes": 16, "main_process_ip": "10.0.0.9"}
+    launched = launchers.launch(spec(job=job, settings=said, launcher="accelerate"))
+    assert [notice.text for notice in launched.notices if "a.yaml" in notice.text] == [
+        "a.yaml: num_machines 4: replaced by 2",
+        "a.yaml: main_process_ip 10.0.0.9: replaced by 10.0.0.1",
+    ]

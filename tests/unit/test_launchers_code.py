@@ -190,7 +190,9 @@ def test_an_accelerate_config_travels(here):
     assert travel.texts["accelerate.yaml"] == (here / "conf/a.yaml").read_bytes()
 
 
-@pytest.mark.parametrize(("text", "said"), [("a: 1", "no config of"), ("a: [", "not YAML"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("a: 1", "no config of"), ("a: [", "not YAML"), (None, "there is no a.yaml")]
+)
 def test_accelerate_configs_that_are_none(here, text, said):
     put(here / "train.py")
     if text:

@@ -1,0 +1,134 @@
+"""Secrets are read from the environment, and hidden wherever a run is shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from provision.cli.training import _variables
+from provision.errors import UsageError
+from provision.run import from_words, record
+from provision.run.masking import is_secret, mask_env, mask_plan, mask_words, secret_option
+from provision.run.shells import as_cmd, as_powershell, as_sh
+
+TOKEN = "hf_" + "aB3" * 11  # the shape of one
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+def test_a_variable_without_a_value_is_read_from_the_environment(monkeypatch, told):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert _variables(("HF_TOKEN", "NCCL_DEBUG=INFO", "EMPTY="), told.append) == {
+        "HF_TOKEN": TOKEN,
+        "NCCL_DEBUG": "INFO",
+        "EMPTY": "",
+    }
+    assert told == []
+
+
+def test_a_variable_that_is_not_set_is_refused_with_the_next_step(monkeypatch, told):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises(UsageError, match="HF_TOKEN is not set") as caught:
+        _variables(("HF_TOKEN",), told.append)
+    assert "export HF_TOKEN=VALUE" in caught.value.hint
+
+
+@pytest.mark.parametrize("word", ["=x", "1A=secret", "A-B=secret", "Ä=secret", "A\n=secret", ""])
+def test_what_is_no_name_is_refused_without_its_value(word, told):
+    with pytest.raises(UsageError, match="not the name of a variable") as caught:
+        _variables((word,), told.append)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_secret_that_is_typed_is_warned_of_without_its_value(told):
+    _variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), told.append)
+    (notice,) = told
+    assert (notice.level, TOKEN in notice.text) == ("warning", False)
+    assert notice.text.endswith("export HF_TOKEN, and give --env HF_TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["train.py", "--hf_token", "x"], "--hf_token"),
+        (["train.py", "--hub-token=x"], "--hub-token"),
+        (["train.py", "WANDB_API_KEY=x"], "WANDB_API_KEY"),
+        (["torchrun", "train.py", "--logger.api_key", "x"], "--logger.api_key"),
+        (["train.py", "--password", "x"], "--password"),
+        (["train.py", "--note", f"is {TOKEN}"], "is hf_…"),
+    ],
+)
+def test_a_secret_among_the_arguments_of_a_script_is_refused(words, option):
+    with pytest.raises(UsageError, match="every user of a node can read") as caught:
+        from_words(words)
+    assert str(caught.value).startswith(f"{option}: ")
+    assert TOKEN not in str(caught.value)
+    assert "--env HF_TOKEN" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["t.py", "--pad_token", "x", "--eos-token=y", "--max_tokens", "5", "--tokenizer", "z", "--keys", "a"],
+        ["t.py", "--model", "/data/sk-learn-experiments-of-2026-v1", "--init", "hf_internal_testing_llama_tiny_random"],
+        ["t.py", "--use_auth_token", "true", "--token", "<image>", "--hf_token", "--lr", "1"],
+        ["sft.yaml", "hf_hub_token=x"],  # in the config that travels, in a folder of its user's
+        ["WANDB_API_KEY=x", "torchrun", "t.py"],  # in the environment of the nodes
+    ],
+)
+def test_what_is_no_secret_among_the_arguments_is_left_alone(words):
+    from_words(words)
+
+
+def test_words_are_shown_without_secrets():
+    words = ["WANDB_API_KEY=x", "torchrun", "t.py", "--hub_token", "y", "--hf-token=z", "--lr", "1", TOKEN]
+    masked = ["WANDB_API_KEY=***", "torchrun", "t.py", "--hub_token", "***", "--hf-token=***", "--lr", "1", "***"]
+    assert mask_words(words) == masked
+    assert mask_words(["sft.yaml", "hf_hub_token=x", "https_proxy=http://me:pw@h:1"]) == [
+        "sft.yaml",
+        "hf_hub_token=***",
+        "https_proxy=http://me:***@h:1",
+    ]
+    assert secret_option(["--lr", "1"]) is None
+
+
+def test_an_environment_is_shown_without_secrets():
+    env = {"HF_TOKEN": "a", "DB_PASSWD": "b", "http_proxy": "http://me:pw@h:1/", "TOKENIZERS_PARALLELISM": "0"}
+    assert mask_env(env) == {
+        "HF_TOKEN": "***",
+        "DB_PASSWD": "***",
+        "http_proxy": "http://me:***@h:1/",
+        "TOKENIZERS_PARALLELISM": "0",
+    }
+    assert not is_secret("TOKENIZERS_PARALLELISM")
+
+
+PLAN = {
+    "node": "n",
+    "node_rank": 0,
+    "nnodes": 1,
+    "processes": 1,
+    "first_rank": 0,
+    "cwd": "/run/job",
+    "port": 1,
+    "argv": ["python", "t.py", "--hub_token", "s3cret"],
+    "env": {"WANDB_API_KEY": "s3cret", "URL": "https://u:s3cret@h"},
+    "link": {"token": "s3cret", "port": 2},
+}
+
+
+@pytest.mark.parametrize("shell", [as_sh, as_powershell, as_cmd])
+def test_a_dry_run_shows_no_secret(shell):
+    assert "s3cret" not in shell(PLAN)
+
+
+def test_the_record_holds_no_secret_and_is_its_users_alone(tmp_path):
+    folder = tmp_path / "runs/r1"
+    record.write(folder, {"plans": {"n": mask_plan(PLAN)}})
+    assert "s3cret" not in json.dumps(record.read(folder))
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / "run.json")] == [0o700, 0o600]

@@ -1,0 +1,75 @@
+"""A file that an argument names and that will not be on the nodes is an error before the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provision.errors import UsageError
+from provision.run import from_words
+from provision.run.job_code import pack
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "train.py")
+    return tmp_path
+
+
+def put(path, text="x"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "--deepspeed", "missing.json"],
+        ["train.py", "--deepspeed=missing.json"],
+        ["train.py", "--deepspeed", "--deepspeed_config", "conf/missing.json"],
+        ["train.py", "--config", "missing.yaml"],
+        ["train.py", "--model-config", "missing.toml"],
+        ["accelerate", "launch", "--deepspeed_config_file", "missing.json", "train.py"],
+        ["deepspeed", "train.py", "--deepspeed_config", "x" * 5000 + ".json"],
+    ],
+)
+def test_a_configuration_that_is_not_there_is_refused(here, words):
+    with pytest.raises(UsageError, match="there is no such file in") as caught:
+        pack(from_words(words))
+    assert "--code DIR" in caught.value.hint
+
+
+def test_a_configuration_that_is_there_travels(here):
+    put(here / "conf/ds.json", "{}")
+    taken = pack(from_words(["train.py", "--deepspeed", "conf/ds.json", "--report", "out.json", "--lr", "1"]))
+    assert "job/conf/ds.json" in taken.digests
+    assert taken.notices == ()
+    assert taken.there == ()
+
+
+def test_a_configuration_on_the_nodes_is_looked_for_there(here):
+    taken = pack(from_words(["train.py", "--deepspeed", "/data//ds.json", "--log_file", "/data/x.json"]))
+    assert taken.there == ("/data/ds.json",)
+
+
+def test_another_file_that_is_not_there_is_named(here):
+    (notice,) = pack(from_words(["train.py", "--vocab", "vocab.json"])).notices
+    assert notice.startswith("--vocab vocab.json: there is no such file in")
+
+
+def test_nothing_travels_with_a_module_of_the_environment(here):
+    put(here / "ds.json")
+    with pytest.raises(UsageError, match="nothing travels with this run"):
+        pack(from_words(["--deepspeed", "ds.json"], module="pkg.train"))
+
+
+def test_the_file_that_accelerates_configuration_names_must_travel(here):
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
+    put(here / "a.yaml", text + "deepspeed_config: {deepspeed_config_file: conf/ds.json}\n")
+    job = from_words(["train.py"], accelerate_config=Path("a.yaml"))
+    with pytest.raises(UsageError, match=r"a\.yaml: deepspeed_config_file: there is no conf/ds\.json"):
+        pack(job)
+    put(here / "conf/ds.json", "{}")
+    assert "job/conf/ds.json" in pack(job).digests
