@@ -63,6 +63,24 @@ class CheckOptions:
 
 
 @dataclass(frozen=True)
+class CommandLine:
+    """A command as the user typed it; ``provision/hints.py`` writes hints from it.
+
+    Attributes:
+        command: its name, such as ``services apply``; empty where no command line was parsed.
+        options: by name, the values of each option that was typed: none for a flag, several for a repeated one.
+        words: the arguments.
+    """
+
+    command: str = ""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+
+UNTYPED = CommandLine()  # where no command line was parsed
+
+
+@dataclass(frozen=True)
 class Inventory:
     """A cluster, as its inventory file describes it.
 
@@ -79,6 +97,7 @@ class Inventory:
     warnings: tuple[str, ...] = ()
     checks: CheckOptions = CheckOptions()
     base: PurePosixPath | None = None  # in place of the prefix's parent, where that is not ours
+    typed: CommandLine = UNTYPED  # the command that reads it, for hints
 
     @property
     def root(self) -> PurePosixPath:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def to_work_on(
     failed = last_failed(inventory, command, nodes)
     if not failed:
         among = " of those chosen" if limit is not None or exclude is not None else ""
-        reporter.result({"nodes": {}}, f"the last clusterctl {command} failed on no node{among}: nothing to do")
+        reporter.result({"nodes": {}}, f"the last {command} failed on no node{among}: nothing to do")
     return failed
 
 
@@ -91,7 +92,7 @@ def load_inventory(path: Path, reporter: Reporter) -> Inventory:
     inventory = load(path)
     for warning in inventory.warnings:
         reporter.warn(warning)
-    return inventory
+    return replace(inventory, typed=reporter.typed)
 
 
 def load_or_here(path: Path, reporter: Reporter, *, begins: bool = False) -> Inventory:

@@ -11,7 +11,9 @@ from provision.cli.cluster import load_inventory, on_nodes, prompts_of
 from provision.cli.options import reporting
 from provision.env.bundle.reader import open_bundle
 from provision.errors import NodesError, NodesFailedError, PreflightError
+from provision.hints import again
 from provision.inventory import fold, select
+from provision.model import Inventory
 from provision.output import Reporter
 from provision.tasks.answers import without
 from provision.tasks.check import DEADLINE, CheckResult, check
@@ -75,11 +77,11 @@ def check_command(
     )
     reporter.show(summaries.finding_rows(result, verbose=verbose))
     reporter.result(*summaries.checked(result))
-    if error := _refusal(result):
+    if error := _refusal(inventory, result):
         raise error
 
 
-def _refusal(result: CheckResult) -> NodesError | None:
+def _refusal(inventory: Inventory, result: CheckResult) -> NodesError | None:
     """The error that the findings amount to; they themselves have been shown."""
     failed = list(dict.fromkeys(finding.node for finding in result.having("FAIL")))
     around = fold([*failed, *result.unreachable])
@@ -89,10 +91,11 @@ def _refusal(result: CheckResult) -> NodesError | None:
         return PreflightError(
             f"{said}; {silent}" if result.unreachable else said,
             reasons=result.unreachable,
-            hint=f"correct it and check again; to go on without: --exclude {around}",
+            hint=f"fix it, then: {again(inventory.typed, 'check')}; to go on without: "
+            + again(inventory.typed, "check", exclude=around),
         )
     if result.unreachable:
-        hint = without(result.unreachable, len(result.nodes) + len(result.unreachable), "--exclude {}")
+        hint = without(inventory, result.unreachable, len(result.nodes) + len(result.unreachable), "check")
         return NodesFailedError(silent, reasons=result.unreachable, hint=hint)
     return None
 

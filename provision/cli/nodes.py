@@ -11,6 +11,7 @@ from provision.cli.cluster import load_inventory, on_nodes, prompts_of, relaying
 from provision.cli.options import reporting
 from provision.env.bundle.find import find_bundle
 from provision.errors import NodesFailedError, UsageError
+from provision.hints import again
 from provision.inventory import select
 from provision.output import Reporter
 from provision.tasks.deploy import deploy
@@ -54,7 +55,7 @@ def deploy_command(
     changes nothing.
     """
     if scripts and not dry_run:
-        raise UsageError("--scripts goes with --dry-run", hint=f"clusterctl deploy --dry-run --scripts {scripts}")
+        raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "deploy", "--dry-run"))
     inventory = load_inventory(inventory_path, reporter)
     nodes = to_work_on(reporter, inventory, "deploy", limit=limit, exclude=exclude, retry_failed=retry_failed)
     if not nodes:
@@ -132,7 +133,7 @@ def verify_command(
         raise NodesFailedError(
             f"{len(changed)} of {len(findings)} nodes have a release that was changed",
             reasons={},  # the findings have said it
-            hint="clusterctl deploy --repair brings back what was deployed",
+            hint="to bring back what was deployed: clusterctl deploy --repair",
         )
 
 

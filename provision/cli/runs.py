@@ -12,6 +12,7 @@ from provision.cli.cluster import load_or_here, on_nodes, prompts_of
 from provision.cli.interrupts import asking, letting_go
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError
+from provision.hints import again
 from provision.inventory import fold, select
 from provision.model import Notice
 from provision.output import Reporter
@@ -213,7 +214,7 @@ def collect_command(
         raise NodesFailedError(
             f"not everything of run {result.run} came from {len(result.failed)} of its nodes",
             reasons=result.failed,
-            hint=f"when {fold(result.failed)} is back: clusterctl collect {result.run} --to {folder}",
+            hint=f"when {fold(result.failed)} is back: {again(inventory.typed, 'collect', words=(result.run,))}",
         )
 
 

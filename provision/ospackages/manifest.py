@@ -83,7 +83,7 @@ def parse(data: bytes) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleError("its manifest is no JSON") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise BundleError("it is no bundle of OS packages", hint="clusterctl pack-os --release debian12 writes one")
+        raise BundleError("it is no bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12")
     if found.get("version") != VERSION:
         raise BundleError(
             f"it has format {found.get('version')}, and this version of clusterctl reads format {VERSION}",

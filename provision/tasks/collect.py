@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, UsageError
+from provision.hints import again
 from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted
 from provision.render import render
 from provision.run import plan_name
@@ -142,7 +143,8 @@ class _Collection:
             if needed and said:
                 raise UsageError(
                     f"where run {self.run.id} keeps its checkpoints is not known",
-                    hint="clusterctl train --output DIR tells it; --only logs collects the rest",
+                    hint="start the next run with --output DIR; to collect the logs alone: "
+                    + again(self.inventory.typed, "collect", only="logs", words=(self.run.id,)),
                 )
             return _NONE, None
         found = self._newest(offers)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from provision.errors import ClusterctlError, PreflightError
+from provision.hints import again
 from provision.model import Emit, Finding, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.run import Facts, Travel, content, gate_gpus, gate_rules, gate_words
 from provision.ssh.remote import Connections
@@ -223,16 +224,19 @@ class _Passage:
                 yield Finding("gate.lost", name, "FAIL", why)
 
     def _refused(self, nodes: Sequence[Node], bad: Mapping[str, str], rest: Sequence[Node]) -> PreflightError:
-        way = "" if self.options.force else "--force goes on all the same"
+        command, typed = "resume" if self.luggage is None else "train", self.inventory.typed
+        way = "" if self.options.force else "to go on all the same: " + again(typed, command, "--force")
         if not all(isinstance(self.asked[name], Answer) for name in bad):
-            way = "clusterctl deploy"
-        return gate_words.refusal(nodes, bad, rest, way)
+            way = "to bring the environment: clusterctl deploy"
+        exclude = again(typed, command, "--exclude-bad") if command == "train" else ""
+        return gate_words.refusal(nodes, bad, rest, exclude=exclude, way=way)
 
     def _tell(self, left: tuple[Node, ...], findings: Sequence[Finding]) -> None:
         for text in gate_words.warnings(findings):
             self.emit(Notice(text, "warning"))
         spare = [node.name for node in self.inventory.nodes if node not in self.nodes]
-        for text in gate_words.dropped(self.nodes, left, self.dropped, spare=spare, asked=self.options.asked):
+        asked, typed = self.options.asked, self.inventory.typed
+        for text in gate_words.dropped(self.nodes, left, self.dropped, spare=spare, asked=asked, typed=typed):
             self.emit(Notice(text, "warning"))
 
 

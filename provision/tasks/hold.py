@@ -90,9 +90,16 @@ class Lock:
 
 @contextmanager
 def held(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, lock: Lock
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, lock: Lock, command: str
 ) -> Iterator[Mapping[str, str]]:
     """Hold a lock on every node while the block runs.
+
+    Args:
+        inventory: the cluster.
+        nodes: those of its nodes that are locked.
+        connections: to them.
+        lock: the lock.
+        command: the name of the command that needs it, for hints.
 
     Yields:
         By node name, ``""`` for a node of its own, or the name of the host with which it shares the root: what is done
@@ -111,7 +118,8 @@ def held(
         for holder in holders:
             if not holder.answered.wait(_ANSWER):
                 holder.failure = ClusterctlError(f"did not say within {_ANSWER:g} s whether it is free")
-        split(inventory, nodes, {holder.node.name: holder.failure or holder.state for holder in holders})
+        states = {holder.node.name: holder.failure or holder.state for holder in holders}
+        split(inventory, nodes, states, command=command)
         _refuse_busy(holders)
         yield {holder.node.name: _shared(holder.state) for holder in holders}
     finally:

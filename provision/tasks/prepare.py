@@ -128,7 +128,7 @@ def unreachable(inventory: Inventory, nodes: Sequence[Node], asked: Asked) -> No
     return NodesFailedError(
         f"no answer from {len(silent)} of {len(nodes)} nodes; nothing was started",
         reasons=missing(inventory, nodes, asked),
-        hint=hint(asked.values(), without(silent, len(nodes), "clusterctl train --exclude {}, or --exclude-bad")),
+        hint=hint(asked.values(), without(inventory, silent, len(nodes), "train")),
         nothing_done=True,
     )
 

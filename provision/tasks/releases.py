@@ -12,6 +12,7 @@ from provision.env.release import steps, upkeep
 from provision.env.release.places import Places
 from provision.env.release.upkeep import Releases
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.hints import again
 from provision.model import Emit, Finding, Found, Inventory, Node, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps
 from provision.ssh.remote import Connections, fan_out
@@ -73,7 +74,10 @@ def rollback(
         NodesFailedError: some nodes failed, the others are done.
     """
     lock = Lock.of_releases(inventory)
-    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock) as shared:
+    with (
+        Connections(inventory, prompts) as connections,
+        held(inventory, nodes, connections, lock, "rollback") as shared,
+    ):
         found = _list(inventory, nodes, connections, command="rollback")
         goals = {name: _goal(has, to) for name, has in found.items()}
         _refuse_missing(goals, found, to)
@@ -82,13 +86,13 @@ def rollback(
             raise PreflightError(
                 "the nodes' previous releases differ; nothing was changed",
                 reasons={name: f"would go back from {found[name].current} to {goal}" for name, goal in chosen.items()},
-                hint="name one: clusterctl rollback --to RELEASE",
+                hint="name one: " + again(inventory.typed, "rollback", to="RELEASE"),
             )
         before = {name: has.current or "none" for name, has in found.items()}
         own = [node for node in nodes if not shared[node.name]]
         work = [node for node in own if before[node.name] != chosen[node.name]]
         plan = {node.name: [steps.switch(Places.of(inventory, chosen[node.name]))] for node in work}
-        _apply(inventory, work, connections, lock, plan, "Switching back", emit)
+        _apply(inventory, work, connections, lock, plan, "Switching back", emit, "rollback")
     return Switched({name: (before[name], goal) for name, goal in chosen.items()})
 
 
@@ -115,9 +119,9 @@ def prune(
         NodesFailedError: some nodes failed, the others are done.
     """
     if keep < 1:
-        raise UsageError("the current release always stays", hint="clusterctl prune --keep 1")
+        raise UsageError("the current release always stays", hint=again(inventory.typed, "prune", keep="1"))
     lock = Lock.of_releases(inventory)
-    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock) as shared:
+    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock, "prune") as shared:
         own = [node for node in nodes if not shared[node.name]]
         everywhere = _list(inventory, nodes, connections, command="prune", used=True)
         used = _used_by_sharers(everywhere, shared)
@@ -133,7 +137,7 @@ def prune(
                 ]
                 for node in work
             }
-            _apply(inventory, work, connections, lock, plan, "Removing old releases", emit)
+            _apply(inventory, work, connections, lock, plan, "Removing old releases", emit, "prune")
     removed = {name: (*names, *left[name]) for name, names in removable.items()}
     return Pruned(removed, {name: names for name, names in in_use.items() if names}, dry_run=dry_run)
 
@@ -234,6 +238,7 @@ def _apply(
     plan: Mapping[str, Sequence[Step]],
     title: str,
     emit: Emit,
+    command: str,
 ) -> None:
     """Run every node's steps; one error names those that failed."""
     if not nodes:
@@ -254,5 +259,5 @@ def _apply(
         raise NodesFailedError(
             f"failed on {len(failed)} of {len(nodes)} nodes; the others are done",
             reasons=failed,
-            hint="mend what is named and run the same command again",
+            hint=f"fix what is named, then: {again(inventory.typed, command)}",
         )

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.hints import again
 from provision.inventory import fold
-from provision.model import Emit, Inventory, Node
+from provision.model import UNTYPED, CommandLine, Emit, Inventory, Node
 from provision.render import render
 from provision.run import plan_name, record
 from provision.run.job_nodes import VISIBLE
@@ -67,8 +68,8 @@ def resume(
     """
     with Connections(inventory, prompts) as connections:
         run, found = find(inventory, nodes, connections, word)
-        refuse_others(run, found, others_too=False)
-        refuse_resume(run, found.unreachable)
+        refuse_others(run, found, others_too=False, typed=inventory.typed)
+        refuse_resume(run, found.unreachable, inventory.typed)
         members = [by_name(inventory)[part.node] for part in run.parts]
         plans = _plans(inventory, run, members, connections)
         refuse_plans(plans)
@@ -89,7 +90,7 @@ def resume(
         return Beginning(inventory, connections, members, run.id, fresh, about).go(following, emit)
 
 
-def refuse_resume(run: Run, unreachable: Mapping[str, str]) -> None:
+def refuse_resume(run: Run, unreachable: Mapping[str, str], typed: CommandLine = UNTYPED) -> None:
     """Refuse a run that cannot be gone on with.
 
     Raises:
@@ -108,13 +109,13 @@ def refuse_resume(run: Run, unreachable: Mapping[str, str]) -> None:
         raise NodesFailedError(
             f"run {run.id} cannot go on without all of its nodes; nothing was started",
             reasons=reasons,
-            hint=f"when they are back: clusterctl resume {run.id}; without them, begin anew: clusterctl train",
+            hint="when they are back: " + again(typed, "resume", words=(run.id,)),
             nothing_done=True,
         )
     if run.state == "finished":
         raise UsageError(
             f"run {run.id} has finished: there is nothing to go on with",
-            hint=f"clusterctl collect {run.id}; clusterctl train begins a new one",
+            hint=f"clusterctl collect {run.id}",
         )
 
 
@@ -127,7 +128,7 @@ def refuse_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     if not plans[0].get("resume"):
         raise UsageError(
             f"run {plans[0].get('run')} cannot be resumed: how its program is told to go on is not known",
-            hint="clusterctl train --output DIR --resume-arg '--resume={checkpoint}' starts one that can be",
+            hint="start the next one with: clusterctl train --output DIR --resume-arg '--resume={checkpoint}' SCRIPT",
         )
 
 

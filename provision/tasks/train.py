@@ -92,7 +92,7 @@ def find_config(config: Path | None, inventory: Inventory) -> Path:
         raise UsageError(
             f"no training configuration: there is no {DEFAULT_CONFIG} in this folder, "
             f"and {inventory.path.name} has no train.config",
-            hint=f"clusterctl train --inventory {inventory.path.name} CONFIG",
+            hint="clusterctl train CONFIG",
         )
     return here
 

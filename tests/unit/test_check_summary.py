@@ -15,6 +15,9 @@ NAMES = [f"gpu{number:02}" for number in range(1, 17)]
 TEMP = "gpu.temp"
 
 
+CLUSTER = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
+
+
 def result(*findings, unreachable=None, checks=None):
     found = checks or tuple(dict.fromkeys(each.check for each in findings))
     nodes = tuple(name for name in NAMES if name not in (unreachable or {}))
@@ -87,17 +90,17 @@ def test_the_numbers():
 def test_the_exit_code_is_4_for_what_is_found_and_5_for_who_is_not():
     bad = fail(TEMP, "gpu03", "97 C", expected="", fix="x")
     harmless = [warn(TEMP, "gpu01", "86 C", expected="", fix="x"), unknown(TEMP, "gpu02", "?")]
-    assert _refusal(result(*harmless)) is None
-    refused = _refusal(result(*harmless, bad))
+    assert _refusal(CLUSTER, result(*harmless)) is None
+    refused = _refusal(CLUSTER, result(*harmless, bad))
     assert isinstance(refused, PreflightError)
     assert "--exclude gpu03" in refused.hint
-    away = _refusal(result(*harmless, unreachable={"gpu16": "timed out"}))
+    away = _refusal(CLUSTER, result(*harmless, unreachable={"gpu16": "timed out"}))
     assert isinstance(away, NodesFailedError)
     assert away.reasons == {"gpu16": "timed out"}
     assert "no answer from 1 of 16 nodes" in str(away)
-    both = _refusal(result(bad, unreachable={"gpu16": "timed out"}))
+    both = _refusal(CLUSTER, result(bad, unreachable={"gpu16": "timed out"}))
     assert (both.exit_code, both.reasons) == (4, {"gpu16": "timed out"})
-    assert "--exclude gpu[03,16]" in both.hint
+    assert "--exclude 'gpu[03,16]'" in both.hint
 
 
 def test_a_judge_that_fails_is_one_check_less(monkeypatch):

@@ -111,7 +111,9 @@ def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
     assert list(refused.value.reasons) == ["node02"]
     assert "did not answer within 4 s" in refused.value.reasons["node02"]
     assert "(fs.stale)" in refused.value.reasons["node02"]
-    assert refused.value.hint == "--exclude-bad goes on with node[01,03]; --force goes on all the same"
+    assert refused.value.hint == (
+        "to go on with node[01,03]: clusterctl train --exclude-bad; to go on all the same: clusterctl train --force"
+    )
     assert cluster.withdrawn == ["node01", "node02", "node03"]
 
 

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.inventory import load
-from provision.model import Node, Result
+from provision.model import Inventory, Node, Result
 from provision.render import render
 from provision.run import record
 from provision.run.checkpoint import folders, sources
@@ -262,8 +262,9 @@ def test_going_on_is_offered_where_it_can_work(tmp_path):
 
 
 def test_without_any_answer_nobody_is_left_to_go_on_with():
-    assert without(["node02"], 2, "--exclude {}") == "to go on without: --exclude node02"
-    assert "--exclude" not in without(["node01", "node02"], 2, "--exclude {}")
+    cluster = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
+    assert without(cluster, ["node02"], 2, "status") == "to go on without: clusterctl status --exclude node02"
+    assert "--exclude" not in without(cluster, ["node01", "node02"], 2, "status")
 
 
 def test_one_run_is_shown_with_each_of_its_nodes():
