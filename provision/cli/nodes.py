@@ -104,7 +104,7 @@ def rollback_command(
 @click.command("prune")
 @on_nodes
 @click.option("--keep", metavar="N", type=int, default=2, show_default=True, help="Releases that stay on each node.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed; write nothing on any node.")
 @reporting
 def prune_command(
     reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, keep: int, *, dry_run: bool

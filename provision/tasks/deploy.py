@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,12 +152,9 @@ def deploy(
             failed = sent.failed
 
             began = time.monotonic()
-            good = [node for node in own if node.name not in failed]
-            times = _activate(good, connections, lock, activating, failed, emit)
-            others = [node for node in work if shared[node.name]]
-            if others and not failed:  # they see the same files; what is to be done was done
-                _activate(others, connections, lock, activating, failed, emit)
-            failed |= {node.name: "its files lie on a node that failed" for node in others if failed}
+            times = _activate_all(
+                work, shared, failed, lambda these: _activate(these, connections, lock, activating, failed, emit)
+            )
             seconds["activate"] = time.monotonic() - began
     if failed:
         raise _failed(inventory, failed, nodes)
@@ -241,6 +238,33 @@ def _examine(
         )
     emit(StageFinished("examine", time.monotonic() - began, examine.describe(facts, places, repair=repair)))
     return facts
+
+
+def _activate_all(
+    work: Sequence[Node],
+    shared: Mapping[str, str],
+    failed: dict[str, str],
+    activate: Callable[[Sequence[Node]], dict[str, float]],
+) -> dict[str, float]:
+    """Activate on the nodes that hold their root, then on those that see the same files; the steps' seconds.
+
+    A node that fails keeps its own reason. One that shares the root of a failed node is not tested, and its reason
+    names that node. A test that fails on a sharing node says nothing about the others.
+
+    Args:
+        work: the nodes.
+        shared: by node name, the node that holds its root; "" for one that holds its own.
+        failed: the nodes that failed so far, each with its reason; those that fail here are added.
+        activate: activates on some nodes, and adds those that fail to ``failed``.
+    """
+    times = activate([node for node in work if not shared[node.name] and node.name not in failed])
+    others = [node for node in work if shared[node.name]]
+    activate([node for node in others if shared[node.name] not in failed])
+    for node in others:
+        owner = shared[node.name]
+        if owner in failed:
+            failed.setdefault(node.name, f"shares its files with {owner}, which failed")
+    return times
 
 
 def _activate(

@@ -32,6 +32,7 @@ class GateOptions:
         port: the MASTER_PORT that is wanted; None: the inventory's, else any that is free on rank 0.
         visible: by node name, the CUDA_VISIBLE_DEVICES that the run will have; all GPUs of nodes not named.
         asked: how many nodes were asked for, where a number was.
+        scratch: of a dry run, the temporary folder on the nodes that the agent goes to, in place of the run's folder.
     """
 
     exclude_bad: bool = False
@@ -39,6 +40,7 @@ class GateOptions:
     port: int | None = None
     visible: Mapping[str, str] = field(default_factory=dict)
     asked: int | None = None
+    scratch: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def gate(
     port = options.port or inventory.train.port
     began = time.monotonic()
     emit(StageStarted("prepare", "Preparing nodes", len(nodes), "nodes"))
-    asked = prepare.prepare(inventory, nodes, connections, run, luggage, port=port)
+    asked = prepare.prepare(inventory, nodes, connections, run, luggage, port=port, scratch=options.scratch)
     try:
         states = {name: _state(answer.facts) for name, answer in asked.items() if isinstance(answer, Answer)}
         emit(StageFinished("prepare", time.monotonic() - began, states))
@@ -95,11 +97,11 @@ def gate(
         passed = passage.through()
         if passed.dropped and all(answer.made for answer in passed.answers.values()):  # no folder is shared
             out = [node for node in nodes if node.name in passed.dropped]
-            prepare.withdraw(inventory, out, connections, run, asked)
+            prepare.withdraw(inventory, out, connections, run, asked, scratch=options.scratch)
         yield passed
     except ClusterctlError:
         if luggage is not None:
-            prepare.withdraw(inventory, nodes, connections, run, asked)
+            prepare.withdraw(inventory, nodes, connections, run, asked, scratch=options.scratch)
         raise
 
 
@@ -162,7 +164,9 @@ class _Passage:
         """Ask the agents once more, since rank 0 is another node; whoever gives no answer any more is dropped."""
         while True:
             port = self.options.port or self.inventory.train.port
-            asked = prepare.prepare(self.inventory, left, self.connections, self.run, None, port=port)
+            asked = prepare.prepare(
+                self.inventory, left, self.connections, self.run, None, port=port, scratch=self.options.scratch
+            )
             lost = prepare.missing(self.inventory, left, asked)
             rest = tuple(node for node in left if node.name not in lost)
             if not rest:
@@ -191,7 +195,7 @@ class _Passage:
         return Question(
             replace(self.inventory, train=train),
             nodes,
-            str(prepare.run_folder(self.inventory, self.run)),
+            self.options.scratch or str(prepare.run_folder(self.inventory, self.run)),
             self.luggage.there if self.luggage else (),
             gpus=any(answer.facts.gpus for answer in answers.values()),
             link=head.link_port,

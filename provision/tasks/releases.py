@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -121,9 +122,15 @@ def prune(
     if keep < 1:
         raise UsageError("the current release always stays", hint=again(inventory.typed, "prune", keep="1"))
     lock = Lock.of_releases(inventory)
-    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock, "prune") as shared:
+    with ExitStack() as stack:
+        connections = stack.enter_context(Connections(inventory, prompts))
+        if dry_run:  # the lock is a folder on the nodes: who shares the root is read off what lies there
+            everywhere = _list(inventory, nodes, connections, command="prune", used=True)
+            shared: Mapping[str, str] = _sharers(nodes, everywhere)
+        else:
+            shared = stack.enter_context(held(inventory, nodes, connections, lock, "prune"))
+            everywhere = _list(inventory, nodes, connections, command="prune", used=True)
         own = [node for node in nodes if not shared[node.name]]
-        everywhere = _list(inventory, nodes, connections, command="prune", used=True)
         used = _used_by_sharers(everywhere, shared)
         removable = {node.name: _unused(everywhere[node.name].removable(keep), used) for node in own}
         left = {node.name: everywhere[node.name].left for node in own}
@@ -207,6 +214,16 @@ def _refuse_missing(goals: Mapping[str, str | None], found: Mapping[str, Release
             reasons=missing,
             hint="clusterctl releases",
         )
+
+
+def _sharers(nodes: Sequence[Node], found: Mapping[str, Releases]) -> dict[str, str]:
+    """By node, the one before it that sees the same folder of releases; "" for the first, and for those that do not."""
+    first: dict[str, str] = {}
+    for node in nodes:
+        if found[node.name].same:
+            first.setdefault(found[node.name].same, node.name)
+    before = {node.name: first.get(found[node.name].same, node.name) for node in nodes}
+    return {name: "" if other == name else other for name, other in before.items()}
 
 
 def _used_by_sharers(found: Mapping[str, Releases], shared: Mapping[str, str]) -> frozenset[str]:

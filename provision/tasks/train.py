@@ -136,7 +136,7 @@ def train(
 def dry_run(
     inventory: Inventory, nodes: Sequence[Node], asked: Training, *, prompts: Prompts | None = None, emit: Emit
 ) -> tuple[RunSpec, Launch]:
-    """What would be started. The nodes are asked for their facts, and nothing is left on them.
+    """What would be started. The nodes are asked for their facts, by an agent in a temporary folder that goes again.
 
     Raises:
         UsageError: what was given cannot be used.
@@ -146,7 +146,8 @@ def dry_run(
     inventory, chosen = _chosen(inventory, nodes, asked)
     luggage = packed(asked.job, asked.zero)
     run = _run_id(asked)
-    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env))
+    scratch = f"/tmp/clusterctl-dry-run-{secrets.token_hex(8)}"  # noqa: S108 - on the nodes, under a random name
+    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env), scratch=scratch)
     found: list[tuple[RunSpec, Launch]] = []
     with (
         suppress(_DryRunOverError),

@@ -291,7 +291,7 @@ def test_one_silent_node_is_left_out_by_the_command_that_was_typed(folder, capsy
             if self.node.name == "gpu02":
                 raise NodeUnreachable(self.node, "no route")
             if on_line:
-                on_line("held")
+                on_line("held gpu01 boot")
             return Result(0, "")
 
         def close(self):
