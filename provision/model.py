@@ -213,7 +213,7 @@ class Leg:
 
 # --- checks --------------------------------------------------------------------------------------
 
-Verdict = Literal["OK", "WARN", "FAIL", "UNKNOWN"]
+Verdict = Literal["OK", "WARN", "FAIL", "UNKNOWN", "N/A"]  # N/A: the node lacks what the check is about
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _BAD = re.compile(r"(?i)\b(failed|unreachable|refused|error|timed out|lost)\b")
 _GOOD = re.compile(r"(?i)\A(would )?(changed?|deployed|deploy|done|enrolled|pinned|restored)\b")
-_VERDICT: Mapping[str, Style] = {"OK": "green", "WARN": "yellow", "FAIL": "red", "UNKNOWN": "yellow"}
+_VERDICT: Mapping[str, Style] = {"OK": "green", "WARN": "yellow", "FAIL": "red", "UNKNOWN": "yellow", "N/A": "dim"}
 _STEP: Mapping[str, Style] = {"changed": "green", "would change": "yellow", "failed": "red"}
 
 

@@ -41,7 +41,7 @@ from provision.tasks.interchange import bundle_of
     show_default=True,
     help="What each node has in all.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Also list what is as it should be.")
+@click.option("--verbose", "-v", is_flag=True, help="Also list what is OK, and what does not apply (n/a).")
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @reporting
 def check_command(
