@@ -97,6 +97,7 @@ class Inventory:
     warnings: tuple[str, ...] = ()
     checks: CheckOptions = CheckOptions()
     base: PurePosixPath | None = None  # in place of the prefix's parent, where that is not ours
+    alone: bool = False  # no file: this machine alone, whose runs are recorded beside ``path``
     typed: CommandLine = UNTYPED  # the command that reads it, for hints
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of
 from provision.cli.options import reporting
 from provision.env.bundle.reader import open_bundle
 from provision.errors import NodesError, NodesFailedError, PreflightError
@@ -61,7 +61,7 @@ def check_command(
 
     With BUNDLE, also whether what it holds can run on the nodes: their driver, GPUs, glibc and disks.
     """
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     manifest = open_bundle(bundle_of(bundle, emit=reporter)).manifest if bundle else None
     result = check(
@@ -88,11 +88,12 @@ def _refusal(inventory: Inventory, result: CheckResult) -> NodesError | None:
     silent = f"no answer from {len(result.unreachable)} of {len(result.unreachable) + len(result.nodes)} nodes"
     if failed:
         said = f"{fold(failed)}: not ready for a training"
+        good = set(result.nodes) - set(failed)
+        others = f"; to go on without: {again(inventory.typed, 'check', exclude=around)}" if good else ""
         return PreflightError(
             f"{said}; {silent}" if result.unreachable else said,
             reasons=result.unreachable,
-            hint=f"fix it, then: {again(inventory.typed, 'check')}; to go on without: "
-            + again(inventory.typed, "check", exclude=around),
+            hint=f"fix it, then: {again(inventory.typed, 'check')}{others}",
         )
     if result.unreachable:
         hint = without(inventory, result.unreachable, len(result.nodes) + len(result.unreachable), "check")

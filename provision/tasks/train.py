@@ -89,10 +89,10 @@ def find_config(config: Path | None, inventory: Inventory) -> Path:
         return inventory.train.config
     here = Path(DEFAULT_CONFIG)
     if not here.exists():
+        also = "" if inventory.alone else f", and {inventory.path.name} has no train.config"
         raise UsageError(
-            f"no training configuration: there is no {DEFAULT_CONFIG} in this folder, "
-            f"and {inventory.path.name} has no train.config",
-            hint="clusterctl train CONFIG",
+            f"no training configuration: there is no {DEFAULT_CONFIG} in this folder{also}",
+            hint="name what to train: clusterctl train CONFIG.yaml; clusterctl train SCRIPT.py",
         )
     return here
 
