@@ -9,7 +9,7 @@ import click
 
 from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, prompts_of
-from provision.cli.interrupts import asking, letting_go
+from provision.cli.interrupts import asking, asking_which, letting_go
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError
 from provision.hints import again
@@ -121,7 +121,7 @@ def logs_command(
 @click.command("stop")
 @on_nodes
 @click.option("--save", is_flag=True, help="Let it save a checkpoint first, and say at which step.")
-@click.option("--yes", is_flag=True, help="As root: also a run of another user.")
+@click.option("--yes", is_flag=True, help="Ask nothing. As root: also a run of another user.")
 @click.argument("run", required=False)
 @reporting
 def stop_command(
@@ -136,11 +136,15 @@ def stop_command(
 ) -> None:
     """Stop a run on all its nodes, and prove that nothing of it is left.
 
-    RUN is a run's id or a part of it; by default it is the only one that is at work.
+    RUN is a run's id or a part of it; by default it is the only one that is running. Without RUN, a terminal is asked
+    first.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = stop(inventory, nodes, run, save=save, others_too=yes, prompts=prompts_of(reporter), emit=reporter)
+    ask = None if yes else asking_which(reporter)
+    result = stop(
+        inventory, nodes, run, save=save, others_too=yes, ask=ask, prompts=prompts_of(reporter), emit=reporter
+    )
     reporter.result(*summaries.stopped_shown(result))
     result.raise_failed()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,7 @@ def stop(
     *,
     save: bool = False,
     others_too: bool = False,
+    ask: Callable[[Sequence[Run]], Run] | None = None,
     prompts: Prompts | None = None,
     emit: Emit,
 ) -> Stopped:
@@ -87,9 +88,10 @@ def stop(
     Args:
         inventory: the cluster.
         nodes: those that are asked.
-        word: the run; None: the only one that is at work.
+        word: the run; None: the only one that is running.
         save: let it save a checkpoint first.
         others_too: also one of another user, which only root may do.
+        ask: chooses among running runs where no word was given; None: nobody can be asked.
         prompts: how to ask for a password or about a host key.
         emit: is told about the progress.
 
@@ -99,7 +101,7 @@ def stop(
         NodesFailedError: no node answered.
     """
     with Connections(inventory, prompts) as connections:
-        run, found = find(inventory, nodes, connections, word, live_first=True)
+        run, found = find(inventory, nodes, connections, word, live_first=True, ask=ask)
         refuse_others(run, found, others_too=others_too, typed=inventory.typed)
         done = stop_found(inventory, run, connections, save=save, emit=emit)
         done = replace(done, asked_to_save=save)
