@@ -151,6 +151,7 @@ def stop_command(
 
 @click.command("resume")
 @on_nodes
+@click.option("--nodes", "-n", "count", type=click.IntRange(min=1), help="Resume on the first N of its nodes.")
 @click.option("--detach", is_flag=True, help="Leave it alone once it has begun.")
 @click.option("--restarts", type=click.IntRange(min=0), help="How often it may begin again by itself.")
 @click.option("--force", is_flag=True, help="Go on although something looks as if it would stop the run.")
@@ -161,6 +162,7 @@ def resume_command(
     inventory_path: Path,
     limit: str | None,
     exclude: str | None,
+    count: int | None,
     restarts: int | None,
     run: str | None,
     *,
@@ -169,10 +171,10 @@ def resume_command(
 ) -> None:
     """Go on with a run that has ended, from its newest complete checkpoint.
 
-    RUN is a run's id or a part of it; by default it is the newest run. Code, configuration and nodes stay what they
-    were.
+    RUN is a run's id or a part of it; by default it is the newest run. Code and configuration stay what they were, and
+    so do the nodes unless --nodes, --limit or --exclude choose some of them: these keep the order of their ranks.
     """
-    inventory = load_or_here(inventory_path, reporter)
+    inventory = load_or_here(inventory_path, reporter, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with letting_go():
         result = resume(
@@ -181,6 +183,7 @@ def resume_command(
             run,
             options=GateOptions(force=force),
             following=Following(detach, asking(reporter)),
+            count=count,
             restarts=restarts,
             prompts=prompts_of(reporter),
             emit=reporter,
