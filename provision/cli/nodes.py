@@ -14,6 +14,7 @@ from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
 from provision.inventory import select
 from provision.output import Reporter
+from provision.tasks.answers import without
 from provision.tasks.deploy import deploy
 from provision.tasks.failed import remembered
 from provision.tasks.interchange import bundle_of
@@ -84,7 +85,14 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
     """List the releases that lie on the nodes."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    reporter.result(*summaries.listed(releases(inventory, nodes, prompts=prompts_of(reporter))))
+    found, silent = releases(inventory, nodes, prompts=prompts_of(reporter))
+    reporter.result(*summaries.listed(found))
+    if silent:
+        raise NodesFailedError(
+            f"no answer from {len(silent)} of {len(nodes)} nodes",
+            reasons=silent,
+            hint=without(inventory, silent, len(nodes), "releases"),
+        )
 
 
 @click.command("rollback")

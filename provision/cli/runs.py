@@ -44,9 +44,11 @@ class _Shower:
     """Shows lines of logs: as text, as one JSON object, or where they are followed as one object a line."""
 
     def __init__(self, reporter: Reporter, *, follow: bool) -> None:
+        self.unreachable: dict[str, str] = {}
         self._reporter = reporter
         self._as_json = bool(click.get_current_context().params.get("as_json"))
         self._streams = follow and self._as_json
+        self._follow = follow
 
     def past(self, found: Logs) -> None:
         """What there is."""
@@ -58,8 +60,10 @@ class _Shower:
         else:
             for entry in found.lines:
                 self.line(entry)
-        for name, why in found.unreachable.items():
-            self._reporter.warn(f"without the logs of {name}: {why}")
+        self.unreachable = dict(found.unreachable)
+        if self._follow:
+            for name, why in found.unreachable.items():
+                self._reporter.warn(f"without the logs of {name}: {why}")
 
     def line(self, entry: Entry) -> None:
         """One line."""
@@ -116,6 +120,13 @@ def logs_command(
     else:
         if follow:
             reporter(Notice(f"the run is over: {state}"))
+        elif shower.unreachable:
+            raise NodesFailedError(
+                f"without the logs of {fold(shower.unreachable)}",
+                reasons=shower.unreachable,
+                hint="what was collected while the run was followed is in runs/ beside the inventory; to look again: "
+                + again(inventory.typed, "logs"),
+            )
 
 
 @click.command("stop")

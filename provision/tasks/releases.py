@@ -17,7 +17,7 @@ from provision.hints import again
 from provision.model import Emit, Finding, Found, Inventory, Node, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps
 from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import failures, split
+from provision.tasks.answers import failures, reason, split
 from provision.tasks.hold import Lock, held
 
 if TYPE_CHECKING:
@@ -48,14 +48,24 @@ class Pruned:
     dry_run: bool = False
 
 
-def releases(inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None) -> dict[str, Releases]:
-    """What lies on every node.
+def releases(
+    inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None
+) -> tuple[dict[str, Releases], dict[str, str]]:
+    """What lies on every node, and the nodes that did not answer, each with its reason.
 
     Raises:
-        NodesFailedError: some did not answer.
+        NodesFailedError: none answered.
     """
     with Connections(inventory, prompts) as connections:
-        return _list(inventory, nodes, connections, command="releases")
+        answers = _look(inventory, nodes, connections)
+    silent = {
+        node.name: reason(answer, inventory, node)
+        for node in nodes
+        if isinstance(answer := answers[node.name], ClusterctlError)
+    }
+    if len(silent) == len(nodes):
+        split(inventory, nodes, answers, command="releases")
+    return {name: answer for name, answer in answers.items() if isinstance(answer, Releases)}, silent
 
 
 def rollback(
@@ -240,11 +250,17 @@ def _unused(names: Sequence[str], used: frozenset[str]) -> tuple[str, ...]:
 def _list(
     inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, command: str, used: bool = False
 ) -> dict[str, Releases]:
+    return split(inventory, nodes, _look(inventory, nodes, connections, used=used), command=command)
+
+
+def _look(
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, used: bool = False
+) -> dict[str, Releases | ClusterctlError]:
     script = upkeep.listing(inventory, used=used)
     look: Callable[[Node], Releases] = lambda node: upkeep.read_listing(  # noqa: E731 - one expression, used once
         connections[node].run(script, deadline=_DEADLINE).out
     )
-    return split(inventory, nodes, fan_out(nodes, look), command=command)
+    return fan_out(nodes, look)
 
 
 def _apply(
