@@ -96,14 +96,18 @@ def complete_fields(typed: CommandLine, data: Any) -> Any:
     """JSON data with every fix and hint in it completed; other texts may come from nodes and stay what they are."""
     if isinstance(data, dict):
         return {
-            key: complete(typed, value)
-            if key in {"fix", "hint"} and isinstance(value, str)
-            else complete_fields(typed, value)
+            key: _completed(typed, value) if key in {"fix", "hint"} else complete_fields(typed, value)
             for key, value in data.items()
         }
     if isinstance(data, list):
         return [complete_fields(typed, value) for value in data]
     return data
+
+
+def _completed(typed: CommandLine, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_completed(typed, each) for each in value]
+    return complete(typed, value) if isinstance(value, str) else value
 
 
 def _named(typed: CommandLine) -> list[str]:
