@@ -20,7 +20,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -67,6 +67,11 @@ class ClusterctlError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    def complete(self, change: Callable[[str], str]) -> None:
+        """Change every sentence that may name a command: see ``hints.complete``."""
+        self.args = (change(str(self)),)
+        self.hint = change(self.hint)
+
 
 class UsageError(ClusterctlError):
     """A wrong argument or option, or something missing on this machine."""
@@ -94,6 +99,11 @@ class NodesError(ClusterctlError):
     def __init__(self, message: str, *, reasons: Mapping[str, str], hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.reasons = dict(reasons)
+
+    def complete(self, change: Callable[[str], str]) -> None:
+        """The reasons may name commands as well."""
+        super().complete(change)
+        self.reasons = {name: change(reason) for name, reason in self.reasons.items()}
 
 
 class PreflightError(NodesError):

@@ -63,6 +63,24 @@ class CheckOptions:
 
 
 @dataclass(frozen=True)
+class CommandLine:
+    """A command as the user typed it; ``provision/hints.py`` writes hints from it.
+
+    Attributes:
+        command: its name, such as ``services apply``; empty where no command line was parsed.
+        options: by name, the values of each option that was typed: none for a flag, several for a repeated one.
+        words: the arguments.
+    """
+
+    command: str = ""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+
+UNTYPED = CommandLine()  # where no command line was parsed
+
+
+@dataclass(frozen=True)
 class Inventory:
     """A cluster, as its inventory file describes it.
 
@@ -80,6 +98,8 @@ class Inventory:
     checks: CheckOptions = CheckOptions()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of nodes, for --limit @GROUP
     base: PurePosixPath | None = None  # in place of the prefix's parent, where that is not ours
+    alone: bool = False  # no file: this machine alone, whose runs are recorded beside ``path``
+    typed: CommandLine = UNTYPED  # the command that reads it, for hints
 
     @property
     def root(self) -> PurePosixPath:
@@ -195,7 +215,7 @@ class Leg:
 
 # --- checks --------------------------------------------------------------------------------------
 
-Verdict = Literal["OK", "WARN", "FAIL", "UNKNOWN"]
+Verdict = Literal["OK", "WARN", "FAIL", "UNKNOWN", "N/A"]  # N/A: the node lacks what the check is about
 
 
 @dataclass(frozen=True)

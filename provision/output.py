@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
@@ -25,6 +26,7 @@ from rich.table import Column
 from rich.text import Text
 
 from provision import model
+from provision.hints import complete, complete_fields
 from provision.output_text import (
     Line,
     Meter,
@@ -74,10 +76,13 @@ class Reporter:
         self._data: Mapping[str, Any] | None = None  # of --json, until the command is over
         self._log_node: str | None = None
         self._log_prefix = False
+        self.typed = model.UNTYPED  # what hints are completed from
 
-    def configure(self, *, as_json: bool = False, quiet: bool = False) -> None:
+    def configure(
+        self, *, as_json: bool = False, quiet: bool = False, typed: model.CommandLine = model.UNTYPED
+    ) -> None:
         """Set what the command line asked for."""
-        self._json, self._quiet = as_json, quiet
+        self._json, self._quiet, self.typed = as_json, quiet, typed
 
     def close(self) -> None:
         """Take the progress off the screen. To be called at the end, whatever happened."""
@@ -110,8 +115,9 @@ class Reporter:
                     self._log(event)
                 case model.Found(finding):
                     if not self._quiet or finding.verdict in {"WARN", "FAIL"}:
-                        self._err.write(finding_lines([finding]))
-                case model.Notice(text, level):
+                        self._err.write(finding_lines([replace(finding, fix=complete(self.typed, finding.fix))]))
+                case model.Notice(said, level):
+                    text = complete(self.typed, said)
                     if level == "warning":
                         self._err.write([Line(f"warning: {clean(text)}", "yellow")])
                     elif not self._quiet:
@@ -176,6 +182,7 @@ class Reporter:
 
     def show_error(self, error: ClusterctlError) -> None:
         """Say what went wrong on which nodes, and what to do next; with ``--json`` on stdout as an object as well."""
+        error.complete(lambda text: complete(self.typed, text))
         with self._lock:
             self._stop()
             with suppress(OSError):
@@ -189,7 +196,7 @@ class Reporter:
         if self._json:
             self._data = {**(self._data or {}), **data}
         elif text:
-            self.show([Line(clean(row)) for row in text.split("\n")])
+            self.show([Line(clean(row)) for row in complete(self.typed, text).split("\n")])
 
     def finish(self) -> None:
         """The command is over: with ``--json``, print its result and its error as one object."""
@@ -197,7 +204,8 @@ class Reporter:
             self._stop()
             data, self._data = self._data, None
             if data is not None:
-                self._out.write([Line(json.dumps(plain(data), indent=2, allow_nan=False), hang=None)], raw=True)
+                shown = complete_fields(self.typed, plain(data))
+                self._out.write([Line(json.dumps(shown, indent=2, allow_nan=False), hang=None)], raw=True)
 
     def show(self, lines: Iterable[Line]) -> None:
         """Lines of a result; nothing with ``--json``."""

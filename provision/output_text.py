@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 _BAD = re.compile(r"(?i)\b(failed|unreachable|refused|error|timed out|lost|no answer)\b")
 _ENDS: tuple[Style, Style, Style] = ("green", "yellow", "red")  # of a stage: well, partly, not at all
 _GOOD = re.compile(r"(?i)\A(would )?(changed?|deployed|deploy|done|enrolled|pinned|restored)\b")
-_VERDICT: Mapping[str, Style] = {"OK": "green", "WARN": "yellow", "FAIL": "red", "UNKNOWN": "yellow"}
+_VERDICT: Mapping[str, Style] = {"OK": "green", "WARN": "yellow", "FAIL": "red", "UNKNOWN": "yellow", "N/A": "dim"}
 _STEP: Mapping[str, Style] = {"changed": "green", "would change": "yellow", "failed": "red"}
 
 
@@ -223,7 +223,7 @@ def error_lines(error: ClusterctlError) -> list[Line]:
         for reason, nodes in fold_equal(error.reasons).items():
             lines += _block(f"  {nodes}: ", clean(reason))
     if error.hint:
-        lines += [line._replace(hang=4) for line in _block("try: ", clean(error.hint), "bold")]
+        lines += _to_paste(_block("try: ", clean(error.hint), "bold"))
     return lines
 
 
@@ -240,7 +240,7 @@ def finding_lines(findings: Iterable[Finding]) -> list[Line]:
         if finding.why:
             lines += _block(" " * 8, clean(finding.why))
         if finding.fix:
-            lines += [line._replace(hang=4) for line in _block(" " * 8 + "try: ", clean(finding.fix), "bold")]
+            lines += _to_paste(_block(" " * 8 + "try: ", clean(finding.fix), "bold"))
     return lines
 
 
@@ -262,6 +262,11 @@ def step_lines(results: Mapping[str, tuple[StepResult, ...]]) -> list[Line]:
             lines += _block("    ", clean(detail).strip("\n")) if detail.strip() else []
             shown = ""
     return lines
+
+
+def _to_paste(lines: list[Line]) -> list[Line]:
+    """A hint: one that names a command is never wrapped, since a line break would cut the command when it is pasted."""
+    return [line._replace(hang=None if "clusterctl " in line.text else 4) for line in lines]
 
 
 def _block(head: str, text: str, style: Style = "") -> list[Line]:

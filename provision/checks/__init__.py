@@ -131,9 +131,9 @@ def judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Fi
             yield unknown(check, name, f"{tool} is not installed", fix=f"install {tool}")
         elif answer.state == "absent":
             said = f"no {HARDWARE[check.partition('.')[0]]}, no {tool}"
-            verdict: Verdict = getattr(module, "ABSENT", "OK")
-            if verdict == "OK" or len(absent) == len(answers):
-                yield ok(check, name, said)
+            verdict: Verdict = getattr(module, "ABSENT", "N/A")
+            if verdict == "N/A" or len(absent) == len(answers):
+                yield not_here(check, name, said)
                 continue
             others = f"{said}; {len(answers) - len(absent)} of the other {len(answers) - 1} nodes have it"
             yield Finding(check, name, verdict, others, module.TITLE, module.WHY, getattr(module, "ABSENT_FIX", ""))
@@ -155,6 +155,11 @@ HARDWARE = {"gpu": "NVIDIA GPU", "ib": "InfiniBand"}  # what a check is about th
 def ok(check: str, node: str, observed: str) -> Finding:
     """It is as it should be."""
     return Finding(check, node, "OK", observed)
+
+
+def not_here(check: str, node: str, observed: str) -> Finding:
+    """The node does not have what the check is about: nothing was checked."""
+    return Finding(check, node, "N/A", observed)
 
 
 def warn(check: str, node: str, observed: str, *, expected: str, fix: str) -> Finding:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from provision.checks import Answer, ok, unknown
+from provision.checks import Answer, not_here, ok, unknown
 from provision.checks._judging import found_as, majority
 from provision.model import Finding, Verdict
 
@@ -46,7 +46,7 @@ done
 """
 _FILE = re.compile(r"^==> /sys/class/infiniband/([^/]+)/(?:ports/(\d+)/)?(\S+) <==\n([^\n]*)$", re.MULTILINE)
 _RATE = re.compile(r"(?P<rate>[\d.]+) Gb/sec \((?P<width>\d+)X(?: (?P<kind>\w+))?\)")
-_RANK: Mapping[Verdict, int] = {"OK": 0, "UNKNOWN": 1, "WARN": 2, "FAIL": 3}
+_RANK: Mapping[Verdict, int] = {"N/A": 0, "OK": 0, "UNKNOWN": 1, "WARN": 2, "FAIL": 3}
 
 LINK_UP = 5  # of phys_state
 ACTIVE = 4  # of state
@@ -157,7 +157,7 @@ def fabric(check: str, answers: Mapping[str, Answer]) -> tuple[dict[str, tuple[P
         elif mine := tuple(port for port in every if port.infiniband):
             found[name] = mine
         else:
-            others.append(ok(check, name, "no InfiniBand"))
+            others.append(not_here(check, name, "no InfiniBand"))
     return found, others
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from provision.checks import Answer, ok, unknown
+from provision.checks import Answer, not_here, unknown
 from provision.checks._judging import found_as, odd
 from provision.model import Finding, Verdict
 
@@ -107,7 +107,7 @@ def trouble(answer: Answer) -> str:
 def unanswered(check: str, node: str, answer: Answer) -> Finding:
     """OK where there is no GPU, else UNKNOWN: what a check says of an answer that is none."""
     if nothing(answer):
-        return ok(check, node, "no GPU")
+        return not_here(check, node, "no GPU")
     is_old = "not a valid field" in answer.out + answer.err
     fix = "a newer driver tells it" if is_old else f"run nvidia-smi on {node}; the check gpu.driver tells more"
     return unknown(check, node, trouble(answer), fix=fix)

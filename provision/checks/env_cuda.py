@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks import Answer, Plan, fail, not_here, ok, unknown
 from provision.checks._gpu import PCI, VERSION, devices, kernel_module
 from provision.checks._host import unread
 from provision.model import Finding
@@ -39,7 +39,7 @@ def _judge(node: str, answer: Answer, cuda: str) -> Finding:
         return ok(ID, node, "the bundle has no CUDA")
     driver = kernel_module(answer.out)
     if not driver and not any(device.is_gpu for device in devices(answer)):
-        return ok(ID, node, "no GPU")
+        return not_here(ID, node, "no GPU")
     if not driver:
         return unknown(ID, node, "no driver is loaded", fix="see the check gpu.module")
     major = int(re.split(r"\D", cuda)[0] or 0)

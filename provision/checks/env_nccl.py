@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks import Answer, Plan, not_here, ok, unknown, warn
 from provision.checks._host import unread
 from provision.checks._infiniband import ports, sections
 from provision.checks.rdma_gdr import PROBE as RDMA
@@ -40,7 +40,8 @@ def _judge(node: str, answer: Answer, nccl: str, *, has_cuda: bool) -> Finding:
     if found is None:
         return unread(ID, node, answer)
     if not found or not driver(answer.out) or not has_cuda:
-        return ok(ID, node, "the bundle has no CUDA" if found and not has_cuda else "no GPU beside an RDMA adapter")
+        said = "the bundle has no CUDA" if found and not has_cuda else "no GPU beside an RDMA adapter"
+        return not_here(ID, node, said)
     if not nccl:
         return unknown(ID, node, "the bundle does not tell its NCCL", fix="NCCL_DEBUG=VERSION says it when training")
     if dma_buf(answer.out):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks import Answer, Plan, fail, not_here, ok, warn
 from provision.checks._gpu import PCI, devices
 from provision.checks._host import unread
 from provision.model import Finding
@@ -43,7 +43,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             continue
         if not counts:
             gpus = any(device.is_gpu for device in devices(answer))
-            yield ok(ID, node, "PCIe errors are not counted here" if gpus else "no GPU")
+            yield ok(ID, node, "PCIe errors are not counted here") if gpus else not_here(ID, node, "no GPU")
             continue
         allowed = {"COR": seen.limits["corrected"], "FATAL": 0, "NONFATAL": 0}
         bad = [each for each in counts if each[2] > allowed[each[1]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail
+from provision.checks import Answer, Plan, fail, not_here
 from provision.checks._judging import odd
 from provision.checks._nvidia import GPUS, SMI, rows, unanswered
 from provision.model import Finding
@@ -36,4 +36,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             yield fail(ID, node, said, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_FIX}")
         else:
             counts[node] = len(found)
+    if not any(counts.values()):
+        yield from (not_here(ID, node, "no GPU") for node in counts)
+        return
     yield from odd(ID, counts, show=lambda count: f"{count} GPUs" if count != 1 else "1 GPU", fix=_FIX, verdict="FAIL")

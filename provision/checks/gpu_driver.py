@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks import Answer, Plan, fail, not_here, unknown
 from provision.checks._judging import odd
 from provision.checks._nvidia import GPUS, SMI, rows, trouble
 from provision.model import Finding
@@ -45,5 +45,5 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         elif found:
             versions[node] = found[0]["driver_version"]
         else:
-            yield ok(ID, node, "no GPU")
+            yield not_here(ID, node, "no GPU")
     yield from odd(ID, versions, what="driver", fix=f"install the same driver on all nodes; {_KEEP}", verdict="FAIL")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok
+from provision.checks import Answer, Plan, fail, not_here, ok
 from provision.checks._nvidia import SMI, Gpu, each, gpus, query
 from provision.model import Finding
 
@@ -33,7 +33,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         elif any(gpu.has("fabric.state") for gpu in row):
             yield ok(ID, node, "Completed, Success")
         else:
-            yield ok(ID, node, "no NVLink fabric")
+            yield not_here(ID, node, "no NVLink fabric")
 
 
 def _missing(gpu: Gpu) -> str:

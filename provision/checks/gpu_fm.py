@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks import Answer, Plan, fail, not_here, ok, unknown
 from provision.checks._gpu import PCI, VERSION, devices, kernel_module
 from provision.checks._host import unread
 from provision.model import Finding
@@ -45,7 +45,7 @@ def _judge(node: str, answer: Answer) -> Finding:
         return unread(ID, node, answer)
     switches = [device for device in devices(answer) if device.is_switch]
     if not switches:
-        return ok(ID, node, "no NVSwitch on the PCI bus")
+        return not_here(ID, node, "no NVSwitch on the PCI bus")
     driver = kernel_module(answer.out)
     version = re.search(r"Fabric Manager version is\s*:\s*(\S+)", answer.out)
     if version and driver and version[1] != driver:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks import Answer, Plan, fail, not_here, ok, unknown, warn
 from provision.checks._gpu import PCI, VERSION, devices, kernel_module
 from provision.checks._host import unread
 from provision.model import Finding
@@ -43,7 +43,7 @@ def _judge(node: str, answer: Answer) -> Finding:
     loaded = kernel_module(answer.out)
     if not loaded:
         if not any(device.is_gpu for device in devices(answer)):
-            return ok(ID, node, "no GPU")
+            return not_here(ID, node, "no GPU")
         return fail(ID, node, "the kernel module is not loaded", expected="a loaded module", fix="modprobe nvidia")
     libraries = sorted(set(re.findall(rf"^library .*libnvidia-ml\.so\.{_VERSION}", answer.out, flags=re.MULTILINE)))
     if not libraries:

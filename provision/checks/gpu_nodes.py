@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, warn
+from provision.checks import Answer, Plan, fail, not_here, ok, warn
 from provision.checks._gpu import PCI, devices
 from provision.checks._host import unread
 from provision.model import Finding
@@ -45,7 +45,7 @@ def _judge(node: str, answer: Answer) -> Finding:
     )
     gpus = [device for device in devices(answer) if device.is_gpu]
     if not gpus and not any(re.match(r"/dev/nvidia\d", file) for file in (*opened, *closed)):
-        return ok(ID, node, "no GPU")
+        return not_here(ID, node, "no GPU")
     user = next((line[5:] for line in answer.lines if line.startswith("user ")), "the user")
     if closed:
         fix = f"chmod 0666 {' '.join(each.split(':')[0] for each in closed)}, or give {user} the group (video, render)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, warn
+from provision.checks import Answer, Plan, not_here, ok, warn
 from provision.checks._links import links
 from provision.checks._nvidia import SMI, each, unanswered
 from provision.model import Finding
@@ -47,6 +47,6 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             worst = max(count for all_ in counts.values() for *_, count in all_)
             yield ok(ID, node, f"at most {worst} errors on a link" if worst else "no errors")
         elif listed:
-            yield ok(ID, node, "no active NVLink")
+            yield not_here(ID, node, "no active NVLink")
         else:
             yield unanswered(ID, node, answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail
+from provision.checks import Answer, Plan, fail, not_here
 from provision.checks._gpu import PCI, devices
 from provision.checks._host import unread
 from provision.checks._judging import odd
@@ -45,6 +45,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             yield fail(ID, node, said, expected=f"{len(found)} GPUs with the driver nvidia", fix=fix)
         else:
             counts[node] = len(found)
+    if not any(counts.values()):
+        yield from (not_here(ID, node, _gpus(0)) for node in counts)
+        return
     fix = "look for the missing GPU with lspci -d 10de:; power cycle the node, then reseat the GPU"
     yield from odd(ID, counts, show=_gpus, fix=fix, verdict="FAIL")
 

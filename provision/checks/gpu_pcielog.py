@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks import Answer, Plan, not_here, ok, unknown, warn
 from provision.checks._gpu import LOG, devices
 from provision.checks._host import unread
 from provision.model import Finding
@@ -35,7 +35,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             fix = "reseat GPU and riser; look at the slot's lanes and speed in the BIOS (lspci -vv, LnkCap and LnkSta)"
             yield warn(ID, node, said, expected="the GPU's own speed", fix=fix)
         elif "log readable" in answer.lines or not mine:
-            yield ok(ID, node, "no GPU is limited" if mine else "no GPU")
+            yield ok(ID, node, "no GPU is limited") if mine else not_here(ID, node, "no GPU")
         else:
             fix = "check with become, or let the user read the journal: usermod -aG systemd-journal USER"
             yield unknown(ID, node, "the kernel's log may not be read", fix=fix)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks import Answer, Plan, fail, not_here, ok, unknown, warn
 from provision.checks._gpu import LOG, devices
 from provision.checks._host import unread
 from provision.model import Finding
@@ -41,10 +41,10 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         elif found:
             fix = "read /var/log/fabricmanager.log, and watch whether they come again"
             yield warn(ID, node, said, expected="no SXid", fix=fix)
+        elif not any(device.is_switch for device in devices(answer)):
+            yield not_here(ID, node, "no NVSwitch")
         elif "log readable" in answer.lines:
             yield ok(ID, node, "no SXid in the kernel's log")
-        elif any(device.is_switch for device in devices(answer)):
+        else:
             fix = "check with become, or let the user read the journal: usermod -aG systemd-journal USER"
             yield unknown(ID, node, "the kernel's log may not be read", fix=fix)
-        else:
-            yield ok(ID, node, "no NVSwitch")

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks import Answer, Plan, fail, not_here, ok, unknown, warn
 from provision.checks._gpu import LOG, devices
 from provision.checks._host import unread
 from provision.model import Finding
@@ -62,12 +62,12 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
 def _judge(node: str, answer: Answer) -> Finding:
     if "looked" not in answer.lines:
         return unread(ID, node, answer)
+    found = Counter((gpu, int(number)) for gpu, number in _XID.findall(answer.out))
+    if not found and not any(device.is_gpu for device in devices(answer)):
+        return not_here(ID, node, "no GPU")
     if "log readable" not in answer.lines:
-        if not any(device.is_gpu for device in devices(answer)):
-            return ok(ID, node, "no GPU")
         fix = "check with become, or let the user read the journal: usermod -aG systemd-journal USER"
         return unknown(ID, node, "the kernel's log may not be read", fix=fix)
-    found = Counter((gpu, int(number)) for gpu, number in _XID.findall(answer.out))
     if not found:
         return ok(ID, node, "no Xid in the kernel's log")
     numbers = sorted({number for _, number in found}, key=lambda number: (number not in _FAILS, number))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks import Answer, Plan, fail, not_here, ok, unknown
 from provision.checks._infiniband import PORTS, ports, sections
 from provision.model import Finding
 
@@ -38,7 +38,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if every is None:
             yield unknown(ID, name, "what the node printed about its ports is not understood")
         elif not every:
-            yield ok(ID, name, "no InfiniBand")
+            yield not_here(ID, name, "no InfiniBand")
         elif not devices:
             yield fail(
                 ID, name, "no /dev/infiniband/uverbs*", expected="a device for every adapter", fix="modprobe ib_uverbs"

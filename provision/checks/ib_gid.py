@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown
+from provision.checks import Answer, Plan, not_here, ok, unknown
 from provision.checks._infiniband import ACTIVE, PORTS, Fault, ports, sections, told
 from provision.checks._judging import majority
 from provision.model import Finding
@@ -53,7 +53,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             said = dict(sections(answer.out, "gids"))
             indexes[name] = {port.name: _index(said.get((port.device, str(port.number)), "")) for port in up}
         else:
-            yield ok(ID, name, "no RoCE port is Active")
+            yield not_here(ID, name, "no RoCE port is Active")
     for name, mine in indexes.items():
         faults = []
         for at, index in mine.items():

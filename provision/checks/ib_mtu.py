@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from provision.checks import Answer, Plan, ok, unknown
+from provision.checks import Answer, Plan, not_here, unknown
 from provision.checks._infiniband import PORTS, Fault, Port, ports, sections, told
 from provision.checks._judging import majority
 from provision.model import Finding
@@ -42,7 +42,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         elif mine := list(_up(answer.out, every)):
             found[name] = mine
         else:
-            yield ok(ID, name, "no network interface on an RDMA adapter is up")
+            yield not_here(ID, name, "no network interface on an RDMA adapter is up")
     for name, mine in found.items():
         faults = []
         for at in mine:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
+from provision.checks import Answer, Plan, fail, not_here, unknown
 from provision.checks._infiniband import PORTS, ports
 from provision.checks._judging import odd
 from provision.model import Finding
@@ -44,7 +44,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         else:
             counts[name] = len(mine)
     if not any(counts.values()):
-        yield from (ok(ID, name, "no InfiniBand") for name in counts)
+        yield from (not_here(ID, name, "no InfiniBand") for name in counts)
         return
     yield from odd(
         ID,

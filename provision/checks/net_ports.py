@@ -27,7 +27,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """WARN for fewer than ``ports``, or where MASTER_PORT may be given to another program."""
     port = seen.inventory.train.port or DEFAULT
     for name, answer in answers.items():
-        match = re.match(r"(\d+)\s+(\d+)\nreserved ?([0-9,-]*)", answer.out)
+        match = _PORTS.fullmatch(answer.out.strip())
         if not match:
             yield unknown(ID, name, "net.ipv4.ip_local_port_range cannot be read")
             continue
@@ -45,6 +45,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             yield ok(ID, name, f"{low}-{high}")
 
 
+_PORTS = re.compile(r"(\d{1,9})\s+(\d{1,9})\nreserved ?((?:\d{1,9}(?:-\d{1,9})?(?:,|$))*)")
 DEFAULT = 29500  # torchrun's
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
+from provision.checks import Answer, Plan, fail, not_here, ok, unknown, warn
 from provision.checks._facts import GPUS, SHOW
 from provision.checks._host import number, pairs, unread
 from provision.model import Finding
@@ -42,7 +42,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if gpus is None:
             yield unread(ID, name, answer)
         elif gpus == 0:
-            yield ok(ID, name, "no GPU")
+            yield not_here(ID, name, "no GPU")
         elif "disk" in told:
             yield ok(ID, name, f"{told['disk']} for {kernel}")
         elif "modinfo" in told:

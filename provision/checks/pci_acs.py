@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks import Answer, Plan, not_here, ok, unknown, warn
 from provision.checks._infiniband import sections
 from provision.model import Finding
 
@@ -43,7 +43,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if not said["end"] or not said["devices"]:
             yield unknown(ID, name, "what the node printed about its PCI devices is not understood")
         elif said["devices"][0][0] == ("0",):
-            yield ok(ID, name, "no GPU and no InfiniBand adapter")
+            yield not_here(ID, name, "no GPU and no InfiniBand adapter")
         elif said["virtual"]:
             yield ok(ID, name, "a virtual machine")
         elif not said["lspci"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks import Answer, Plan, not_here, ok, unknown, warn
 from provision.checks._infiniband import sections
 from provision.model import Finding
 
@@ -43,5 +43,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
                 expected="identity, or no IOMMU",
                 fix="add iommu=pt (Intel: intel_iommu=on iommu=pt) to the kernel's command line and restart the node",
             )
+        elif kinds:
+            yield ok(ID, name, ", ".join(sorted(set(kinds.values()))))
         else:
-            yield ok(ID, name, ", ".join(sorted(set(kinds.values()))) or "no GPU and no InfiniBand adapter")
+            yield not_here(ID, name, "no GPU and no InfiniBand adapter")

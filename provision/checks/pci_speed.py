@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown
+from provision.checks import Answer, Plan, not_here, unknown
 from provision.checks._infiniband import Fault, told
 from provision.checks._judging import majority
 from provision.model import Finding
@@ -43,7 +43,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     for name, mine in every.items():
         links = {device: link for device, link in mine.items() if link.keys() == _WHOLE and link["current width"]}
         if not links:
-            yield ok(ID, name, "no RDMA adapter on a PCI slot that tells its speed")
+            yield not_here(ID, name, "no RDMA adapter on a PCI slot that tells its speed")
             continue
         faults = []
         for device, link in links.items():

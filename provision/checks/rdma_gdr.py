@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks import Answer, Plan, not_here, ok, unknown, warn
 from provision.checks._infiniband import ACTIVE, PORTS, ports, sections
 from provision.model import Finding
 
@@ -37,9 +37,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if every is None:
             yield unknown(ID, name, "what the node printed about its ports is not understood")
         elif not any(port.state == ACTIVE for port in every):
-            yield ok(ID, name, "no RDMA port is Active")
+            yield not_here(ID, name, "no RDMA port is Active")
         elif not driver(answer.out):
-            yield ok(ID, name, "no NVIDIA driver")
+            yield not_here(ID, name, "no NVIDIA driver")
         elif modules := peer_modules(answer.out):
             yield ok(ID, name, f"{', '.join(modules)} is loaded")
         elif dma_buf(answer.out):

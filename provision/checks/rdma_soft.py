@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks import Answer, Plan, not_here, ok, unknown, warn
 from provision.checks._infiniband import sections
 from provision.model import Finding
 
@@ -40,4 +40,4 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
                 fix="; ".join(f"rdma link delete {device}" for device in soft) + "; or NCCL_IB_HCA names the real ones",
             )
         else:
-            yield ok(ID, name, f"{len(real)} adapters" if real else "no RDMA device")
+            yield ok(ID, name, f"{len(real)} adapters") if real else not_here(ID, name, "no RDMA device")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of
 from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
@@ -67,7 +67,7 @@ def nccl_command(
     """
     if write and not tune:
         raise UsageError("--write goes with --tune")
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_or_here(inventory_path, reporter, nodes=count, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude, count=count)
     chosen = parse_ops(ops) if ops is not None else () if pairs or tune else OPS
     result = bench(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ import click
 from click.core import ParameterSource
 
 from provision.cli.terminal import Terminal
+from provision.errors import UsageError
 from provision.inventory import load, local_inventory, select
-from provision.inventory.local import data_folder
 from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
 from provision.tasks.failed import last_failed
@@ -82,7 +83,7 @@ def to_work_on(
     failed = last_failed(inventory, command, nodes)
     if not failed:
         among = " of those chosen" if limit is not None or exclude is not None else ""
-        reporter.result({"nodes": {}}, f"the last clusterctl {command} failed on no node{among}: nothing to do")
+        reporter.result({"nodes": {}}, f"the last {command} failed on no node{among}: nothing to do")
     return failed
 
 
@@ -91,20 +92,40 @@ def load_inventory(path: Path, reporter: Reporter) -> Inventory:
     inventory = load(path)
     for warning in inventory.warnings:
         reporter.warn(warning)
-    return inventory
+    return replace(inventory, typed=reporter.typed)
 
 
-def load_or_here(path: Path, reporter: Reporter, *, begins: bool = False) -> Inventory:
+def load_or_here(path: Path, reporter: Reporter, *, nodes: int | None = None, starts: bool = False) -> Inventory:
     """The inventory; where there is no file and none was named, this machine alone, which needs no ssh.
+
+    It is the one rule of every command that can run on this machine alone.
 
     Args:
         path: of the file.
         reporter: is told which it is.
-        begins: a run is to be started. Other commands take this machine only when it has runs.
+        nodes: how many nodes are asked for; None: any number.
+        starts: programs of the environment are to be started.
+
+    Raises:
+        UsageError: several nodes are asked for, and no inventory names them; or see ``load`` and ``local_inventory``.
     """
     named = click.get_current_context().get_parameter_source("inventory_path") is not ParameterSource.DEFAULT
-    if named or path.exists() or not (begins or (data_folder() / "runs").is_dir()):
-        return load_inventory(path, reporter)  # which says what is missing
-    here = local_inventory()
-    reporter(Notice(f"there is no {path}: this machine alone, with the environment {here.prefix}"))
-    return here
+    if named or path.exists():
+        return load_inventory(path, reporter)
+    refuse_alone(nodes)
+    here = local_inventory(starts=starts)
+    reporter(Notice(f"no inventory: this machine alone, with the environment {here.prefix}"))
+    return replace(here, typed=reporter.typed)
+
+
+def refuse_alone(nodes: int | None) -> None:
+    """Refuse several nodes where there is no inventory.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if nodes is not None and nodes > 1:
+        raise UsageError(
+            f"--nodes {nodes}: there is no {INVENTORY} in this folder, so there is this machine alone",
+            hint="write one: clusterctl init NAME=ADDRESS NAME=ADDRESS; or name one: --inventory FILE",
+        )

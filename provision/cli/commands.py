@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying, to_work_on
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of, retrying, to_work_on
 from provision.cli.numbers import SECONDS, number
 from provision.cli.options import reporting
 from provision.output import Reporter
@@ -39,7 +39,7 @@ def run_on_nodes(
     CMD is a program and its arguments, which reach it as they are. A CMD of one word is a line of sh:
     clusterctl run 'cat /proc/loadavg | cut -c1-4'
     """
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_or_here(inventory_path, reporter)
     nodes = to_work_on(reporter, inventory, "run", limit=limit, exclude=exclude, retry_failed=retry_failed)
     if not nodes:
         return

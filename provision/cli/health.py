@@ -8,11 +8,13 @@ import click
 
 from provision import summaries
 from provision.cli import numbers
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of
 from provision.cli.options import reporting
 from provision.env.bundle.reader import open_bundle
 from provision.errors import NodesError, NodesFailedError, PreflightError
+from provision.hints import again
 from provision.inventory import fold, select
+from provision.model import Inventory
 from provision.output import Reporter
 from provision.tasks.answers import without
 from provision.tasks.check import DEADLINE, CheckResult, check
@@ -41,7 +43,7 @@ from trainer.bounds import Bound
     show_default=True,
     help="What each node has in all.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Also list what is as it should be.")
+@click.option("--verbose", "-v", is_flag=True, help="Also list what is OK, and what does not apply (n/a).")
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @reporting
 def check_command(
@@ -61,7 +63,7 @@ def check_command(
 
     With BUNDLE, also whether what it holds can run on the nodes: their driver, GPUs, glibc and disks.
     """
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     manifest = open_bundle(bundle_of(bundle, emit=reporter)).manifest if bundle else None
     result = check(
@@ -77,24 +79,26 @@ def check_command(
     )
     reporter.show(summaries.finding_rows(result, verbose=verbose))
     reporter.result(*summaries.checked(result))
-    if error := _refusal(result):
+    if error := _refusal(inventory, result):
         raise error
 
 
-def _refusal(result: CheckResult) -> NodesError | None:
+def _refusal(inventory: Inventory, result: CheckResult) -> NodesError | None:
     """The error that the findings amount to; they themselves have been shown."""
     failed = list(dict.fromkeys(finding.node for finding in result.having("FAIL")))
     around = fold([*failed, *result.unreachable])
     silent = f"no answer from {len(result.unreachable)} of {len(result.unreachable) + len(result.nodes)} nodes"
     if failed:
         said = f"{fold(failed)}: not ready for a training"
+        good = set(result.nodes) - set(failed)
+        others = f"; to go on without: {again(inventory.typed, 'check', exclude=around)}" if good else ""
         return PreflightError(
             f"{said}; {silent}" if result.unreachable else said,
             reasons=result.unreachable,
-            hint=f"correct it and check again; to go on without: --exclude {around}",
+            hint=f"fix it, then: {again(inventory.typed, 'check')}{others}",
         )
     if result.unreachable:
-        hint = without(result.unreachable, len(result.nodes) + len(result.unreachable), "--exclude {}")
+        hint = without(inventory, result.unreachable, len(result.nodes) + len(result.unreachable), "check")
         return NodesFailedError(silent, reasons=result.unreachable, hint=hint)
     return None
 

@@ -12,8 +12,10 @@ from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
 from provision.env.bundle.find import find_bundle
 from provision.errors import NodesFailedError, UsageError
+from provision.hints import again
 from provision.inventory import fold, select
 from provision.output import Reporter
+from provision.tasks.answers import without
 from provision.tasks.deploy import deploy
 from provision.tasks.failed import remembered
 from provision.tasks.interchange import bundle_of
@@ -55,7 +57,7 @@ def deploy_command(
     changes nothing.
     """
     if scripts and not dry_run:
-        raise UsageError("--scripts goes with --dry-run", hint=f"clusterctl deploy --dry-run --scripts {scripts}")
+        raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "deploy", "--dry-run"))
     inventory = load_inventory(inventory_path, reporter)
     nodes = to_work_on(reporter, inventory, "deploy", limit=limit, exclude=exclude, retry_failed=retry_failed)
     if not nodes:
@@ -84,7 +86,14 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
     """List the releases that lie on the nodes."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    reporter.result(*summaries.listed(releases(inventory, nodes, prompts=prompts_of(reporter))))
+    found, silent = releases(inventory, nodes, prompts=prompts_of(reporter))
+    reporter.result(*summaries.listed(found))
+    if silent:
+        raise NodesFailedError(
+            f"no answer from {len(silent)} of {len(nodes)} nodes",
+            reasons=silent,
+            hint=without(inventory, silent, len(nodes), "releases"),
+        )
 
 
 @click.command("rollback")
@@ -104,7 +113,7 @@ def rollback_command(
 @click.command("prune")
 @on_nodes
 @number("--keep", metavar="N", type=COUNT, default=2, show_default=True, help="Releases that stay on each node.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed; write nothing on any node.")
 @reporting
 def prune_command(
     reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, keep: int, *, dry_run: bool

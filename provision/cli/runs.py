@@ -9,10 +9,11 @@ import click
 
 from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, prompts_of
-from provision.cli.interrupts import asking, letting_go
-from provision.cli.numbers import INDEX, Number, number
+from provision.cli.interrupts import asking, asking_which, letting_go
+from provision.cli.numbers import COUNT, INDEX, Number, number
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError
+from provision.hints import again
 from provision.inventory import fold, select
 from provision.model import Notice
 from provision.output import Reporter
@@ -36,9 +37,11 @@ class _Shower:
     """Shows lines of logs: as text, as one JSON object, or where they are followed as one object a line."""
 
     def __init__(self, reporter: Reporter, *, follow: bool) -> None:
+        self.unreachable: dict[str, str] = {}
         self._reporter = reporter
         self._as_json = bool(click.get_current_context().params.get("as_json"))
         self._streams = follow and self._as_json
+        self._follow = follow
 
     def past(self, found: Logs) -> None:
         """What there is."""
@@ -50,8 +53,10 @@ class _Shower:
         else:
             for entry in found.lines:
                 self.line(entry)
-        for why, names in fold_equal(found.unreachable).items():
-            self._reporter.warn(f"without the logs of {names}: {why}")
+        self.unreachable = dict(found.unreachable)
+        if self._follow:
+            for why, names in fold_equal(found.unreachable).items():
+                self._reporter.warn(f"without the logs of {names}: {why}")
 
     def line(self, entry: Entry) -> None:
         """One line."""
@@ -108,12 +113,19 @@ def logs_command(
     else:
         if follow:
             reporter(Notice(f"the run is over: {state}"))
+        elif shower.unreachable:
+            raise NodesFailedError(
+                f"without the logs of {fold(shower.unreachable)}",
+                reasons=shower.unreachable,
+                hint="what was collected while the run was followed is in runs/ beside the inventory; to look again: "
+                + again(inventory.typed, "logs"),
+            )
 
 
 @click.command("stop")
 @on_nodes
 @click.option("--save", is_flag=True, help="Let it save a checkpoint first, and say at which step.")
-@click.option("--yes", is_flag=True, help="As root: also a run of another user.")
+@click.option("--yes", is_flag=True, help="Ask nothing. As root: also a run of another user.")
 @click.argument("run", required=False)
 @reporting
 def stop_command(
@@ -128,17 +140,22 @@ def stop_command(
 ) -> None:
     """Stop a run on all its nodes, and prove that nothing of it is left.
 
-    RUN is a run's id or a part of it; by default it is the only one that is at work.
+    RUN is a run's id or a part of it; by default it is the only one that is running. Without RUN, a terminal is asked
+    first.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = stop(inventory, nodes, run, save=save, others_too=yes, prompts=prompts_of(reporter), emit=reporter)
+    ask = None if yes else asking_which(reporter)
+    result = stop(
+        inventory, nodes, run, save=save, others_too=yes, ask=ask, prompts=prompts_of(reporter), emit=reporter
+    )
     reporter.result(*summaries.stopped_shown(result))
     result.raise_failed()
 
 
 @click.command("resume")
 @on_nodes
+@number("--nodes", "-n", "count", type=COUNT, help="Resume on the first N of its nodes.")
 @click.option("--detach", is_flag=True, help="Leave it alone once it has begun.")
 @number("--restarts", type=INDEX, help="How often it may begin again by itself.")
 @click.option("--force", is_flag=True, help="Go on although something looks as if it would stop the run.")
@@ -149,6 +166,7 @@ def resume_command(
     inventory_path: Path,
     limit: str | None,
     exclude: str | None,
+    count: int | None,
     restarts: int | None,
     run: str | None,
     *,
@@ -157,10 +175,10 @@ def resume_command(
 ) -> None:
     """Go on with a run that has ended, from its newest complete checkpoint.
 
-    RUN is a run's id or a part of it; by default it is the newest run. Code, configuration and nodes stay what they
-    were.
+    RUN is a run's id or a part of it; by default it is the newest run. Code and configuration stay what they were, and
+    so do the nodes unless --nodes, --limit or --exclude choose some of them: these keep the order of their ranks.
     """
-    inventory = load_or_here(inventory_path, reporter)
+    inventory = load_or_here(inventory_path, reporter, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with letting_go():
         result = resume(
@@ -169,6 +187,7 @@ def resume_command(
             run,
             options=GateOptions(force=force),
             following=Following(detach, asking(reporter)),
+            count=count,
             restarts=restarts,
             prompts=prompts_of(reporter),
             emit=reporter,
@@ -206,7 +225,7 @@ def collect_command(
         raise NodesFailedError(
             f"not everything of run {result.run} came from {len(result.failed)} of its nodes",
             reasons=result.failed,
-            hint=f"when {fold(result.failed)} is back: clusterctl collect {result.run} --to {folder}",
+            hint=f"when {fold(result.failed)} is back: {again(inventory.typed, 'collect', words=(result.run,))}",
         )
 
 

@@ -12,6 +12,7 @@ from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying
 from provision.cli.numbers import DEADLINE, number
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError, UsageError
+from provision.hints import again
 from provision.inventory import select
 from provision.output import Reporter
 from provision.tasks import services as tasks
@@ -65,9 +66,7 @@ def services_apply(
 ) -> None:
     """Bring the nodes to what the inventory asks for. Running it again changes nothing."""
     if scripts and not dry_run:
-        raise UsageError(
-            "--scripts goes with --dry-run", hint=f"clusterctl services apply --dry-run --scripts {scripts}"
-        )
+        raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "services apply", "--dry-run"))
     inventory = load_inventory(inventory_path, reporter)
     command = "services apply"
     nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
@@ -132,13 +131,13 @@ def services_verify(
         raise NodesFailedError(
             f"{len(result.unreached)} of {len(nodes)} nodes could not be asked",
             reasons=result.unreached,
-            hint=without(result.unreached, len(nodes), "clusterctl services verify --exclude {}"),
+            hint=without(inventory, result.unreached, len(nodes), "services verify"),
         )
     if wrong:
         raise NodesFailedError(
             f"services do not do their work on {len(wrong)} of {len(nodes)} nodes",
             reasons={},  # the result has said it
-            hint="clusterctl services apply brings them back",
+            hint="to bring them back: clusterctl services apply",
         )
 
 

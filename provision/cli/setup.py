@@ -106,7 +106,9 @@ def sandbox_down(reporter: Reporter, name: str | None, *, everything: bool) -> N
     if not everything and name is None and len(known) != 1:
         raise UsageError(
             f"there are {len(known)} sandboxes" + (f": {', '.join(known)}" if known else ""),
-            hint="clusterctl sandbox down NAME, or --all" if known else "clusterctl sandbox up --nodes 2",
+            hint="clusterctl sandbox down NAME; clusterctl sandbox down --all"
+            if known
+            else "clusterctl sandbox up --nodes 2",
         )
     ended = known if everything else [name or known[0]]
     for item in ended:

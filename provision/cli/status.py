@@ -43,7 +43,7 @@ def status_command(
         raise NodesFailedError(
             f"no answer from {len(unreachable)} of {len(nodes)} nodes",
             reasons={},  # the result has said them
-            hint=without(unreachable, len(nodes), "--exclude {}"),
+            hint=without(inventory, unreachable, len(nodes), "status"),
         )
 
 

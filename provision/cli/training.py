@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, prompts_of, refuse_alone
 from provision.cli.interrupts import asking, letting_go
 from provision.cli.numbers import COUNT, INDEX, SECONDS, number
 from provision.cli.options import reporting
@@ -108,11 +108,13 @@ def train_command(
     a Python script; its arguments stand behind `--`. Behind `--` may also stand a whole command as people type it
     (torchrun, deepspeed, accelerate launch). Relative paths travel with the run, absolute ones are paths on the nodes.
     """
-    inventory = load_or_here(inventory_path, reporter, begins=count in (None, 1))
+    inventory = load_or_here(inventory_path, reporter, nodes=count, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude, count=count)
     if not words and module is None:
         words = (str(find_config(None, inventory)),)
     job: Job = from_words(words, module=module, **job_options)
+    if inventory.alone:
+        refuse_alone(count if count is not None else job.nodes)
     wanted, job = count_nodes(job, count, nodes)
     nodes = nodes[:wanted]
     env = _variables(variables, reporter)

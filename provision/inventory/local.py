@@ -10,30 +10,39 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
-from provision.model import LOCAL, Inventory, Node
+from provision.model import LOCAL, CheckOptions, Inventory, Node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def local_inventory(prefix: Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Inventory:
+def local_inventory(
+    prefix: Path | None = None, *, environ: Mapping[str, str] = os.environ, starts: bool = True
+) -> Inventory:
     """An inventory of this machine alone, which needs neither ssh nor a deployed release.
 
     Its environment is ``prefix``, else the active conda environment, else the active venv, else the one that clusterctl
     itself runs in. Runs lie in ``$XDG_DATA_HOME/clusterctl/runs`` (``~/.local/share/clusterctl/runs``), wherever the
-    command is given.
+    command is given. Checks that compare nodes, or look for a deployed release, are off.
+
+    Args:
+        prefix: of the environment.
+        environ: the variables of this process.
+        starts: programs of the environment are to be started, so that it must be one.
 
     Raises:
         UsageError: there is no environment.
     """
     chosen = prefix or _active(environ)
-    if not (chosen / "bin/python").exists():
+    if starts and not (chosen / "bin/python").exists():
         raise UsageError(f"{chosen} is no environment: there is no {chosen / 'bin/python'}", hint=_HINT)
     return Inventory(
-        path=Path("inventory.yaml").absolute(),  # beside which a run is recorded; it need not exist
+        path=Path("this machine").absolute(),  # no file: its name is for messages, its folder for the record of a run
+        alone=True,
         prefix=PurePosixPath(chosen.absolute()),
         nodes=(Node(_name(), LOCAL),),
         base=PurePosixPath(data_folder(environ)),
+        checks=CheckOptions(off=("env.same", "net.dns", "net.hostname")),
     )
 
 
@@ -43,7 +52,7 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(data) if data.startswith("/") else Path.home() / ".local/share") / "clusterctl"
 
 
-_HINT = "activate the environment that is to train: conda activate NAME; or name an inventory: --inventory FILE"
+_HINT = "activate the environment: conda activate NAME; or name an inventory: --inventory FILE"
 
 
 def _active(environ: Mapping[str, str]) -> Path:

@@ -91,7 +91,7 @@ def _why_tcp(spec: RunSpec, ib: Sequence[Sequence[Port]], roce: Sequence[Sequenc
         return (Notice(f"no node has InfiniBand: {over}. {SLOW}"),)
     if any(ib):
         kind, without = "InfiniBand", [worker.node.name for worker, ports in zip(workers, ib, strict=True) if not ports]
-        fix = "ibstat there says why; clusterctl check names the fix"
+        fix = "ibstat there says why; for the fix: clusterctl check"
     elif any(_active(worker) for worker in workers):
         kind, without = "RoCE", [worker.node.name for worker, ports in zip(workers, roce, strict=True) if not ports]
         fix = "its interface needs an IPv4 address"

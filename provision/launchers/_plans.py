@@ -35,7 +35,8 @@ def needs(spec: RunSpec, package: str) -> None:
         raise PreflightError(
             f"the packed environment lacks {package}; nothing was started",
             reasons=reasons,
-            hint=f"install {package} into the environment, then clusterctl pack-env and deploy; or another --launcher",
+            hint=f"install {package} into the environment, then: clusterctl pack-env; clusterctl deploy; "
+            "or choose another --launcher",
         )
 
 

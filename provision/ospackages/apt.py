@@ -55,7 +55,7 @@ class Apt:
         if not shutil.which("apt-get"):
             raise UsageError(
                 f"packages of {wanted.release.name} are collected by apt-get, which this machine lacks",
-                hint="run clusterctl pack-os on a machine with Debian or Ubuntu, of any release",
+                hint="on a machine with Debian or Ubuntu, of any release: clusterctl pack-os",
             )
         folder = cache.absolute() / f"{wanted.release.name}-{wanted.architecture}"
         with _alone(folder):

@@ -90,7 +90,7 @@ def open_bundle(path: Path) -> OsBundle:
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {(error.strerror or str(error)).lower()}",
-            hint=f"clusterctl pack-os --release debian12 -o {path} writes it, on a machine with a network",
+            hint=f"on a machine with a network: clusterctl pack-os --release debian12 -o {path}",
         ) from error
 
 
@@ -109,7 +109,7 @@ class _Reader:
         length = int(number, 8) if number.isdigit() and not number.strip(b"01234567") else manifest.LARGEST
         if length >= manifest.LARGEST or head != _header(MANIFEST, length):
             raise BundleError(
-                f"{self._path} is no bundle of OS packages", hint="clusterctl pack-os --release debian12 writes one"
+                f"{self._path} is no bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12"
             )
         self._count(head)
         try:

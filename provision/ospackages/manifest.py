@@ -91,7 +91,7 @@ def parse(data: bytes) -> Manifest:
     except UntrustedError as error:
         raise BundleError(f"its manifest cannot be read: it {error}") from error
     if found.get("format") != FORMAT:
-        raise BundleError("it is no bundle of OS packages", hint="clusterctl pack-os --release debian12 writes one")
+        raise BundleError("it is no bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12")
     if found.get("version") != VERSION:
         raise BundleError(
             f"it has format {_shown(found.get('version'))}, and this version of clusterctl reads format {VERSION}",

@@ -80,8 +80,13 @@ class Follower:
 
     @property
     def started(self) -> bool:
-        """Whether the command runs on every node, or has run there."""
-        return all(name in self._started or name in self._ends for name in self.names)
+        """Whether the command runs on every node, or has run there; a node out of reach is not waited for.
+
+        Not where it failed on one: the agents then end it on the others, and the failure is worth waiting for.
+        """
+        return not (self._failed or self._why) and all(
+            name in self._started or name in self._ends for name in self.names
+        )
 
     def ended(self, name: str) -> bool:
         """Whether nothing more will come from this node."""
@@ -158,6 +163,7 @@ class Follower:
             self._emit(Notice(f"{name}: processes that nothing could end: {left}", "warning"))
         if event.get("rc") != 0 and not event.get("stopped"):
             self._why[name] = how(event)
+            self._started.discard(name)
             if self._attempts > 1:
                 self._emit(Notice(f"{name}: {how(event)}", "warning"))
 

@@ -209,7 +209,15 @@ def gathered(answers: Iterable[Told]) -> dict[str, Run]:
     runs: dict[str, list[Part]] = {}
     for key, part in best.items():
         runs.setdefault(part.run, []).append(replace(part, seen_on=tuple(seen[key])))
-    return {run: Run(run, tuple(sorted(runs[run], key=lambda part: (part.rank, part.node)))) for run in sorted(runs)}
+    kept = {run: sorted(_of_now(parts), key=lambda part: (part.rank, part.node)) for run, parts in runs.items()}
+    return {run: Run(run, tuple(kept[run])) for run in sorted(kept)}
+
+
+def _of_now(parts: Sequence[Part]) -> list[Part]:
+    """The parts without those that a resume on fewer nodes has left behind; one that is running always stays."""
+    newest = max(parts, key=lambda part: (part.live, part.rank == 0, part.number("began") or 0.0))
+    count = newest.number("nnodes")
+    return [part for part in parts if part.live or count is None or part.number("nnodes") in {None, count}]
 
 
 def pace_of(samples: Sequence[Mapping[str, Any]]) -> float | None:

@@ -109,7 +109,7 @@ def runs(nodes: Sequence[Node], facts: Mapping[str, Facts], visible: Mapping[str
             if not run["agent"]:
                 count = len(run["pids"])
                 said = f"{count} process{'es' if count > 1 else ''} left of run {whose}, whose agent is gone"
-                fix = f"clusterctl stop {run['run']} ends them"
+                fix = f"to end them: clusterctl stop {run['run']}"
             else:
                 where = "on the same GPUs" if is_bad else "on other GPUs" if told.gpus else "on the same cores"
                 said = f"run {whose} is at work {where}"

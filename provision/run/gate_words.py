@@ -5,26 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from provision.errors import PreflightError
+from provision.hints import again
 from provision.inventory import fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from provision.model import Finding, Node
+    from provision.model import CommandLine, Finding, Node
 
 _SHOWN = 12  # warnings of one run that are told
 
 
-def refusal(nodes: Sequence[Node], bad: Mapping[str, str], rest: Sequence[Node], way: str) -> PreflightError:
+def refusal(
+    nodes: Sequence[Node], bad: Mapping[str, str], rest: Sequence[Node], *, exclude: str, way: str
+) -> PreflightError:
     """The error for nodes that cannot take part.
 
     Args:
         nodes: those that were looked at.
         bad: those that cannot, each with its reasons.
         rest: those that would be left.
+        exclude: the command that continues with the rest; "" where there is none.
         way: another way out; "" where there is none.
     """
-    ways = [f"--exclude-bad goes on with {fold(node.name for node in rest)}" if rest else "correct what is named"]
+    others = rest and exclude
+    ways = [f"to go on with {fold(node.name for node in rest)}: {exclude}" if others else "correct what is named"]
     ways += [way] if way else []
     count = f"{len(bad)} of {len(nodes)} nodes" if len(nodes) > 1 else nodes[0].name
     text = f"{count} cannot take part in the run; nothing was started"
@@ -44,7 +49,13 @@ def warnings(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def dropped(
-    before: Sequence[Node], left: Sequence[Node], out: Mapping[str, str], *, spare: Sequence[str], asked: int | None
+    before: Sequence[Node],
+    left: Sequence[Node],
+    out: Mapping[str, str],
+    *,
+    spare: Sequence[str],
+    asked: int | None,
+    typed: CommandLine,
 ) -> Iterator[str]:
     """Who was left out, who goes on with which rank, and who could have taken a place.
 
@@ -54,6 +65,7 @@ def dropped(
         out: those that do not, each with its reasons.
         spare: nodes of the inventory that were not to take part.
         asked: how many nodes were asked for, where a number was.
+        typed: the user's command.
     """
     if not out:
         return
@@ -64,7 +76,7 @@ def dropped(
     yield f"going on with {len(left)} of {len(before)} nodes: {names}" + (f"; {moved}" if moved else "")
     if spare and asked:
         are = "is" if len(spare) == 1 else "are"
-        how = f"clusterctl train --exclude {fold(out)} --nodes {asked}"
+        how = again(typed, "train", exclude=fold(out), nodes=str(asked))
         yield f"{fold(spare)} could take their place, and {are} not used: {how}"
 
 

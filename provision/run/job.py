@@ -98,7 +98,10 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
     if module is not None:
         job = of_module(module, words)
     elif not words:
-        raise UsageError("nothing to run", hint="clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE")
+        raise UsageError(
+            "nothing to run",
+            hint="clusterctl train CONFIG.yaml; clusterctl train SCRIPT.py; clusterctl train -m MODULE",
+        )
     else:
         job = job_typed.parse(words) or of_target(words[0], words[1:])
     if given.get("launcher") == "auto" and job.launcher != "auto":

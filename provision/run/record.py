@@ -115,7 +115,7 @@ def choose(word: str | None, known: Iterable[str], *, among: str = "runs") -> st
     if not ids:
         raise UsageError(
             f"there is no run{f' called {word}' if word else ''}: the nodes have none",
-            hint="clusterctl train starts one; a run lies on the nodes that it ran on, in runs/ beside the prefix",
+            hint="to start one: clusterctl train; a run is on the nodes that it ran on, in runs/ beside the prefix",
         )
     if word is None:
         return ids[-1]

@@ -90,7 +90,7 @@ def choices(options: Options, inventory: Inventory) -> tuple[Choice, ...]:
     if not wanted:
         raise UsageError(
             f"the service os_packages needs a bundle of packages (*{SUFFIX}) beside {inventory.path}",
-            hint="clusterctl pack-os --release debian12, on a machine with a network",
+            hint="on a machine with a network: clusterctl pack-os --release debian12",
         )
     return node.choices(wanted, options.packages)
 

@@ -158,7 +158,7 @@ def public_key(inventory: Inventory) -> str:
             return _public_half(place)
     raise UsageError(
         "there is no ssh key that could be installed on the nodes",
-        hint=f"write `ssh: {{key: {_KEY_NAME}}}` into {inventory.path.name}: clusterctl init creates that file",
+        hint=f"write `ssh: {{key: {_KEY_NAME}}}` into {inventory.path.name}; to create that file: clusterctl init",
     )
 
 

@@ -164,7 +164,7 @@ def _reason(node: Node, broken: Broken) -> NodeUnreachable:
     if broken.begun:
         return NodeUnreachable(node, "the connection was lost" + (f": {said[-200:]}" if said else ""))
     if "IDENTIFICATION HAS CHANGED" in broken.err or "revoked" in broken.err:
-        return HostKeyChanged(node, "its host key has changed", hint="clusterctl init shows both fingerprints")
+        return HostKeyChanged(node, "its host key has changed", hint="to compare both fingerprints: clusterctl init")
     if "host key is known" in broken.err or "Host key verification failed" in broken.err:
         return HostKeyUnknown(node, "its host key is not known yet", hint="clusterctl init")
     for words, reason, hint in _REASONS:

@@ -18,12 +18,28 @@ if TYPE_CHECKING:
     from provision.diagnosis.cause import Sign
 
 WIDTH = 80  # columns
+_PROGRAM = "clusterctl\N{NO-BREAK SPACE}"
 _LONG = 4 * WIDTH  # characters of a line of a log that are shown
 
 
 def diagnosed(result: Diagnosis) -> Summary:
     """The verdict and the conditions; times of ``--json`` are epoch seconds of the node's clock."""
-    return _data(result), "\n".join(row for line in _lines(result) for row in (_wrapped(line) if line else [""]))
+    lines = (_filled(line, result) for line in _lines(result))
+    data = _data(result)
+    for part in (data["verdict"] or {}, *data["conditions"]):
+        part["fix"] = [_filled(each, result) for each in part.get("fix", ())]
+    return data, "\n".join(row for line in lines for row in (_wrapped(line) if line else [""]))
+
+
+def _filled(text: str, result: Diagnosis) -> str:
+    """The commands of an advice with the run, rank and node that they are about; of log files nothing is known."""
+    if not result.run or "clusterctl " not in text:
+        return text
+    verdict = result.verdict
+    rank = f" --rank {verdict.rank}" if verdict is not None and verdict.rank is not None else ""
+    text = re.sub(r"(clusterctl (?:collect|logs|resume|status|stop)) RUN\b", rf"\1 {result.run}", text)
+    text = text.replace(" --rank N", rank)
+    return text.replace("--exclude NODE", f"--exclude {verdict.node}") if verdict is not None and verdict.node else text
 
 
 def _lines(result: Diagnosis) -> Iterator[str]:
@@ -177,10 +193,11 @@ def _wrapped(line: str) -> list[str]:
     head = len(line) - len(line.lstrip())
     for word in ("try: ", "then: ", "also: "):
         head = len(word) if line.startswith(word) else head
+    kept = line.replace("clusterctl ", _PROGRAM)  # the name of a command stays in the row of the program
     rows = textwrap.wrap(
-        line, WIDTH, subsequent_indent=" " * (head + 2), break_on_hyphens=False, break_long_words=False
+        kept, WIDTH, subsequent_indent=" " * (head + 2), break_on_hyphens=False, break_long_words=False
     )
-    return rows or [line]
+    return [row.replace(_PROGRAM, "clusterctl ") for row in rows] or [line]
 
 
 def _data(result: Diagnosis) -> dict[str, Any]:

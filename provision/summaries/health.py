@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from provision.model import Finding
     from provision.tasks.check import CheckResult
 
-_WORST_FIRST: Mapping[str, Style] = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "yellow", "OK": "green"}
+_WORST_FIRST: Mapping[str, Style] = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "yellow", "OK": "green", "N/A": "dim"}
 
 
 def checked(result: CheckResult) -> Summary:
@@ -36,12 +37,23 @@ def checked(result: CheckResult) -> Summary:
         for verdict in ("FAIL", "WARN", "UNKNOWN")
         if counts[verdict]
     ]
+    lacking = result.having("N/A")
+    if lacking:
+        parts.append(f"{counts['OK']} OK, {counts['N/A']} n/a ({_reasons(lacking)})")
+    elif parts:
+        parts.append(f"{counts['OK']} OK")
     said = f"{fold(result.nodes)}: {number(len(result.checks), 'check')} in {result.seconds:.1f} s, "
-    return data, said + (", ".join(parts) + f", {counts['OK']} OK" if parts else "all OK")
+    return data, said + (", ".join(parts) or "all OK")
+
+
+def _reasons(findings: Iterable[Finding]) -> str:
+    """Why checks did not apply, the most frequent reason first: ``no NVIDIA GPU, no InfiniBand``."""
+    counted = Counter(finding.observed.partition(",")[0] for finding in findings)
+    return ", ".join(text for text, _ in counted.most_common(2))
 
 
 def finding_rows(result: CheckResult, *, verbose: bool = False) -> list[Line]:
-    """Every check that found something, and with ``verbose`` what is as it should be as well."""
+    """Every check that found something, and with ``verbose`` what is OK and what does not apply as well."""
     rows: list[Line] = []
     for verdict in ("FAIL", "WARN", "UNKNOWN"):
         by_check: dict[str, list[Finding]] = {}
@@ -51,8 +63,11 @@ def finding_rows(result: CheckResult, *, verbose: bool = False) -> list[Line]:
             rows += _block(verdict, heads, findings)
     if verbose:
         for check in result.checks:
-            good = {finding.node: finding.observed for finding in result.having("OK") if finding.check == check}
-            rows += [Line(f"OK  {check}  {names}: {clean(said)}", "dim") for said, names in fold_equal(good).items()]
+            for verdict, word in (("OK", "OK"), ("N/A", "n/a")):
+                good = {each.node: each.observed for each in result.having(verdict) if each.check == check}
+                rows += [
+                    Line(f"{word}  {check}  {names}: {clean(said)}", "dim") for said, names in fold_equal(good).items()
+                ]
     return rows
 
 

@@ -38,7 +38,9 @@ def stopped_shown(result: Stopped) -> Summary:
             text += f"\nits work is saved at step {result.saved}"
             text += f"; to go on: clusterctl resume {result.run}" if result.resumable else ""
         elif result.asked_to_save and result.resumable:
-            text += f"\nit saved nothing: its newest checkpoint is what there is; clusterctl resume {result.run}"
+            text += (
+                f"\nit saved nothing: its newest checkpoint is what there is; to go on: clusterctl resume {result.run}"
+            )
         elif result.asked_to_save:
             text += "\nit saved nothing: where its checkpoints are is not known, as it was begun without --output"
         elif result.step is not None:

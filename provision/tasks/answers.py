@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from provision.errors import ClusterctlError, NodesFailedError, Reason, within
+from provision.hints import again
 from provision.inventory import fold, likely_typo
 from provision.model import Inventory, Node, Result
 from provision.script import parse
@@ -19,7 +20,7 @@ def split(
     nodes: Sequence[Node],
     answers: Mapping[str, Answer | ClusterctlError],
     *,
-    command: str = "deploy",
+    command: str,
     also: Mapping[str, str] | None = None,
     nothing: str = "nothing was changed",
 ) -> dict[str, Answer]:
@@ -37,7 +38,7 @@ def split(
         raise NodesFailedError(
             f"no answer from {len(missing)} of {len(nodes)} nodes; {nothing}",
             reasons=missing | dict(also or {}),
-            hint=hint(answers.values(), without(missing, len(nodes), f"clusterctl {command} --exclude {{}}")),
+            hint=hint(answers.values(), without(inventory, missing, len(nodes), command)),
             nothing_done=True,
         )
     return {name: answer for name, answer in answers.items() if not isinstance(answer, ClusterctlError)}
@@ -73,11 +74,21 @@ def reason(error: ClusterctlError, inventory: Inventory, node: Node) -> str:
     return within(f"{{}} ({typo})", why) if typo else why
 
 
-def without(silent: Collection[str], asked: int, command: str) -> str:
-    """How to go on without nodes that did not answer, ``{}`` in ``command``; what to look at where none did."""
+def without(inventory: Inventory, silent: Collection[str], asked: int, command: str, *flags: str) -> str:
+    """How to continue without nodes that did not answer; what to look at where none did.
+
+    Args:
+        inventory: the cluster, with the command that was typed.
+        silent: the nodes that did not answer.
+        asked: how many nodes were asked.
+        command: the command's name, for where no command line was parsed.
+        flags: options to add.
+    """
     if len(silent) == asked:
         return "none answered: look at their address, user and key in the inventory, then: clusterctl check"
-    return "to go on without: " + command.format(fold(silent))
+    return "to go on without: " + again(
+        inventory.typed, inventory.typed.command or command, *flags, exclude=fold(silent)
+    )
 
 
 def hint(answers: Iterable[object], last: str) -> str:

@@ -110,6 +110,12 @@ class Beginning:
             )
         if outcome == "ended":
             self._verdict(follower)
+        elif following.detach and follower.unheard:
+            raise NodesFailedError(
+                f"whether run {self.run} started on {fold(follower.unheard)} is not known; it is running on the others",
+                reasons=follower.unheard,
+                hint=f"clusterctl status {self.run}; clusterctl stop {self.run}",
+            )
         return self._result(follower, folder, "finished" if outcome == "ended" else "detached", seconds)
 
     def _start(self, there: PurePosixPath, emit: Emit) -> dict[str, int]:

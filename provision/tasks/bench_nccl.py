@@ -66,7 +66,7 @@ class BenchResult:
             raise NodesFailedError(
                 f"wrong results: {said}",
                 reasons={},
-                hint="clusterctl check --only gpu; to find the node, measure fewer of them with --limit",
+                hint="to find the node, measure fewer of them with --limit; then: clusterctl check --only gpu",
             )
 
 

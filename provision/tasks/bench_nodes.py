@@ -113,7 +113,7 @@ class World:
             raise MeasureFailedError(
                 "the network could not be measured" + (f": {where}" if where else ""),
                 reasons=flight.failures,
-                hint="clusterctl check --level 1 looks at ports, names and clocks between the nodes",
+                hint="to look at ports, names and clocks between the nodes: clusterctl check --level 1",
             )
         return flight.events
 
@@ -207,7 +207,7 @@ def world(
             answers = {name: answer for name, answer in asked.items() if isinstance(answer, Answer)}
             if error := unreachable(inventory, nodes, asked):
                 raise error
-            _refuse(inventory, nodes, answers, missing(inventory, nodes, asked))
+            _refuse(nodes, answers, missing(inventory, nodes, asked))
             head = nodes[0]
             spec = RunSpec(
                 id=run,
@@ -226,13 +226,10 @@ def world(
             withdraw(inventory, nodes, connections, run, asked)
 
 
-def _refuse(
-    inventory: Inventory, nodes: Sequence[Node], answers: Mapping[str, Answer], lacking: Mapping[str, str]
-) -> None:
-    deploy = f"clusterctl deploy --inventory {inventory.path.name}"
+def _refuse(nodes: Sequence[Node], answers: Mapping[str, Answer], lacking: Mapping[str, str]) -> None:
     if lacking:
         said = f"{len(lacking)} of {len(nodes)} nodes cannot take part; nothing was started"
-        raise PreflightError(said, reasons=lacking, hint=deploy)
+        raise PreflightError(said, reasons=lacking, hint="clusterctl deploy")
     facts = {name: answer.facts for name, answer in answers.items()}
     releases = {name: answer.release for name, answer in answers.items()}
     findings = [

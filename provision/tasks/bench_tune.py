@@ -59,13 +59,14 @@ def refuse_tuning(ready: World, backend: str) -> None:
     if backend != "nccl":
         raise UsageError(
             "--tune is about NCCL's sockets, and without GPUs on every node gloo is used, which has no such settings",
-            hint="clusterctl bench nccl without --tune measures it",
+            hint="to measure it without --tune: clusterctl bench nccl",
         )
     if ready.rdma:
         raise UsageError(
             "--tune is about NCCL's sockets, and InfiniBand or RoCE is active on every node: NCCL sends nothing but "
             "its first words over sockets there",
-            hint="clusterctl bench nccl without --tune measures it; NCCL_IB_DISABLE: 1 in train.env does without it",
+            hint="to tune sockets all the same, set NCCL_IB_DISABLE: 1 in train.env; to measure without --tune: "
+            "clusterctl bench nccl",
         )
 
 
@@ -116,5 +117,5 @@ def _refuse_other_networks(used: Used | None) -> None:
     if used is not None and used.kind != "TCP":
         raise UsageError(
             f"--tune is about NCCL's sockets, and NCCL uses something else here: {used}",
-            hint="clusterctl bench nccl without --tune measures it",
+            hint="to measure it without --tune: clusterctl bench nccl",
         )

@@ -20,6 +20,7 @@ from provision.checks import Answer, Plan
 from provision.checks._choosing import choose, limits
 from provision.checks._probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, within
+from provision.hints import complete
 from provision.inventory import fold
 from provision.model import Emit, Finding, Inventory, Node, Notice, Progress, StageFinished, StageStarted
 from provision.script import FROM_INPUT
@@ -109,7 +110,8 @@ def check(
         there = tuple(node for node in plan.nodes if node.name in found)
         measured = _measured(replace(plan, nodes=there), chosen, connections, emit) if there else {}
     answers: Answers = {each: {name: told[each] for name, told in found.items()} for each in probed} | dict(measured)
-    findings = tuple(finding for each in chosen for finding in judge(each, plan, answers[each])) if there else ()
+    said = (finding for each in chosen for finding in judge(each, plan, answers[each])) if there else ()
+    findings = tuple(replace(finding, fix=complete(inventory.typed, finding.fix)) for finding in said)
     return CheckResult(findings, chosen, tuple(found), unreachable, time.monotonic() - began)
 
 

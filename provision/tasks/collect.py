@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import ClusterctlError, UsageError
+from provision.errors import ClusterctlError, NodesFailedError, UsageError
+from provision.hints import again
+from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted
 from provision.render import render
 from provision.run import plan_name
@@ -160,14 +162,18 @@ class _Collection:
             if needed and said:
                 raise UsageError(
                     f"where run {self.run.id} keeps its checkpoints is not known",
-                    hint="clusterctl train --output DIR tells it; --only logs collects the rest",
+                    hint="start the next run with --output DIR; to collect the logs alone: "
+                    + again(self.inventory.typed, "collect", only="logs", words=(self.run.id,)),
                 )
             return _NONE, None
         found = self._newest(offered)
         for name, why in found.refused:
             self.emit(Notice(f"{name} is not taken: {why}", "warning"))
         if found.name is None and needed:
-            raise UsageError(f"run {self.run.id} has no complete checkpoint", hint=f"clusterctl diagnose {self.run.id}")
+            text, hint = f"run {self.run.id} has no complete checkpoint", f"clusterctl diagnose {self.run.id}"
+            if self.failed:  # what they have may complete one
+                raise NodesFailedError(f"{text} without {fold(self.failed)}", reasons=self.failed, hint=hint)
+            raise UsageError(text, hint=hint)
         chosen = self._take_output(places, offered, found)
         made = None
         if fp32 and found.name is not None:
@@ -176,7 +182,7 @@ class _Collection:
                     f"{found.name} is no checkpoint of DeepSpeed's ZeRO: there is nothing to put together",
                     hint=f"its weights are as they are in {self.here / OUTPUT / found.name}",
                 )
-            head = self.nodes[0]
+            head = next(node for node in self.nodes if node.name in places)  # rank 0's, unless that gave no answer
             made = self.here / "fp32"
             weights(
                 bulk(self.inventory, head, self.connections[head]),

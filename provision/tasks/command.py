@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
-from provision.model import Emit, Inventory, Node, Progress, Result, StageFinished, StageStarted
+from provision.hints import again
+from provision.model import CommandLine, Emit, Inventory, Node, Progress, Result, StageFinished, StageStarted
 from provision.render import words as quoted
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import hint, reason
@@ -120,12 +121,13 @@ def run_command(
             failed=len(failed),
         )
     )
-    again = f"to run it again there: clusterctl run --retry-failed{' --root' if root else ''} -- {quoted(words)}"
+    given = inventory.typed
+    typed = given if given.command else CommandLine("run", {"--root": ()} if root else {}, tuple(words))
     return Commanded(
         line,
         {name: answer for name, answer in answers.items() if isinstance(answer, Result)},
         failed,
-        hint(answers.values(), again),
+        hint(answers.values(), "to run it again there: " + again(typed, "run", "--retry-failed")),
     )
 
 

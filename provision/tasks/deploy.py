@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,19 @@ from provision.env.release.legs import Payload
 from provision.env.release.places import Places
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
-from provision.model import Emit, Inventory, Node, Notice, Progress, Result, StageFinished, StageStarted, Step
+from provision.hints import again
+from provision.model import (
+    CommandLine,
+    Emit,
+    Inventory,
+    Node,
+    Notice,
+    Progress,
+    Result,
+    StageFinished,
+    StageStarted,
+    Step,
+)
 from provision.script import compile_steps, parse
 from provision.services.scripts import REVIEW
 from provision.ssh.remote import Connections, fan_out, reading
@@ -119,7 +131,7 @@ def deploy(
             _forget(inventory, [node for node in nodes if facts[node.name].relay_left], connections, places)
         if not work and scripts_to is None:
             return DeployResult(places.release_id, todo, dry_run=dry_run, services=serviced)
-        relocated = _relocate(bundle, places, accept_unrewritable=accept_unrewritable, emit=emit)
+        relocated = _relocate(bundle, places, inventory.typed, accept_unrewritable=accept_unrewritable, emit=emit)
         naming = activation.steps(inventory, bundle.manifest)
         activating = steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming)
         if scripts_to is not None:
@@ -129,7 +141,7 @@ def deploy(
 
         seconds: dict[str, float] = {}
         lock = Lock.of_releases(inventory)
-        with held(inventory, work, connections, lock) as shared:
+        with held(inventory, work, connections, lock, "deploy") as shared:
             own = [node for node in work if not shared[node.name]]
             receivers = [node for node in own if todo[node.name] in ("send", "repair")]
             payload = Payload(bundle, relocated)
@@ -140,15 +152,12 @@ def deploy(
             failed = sent.failed
 
             began = time.monotonic()
-            good = [node for node in own if node.name not in failed]
-            times = _activate(good, connections, lock, activating, failed, emit)
-            others = [node for node in work if shared[node.name]]
-            if others and not failed:  # they see the same files; what is to be done was done
-                _activate(others, connections, lock, activating, failed, emit)
-            failed |= {node.name: "its files lie on a node that failed" for node in others if failed}
+            times = _activate_all(
+                work, shared, failed, lambda these: _activate(these, connections, lock, activating, failed, emit)
+            )
             seconds["activate"] = time.monotonic() - began
     if failed:
-        raise _failed(failed, nodes)
+        raise _failed(inventory, failed, nodes)
     states = {node.name: "unchanged" for node in nodes} | {
         node.name: f"shared with {shared[node.name]}" if shared[node.name] else _past(todo[node.name]) for node in work
     }
@@ -158,7 +167,7 @@ def deploy(
 def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections, places: Places) -> None:
     """Remove the keys that the relay of a killed deploy has left, unless another one is at work there."""
     if nodes:
-        with suppress(PreflightError), held(inventory, nodes, connections, Lock.of_releases(inventory)):
+        with suppress(PreflightError), held(inventory, nodes, connections, Lock.of_releases(inventory), "deploy"):
             clean(inventory, nodes, connections, places.releases)
 
 
@@ -166,17 +175,19 @@ def _past(word: str) -> str:
     return {"repair": "repaired"}.get(word, "deployed")
 
 
-def _failed(failed: Mapping[str, str], nodes: Sequence[Node]) -> NodesFailedError:
+def _failed(inventory: Inventory, failed: Mapping[str, str], nodes: Sequence[Node]) -> NodesFailedError:
     done = [node.name for node in nodes if node.name not in failed]
     return NodesFailedError(
         f"deploy failed on {len(failed)} of {len(nodes)} nodes",
         reasons=failed,
-        hint="mend what is named and run the same command again"
+        hint=f"fix what is named, then: {again(inventory.typed, 'deploy')}"
         + (f"; {len(done)} nodes are done and stay unchanged" if done else ""),
     )
 
 
-def _relocate(bundle: Bundle, places: Places, *, accept_unrewritable: bool, emit: Emit) -> Relocated:
+def _relocate(
+    bundle: Bundle, places: Places, typed: CommandLine, *, accept_unrewritable: bool, emit: Emit
+) -> Relocated:
     """The files that name the prefix, as they must be at the release's path."""
     relocated = relocate(bundle.manifest, bundle.prefix_files(), places.root / "releases" / places.release_id)
     for warning in relocated.warnings:
@@ -188,7 +199,7 @@ def _relocate(bundle: Bundle, places: Places, *, accept_unrewritable: bool, emit
             raise BundleError(
                 text,
                 hint="choose a shorter prefix in the inventory, or go on without them: "
-                "clusterctl deploy --accept-unrewritable",
+                + again(typed, "deploy", "--accept-unrewritable"),
             )
         emit(Notice(text, "warning"))
     return relocated
@@ -221,7 +232,7 @@ def _examine(
         if isinstance(fact, examine.NodeFacts)
     }
     problems = {name: problem for name, problem in judged.items() if problem}
-    facts = split(inventory, nodes, answers, also=problems)
+    facts = split(inventory, nodes, answers, command="deploy", also=problems)
     if problems:
         raise PreflightError(
             f"{len(problems)} of {len(nodes)} nodes cannot take the environment; nothing was changed",
@@ -229,6 +240,33 @@ def _examine(
         )
     emit(StageFinished("examine", time.monotonic() - began, examine.describe(facts, places, repair=repair)))
     return facts
+
+
+def _activate_all(
+    work: Sequence[Node],
+    shared: Mapping[str, str],
+    failed: dict[str, str],
+    activate: Callable[[Sequence[Node]], dict[str, float]],
+) -> dict[str, float]:
+    """Activate on the nodes that hold their root, then on those that see the same files; the steps' seconds.
+
+    A node that fails keeps its own reason. One that shares the root of a failed node is not tested, and its reason
+    names that node. A test that fails on a sharing node says nothing about the others.
+
+    Args:
+        work: the nodes.
+        shared: by node name, the node that holds its root; "" for one that holds its own.
+        failed: the nodes that failed so far, each with its reason; those that fail here are added.
+        activate: activates on some nodes, and adds those that fail to ``failed``.
+    """
+    times = activate([node for node in work if not shared[node.name] and node.name not in failed])
+    others = [node for node in work if shared[node.name]]
+    activate([node for node in others if shared[node.name] not in failed])
+    for node in others:
+        owner = shared[node.name]
+        if owner in failed:
+            failed.setdefault(node.name, f"shares its files with {owner}, which failed")
+    return times
 
 
 def _activate(

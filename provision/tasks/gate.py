@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from provision.errors import ClusterctlError, PreflightError
+from provision.hints import again
 from provision.model import Emit, Finding, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.run import Facts, Travel, content, gate_gpus, gate_rules, gate_words
 from provision.ssh.remote import Connections
@@ -31,6 +32,7 @@ class GateOptions:
         port: the MASTER_PORT that is wanted; None: the inventory's, else any that is free on rank 0.
         visible: by node name, the CUDA_VISIBLE_DEVICES that the run will have; all GPUs of nodes not named.
         asked: how many nodes were asked for, where a number was.
+        scratch: of a dry run, the temporary folder on the nodes that the agent goes to, in place of the run's folder.
     """
 
     exclude_bad: bool = False
@@ -38,6 +40,7 @@ class GateOptions:
     port: int | None = None
     visible: Mapping[str, str] = field(default_factory=dict)
     asked: int | None = None
+    scratch: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def gate(
     port = options.port or inventory.train.port
     began = time.monotonic()
     emit(StageStarted("prepare", "Preparing nodes", len(nodes), "nodes"))
-    asked = prepare.prepare(inventory, nodes, connections, run, luggage, port=port)
+    asked = prepare.prepare(inventory, nodes, connections, run, luggage, port=port, scratch=options.scratch)
     try:
         states = {name: _state(answer.facts) for name, answer in asked.items() if isinstance(answer, Answer)}
         emit(StageFinished("prepare", time.monotonic() - began, states))
@@ -94,11 +97,11 @@ def gate(
         passed = passage.through()
         if passed.dropped and all(answer.made for answer in passed.answers.values()):  # no folder is shared
             out = [node for node in nodes if node.name in passed.dropped]
-            prepare.withdraw(inventory, out, connections, run, asked)
+            prepare.withdraw(inventory, out, connections, run, asked, scratch=options.scratch)
         yield passed
     except ClusterctlError:
         if luggage is not None:
-            prepare.withdraw(inventory, nodes, connections, run, asked)
+            prepare.withdraw(inventory, nodes, connections, run, asked, scratch=options.scratch)
         raise
 
 
@@ -161,7 +164,9 @@ class _Passage:
         """Ask the agents once more, since rank 0 is another node; whoever gives no answer any more is dropped."""
         while True:
             port = self.options.port or self.inventory.train.port
-            asked = prepare.prepare(self.inventory, left, self.connections, self.run, None, port=port)
+            asked = prepare.prepare(
+                self.inventory, left, self.connections, self.run, None, port=port, scratch=self.options.scratch
+            )
             lost = prepare.missing(self.inventory, left, asked)
             rest = tuple(node for node in left if node.name not in lost)
             if not rest:
@@ -190,7 +195,7 @@ class _Passage:
         return Question(
             replace(self.inventory, train=train),
             nodes,
-            str(prepare.run_folder(self.inventory, self.run)),
+            self.options.scratch or str(prepare.run_folder(self.inventory, self.run)),
             self.luggage.there if self.luggage else (),
             gpus=any(answer.facts.gpus for answer in answers.values()),
             link=head.link_port,
@@ -223,16 +228,19 @@ class _Passage:
                 yield Finding("gate.lost", name, "FAIL", why)
 
     def _refused(self, nodes: Sequence[Node], bad: Mapping[str, str], rest: Sequence[Node]) -> PreflightError:
-        way = "" if self.options.force else "--force goes on all the same"
+        command, typed = "resume" if self.luggage is None else "train", self.inventory.typed
+        way = "" if self.options.force else "to go on all the same: " + again(typed, command, "--force")
         if not all(isinstance(self.asked[name], Answer) for name in bad):
-            way = "clusterctl deploy"
-        return gate_words.refusal(nodes, bad, rest, way)
+            way = "to bring the environment: clusterctl deploy"
+        exclude = again(typed, command, "--exclude-bad") if command == "train" else ""
+        return gate_words.refusal(nodes, bad, rest, exclude=exclude, way=way)
 
     def _tell(self, left: tuple[Node, ...], findings: Sequence[Finding]) -> None:
         for text in gate_words.warnings(findings):
             self.emit(Notice(text, "warning"))
         spare = [node.name for node in self.inventory.nodes if node not in self.nodes]
-        for text in gate_words.dropped(self.nodes, left, self.dropped, spare=spare, asked=self.options.asked):
+        asked, typed = self.options.asked, self.inventory.typed
+        for text in gate_words.dropped(self.nodes, left, self.dropped, spare=spare, asked=asked, typed=typed):
             self.emit(Notice(text, "warning"))
 
 

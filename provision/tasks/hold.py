@@ -90,12 +90,19 @@ class Lock:
 
 @contextmanager
 def held(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, lock: Lock
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, lock: Lock, command: str
 ) -> Iterator[Mapping[str, str]]:
     """Hold a lock on every node while the block runs.
 
+    Args:
+        inventory: the cluster.
+        nodes: those of its nodes that are locked.
+        connections: to them.
+        lock: the lock.
+        command: the name of the command that needs it, for hints.
+
     Yields:
-        By node name, ``""`` for a node of its own, or the name of the host with which it shares the root: what is done
+        By node name, ``""`` for a node of its own, or the name of the node with which it shares the root: what is done
         there is done for it too.
 
     Raises:
@@ -111,9 +118,11 @@ def held(
         for holder in holders:
             if not holder.answered.wait(_ANSWER):
                 holder.failure = ClusterctlError(f"did not say within {_ANSWER:g} s whether it is free")
-        split(inventory, nodes, {holder.node.name: holder.failure or holder.state for holder in holders})
+        states = {holder.node.name: holder.failure or holder.state for holder in holders}
+        split(inventory, nodes, states, command=command)
         _refuse_busy(holders)
-        yield {holder.node.name: _shared(holder.state) for holder in holders}
+        owners = {holder.state.removeprefix("held "): holder.node.name for holder in holders if _holds(holder.state)}
+        yield {holder.node.name: _shared(holder.state, owners) for holder in holders}
     finally:
         for holder in holders:
             holder.let_go()
@@ -122,8 +131,16 @@ def held(
                 holder.join(10)
 
 
-def _shared(state: str) -> str:
-    return state.removeprefix("shared ") if state.startswith("shared ") else ""
+def _holds(state: str) -> bool:
+    return state.startswith("held ")
+
+
+def _shared(state: str, owners: Mapping[str, str]) -> str:
+    """The node that holds the lock of a node that shares its root; "" for one that holds its own."""
+    if not state.startswith("shared "):
+        return ""
+    host = state.removeprefix("shared ")
+    return owners.get(host, host.split(" ")[0])
 
 
 def _refuse_busy(holders: Sequence[_Holder]) -> None:

@@ -92,7 +92,7 @@ def create(
         NodesFailedError: no node could be enrolled.
     """
     if path.exists():
-        raise UsageError(f"{path} is there already", hint="clusterctl init without hosts enrols what it names")
+        raise UsageError(f"{path} is there already", hint="to enrol the nodes that it names: clusterctl init")
     settings: dict[str, Any] = {"prefix": prefix or DEFAULT_PREFIX, "ssh": dict(ssh)}
     if "key" not in ssh and (key := default_key()):
         settings["ssh"]["key"] = key

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from provision.errors import NodesFailedError, UsageError
-from provision.model import Emit, Inventory, Node, Progress, StageFinished, StageStarted
+from provision.inventory import fold
+from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted
 from provision.render import render
 from provision.run import record as records
-from provision.ssh.remote import Connections
+from provision.ssh.remote import Connections, RemoteError
+from provision.tasks.answers import reason
 from provision.tasks.prepare import run_folder
 from provision.tasks.runs import by_name, find
 from trainer.reader import MARKS, Reader, Reading, Series
@@ -125,7 +127,7 @@ def read_run(
     emit(StageStarted("metrics", "Asking for the run's numbers"))
     with Connections(inventory, prompts) as connections:
         try:
-            run, _ = find(inventory, nodes, connections, word)
+            run, found = find(inventory, nodes, connections, word)
         except NodesFailedError as error:
             emit(StageFinished("metrics", time.monotonic() - began, error.reasons))
             return _here(inventory, word, error, rank=rank, every=every, emit=emit)
@@ -133,8 +135,18 @@ def read_run(
         node = by_name(inventory)[head.node if head.node in head.seen_on or not head.seen_on else head.seen_on[0]]
         folder = f"{run_folder(inventory, run.id).parent}/{head.logs}"
         script = render("run/metrics.sh.j2", logs=folder, marks=MARKS, limit=_MOST)
-        out = connections[node].run(script, deadline=_DEADLINE).out
+        try:
+            out = connections[node].run(script, deadline=_DEADLINE).out
+        except RemoteError as error:
+            why = {node.name: reason(error, inventory, node)}
+            emit(StageFinished("metrics", time.monotonic() - began, why))
+            again = f"clusterctl status {run.id}"
+            failed = NodesFailedError(f"no numbers from {node.name}, which has them", reasons=why, hint=again)
+            return _here(inventory, run.id, failed, rank=rank, every=every, emit=emit)
     emit(StageFinished("metrics", time.monotonic() - began))
+    if head.rank and run.missing and found.unreachable:
+        text = f"rank 0's node is not among those that answered: these are the numbers of {head.node}"
+        emit(Notice(f"{text}; no answer from {fold(found.unreachable)}", "warning"))
     series, reader = Series(rank), Reader(every)
     _add(series, reader.feed(out))
     _add(series, reader.close())

@@ -134,7 +134,7 @@ def _send(work: _Work, nodes: Sequence[Node], choice: Choice) -> None:
     folder = str(choice.folder)
     if not opened:
         return
-    with held(work.inventory, opened, work.connections, Lock(f"{folder}/lock")):
+    with held(work.inventory, opened, work.connections, Lock(f"{folder}/lock"), "services apply"):
         targets = [
             Target(node, f"{folder}/transfer", f"{folder}/tree", "plain", bool(has_ssh[node.name])) for node in opened
         ]

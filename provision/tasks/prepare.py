@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from provision.errors import ClusterctlError, NodesFailedError
@@ -64,6 +64,7 @@ def prepare(
     luggage: Travel | None,
     *,
     port: int | None = None,
+    scratch: str = "",
 ) -> Asked:
     """Send the run's folder to every node and ask its agent for facts: one round trip.
 
@@ -74,16 +75,18 @@ def prepare(
         run: its id.
         luggage: what travels; None where the run's folder is there already.
         port: the MASTER_PORT that is wanted; None: any that is free.
+        scratch: of a dry run, the temporary folder that the agent alone goes to, in place of the run's folder.
 
     Returns:
         For each node its answer, a ``RefusedError``, or why it was not reached.
     """
-    folder = str(run_folder(inventory, run))
+    folder = scratch or str(run_folder(inventory, run))
     agent = sources("agent") if luggage is not None else {}
     master = nodes[0].train_address
 
     def ask(node: Node) -> Answer:
-        probe = ["--master", master, "--rank", str(nodes.index(node)), "--folder", folder]
+        probe = ["--master", master, "--rank", str(nodes.index(node))]
+        probe += [] if scratch else ["--folder", folder]
         if port is not None:
             probe += ["--port", str(port)]
         script = render(
@@ -94,11 +97,13 @@ def prepare(
             node=node.name,
             probe=probe,
             sends=luggage is not None,
+            scratch=bool(scratch),
         )
         if luggage is None:
             result = connections[node].run(script, deadline=_PROBE_DEADLINE)
         else:
-            result = connections[node].run(script, stdin=tar_stream(luggage, agent), deadline=_PREPARE_DEADLINE)
+            sent = replace(luggage, texts={}, entries=()) if scratch else luggage
+            result = connections[node].run(script, stdin=tar_stream(sent, agent), deadline=_PREPARE_DEADLINE)
         if result.rc != 0:
             said = result.err.strip() or f"the script ended with status {result.rc}"
             raise RefusedError(said, made="folder made" in result.out.splitlines())
@@ -128,14 +133,22 @@ def unreachable(inventory: Inventory, nodes: Sequence[Node], asked: Asked) -> No
     return NodesFailedError(
         f"no answer from {len(silent)} of {len(nodes)} nodes; nothing was started",
         reasons=missing(inventory, nodes, asked),
-        hint=hint(asked.values(), without(silent, len(nodes), "clusterctl train --exclude {}, or --exclude-bad")),
+        hint=hint(asked.values(), without(inventory, silent, len(nodes), "train")),
         nothing_done=True,
     )
 
 
-def withdraw(inventory: Inventory, nodes: Iterable[Node], connections: Connections, run: str, asked: Asked) -> None:
+def withdraw(
+    inventory: Inventory,
+    nodes: Iterable[Node],
+    connections: Connections,
+    run: str,
+    asked: Asked,
+    *,
+    scratch: str = "",
+) -> None:
     """Remove the run's folder from the nodes that made one: what is not started leaves nothing behind."""
-    script = render("run/withdraw.sh.j2", run=str(run_folder(inventory, run)))
+    script = render("run/withdraw.sh.j2", run=scratch or str(run_folder(inventory, run)))
     makers = [node for node in nodes if getattr(asked[node.name], "made", False)]
     fan_out(makers, lambda node: connections[node].run(script, deadline=_WITHDRAW_DEADLINE), limit=_AT_ONCE)
 

@@ -15,6 +15,7 @@ from provision.data.there import Lack, lack, read
 from provision.data.tree import Pushed, Tree, look, plan
 from provision.env.report.words import size
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
+from provision.hints import again
 from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.ssh.remote import Connections, fan_out, reading
@@ -131,7 +132,7 @@ def push(
         else:
             _open(work, todo)
             todo = work.well(todo)
-            with held(inventory, todo, connections, work.lock) as shared:
+            with held(inventory, todo, connections, work.lock, "push") as shared:
                 own = [node for node in todo if not shared[node.name]]
                 _begin(work, own)
                 sent = _send(work, work.well(own), relay=relay)
@@ -144,7 +145,7 @@ def push(
         raise NodesFailedError(
             f"push failed on {len(work.failed)} of {len(nodes)} nodes",
             reasons=work.failed,
-            hint="mend what is named and run the same command again; what has arrived is not sent again",
+            hint=f"fix what is named, then: {again(inventory.typed, 'push')}; what has arrived is not sent again",
         )
     files = sum(one.type != "dir" for one in tree.found)
     seconds = time.monotonic() - began

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from provision.env.release import steps, upkeep
 from provision.env.release.places import Places
 from provision.env.release.upkeep import Releases
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.hints import again
 from provision.model import Emit, Finding, Found, Inventory, Node, Result, StageFinished, StageStarted, Step
 from provision.script import compile_steps
 from provision.ssh.remote import Connections, fan_out, reading
@@ -63,14 +65,24 @@ class Verified:
     hints: tuple[str, ...] = ()
 
 
-def releases(inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None) -> dict[str, Releases]:
-    """What lies on every node.
+def releases(
+    inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None
+) -> tuple[dict[str, Releases], dict[str, str]]:
+    """What lies on every node, and the nodes that did not answer, each with its reason.
 
     Raises:
-        NodesFailedError: some did not answer.
+        NodesFailedError: none answered.
     """
     with Connections(inventory, prompts) as connections:
-        return _list(inventory, nodes, connections, command="releases")
+        answers = _look(inventory, nodes, connections)
+    silent = {
+        node.name: reason(answer, inventory, node)
+        for node in nodes
+        if isinstance(answer := answers[node.name], ClusterctlError)
+    }
+    if len(silent) == len(nodes):
+        split(inventory, nodes, answers, command="releases")
+    return {name: answer for name, answer in answers.items() if isinstance(answer, Releases)}, silent
 
 
 def rollback(
@@ -90,7 +102,10 @@ def rollback(
         NodesFailedError: some nodes failed, the others are done.
     """
     lock = Lock.of_releases(inventory)
-    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock) as shared:
+    with (
+        Connections(inventory, prompts) as connections,
+        held(inventory, nodes, connections, lock, "rollback") as shared,
+    ):
         found = _list(inventory, nodes, connections, command="rollback")
         goals = {name: _goal(has, to) for name, has in found.items()}
         _refuse_missing(goals, found, to)
@@ -99,13 +114,13 @@ def rollback(
             raise PreflightError(
                 "the nodes' previous releases differ; nothing was changed",
                 reasons={name: f"would go back from {found[name].current} to {goal}" for name, goal in chosen.items()},
-                hint="name one: clusterctl rollback --to RELEASE",
+                hint="name one: " + again(inventory.typed, "rollback", to="RELEASE"),
             )
         before = {name: has.current or "none" for name, has in found.items()}
         own = [node for node in nodes if not shared[node.name]]
         work = [node for node in own if before[node.name] != chosen[node.name]]
         plan = {node.name: [steps.switch(Places.of(inventory, chosen[node.name]))] for node in work}
-        _apply(inventory, work, connections, lock, plan, "Switching back", emit)
+        _apply(inventory, work, connections, lock, plan, "Switching back", emit, "rollback")
     return Switched({name: (before[name], goal) for name, goal in chosen.items()})
 
 
@@ -132,11 +147,17 @@ def prune(
         NodesFailedError: some nodes failed, the others are done.
     """
     if keep < 1:
-        raise UsageError("the current release always stays", hint="clusterctl prune --keep 1")
+        raise UsageError("the current release always stays", hint=again(inventory.typed, "prune", keep="1"))
     lock = Lock.of_releases(inventory)
-    with Connections(inventory, prompts) as connections, held(inventory, nodes, connections, lock) as shared:
+    with ExitStack() as stack:
+        connections = stack.enter_context(Connections(inventory, prompts))
+        if dry_run:  # the lock is a folder on the nodes: who shares the root is read off what lies there
+            everywhere = _list(inventory, nodes, connections, command="prune", used=True)
+            shared: Mapping[str, str] = _sharers(nodes, everywhere)
+        else:
+            shared = stack.enter_context(held(inventory, nodes, connections, lock, "prune"))
+            everywhere = _list(inventory, nodes, connections, command="prune", used=True)
         own = [node for node in nodes if not shared[node.name]]
-        everywhere = _list(inventory, nodes, connections, command="prune", used=True)
         used = _used_by_sharers(everywhere, shared)
         removable = {node.name: _unused(everywhere[node.name].removable(keep), used) for node in own}
         left = {node.name: everywhere[node.name].left for node in own}
@@ -150,7 +171,7 @@ def prune(
                 ]
                 for node in work
             }
-            _apply(inventory, work, connections, lock, plan, "Removing old releases", emit)
+            _apply(inventory, work, connections, lock, plan, "Removing old releases", emit, "prune")
     removed = {name: (*names, *left[name]) for name, names in removable.items()}
     return Pruned(removed, {name: names for name, names in in_use.items() if names}, dry_run=dry_run)
 
@@ -239,6 +260,16 @@ def _refuse_missing(goals: Mapping[str, str | None], found: Mapping[str, Release
         )
 
 
+def _sharers(nodes: Sequence[Node], found: Mapping[str, Releases]) -> dict[str, str]:
+    """By node, the one before it that sees the same folder of releases; "" for the first, and for those that do not."""
+    first: dict[str, str] = {}
+    for node in nodes:
+        if found[node.name].same:
+            first.setdefault(found[node.name].same, node.name)
+    before = {node.name: first.get(found[node.name].same, node.name) for node in nodes}
+    return {name: "" if other == name else other for name, other in before.items()}
+
+
 def _used_by_sharers(found: Mapping[str, Releases], shared: Mapping[str, str]) -> frozenset[str]:
     """Releases in use on nodes that see another node's files: those stay everywhere."""
     return frozenset(
@@ -253,6 +284,12 @@ def _unused(names: Sequence[str], used: frozenset[str]) -> tuple[str, ...]:
 def _list(
     inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, command: str, used: bool = False
 ) -> dict[str, Releases]:
+    return split(inventory, nodes, _look(inventory, nodes, connections, used=used), command=command)
+
+
+def _look(
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, used: bool = False
+) -> dict[str, Releases | ClusterctlError]:
     script = upkeep.listing(inventory, used=used)
 
     def look(node: Node) -> Releases:
@@ -260,7 +297,7 @@ def _list(
         with reading(node):
             return upkeep.read_listing(out)
 
-    return split(inventory, nodes, fan_out(nodes, look), command=command)
+    return fan_out(nodes, look)
 
 
 def _apply(
@@ -271,6 +308,7 @@ def _apply(
     plan: Mapping[str, Sequence[Step]],
     title: str,
     emit: Emit,
+    command: str,
 ) -> None:
     """Run every node's steps; one error names those that failed."""
     if not nodes:
@@ -291,5 +329,5 @@ def _apply(
         raise NodesFailedError(
             f"failed on {len(failed)} of {len(nodes)} nodes; the others are done",
             reasons=failed,
-            hint="mend what is named and run the same command again",
+            hint=f"fix what is named, then: {again(inventory.typed, command)}",
         )

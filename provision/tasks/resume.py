@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
+from provision.hints import again
 from provision.inventory import fold
-from provision.model import Emit, Inventory, Node
+from provision.model import UNTYPED, CommandLine, Emit, Inventory, Node, Notice
 from provision.render import render
 from provision.run import plan_name, record
+from provision.run.fewer import fewer, world_size
 from provision.run.job_nodes import VISIBLE
 from provision.run.result import TrainResult
 from provision.ssh.remote import Connections, fan_out
@@ -43,6 +45,7 @@ def resume(
     *,
     options: GateOptions,
     following: Following,
+    count: int | None = None,
     restarts: int | None = None,
     prompts: Prompts | None = None,
     emit: Emit,
@@ -51,10 +54,11 @@ def resume(
 
     Args:
         inventory: the cluster.
-        nodes: those that are asked for it.
+        nodes: those on which it may continue: fewer than the inventory's mean the run's own among them.
         word: the run; None: the newest.
         options: how strict the gate is; nodes cannot be left out.
         following: how it is followed.
+        count: continue on the first so many of the run's nodes; None: on all that ``nodes`` has.
         restarts: how often it may begin again by itself; None: as before.
         prompts: how to ask for a password or about a host key.
         emit: is told about the progress.
@@ -67,17 +71,24 @@ def resume(
         InterruptedByUser: it was stopped.
     """
     with Connections(inventory, prompts) as connections:
-        run, found = find(inventory, nodes, connections, word)
-        refuse_others(run, found, others_too=False)
-        refuse_resume(run, found.unreachable)
-        members = [by_name(inventory)[part.node] for part in run.parts]
+        run, found = find(inventory, inventory.nodes, connections, word)
+        refuse_others(run, found, others_too=False, typed=inventory.typed)
+        chosen = remaining(run, found.unreachable, inventory, nodes, count)
+        refuse_resume(run, found.unreachable, inventory.typed, chosen=chosen)
+        members = [by_name(inventory)[name] for name in chosen or run.nodes]
         plans = _plans(inventory, run, members, connections)
+        before = int(plans[0].get("nnodes", len(plans)))
         refuse_plans(plans)
         limited = {str(plan["node"]): plan["env"].get(VISIBLE) for plan in plans}
         visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
         strict = replace(options, exclude_bad=False, visible=visible)
         with gate(inventory, members, connections, run.id, None, strict, emit) as passed:
             head = passed.answers[members[0].name].facts
+            if len(members) < before:
+                moved = int(plans[0].get("node_rank", 0)) != 0
+                facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
+                plans = fewer(plans, members[0].train_address, facts)
+                _tell_fewer(run, members, before, plans, found.unreachable, emit)
             fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=restarts)
         kept = record.read(record.folder_of(inventory.path, run.id)) or {}
         about = {
@@ -90,8 +101,59 @@ def resume(
         return Beginning(inventory, connections, members, run.id, fresh, about).go(following, emit)
 
 
-def refuse_resume(run: Run, unreachable: Mapping[str, str]) -> None:
-    """Refuse a run that cannot be gone on with.
+def remaining(
+    run: Run, unreachable: Mapping[str, str], inventory: Inventory, nodes: Sequence[Node], count: int | None
+) -> tuple[str, ...] | None:
+    """The nodes of a run on which it continues, in the order of their ranks; None: all of them, nobody chose any.
+
+    Raises:
+        UsageError: none of the run's nodes was chosen, or it has fewer than ``count``.
+    """
+    if count is None and len(nodes) == len(inventory.nodes):
+        return None
+    allowed = {node.name for node in nodes}
+    among = [name for name in run.nodes if name in allowed]
+    ran = f"run {run.id} ran on {fold(run.nodes)}"
+    if not among:
+        raise UsageError(f"{ran}, and none of these nodes was chosen", hint=f"choose among {fold(run.nodes)}")
+    if count is None:
+        return tuple(among)
+    if count > len(among):
+        silent = sorted(allowed & unreachable.keys())
+        more = f"; {fold(silent)} did not answer" if silent else ""
+        raise UsageError(
+            f"--nodes {count}: {ran}{more}; it resumes on these nodes or fewer",
+            hint=again(inventory.typed, "resume", nodes=str(len(among)), words=(run.id,)),
+        )
+    return tuple(among[:count])
+
+
+def _tell_fewer(
+    run: Run,
+    members: Sequence[Node],
+    before: int,
+    plans: Sequence[Mapping[str, Any]],
+    unreachable: Mapping[str, str],
+    emit: Emit,
+) -> None:
+    """Say what changes, and where something of the run may be left."""
+    size, was = world_size(plans), int(run.head.number("world_size") or 0)
+    ranks = ", ".join(f"{node.name} is node {rank}" for rank, node in enumerate(members[:8]))
+    text = f"run {run.id} resumes on {len(members)} of {before} nodes: {ranks}; world size {size}"
+    text += f" instead of {was}" if was and was != size else ""
+    emit(Notice(f"{text}. A global batch that is counted per rank becomes smaller", "warning"))
+    if unreachable:
+        emit(Notice(f"{fold(unreachable)}: no answer, so processes of the run may be left there", "warning"))
+
+
+def refuse_resume(
+    run: Run,
+    unreachable: Mapping[str, str],
+    typed: CommandLine = UNTYPED,
+    *,
+    chosen: Sequence[str] | None = None,
+) -> None:
+    """Refuse a run that cannot be gone on with; ``chosen`` are the nodes that it continues on, None for all.
 
     Raises:
         UsageError: it is at work, or it has finished.
@@ -103,19 +165,24 @@ def refuse_resume(run: Run, unreachable: Mapping[str, str]) -> None:
             f"run {run.id} is at work on {at_work}",
             hint=f"clusterctl logs -f {run.id}; to begin it again from its checkpoint, first: clusterctl stop {run.id}",
         )
-    silent = {part.node: "no answer" for part in run.parts if part.alive is None and part.node in unreachable}
-    if run.missing or silent:
+    silent = {
+        part.node: "no answer"
+        for part in run.parts
+        if part.alive is None and part.node in unreachable and (chosen is None or part.node in chosen)
+    }
+    if silent or (run.missing and chosen is None):
         reasons = {**{name: why for name, why in unreachable.items() if name not in run.nodes}, **silent}
         raise NodesFailedError(
             f"run {run.id} cannot go on without all of its nodes; nothing was started",
             reasons=reasons,
-            hint=f"when they are back: clusterctl resume {run.id}; without them, begin anew: clusterctl train",
+            hint=f"when they are back: {again(typed, 'resume', words=(run.id,))}; on the other nodes: "
+            + again(typed, "resume", words=(run.id,), exclude=fold(reasons)),
             nothing_done=True,
         )
     if run.state == "finished":
         raise UsageError(
             f"run {run.id} has finished: there is nothing to go on with",
-            hint=f"clusterctl collect {run.id}; clusterctl train begins a new one",
+            hint=f"clusterctl collect {run.id}",
         )
 
 
@@ -128,7 +195,7 @@ def refuse_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     if not plans[0].get("resume"):
         raise UsageError(
             f"run {plans[0].get('run')} cannot be resumed: how its program is told to go on is not known",
-            hint="clusterctl train --output DIR --resume-arg '--resume={checkpoint}' starts one that can be",
+            hint="start the next one with: clusterctl train --output DIR --resume-arg '--resume={checkpoint}' SCRIPT",
         )
 
 

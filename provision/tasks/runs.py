@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
+from provision.hints import again
 from provision.inventory import fold
 from provision.model import Inventory, Node
 from provision.render import render
@@ -92,6 +93,7 @@ def find(
     word: str | None,
     *,
     live_first: bool = False,
+    ask: Callable[[Sequence[Run]], Run] | None = None,
 ) -> tuple[Run, Runs]:
     """The run that a word means; see ``run.record.choose``. None is the newest.
 
@@ -100,7 +102,8 @@ def find(
         nodes: those that are asked.
         connections: to them.
         word: an id, a part of one, or None.
-        live_first: without a word, the only one that is at work; the newest where none is.
+        live_first: of the runs that the word fits, the only running one; without a word the newest where none runs.
+        ask: chooses among running runs where no word was given; None where nobody can be asked.
 
     Raises:
         UsageError: no run is meant, or several are; the error lists them.
@@ -109,11 +112,14 @@ def find(
     found = find_all(inventory, nodes, connections, word=word)
     if word is not None and not found.runs:
         found = find_all(inventory, nodes, connections)  # to say which there are
-    live = [run for run in found.runs.values() if run.live]
-    if word is None and live_first and len(live) > 1:
-        listed = "; ".join(f"{run.id} on {fold(run.nodes)}" for run in live)
-        raise UsageError(f"{len(live)} runs are at work: say which", hint=listed)
-    if word is None and live_first and live:
+    live = [run for run in found.runs.values() if run.live and (word is None or word in run.id)] if live_first else []
+    if word is None and live and ask is not None:
+        return ask(live), found
+    if word is None and len(live) > 1:
+        listed = ", ".join(f"{run.id} on {fold(run.nodes)}" for run in live)
+        each = "; ".join(again(inventory.typed, "stop", words=(run.id,)) for run in live[:4])
+        raise UsageError(f"{len(live)} runs are running: {listed}", hint=f"name one: {each}")
+    if len(live) == 1 and word not in found.runs:
         return live[0], found
     try:
         return found.runs[record.choose(word, found.runs)], found

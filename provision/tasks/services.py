@@ -96,7 +96,7 @@ def apply(
             changed = [name for name in wanted if _changed(name, work.steps)]
             good = [node for node in nodes if node.name not in work.failed]
             work.verify(plans.verifying(inventory, good, changed))
-    work.raise_failed("services apply")
+    work.raise_failed("services apply", dry_run=dry_run)
     return ServicesResult(wanted, work.done(), work.seconds, dry_run)
 
 
@@ -161,7 +161,7 @@ def undo(
         for number, title in ((0, "Undoing"), (1, "Undoing on servers")):
             part = {node.name: steps for node in nodes if (node.name in serving) == bool(number)}
             work.carry_out(f"undo-{number}", title, part, dry_run=dry_run)
-    work.raise_failed("services undo")
+    work.raise_failed("services undo", dry_run=dry_run)
     return ServicesResult(wanted, work.done(), work.seconds, dry_run)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from provision.errors import NodesFailedError
+from provision.hints import again
 from provision.model import Emit, Node, Progress, Result, StageFinished, StageStarted, Step, StepResult
 from provision.script import FROM_INPUT, parse
 from provision.services import plans
@@ -48,14 +49,17 @@ class Work:
         }
         self._run("verify", "Verifying services", together, verifying)
 
-    def raise_failed(self, command: str) -> None:
-        """One error for all nodes that failed."""
+    def raise_failed(self, command: str, *, dry_run: bool = False) -> None:
+        """One error for all nodes that failed; the hint is the command that the user typed, which may be a deploy."""
         if self.failed:
+            typed = self._connections.inventory.typed
+            # A dry run keeps no list of failed nodes, and services that stop a deploy leave all of its nodes undone.
+            flags = () if dry_run or typed.command not in {"", command} else ("--retry-failed",)
             others = "; the others are done" if len(self.failed) < len(self._nodes) else ""
             raise NodesFailedError(
                 f"{command} failed on {len(self.failed)} of {len(self._nodes)} nodes{others}",
                 reasons=self.failed,
-                hint=f"mend what is named, then: clusterctl {command} --retry-failed",
+                hint="fix what is named, then: " + again(typed, typed.command or command, *flags),
             )
 
     def _run(

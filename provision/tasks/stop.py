@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
+from provision.hints import again
 from provision.inventory import fold
-from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
+from provision.model import UNTYPED, CommandLine, Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import render
 from provision.run import plan_name, record
 from provision.run.proof import Proof, proof
@@ -78,6 +79,7 @@ def stop(
     *,
     save: bool = False,
     others_too: bool = False,
+    ask: Callable[[Sequence[Run]], Run] | None = None,
     prompts: Prompts | None = None,
     emit: Emit,
 ) -> Stopped:
@@ -86,9 +88,10 @@ def stop(
     Args:
         inventory: the cluster.
         nodes: those that are asked.
-        word: the run; None: the only one that is at work.
+        word: the run; None: the only one that is running.
         save: let it save a checkpoint first.
         others_too: also one of another user, which only root may do.
+        ask: chooses among running runs where no word was given; None: nobody can be asked.
         prompts: how to ask for a password or about a host key.
         emit: is told about the progress.
 
@@ -98,8 +101,8 @@ def stop(
         NodesFailedError: no node answered.
     """
     with Connections(inventory, prompts) as connections:
-        run, found = find(inventory, nodes, connections, word, live_first=True)
-        refuse_others(run, found, others_too=others_too)
+        run, found = find(inventory, nodes, connections, word, live_first=True, ask=ask)
+        refuse_others(run, found, others_too=others_too, typed=inventory.typed)
         done = stop_found(inventory, run, connections, save=save, emit=emit)
         done = replace(done, asked_to_save=save)
         silent = {name: why for name, why in found.unreachable.items() if run.missing and name not in run.nodes}
@@ -185,6 +188,7 @@ def judged(
     said = [answer.said for answer in proofs.values() if isinstance(answer, Proof)]
     steps = [each["step"] for each in said if isinstance(each.get("step"), int)]
     saved = [each["step"] for each in said if each.get("saved") and isinstance(each.get("step"), int)]
+    retry = again(inventory.typed, "stop", words=(run,))
     folder = record.folder_of(inventory.path, run)
     if not failed and not already and (record.read(folder) or {}).get("state") == "running":
         record.change(folder, state="stopped")
@@ -196,11 +200,11 @@ def judged(
         saved=max(saved, default=None),
         step=max(steps, default=None),
         failed=failed,
-        hint=hint(proofs.values(), f"to try it again, and to look again: clusterctl stop {run}") if failed else "",
+        hint=hint(proofs.values(), f"to try it again, and to look again: {retry}") if failed else "",
     )
 
 
-def refuse_others(run: Run, found: Runs, *, others_too: bool) -> None:
+def refuse_others(run: Run, found: Runs, *, others_too: bool, typed: CommandLine = UNTYPED) -> None:
     """Refuse to touch a run of another user.
 
     Raises:
@@ -212,11 +216,12 @@ def refuse_others(run: Run, found: Runs, *, others_too: bool) -> None:
         if isinstance(uid, int) and me is not None and uid != me and not (me == 0 and others_too):
             reasons[part.node] = f"it is {part.owner or uid}'s"
     if reasons:
+        forced = again(typed, "stop", "--yes", words=(run.id,))
         may = all(found.users.get(name) == 0 for name in reasons)
         raise PreflightError(
             f"run {run.id} is not yours; nothing was changed",
             reasons=reasons,
-            hint=f"to stop it all the same, as root: clusterctl stop {run.id} --yes" if may else f"ask {run.owner}",
+            hint=f"to stop it all the same, as root: {forced}" if may else f"ask {run.owner}",
         )
 
 

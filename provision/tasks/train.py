@@ -91,10 +91,11 @@ def find_config(config: Path | None, inventory: Inventory) -> Path:
         return inventory.train.config
     here = Path(DEFAULT_CONFIG)
     if not here.exists():
-        has = f", and {inventory.path.name} has no train.config" if inventory.path.exists() else ""
+        also = "" if inventory.alone else f", and {inventory.path.name} has no train.config"
         raise UsageError(
-            f"no training configuration: there is no {DEFAULT_CONFIG} in this folder{has}",
-            hint="clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE; or a command: clusterctl train -- torchrun …",
+            f"no training configuration: there is no {DEFAULT_CONFIG} in this folder{also}",
+            hint="name what to train: clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE; "
+            "or a command: clusterctl train -- torchrun …",
         )
     return here
 
@@ -138,7 +139,7 @@ def train(
 def dry_run(
     inventory: Inventory, nodes: Sequence[Node], asked: Training, *, prompts: Prompts | None = None, emit: Emit
 ) -> tuple[RunSpec, Launch]:
-    """What would be started. The nodes are asked for their facts, and nothing is left on them.
+    """What would be started. The nodes are asked for their facts, by an agent in a temporary folder that goes again.
 
     Raises:
         UsageError: what was given cannot be used.
@@ -148,7 +149,8 @@ def dry_run(
     inventory, chosen = _chosen(inventory, nodes, asked)
     luggage = packed(asked.job, asked.zero, any_key=_takes_any_key(inventory, asked))
     run = _run_id(asked)
-    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env))
+    scratch = f"/tmp/clusterctl-dry-run-{secrets.token_hex(8)}"  # noqa: S108 - on the nodes, under a random name
+    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env), scratch=scratch)
     found: list[tuple[RunSpec, Launch]] = []
     with (
         suppress(_DryRunOverError),

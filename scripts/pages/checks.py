@@ -46,9 +46,11 @@ HEAD = """\
 <!-- scripts/pages/checks.py writes this page from provision/checks and tests/unit/recorded; a test compares them. -->
 
 `clusterctl check` looks for what would make a training hang, fail or crawl, and changes nothing. Every check is OK,
-WARN (it runs, slower or at a risk), FAIL (a training would hang, crash or go wrong) or UNKNOWN (a program, rights or an
-understandable answer are missing; never OK). What differs between nodes is compared with the value that more than half
-of at least three nodes have, and the odd node is named; where there is no such value, all are.
+WARN (it runs, slower or at a risk), FAIL (a training would hang, crash or go wrong), UNKNOWN (a program, rights or an
+understandable answer are missing; never OK) or n/a (the node lacks the hardware that the check is about, such as GPUs
+or InfiniBand; nothing was checked, and it is counted apart from OK). What differs between
+nodes is compared with the value that more than half of at least three nodes have, and the odd node is named; where
+there is no such value, all are.
 
 A check without a *level* is passive and part of every `clusterctl check`; those of level 1 are between nodes and come
 with `--level 1`. *Needs* names a program that must be on the node, `root` where it knows more with root's rights, and

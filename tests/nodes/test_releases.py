@@ -258,8 +258,10 @@ def test_nodes_that_share_the_root_get_one_release_together(box, bundles, tmp_pa
     assert deploy(folder, bundles[0])["changed"] is False
     second = deploy(folder, bundles[1])["release"]
     assert json.loads(run("rollback", "--json", cwd=folder).stdout)["changed"]
-    kept = json.loads(run("prune", "--keep", "1", "--json", cwd=folder).stdout)["nodes"]
-    assert [node["removed"] for node in kept.values()] == [[second]]
+    prune = ("prune", "--keep", "1", "--json")
+    for argv in ((*prune, "--dry-run"), prune):  # the dry run takes no lock, and still sees who shares the folder
+        kept = json.loads(run(*argv, cwd=folder).stdout)["nodes"]
+        assert [node["removed"] for node in kept.values()] == [[second]]
     assert run("verify", "-q", cwd=folder).returncode == 0
     assert ".lock" not in [path.name for path in (shared / "llm/releases").iterdir()]
 
@@ -276,3 +278,43 @@ def test_a_key_that_the_relay_of_a_killed_run_left_is_removed_by_the_next_run(bo
     left = on(box, "node01", "cat", "/root/.ssh/authorized_keys")
     assert "clusterctl-relay" not in left
     assert left.count("ssh-ed25519") == 1  # the administrator's own key stays
+
+
+def snapshot(box):
+    """Every file of every node that outlives a command, with what a write to it changes."""
+    found = {}
+    for node in box.nodes:
+        top = Path(box.node_root(node.name))
+        for folder, names, files in os.walk(top):
+            if Path(folder) == top:
+                names[:] = [name for name in names if name not in {"proc", "sys", "dev", "run", "tmp"}]
+            for name in (*names, *files):
+                status = os.lstat(f"{folder}/{name}")
+                changed = 0 if name in {"log", "wtmp", "lastlog"} else status.st_mtime_ns
+                found[f"{folder}/{name}"] = (status.st_ino, status.st_mode, status.st_uid, status.st_size, changed)
+    return found
+
+
+def test_no_dry_run_writes_anything_on_a_node(box, bundles, place, tmp_path):
+    """A lock is a folder on the node, so prune takes none; nothing but /tmp and /run may change."""
+    folder, root = place
+    first, _ = (deploy(folder, bundle)["release"] for bundle in bundles[:2])
+    text = (folder / "inventory.yaml").read_text()
+    (folder / "inventory.yaml").write_text(f"{text}\nservices: {{hosts: {{}}, limits: {{}}}}\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text("x")
+    before = snapshot(box)
+    would = run("prune", "--keep", "1", "--dry-run", cwd=folder)
+    assert f"node[01-02]: would remove {first}" in would.stdout, would.stdout + would.stderr
+    for argv in (
+        ("deploy", "--dry-run", bundles[2]),
+        ("deploy", "--dry-run", "--repair", bundles[1]),
+        ("push", "--dry-run", tmp_path / "data", f"{root}-data/x"),
+        ("services", "apply", "--dry-run"),
+        ("services", "undo", "--dry-run"),
+        ("services", "status"),
+    ):
+        done = run(*argv, cwd=folder)
+        assert done.returncode == 0, (argv, done.stderr)
+    after = snapshot(box)
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == set()

@@ -42,7 +42,7 @@ def test_answers_are_folded_and_exit_statuses_told(folder):
     again = json.loads(run("run", *words, cwd=folder).stdout)
     assert {name: node["out"] for name, node in again["nodes"].items()} == {"node02": "a b|$HOME|--limit|"}
     none = run("run", "--retry-failed", "true", cwd=folder)
-    assert (none.returncode, none.stdout) == (0, "the last clusterctl run failed on no node: nothing to do\n")
+    assert (none.returncode, none.stdout) == (0, "the last run failed on no node: nothing to do\n")
     assert not (folder / ".clusterctl-failed.json").exists()
 
 

@@ -1,6 +1,7 @@
 """Each launcher end to end on two nodes, with the ranks that it must give."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -54,9 +55,22 @@ def test_one_node_of_two(training_nodes):
 
 def test_a_dry_run_prints_each_nodes_command_and_starts_nothing(training_nodes):
     before = sorted((training_nodes.folder / "runs").iterdir())
+    there = _written(training_nodes)
     result = training_nodes.run("train", "--nodes", "2", "--dry-run", "tiny.py", *SHORT)
     assert result.returncode == 0, result.stderr
     assert "NODE_RANK=0" in result.stdout
     assert "NODE_RANK=1" in result.stdout
     assert "tiny.py" in result.stdout
     assert sorted((training_nodes.folder / "runs").iterdir()) == before
+    assert _written(training_nodes) == there
+
+
+def _written(nodes):
+    """What lies in the user's home and in /tmp of every node, with the times of the folders that runs are made in."""
+    found = {}
+    for name in nodes.nodes:
+        top = Path(nodes.box.node_root(name))
+        places = [top / "home/trainer/llm", top / "home/trainer/llm/runs"]
+        found[name] = [(sorted(each.iterdir()), each.stat().st_mtime_ns) for each in places]
+        found[name].append(sorted((top / "tmp").glob("*dry-run*")))
+    return found

@@ -76,3 +76,21 @@ def test_collect_brings_checkpoints_and_logs_to_one_place(training_nodes, tmp_pa
     assert "checkpoint-5" not in names
     again = training_nodes.run("collect", run, "--to", tmp_path)
     assert again.returncode == 0, again.stderr
+
+
+def test_a_run_of_two_nodes_resumes_on_one(training_nodes):
+    """The second node's rank is killed and the node excluded: the run finishes on the first, at world size 1."""
+    steps = ("tiny.py", "--", "--steps", "30", "--output", "out", "--save-every", "5")
+    options = ("--nodes", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}")
+    broken = training_nodes.start("train", *options, *steps, until=r"step 7 ")
+    run = training_nodes.last_run().name
+    training_nodes.kill("node02", training_nodes.rank("node02"), signal.SIGKILL)
+    assert broken.finish(180) == 6, broken.output
+    resumed = training_nodes.run("resume", "--exclude", "node02", run)
+    said = resumed.stdout + resumed.stderr
+    assert resumed.returncode == 0, said
+    assert f"run {run} resumes on 1 of 2 nodes: node01 is node 0; world size 1 instead of 2" in said
+    assert re.search(r"rank 0 goes on from step \d+", said), said
+    shown = json.loads(training_nodes.run("status", run, "--json").stdout)
+    assert list(shown["parts"]) == ["node01"], shown
+    assert training_nodes.marked() == []

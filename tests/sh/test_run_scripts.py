@@ -55,12 +55,13 @@ def luggage(content=b"one"):
     return raw.getvalue()
 
 
-def prepare(root, *, node="node01", sends=True, prefix=None, run="run-1"):
+def prepare(root, *, node="node01", sends=True, prefix=None, run="run-1", scratch=""):
     return render(
         "run/prepare.sh.j2",
         prefix=str(prefix or root / "current"),
         root=str(root),
-        run=f"{root}/runs/{run}",
+        run=scratch or f"{root}/runs/{run}",
+        scratch=bool(scratch),
         node=node,
         probe=["--master", "it's", "--rank", "0"],
         sends=sends,
@@ -273,3 +274,16 @@ def test_of_a_state_that_is_far_too_large_only_the_beginning_is_read(shell, root
     said = call(shell, ask_for_runs(root))
     assert said.returncode == 0
     assert len(said.stdout) < 1 << 20
+
+
+def test_a_dry_run_sends_the_agent_to_a_folder_of_its_own_and_asks_about_the_roots_disk(shell, root, tmp_path):
+    scratch = tmp_path / "dry run"
+    before = sorted(root.rglob("*"))
+    said = lines(call(shell, prepare(root, scratch=str(scratch)), luggage()))
+    assert said[:2] == ["release 0123456789ab", "folder made"]
+    assert said[2:] == [f"[-I][{scratch}/agent][probe][--master][it's][--rank][0][--folder][{root}]"]
+    assert sorted(root.rglob("*")) == before
+    assert scratch.stat().st_mode & 0o777 == 0o700
+    script = render("run/withdraw.sh.j2", run=str(scratch))
+    assert lines(call(shell, script)) == []
+    assert not scratch.exists()

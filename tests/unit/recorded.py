@@ -11,7 +11,7 @@
         source: "…"
         seen: false
         nodes: {…}
-        finds: {node02: FAIL}                        # every other node is OK
+        finds: {node02: FAIL}                        # every other node is OK or N/A
         says: ["570.1", "reboot"]                    # stands in what these findings observe, expect or advise
     also:                                            # further answers of healthy nodes: another vendor, no GPU
       - {name: …, source: …, seen: …, nodes: …}

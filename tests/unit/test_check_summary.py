@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+import pytest
+
 from provision import summaries
-from provision.checks import Answer, Plan, fail, load, ok, unknown, warn
+from provision.checks import Answer, Plan, fail, ids, judged, load, not_here, ok, unknown, warn
 from provision.cli.health import _refusal
 from provision.errors import NodesFailedError, PreflightError
 from provision.model import Inventory, Node
@@ -13,6 +15,9 @@ from provision.tasks.check import CheckResult, judge
 
 NAMES = [f"gpu{number:02}" for number in range(1, 17)]
 TEMP = "gpu.temp"
+
+
+CLUSTER = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
 
 
 def result(*findings, unreachable=None, checks=None):
@@ -78,7 +83,7 @@ def test_the_numbers():
             *(ok("gpu.topo", name, "x") for name in NAMES[1:]),
         )
     )
-    assert data["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "OK": 15}
+    assert data["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "OK": 15, "N/A": 0}
     assert data["findings"][0]["why"] == load(TEMP).WHY
     assert text == "gpu[01-16]: 3 checks in 1.2 s, 2 FAIL (2 checks), 1 UNKNOWN (1 check), 15 OK"
     assert summaries.checked(result(ok(TEMP, "gpu01", "x")))[1] == "gpu[01-16]: 1 check in 1.2 s, all OK"
@@ -87,17 +92,17 @@ def test_the_numbers():
 def test_the_exit_code_is_4_for_what_is_found_and_5_for_who_is_not():
     bad = fail(TEMP, "gpu03", "97 C", expected="", fix="x")
     harmless = [warn(TEMP, "gpu01", "86 C", expected="", fix="x"), unknown(TEMP, "gpu02", "?")]
-    assert _refusal(result(*harmless)) is None
-    refused = _refusal(result(*harmless, bad))
+    assert _refusal(CLUSTER, result(*harmless)) is None
+    refused = _refusal(CLUSTER, result(*harmless, bad))
     assert isinstance(refused, PreflightError)
     assert "--exclude gpu03" in refused.hint
-    away = _refusal(result(*harmless, unreachable={"gpu16": "timed out"}))
+    away = _refusal(CLUSTER, result(*harmless, unreachable={"gpu16": "timed out"}))
     assert isinstance(away, NodesFailedError)
     assert away.reasons == {"gpu16": "timed out"}
     assert "no answer from 1 of 16 nodes" in str(away)
-    both = _refusal(result(bad, unreachable={"gpu16": "timed out"}))
+    both = _refusal(CLUSTER, result(bad, unreachable={"gpu16": "timed out"}))
     assert (both.exit_code, both.reasons) == (4, {"gpu16": "timed out"})
-    assert "--exclude gpu[03,16]" in both.hint
+    assert "--exclude 'gpu[03,16]'" in both.hint
 
 
 def test_a_judge_that_fails_is_one_check_less(monkeypatch):
@@ -114,3 +119,45 @@ def test_a_judge_that_fails_is_one_check_less(monkeypatch):
     assert (first.node, second.node) == ("gpu01", "gpu02")
     assert first.verdict == second.verdict == "UNKNOWN"
     assert "ValueError: not enough values" in first.observed
+
+
+def lacking(check, node, observed="no NVIDIA GPU, no nvidia-smi"):
+    return not_here(check, node, observed)
+
+
+def test_what_does_not_apply_is_counted_apart_and_named():
+    """A node without GPUs is not "all OK": nothing was checked there."""
+    found = result(ok(TEMP, "gpu01", "at most 40 °C"), lacking(TEMP, "gpu02"), lacking("gpu.ecc", "gpu02"))
+    data, text = summaries.checked(found)
+    assert data["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "OK": 1, "N/A": 2}
+    assert text.endswith("1 OK, 2 n/a (no NVIDIA GPU)")
+    assert "all OK" not in text
+    assert _refusal(CLUSTER, found) is None
+    assert rows(*found.findings) == []
+    assert "n/a  gpu.ecc  gpu02: no NVIDIA GPU, no nvidia-smi" in rows(*found.findings, verbose=True)
+
+
+def test_only_a_cluster_where_everything_was_checked_is_all_ok():
+    assert summaries.checked(result(ok(TEMP, "gpu01", "cool")))[1].endswith("all OK")
+    assert "0 OK, 1 n/a" in summaries.checked(result(lacking(TEMP, "gpu01")))[1]
+
+
+@pytest.mark.parametrize("check", [each for each in ids() if each.startswith(("gpu.", "ib."))])
+def test_no_check_of_hardware_is_ok_on_a_node_without_it(check):
+    """Recorded answers of nodes that lack the hardware, and the state that a probe gives without its tool."""
+    module = load(check)
+    nodes = (Node("a", "10.0.0.1"), Node("b", "10.0.0.2"))
+    plan = Plan(CLUSTER, nodes, limits=getattr(module, "LIMITS", {}))
+    bare = {
+        "gpu.pci": "looked\n", "gpu.xid": "log readable\nlooked\n", "gpu.sxid": "log readable\nlooked\n",
+        "gpu.aer": "looked\n", "gpu.pcielog": "log readable\nlooked\n",
+    }  # fmt: skip
+    if check in bare:
+        answers = {node.name: Answer(bare[check]) for node in nodes}
+    elif getattr(module, "TOOL", ""):
+        answers = {node.name: Answer(state="absent") for node in nodes}
+    elif check.startswith("ib.") and check != "ib.ports":
+        answers = {node.name: Answer("@end\n") for node in nodes}
+    else:
+        return
+    assert {each.verdict for each in judged(check, plan, answers)} == {"N/A"}

@@ -17,6 +17,7 @@ from recorded import FOLDER, recorded
 from provision import checks
 from provision.checks import Answer, judged
 
+GOOD = {"OK", "N/A"}
 LEVELS = {0, 1}
 MEASURES = {"ports", "clock", "shares"}
 OPTIONAL = {"TIMEOUT": float | int, "TOOL": str, "ROOT": bool, "BUNDLE": bool, "LIMITS": dict, "HUNG_FIX": str}
@@ -35,7 +36,7 @@ def cases(kind):
 def test_healthy_nodes_are_ok(recording):
     findings = list(judged(recording.check, recording.plan, recording.answers))
     assert sorted(each.node for each in findings) == sorted(recording.answers)
-    assert [(each.node, each.verdict, each.observed) for each in findings if each.verdict != "OK"] == []
+    assert [(each.node, each.verdict, each.observed) for each in findings if each.verdict not in GOOD] == []
     assert all(each.observed for each in findings)
 
 
@@ -44,7 +45,7 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(recording):
     assert recording.finds, f"{recording.name}: finds nothing"
     findings = list(judged(recording.check, recording.plan, recording.answers))
     assert sorted(each.node for each in findings) == sorted(recording.answers)
-    bad = {each.node: each for each in findings if each.verdict != "OK"}
+    bad = {each.node: each for each in findings if each.verdict not in GOOD}
     said = {name: (each.verdict, each.observed) for name, each in bad.items()}
     assert {name: each.verdict for name, each in bad.items()} == recording.finds, f"{recording.name}: {said}"
     for each in bad.values():
@@ -130,14 +131,14 @@ def test_every_recording_belongs_to_a_check():
     assert {path.stem for path in FOLDER.glob("*.yaml")} - set(checks.ids()) == set()
 
 
-def test_a_node_without_the_hardware_is_ok_unless_others_have_it():
+def test_a_node_without_the_hardware_is_not_judged_unless_others_have_it():
     plan = recorded("gpu.count").faulty[0].plan
     healthy = next(iter(recorded("gpu.count").healthy[0].answers.values()))
     nowhere = {"a": Answer(state="absent"), "b": Answer(state="absent")}
-    assert {each.verdict for each in judged("gpu.count", plan, nowhere)} == {"OK"}
+    assert {each.verdict for each in judged("gpu.count", plan, nowhere)} == {"N/A"}
     found = {each.node: each for each in judged("gpu.count", plan, {**nowhere, "c": healthy})}
     assert {node: each.verdict for node, each in found.items()} == {"a": "FAIL", "b": "FAIL", "c": "OK"}
     assert found["a"].observed == "no NVIDIA GPU, no nvidia-smi; 1 of the other 2 nodes have it"
     assert found["a"].fix
     other = {each.node: each.verdict for each in judged("gpu.mig", plan, {"a": Answer(state="absent"), "c": healthy})}
-    assert other == {"a": "OK", "c": "OK"}  # one check that says it is enough
+    assert other == {"a": "N/A", "c": "OK"}  # one check that says it is enough

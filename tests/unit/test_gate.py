@@ -47,7 +47,7 @@ class Cluster:
         monkeypatch.setattr(prepare, "withdraw", self.withdraw)
         monkeypatch.setattr(gate_module, "ask", self.ask)
 
-    def prepare(self, _inventory, nodes, _connections, _run, luggage, *, port=None):
+    def prepare(self, _inventory, nodes, _connections, _run, luggage, *, port=None, scratch=""):
         self.prepared.append(([node.name for node in nodes], luggage is not None, port))
         return {
             node.name: self.missing.get(node.name) or self.answer(node, rank, nodes) for rank, node in enumerate(nodes)
@@ -64,7 +64,7 @@ class Cluster:
         self.questions.append(question)
         return gate_ask.Said(answers=self.answers, content=self.content)
 
-    def withdraw(self, _inventory, nodes, _connections, _run, asked):
+    def withdraw(self, _inventory, nodes, _connections, _run, asked, scratch=""):
         self.withdrawn += [node.name for node in nodes if getattr(asked[node.name], "made", False)]
 
     def through(self, *, nodes=NODES[:3], luggage=LUGGAGE, inventory=INVENTORY, **options):
@@ -111,7 +111,9 @@ def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
     assert list(refused.value.reasons) == ["node02"]
     assert "did not answer within 4 s" in refused.value.reasons["node02"]
     assert "(fs.stale)" in refused.value.reasons["node02"]
-    assert refused.value.hint == "--exclude-bad goes on with node[01,03]; --force goes on all the same"
+    assert refused.value.hint == (
+        "to go on with node[01,03]: clusterctl train --exclude-bad; to go on all the same: clusterctl train --force"
+    )
     assert cluster.withdrawn == ["node01", "node02", "node03"]
 
 

@@ -215,11 +215,55 @@ def test_more_than_this_machine_needs_an_inventory(command, argv):
     assert "clusterctl init" in said
 
 
-def test_other_commands_take_this_machine_when_it_has_runs(command, tmp_path):
-    code, said = command("logs")
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (("check", "--only", "cpu.count"), 0, "1 check in"),
+        (("status",), 0, "no release"),
+        (("run", "echo", "hi"), 0, "hi"),
+        (("logs",), 2, "there is no run"),
+        (("stop",), 2, "there is no run"),
+        (("resume",), 2, "there is no run"),
+        (("collect",), 2, "there is no run"),
+        (("diagnose",), 2, "there is no run"),
+        (("metrics",), 2, "there is no run"),
+        (("train",), 2, "there is no train.yaml in this folder"),
+        (("bench", "nccl", "--write"), 2, "--write goes with --tune"),
+        (("status", "--limit", "gpu01"), 2, "no node is called gpu01"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_one_rule_for_every_command_that_can_run_here(command, tmp_path, argv, code, says):
+    """Where no inventory is named and this folder has none, it is this machine alone, with or without runs."""
+    for _ in range(2):
+        done, said = command(*argv)
+        assert (done, says in said) == (code, True), said
+        assert "inventory.yaml" not in said
+        assert ("this machine alone" in said) == (argv[0] != "bench")
+        (tmp_path / "data/clusterctl/runs").mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("deploy",), ("releases",), ("rollback",), ("prune",), ("verify",), ("push", "a", "/b"), ("services", "status")],
+    ids=" ".join,
+)
+def test_commands_about_nodes_need_an_inventory(command, argv):
+    code, said = command(*argv)
     assert code == 2
     assert "there is no inventory.yaml" in said
-    assert "this machine alone" not in said
-    (tmp_path / "data/clusterctl/runs").mkdir(parents=True)
-    code, said = command("logs")
-    assert "this machine alone" in said
+    assert "clusterctl init" in said
+
+
+def test_several_nodes_of_a_typed_command_need_an_inventory(command, tmp_path):
+    (tmp_path / "x.py").touch()
+    code, said = command("train", "--", "torchrun", "--nnodes", "2", "x.py")
+    assert (code, "--nodes 2: there is no inventory.yaml" in said) == (2, True), said
+
+
+def test_only_what_starts_programs_needs_an_environment(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "nowhere"))
+    assert command("status")[0] == 0
+    (tmp_path / "x.py").touch()
+    code, said = command("train", "x.py")
+    assert (code, "is no environment" in said) == (2, True)

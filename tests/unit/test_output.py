@@ -270,7 +270,7 @@ def test_quiet_keeps_results_warnings_and_errors():
                 "  gpu02:\n"
                 "    last lines:\n"
                 "      boom\n"
-                "try: clusterctl deploy --limit gpu[01-03]\n"
+                "try: clusterctl deploy --limit 'gpu[01-03]'\n"
             ),
         ),
         (ClusterctlError("first\nsecond"), "error: first\n  second\n"),

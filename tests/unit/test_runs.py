@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.inventory import load
-from provision.model import Node, Result
+from provision.model import Inventory, Node, Result
 from provision.render import render
 from provision.run import record
 from provision.run.checkpoint import folders, sources
@@ -23,10 +23,11 @@ from provision.run.loglines import Entry, entry, merged, pattern
 from provision.run.proof import proof
 from provision.summaries.run_commands import stopped_shown
 from provision.summaries.runs import run_lines, run_shown
+from provision.tasks import runs as runs_module
 from provision.tasks.answers import without
 from provision.tasks.fetch import Escape, There, fetch, lacking, listed, parse_list
 from provision.tasks.resume import refuse_resume
-from provision.tasks.runs import Runs, script
+from provision.tasks.runs import Runs, find, script
 from provision.tasks.status import RunStatus
 from provision.tasks.stop import Stopped, judged, refuse_others
 
@@ -262,8 +263,9 @@ def test_going_on_is_offered_where_it_can_work(tmp_path):
 
 
 def test_without_any_answer_nobody_is_left_to_go_on_with():
-    assert without(["node02"], 2, "--exclude {}") == "to go on without: --exclude node02"
-    assert "--exclude" not in without(["node01", "node02"], 2, "--exclude {}")
+    cluster = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
+    assert without(cluster, ["node02"], 2, "status") == "to go on without: clusterctl status --exclude node02"
+    assert "--exclude" not in without(cluster, ["node01", "node02"], 2, "status")
 
 
 def test_one_run_is_shown_with_each_of_its_nodes():
@@ -527,3 +529,77 @@ def test_of_each_file_of_a_checkpoint_the_last_whole_one_is_taken_and_old_checkp
 
 def test_a_listed_name_may_end_in_a_newline():
     assert set(parse_list("1 0.0 log\n\x002 0.0 a b\x00", "node01")) == {"log\n", "a b"}
+
+
+# --- which run a stop means -----------------------------------------------------------------------
+
+
+def going(*ids):
+    """A cluster whose one node has these runs; those with a star are running."""
+    inventory = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), (NODE,))
+    runs = {}
+    for name in ids:
+        live = name.endswith("*")
+        about = {**said(state="running" if live else "failed"), "run": name.rstrip("*")}
+        found = runs_of(("node01", answer(about, **({} if live else {"stat": ""}))))
+        runs |= {name.rstrip("*"): replace(run, id=name.rstrip("*")) for run in found.values()}
+    return inventory, Runs(runs, {}, {"node01": 0})
+
+
+@pytest.mark.parametrize(
+    ("ids", "word", "meant"),
+    [
+        (["1-sft", "2-sft*", "3-sft"], "sft", "2-sft"),  # several fit, one is running
+        (["1-sft", "2-sft*"], "1-sft", "1-sft"),  # an id is that run
+        (["1-sft", "2-sft*", "3-dpo*"], "sft", "2-sft"),
+        (["1-sft*", "2-dpo"], None, "1-sft"),
+        (["1-sft", "2-dpo"], None, "2-dpo"),
+        (["1-sft", "2-dpo"], "sft", "1-sft"),
+    ],
+)
+def test_a_stop_means_the_run_that_is_running(monkeypatch, ids, word, meant):
+    inventory, found = going(*ids)
+    monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
+    assert find(inventory, [NODE], None, word, live_first=True)[0].id == meant
+
+
+def test_several_running_runs_are_named_with_the_command_for_each(monkeypatch):
+    inventory, found = going("1-sft*", "2-sft*", "3-dpo")
+    monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
+    with pytest.raises(UsageError, match="2 runs are running: 1-sft on node01, 2-sft on node01") as refused:
+        find(inventory, [NODE], None, None, live_first=True)
+    assert refused.value.hint == "name one: clusterctl stop 1-sft; clusterctl stop 2-sft"
+    with pytest.raises(UsageError, match="sft can mean 2 runs"):
+        find(inventory, [NODE], None, "sft", live_first=True)
+    asked = []
+    assert find(inventory, [NODE], None, None, live_first=True, ask=lambda runs: asked.append(runs) or runs[1])[
+        0
+    ].id == ("2-sft")
+    assert [run.id for run in asked[0]] == ["1-sft", "2-sft"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "typed", "meant"),
+    [(["1-a*"], "y", "1-a"), (["1-a*"], "", None), (["1-a*", "2-b*"], "2", "2-b"), (["1-a*", "2-b*"], "9", None)],
+)
+def test_a_terminal_says_what_it_will_stop_and_asks(monkeypatch, capsys, ids, typed, meant):
+    import io
+
+    from provision.cli.interrupts import asking_which
+    from provision.errors import InterruptedByUser
+    from provision.output import Reporter
+
+    assert asking_which(Reporter()) is None  # no terminal: nobody is asked
+    inventory, found = going(*ids)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
+    ask = asking_which(Reporter(out=io.StringIO(), err=io.StringIO()))
+    if meant:
+        assert find(inventory, [NODE], None, None, live_first=True, ask=ask)[0].id == meant
+    else:
+        with pytest.raises(InterruptedByUser, match="nothing was stopped"):
+            find(inventory, [NODE], None, None, live_first=True, ask=ask)
+    shown = capsys.readouterr()
+    assert "1-a  on node01, of alice" in shown.err + shown.out

@@ -265,3 +265,62 @@ def test_a_quiet_connection_that_gives_no_answer_is_broken(monkeypatch, seen):
     while not stream.over.wait(0.02):
         both.look()
     assert broken.is_set()
+
+
+# --- letting go of a run once it runs everywhere -------------------------------------------------
+
+STARTED = {"event": "started", "pid": 1}
+REFUSED = {"event": "exit", "rc": None, "error": "the command could not be started: no such file"}
+BROKEN = {"event": "end", "state": "failed", "why": {"node": "b", "rank": None, "text": REFUSED["error"]}}
+
+
+def test_a_run_that_one_node_could_not_start_is_not_let_go_of(follow):
+    """Node b could not start the command; a, which started it, is ended by its agent a moment later."""
+    a_ends = threading.Event()
+    a = Remote(A, [STARTED, a_ends, BROKEN])
+
+    class Broken(Remote):
+        def run(self, script, **options):
+            done = super().run(script, **options)
+            threading.Timer(0.1, a_ends.set).start()
+            return done
+
+    assert follow(a, Broken(B, [REFUSED, BROKEN]), until=lambda: follow.follower.started) == "ended"
+    assert follow.follower.state == "failed"
+    assert follow.follower.failures == {"b": REFUSED["error"]}
+
+
+def test_a_restart_is_waited_for(tmp_path, seen):
+    follower = Follower("r1", ["a", "b"], tmp_path, attempts=2, emit=seen.append)
+    follower.take("a", STARTED)
+    follower.take("b", REFUSED)
+    assert not follower.started
+    for name in ("a", "b"):
+        follower.take(name, {"event": "attempt", "attempt": 2})
+    assert not follower.started  # b has not started anything yet
+    follower.take("b", STARTED)
+    assert follower.started
+
+
+def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeypatch):
+    """The run is running on a; of b nothing is known: that is exit code 5, and the reason is b's own."""
+    from pathlib import Path
+
+    from provision.model import Inventory
+    from provision.tasks.begin import Beginning, Following
+
+    def out_of_reach(self, _way, _emit, **_options):
+        self.follower.take("a", STARTED)
+        self.follower.lost("b", "no route to host")
+        assert self.follower.started
+        return "detached"
+
+    inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), (A, B))
+    monkeypatch.setattr(Beginning, "_start", lambda *_: {})
+    monkeypatch.setattr(Attachment, "follow", out_of_reach)
+    plans = [{"node": node.name, "env": {}, "prefix": "/opt"} for node in (A, B)]
+    beginning = Beginning(inventory, None, (A, B), "r1", plans, {"folder": "/x/runs/r1"})
+    with pytest.raises(NodesFailedError, match="whether run r1 started on b is not known") as failed:
+        beginning.go(Following(detach=True), lambda _event: None)
+    assert failed.value.reasons == {"b": "no route to host"}
+    assert failed.value.exit_code == 5

@@ -232,7 +232,7 @@ def _index(found: Slices) -> dict[str, Any]:
     """The first member's data, as far as it can be trusted: a known format, and numbers."""
     path = found.files[0]
     start = found.take(0, min(found.size, 2 * tar.BLOCK))
-    foreign = BundleError(f"{path} is not a bundle of clusterctl", hint="clusterctl pack-env writes one")
+    foreign = BundleError(f"{path} is not a bundle of clusterctl", hint="to write one: clusterctl pack-env")
     if len(start) < 2 * tar.BLOCK:
         raise BundleError(f"{path} is truncated: it has {len(start)} bytes, and not even the index of a bundle")
     try:

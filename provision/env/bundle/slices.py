@@ -121,7 +121,7 @@ def _find(path: Path) -> Slices:
         return Slices(path, (path,), (path.stat().st_size,))
     found = slices_of(whole)
     if not found:
-        raise UsageError(f"{path} is not a file", hint="clusterctl pack-env writes a bundle")
+        raise UsageError(f"{path} is not a file", hint="to write a bundle: clusterctl pack-env")
     width = len(found[0].suffix) - 1
     wanted = sorted({f"{whole.name}.{number:0{width}}" for number in range(len(found))} | set(listed_digests(whole)))
     missing = [name for name in wanted if not (whole.parent / name).is_file()]

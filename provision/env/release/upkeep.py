@@ -25,6 +25,7 @@ class Releases:
         history: releases in the order in which they were to become the current one, the latest last.
         used: releases from which processes run, with their ids.
         left: folders, beside the releases, that commands which broke off have left.
+        same: equal on nodes that share the folder; empty where it is not known.
     """
 
     current: str | None = None
@@ -33,6 +34,7 @@ class Releases:
     history: tuple[str, ...] = ()
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left: tuple[str, ...] = ()
+    same: str = ""
 
     @property
     def previous(self) -> str | None:
@@ -82,6 +84,7 @@ def read_listing(out: str) -> Releases:
         history=tuple(row[2] for row in rows if row[:1] == ["history"] and len(row) == 3),
         used={name: tuple(processes) for name, processes in used.items()},
         left=tuple(row[1] for row in rows if row[:1] == ["left"]),
+        same=next((row[1] for row in rows if row[:1] == ["same"] and len(row) == 2), ""),
     )
 
 

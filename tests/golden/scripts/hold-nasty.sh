@@ -1,5 +1,6 @@
 # Holds a lock for one command: the lock goes when the input ends, so also when the controller or the connection dies.
-# Every line of input is a sign of life. Prints one word: held, shared (with another node of this command) or busy.
+# Every line of input is a sign of life. Prints held and this host, shared and the host of another node of this command,
+# or busy. A host is its name and its boot id.
 umask 022
 releases='/opt/it'\''s $(id) "x"/releases'
 id=TOKEN
@@ -69,7 +70,7 @@ until take; do
         rmdir -- "$lock"
     elif owner; then
         if [ "$cc_id" = "$id" ]; then
-            echo "shared ${cc_host%% *}"
+            echo "shared $cc_host"
             cat >/dev/null
             exit 0
         fi
@@ -90,7 +91,7 @@ until take; do
 done
 trap release 0
 trap 'exit 143' HUP INT TERM
-echo held
+echo "held $host"
 while read -r _; do
     if ! owner || [ "$cc_id" != "$id" ]; then
         echo lost

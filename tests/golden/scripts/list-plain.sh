@@ -1,5 +1,6 @@
 # The releases of this node. Reads only.
 root=/opt/llm
+same=$(stat -c '%i.%Z' -- "$root/releases/.clusterctl" 2>/dev/null) && echo "same $same" # for nodes that share the folder
 link=$(readlink -- /opt/llm/current) && echo "current ${link##*/}"
 for release in "$root"/releases/*/; do
     release=${release%/}

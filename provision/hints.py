@@ -1,0 +1,122 @@
+"""Commands in hints: the user's own command with a change, and other commands for the same inventory.
+
+A hint is a command that works when it is pasted. Two things make it so:
+
+- ``again`` is the command that the user typed, with options added: ``--exclude gpu03``. Tasks find what was typed in
+  ``Inventory.typed``.
+- ``complete`` gives every other ``clusterctl COMMAND`` of a text the inventory that the user named. Every text passes
+  it once, where it is shown, so that code that knows no inventory may write ``clusterctl check``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from provision.model import CommandLine
+
+# The commands that have --inventory; tests/unit/test_hints.py compares this with the commands themselves.
+WITH_INVENTORY = (
+    "bench nccl",
+    "check",
+    "collect",
+    "deploy",
+    "diagnose",
+    "init",
+    "logs",
+    "metrics",
+    "prune",
+    "push",
+    "releases",
+    "resume",
+    "rollback",
+    "run",
+    "services apply",
+    "services status",
+    "services undo",
+    "services verify",
+    "status",
+    "stop",
+    "train",
+    "verify",
+)
+_INVENTORY = "--inventory"
+_COMMAND = re.compile(
+    r"(?<![\w/.-])clusterctl (?:" + "|".join(WITH_INVENTORY) + r")(?![\w'-])(?! +(?:-i|--inventory)\b)"
+)
+_NODES = re.compile(r"(?<= )(--(?:limit|exclude)) ([\w.,@*?\[\]-]*[\[*?][\w.,@*?\[\]-]*[\w\]*?])")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
+def again(
+    typed: CommandLine,
+    command: str,
+    *flags: str,
+    drop: tuple[str, ...] = (),
+    words: tuple[str, ...] | None = None,
+    **changes: str,
+) -> str:
+    """The command that the user typed, again and with changes, for a shell.
+
+    Args:
+        typed: the user's command line.
+        command: the command's name; where the user typed another one, none of its options and arguments are repeated.
+        flags: options without a value to add.
+        drop: options to omit.
+        words: the arguments; None: those that were typed.
+        changes: options to set, by name: ``exclude="gpu03"``. Excluded nodes join those that were excluded before.
+    """
+    same = typed.command == command
+    options = {name: values for name, values in typed.options.items() if same and name not in {*drop, _INVENTORY}}
+    options |= dict.fromkeys(flags, ())
+    for name, value in changes.items():
+        option = "--" + name.replace("_", "-")
+        before = options.get(option, ()) if name == "exclude" else ()
+        options[option] = (",".join([*before, value]),)
+    parts = ["clusterctl", command, *_named(typed)]
+    for option, values in options.items():
+        parts += [f"{option} {shlex.quote(_shown(option, value))}" for value in values] or [option]
+    arguments = words if words is not None else typed.words if same else ()
+    if any(word.startswith("-") for word in arguments):
+        parts.append("--")
+    return " ".join([*parts, *map(shlex.quote, arguments)])
+
+
+def complete(typed: CommandLine, text: str) -> str:
+    """The text with ``-i FILE`` behind every command that needs it, and sets of nodes quoted for a shell."""
+    if "--" in text:
+        text = _NODES.sub(lambda found: f"{found[1]} {shlex.quote(found[2])}", text)
+    named = " ".join(["", *_named(typed)])
+    return _COMMAND.sub(lambda found: found[0] + named, text) if named and "clusterctl " in text else text
+
+
+def complete_fields(typed: CommandLine, data: Any) -> Any:
+    """JSON data with every fix and hint in it completed; other texts may come from nodes and stay what they are."""
+    if isinstance(data, dict):
+        return {
+            key: _completed(typed, value) if key in {"fix", "hint"} else complete_fields(typed, value)
+            for key, value in data.items()
+        }
+    if isinstance(data, list):
+        return [complete_fields(typed, value) for value in data]
+    return data
+
+
+def _completed(typed: CommandLine, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_completed(typed, each) for each in value]
+    return complete(typed, value) if isinstance(value, str) else value
+
+
+def _named(typed: CommandLine) -> list[str]:
+    """The inventory that the user named, as it is typed; nothing where none was named."""
+    given = typed.options.get(_INVENTORY)
+    return [f"-i {shlex.quote(given[-1])}"] if given else []
+
+
+def _shown(option: str, value: str) -> str:
+    """A value as it is printed: one of a variable whose name says that it is secret comes from the environment."""
+    name, has_value, _ = value.partition("=")
+    return name if option == "--env" and has_value and _SECRET.search(name) else value

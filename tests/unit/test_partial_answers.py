@@ -1,0 +1,89 @@
+"""Commands that only read show what they got, name the nodes that failed with their own reasons, and exit with 5."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+
+import pytest
+
+from provision.errors import NodesFailedError, UsageError
+from provision.model import Inventory, Node, Result
+from provision.run.checkpoint import Newest
+from provision.run.found import gathered, told
+from provision.ssh import remote
+from provision.ssh.remote import NodeUnreachable
+from provision.tasks import collect as collecting
+
+NODES = (Node("gpu01", "127.0.0.1"), Node("gpu02", "127.0.0.2"))
+LISTING = "current 0123456789ab\nrelease 0123456789ab ok 1700000000\nend\n"
+
+
+def state(node, rank):
+    about = {"run": "r1", "node": node, "node_rank": rank, "nnodes": 2, "state": "failed", "uid": 0, "pid": 7}
+    return f"me 0\nboot b\npart r1/logs/node{rank} alice\nstate {json.dumps(about)}\n"
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Two nodes of which one does not answer; ``answers`` are looked up by a word of the script."""
+    (tmp_path / "inventory.yaml").write_text("prefix: /opt/llm/current\nnodes: {gpu01: 127.0.0.1, gpu02: 127.0.0.2}\n")
+    answers = {"releases of this node": LISTING, "Tells the newest runs": state("gpu01", 0)}
+
+    class There:
+        def __init__(self, node):
+            self.node = node
+
+        def run(self, script, **_options):
+            if self.node.name == "gpu02":
+                raise NodeUnreachable(self.node, "no route to host")
+            for word, out in answers.items():
+                if word in script:
+                    return Result(0, out)
+            return Result(0, "at 3\n2026-11-23T10:00:00.000Z [0] hello\n")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(remote.Connections, "__getitem__", lambda _self, node: There(node))
+    return SimpleNamespace(answers=answers, folder=tmp_path)
+
+
+def test_releases_of_the_nodes_that_answer_are_listed(cluster, run):
+    code, out, err = run("releases")
+    assert code == 5
+    assert "gpu01:" in out
+    assert "0123456789ab" in out
+    assert "gpu02: no route to host" in err
+    assert "clusterctl releases --exclude gpu02" in err
+    code, out, _ = run("releases", "--json")
+    assert list(json.loads(out)["nodes"]) == ["gpu01"]
+    assert json.loads(out)["error"]["reasons"] == {"gpu02": "no route to host"}
+
+
+def test_logs_without_those_of_a_node_are_no_success(cluster, run):
+    code, out, err = run("logs", "r1")
+    assert "hello" in out
+    assert (code, "gpu02: no route to host" in err) == (5, True), err
+    assert "without the logs of gpu02" in err
+
+
+def test_metrics_of_another_node_than_the_first_are_said_to_be_so(cluster, run):
+    cluster.answers["Tells the newest runs"] = state("gpu01", 1)
+    _, _, err = run("metrics", "r1")
+    assert "these are the numbers of gpu01; no answer from gpu02" in err
+
+
+def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(tmp_path, monkeypatch):
+    inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
+    found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
+    monkeypatch.setattr(collecting._Collection, "_offers", lambda _self: {"gpu01": {"output": "/out", "offer": {}}})
+    monkeypatch.setattr(collecting._Collection, "_newest", lambda _self, _offers: Newest())
+    silent = collecting._Collection(inventory, found["r1"], None, tmp_path, {"gpu02": "no route"}, lambda _event: None)
+    with pytest.raises(NodesFailedError, match="no complete checkpoint without gpu02") as failed:
+        silent.all("checkpoints", fp32=False)
+    assert failed.value.reasons == {"gpu02": "no route"}
+    every = collecting._Collection(inventory, found["r1"], None, tmp_path, {}, lambda _event: None)
+    with pytest.raises(UsageError, match="no complete checkpoint"):
+        every.all("checkpoints", fp32=False)

@@ -1,0 +1,149 @@
+"""A run that is resumed on fewer of its nodes: its plans, who is meant, and how it is found afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.errors import NodesFailedError, UsageError
+from provision.launchers import launch
+from provision.model import Inventory, Node
+from provision.run import Facts, Job, RunSpec, Worker
+from provision.run.fewer import fewer, world_size
+from provision.run.found import gathered, told
+from provision.tasks.resume import refuse_resume, remaining, renewed
+from provision.tasks.train import linked
+
+PACKAGES = ("accelerate", "deepspeed", "llamafactory", "torch")
+JOBS = {
+    "llamafactory": Job("config", "sft.yaml"),
+    "torchrun": Job("script", "train.py", ("--nnodes", "my own", "--lr", "1")),
+    "deepspeed": Job("script", "train.py", ("--node_rank", "my own"), launcher="deepspeed"),
+    "accelerate": Job("script", "train.py", ("--num_machines", "my own"), launcher="accelerate"),
+}
+
+
+def spec(job, numbers, gpus=(8, 4, 2)):
+    """A run on some of three nodes, which the first of them leads."""
+    workers = [
+        Worker(
+            Node(f"gpu0{number + 1}", f"10.0.0.{number + 1}"),
+            Facts(
+                rank=rank, ip=f"10.0.0.{number + 1}", interface="eth0", gpus=gpus[number], cpus=64, packages=PACKAGES,
+                boot_id=f"b{number}",
+            ),
+        )
+        for rank, number in enumerate(numbers)
+    ]  # fmt: skip
+    return RunSpec(
+        id="r1", workers=tuple(workers), prefix=PurePosixPath("/opt/llm/releases/abc"),
+        folder=PurePosixPath("/opt/llm/runs/r1"), config="sft.yaml" if job.kind == "config" else "train.py",
+        master=workers[0].node.address, port=29500, job=job, launcher=job.launcher, output="job/out",
+        progress="job/out/trainer_log.jsonl" if job.kind == "config" else None,
+    )  # fmt: skip
+
+
+def plans(job, numbers):
+    made = spec(job, numbers)
+    return linked(launch(made), made, 4711, "00ff", 60.0)
+
+
+def own_folders(plan, number):
+    """A plan with the folders of another rank: those keep the names that they had."""
+    text = json.dumps(plan)
+    return json.loads(text.replace(f"node{plan['node_rank']}", f"node{number}"))
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize("kept", [(0, 1), (0, 2), (1, 2), (0,), (2,)], ids=str)
+def test_the_plans_are_those_that_the_launcher_writes_for_these_nodes(job, kept):
+    """The order stays, ranks close up, and the script's own arguments of the same names are its own."""
+    found = fewer([plans(job, (0, 1, 2))[number] for number in kept], f"10.0.0.{kept[0] + 1}")
+    wanted = [own_folders(plan, number) for plan, number in zip(plans(job, kept), kept, strict=True)]
+    assert found == wanted
+    assert [plan["node"] for plan in found] == [f"gpu0{number + 1}" for number in kept]
+    assert world_size(found) == sum((8, 4, 2)[number] for number in kept)
+
+
+def test_one_process_that_is_left_needs_no_multi_gpu():
+    job = replace(JOBS["accelerate"])
+    made = spec(job, (0, 1), gpus=(1, 1, 1))
+    (left,) = fewer(linked(launch(made), made, 4711, "00ff", 60.0)[:1], "10.0.0.1")
+    assert "--multi_gpu" not in left["argv"]
+
+
+def test_another_first_node_is_reached_by_its_own_interface():
+    left = plans(JOBS["torchrun"], (0, 1, 2))[1:]
+    found = fewer(left, "10.0.0.2", {"gpu02": "ens1", "gpu03": "ens2"})
+    assert [plan["env"]["NCCL_SOCKET_IFNAME"] for plan in found] == ["=ens1", "=ens2"]
+    assert [plan["env"]["GLOO_SOCKET_IFNAME"] for plan in found] == ["ens1", "ens2"]
+    assert {plan["link"]["host"] for plan in renewed(found, Facts(port=1, link_port=2), token="t")} == {"10.0.0.2"}
+
+
+def test_a_plan_of_no_launcher_is_refused():
+    with pytest.raises(UsageError, match="cannot be resumed on fewer nodes"):
+        fewer([{"run": "r1", "node": "a", "env": {}, "argv": ["/bin/true"]}], "10.0.0.1")
+
+
+# --- who is meant ---------------------------------------------------------------------------------
+
+NODES = tuple(Node(f"gpu0{number}", f"10.0.0.{number}") for number in range(1, 5))
+CLUSTER = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
+
+
+def state(node, rank, *, nnodes=3, began=100.0, said="failed"):
+    about = {"run": "r1", "node": node, "node_rank": rank, "nnodes": nnodes, "state": said, "began": began, "uid": 0}
+    return f"me 0\nboot b\npart r1/logs/node{rank} alice\nstate {json.dumps(about)}"
+
+
+def run_of(**parts):
+    return gathered(told(name, text, [node.name for node in NODES]) for name, text in parts.items())["r1"]
+
+
+ALL = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 1), gpu03=state("gpu03", 2))
+WITHOUT_THIRD = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 1))
+
+
+@pytest.mark.parametrize(
+    ("run", "nodes", "count", "chosen"),
+    [
+        (ALL, NODES, None, None),  # nobody chose: all, or nothing
+        (ALL, NODES, 2, ("gpu01", "gpu02")),
+        (ALL, (NODES[2], NODES[1]), None, ("gpu02", "gpu03")),  # in the order of the ranks
+        (ALL, NODES[1:], 1, ("gpu02",)),
+        (WITHOUT_THIRD, (NODES[0], NODES[1], NODES[3]), None, ("gpu01", "gpu02")),
+    ],
+)
+def test_the_nodes_that_a_run_continues_on(run, nodes, count, chosen):
+    assert remaining(run, {}, CLUSTER, nodes, count) == chosen
+    refuse_resume(run, {}, chosen=chosen)
+
+
+def test_more_nodes_than_the_run_had_are_refused_with_what_works():
+    with pytest.raises(UsageError, match=r"--nodes 4: run r1 ran on gpu\[01-03\]") as refused:
+        remaining(ALL, {}, CLUSTER, NODES, 4)
+    assert refused.value.hint == "clusterctl resume --nodes 3 r1"
+    with pytest.raises(UsageError, match="none of these nodes was chosen"):
+        remaining(ALL, {}, CLUSTER, NODES[3:], None)
+
+
+def test_a_silent_node_stops_a_resume_unless_it_was_excluded():
+    silent = {"gpu03": "no route"}
+    with pytest.raises(NodesFailedError) as refused:
+        refuse_resume(WITHOUT_THIRD, silent)
+    assert "clusterctl resume --exclude gpu03 r1" in refused.value.hint
+    chosen = remaining(WITHOUT_THIRD, silent, CLUSTER, (*NODES[:2], NODES[3]), None)
+    refuse_resume(WITHOUT_THIRD, silent, chosen=chosen)
+
+
+# --- afterwards -----------------------------------------------------------------------------------
+
+
+def test_what_an_excluded_node_wrote_before_is_no_part_of_the_run_any_more():
+    """Else the run would be failed for ever by a node that has left it."""
+    later = {"nnodes": 2, "began": 200.0, "said": "finished"}
+    run = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 0, **later), gpu03=state("gpu03", 1, **later))
+    assert (run.nodes, run.state, run.missing) == (("gpu02", "gpu03"), "finished", 0)
