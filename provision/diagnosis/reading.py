@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 # What trainer/agent/life/supervise.py writes into run.log.
-_OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d+)\] (.*)")
+_OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d{1,9})\] (.*)")
 # torch puts the rank before what an exception or its own C++ code says; torchrun's --tee has a word of its own.
-_RANK = re.compile(r"\s*\[(?:rank|default)(\d+)\]:\s?")
+_RANK = re.compile(r"\s*\[(?:rank|default)(\d{1,9})\]:\s?")
 # 2024-06-01 16:22:16,125 (transformers, DeepSpeed), 2026-11-22T07:15:00.123 (many)
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 # glog, as torch writes it: E1122 07:15:00.123000, and [E321 02:07:08.408271257 for the 21st of March
 _GLOG = re.compile(r"(?:^|\[)[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9})")
-_REPORTED = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)")
+_REPORTED = re.compile(r"\s*rank +: (\d{1,9}) \(local_rank: (\d{1,9})\)")
+_ROW = 4200  # characters of a line that are looked at; of clusterctl's own no line has more
 _TIME_WITHIN = 80  # characters: a time stands at the beginning of a line
 
 _LOSSES = {"loss", "eval_loss"}
@@ -78,8 +79,8 @@ def machine(text: str) -> tuple[dict[str, float], int | None]:
 
     ``cores 64``, ``link eth0 1000`` (Mbit/s, /sys/class/net/NAME/speed) and ``link mlx5_0/1 200000``.
     """
-    links = {name: float(speed) * 1e6 / 8 for name, speed in re.findall(r"^link (\S+) (\d+)", text, re.MULTILINE)}
-    cores = re.search(r"^cores (\d+)$", text, re.MULTILINE)
+    links = {name: float(speed) * 1e6 / 8 for name, speed in re.findall(r"^link (\S+) (\d{1,12})", text, re.MULTILINE)}
+    cores = re.search(r"^cores (\d{1,9})$", text, re.MULTILINE)
     return links, int(cores[1]) if cores else None
 
 
@@ -88,11 +89,11 @@ def kernel(text: str, clock: str, node: str) -> tuple[Line, ...]:
 
     Lines of before the run are told from its own by their times.
     """
-    at = re.search(r"^clock (\d+) ([\d.]+)$", clock, re.MULTILINE)
+    at = re.search(r"^clock (\d{1,12}) (\d{1,12}(?:\.\d{1,9})?)$", clock, re.MULTILINE)
     if not at:
         return ()
     boot = int(at[1]) - float(at[2])
-    found = re.findall(r"^\[ *(\d+\.\d+)\] (.+)$", text, re.MULTILINE)
+    found = re.findall(r"^\[ *(\d{1,12}\.\d{1,9})\] (.+)$", text, re.MULTILINE)
     return tuple(Line(said, node, None, boot + float(seconds)) for seconds, said in found)
 
 
@@ -118,7 +119,7 @@ def log(text: str, node: str, rank: int | None = None) -> tuple[Line, ...]:
     time: float | None = None
     year = 1970
     for raw in text.split("\n"):
-        row = raw.rstrip("\r").rsplit("\r", 1)[-1]
+        row = raw.rstrip("\r").rsplit("\r", 1)[-1][:_ROW]
         owner = rank
         if ours := _OURS.fullmatch(row):
             time = _epoch(*ours.groups()[:7])
@@ -157,7 +158,7 @@ def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
 
 
 def _rank_of(name: str) -> int | None:
-    found = re.search(r"\d+", name)
+    found = re.search(r"\d{1,9}", name)
     return int(found[0]) if found else None
 
 
@@ -173,4 +174,5 @@ def _time(row: str, before: float | None, year: int) -> tuple[float | None, int]
 def _epoch(*parts: str | None) -> float:
     """Year, month, day, hour, minute, second and its fraction as epoch seconds; times without a zone are UTC."""
     year, month, day, hour, minute, second = (int(part or 0) for part in parts[:6])
+    year, month = max(year, 1), min(max(month, 1), 12)  # a line may hold any digits
     return timegm((year, month, day, hour, minute, second, 0, 0, 0)) + float(f"0.{parts[6] or 0}")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_LINE = re.compile(r"(\S+Z) \[(launcher|\d+)\] ?(.*)", re.DOTALL)
+_LINE = re.compile(r"(\S+Z) \[(launcher|\d{1,9})\] ?(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def combined(samples: Sequence[Bounds]) -> Offset | None:
 
 def bounds(said: str, sent: float, heard: float) -> tuple[Bounds, bool] | None:
     """What one answer of ``date`` allows, and whether it knows whole seconds only; None for what is no time."""
-    match = re.fullmatch(r"(\d+)(?:\.(\d{1,9}|%N|N))?", said.strip())
+    match = re.fullmatch(r"(\d{1,12})(?:\.(\d{1,9}|%N|N))?", said.strip())
     if not match:
         return None
     if whole := not (match[2] or "").isdigit():
