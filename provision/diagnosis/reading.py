@@ -28,6 +28,7 @@ _SYSLOG = re.compile(
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _REPORTED = re.compile(r"\s*rank +: (\d{1,6}) \(local_rank: (\d{1,6})\)")
+_ROW = 4200  # characters of a line that are looked at; of clusterctl's own no line has more
 _TIME_WITHIN = 80  # characters: a time stands at the beginning of a line
 _NO_YEAR = 1970
 _HALF_YEAR = 180 * 86400.0  # seconds; a time without a year that goes back by more is of the next year
@@ -159,7 +160,7 @@ def log(text: str, node: str, rank: int | None = None, file: str = "", skipped: 
     time: float | None = None
     year = _year(text)
     for number, raw in enumerate(text.split("\n"), skipped + 1):
-        row = raw.rstrip("\r").rsplit("\r", 1)[-1]
+        row = raw.rstrip("\r").rsplit("\r", 1)[-1][:_ROW]
         owner = rank
         if ours := _OURS.fullmatch(row):
             time = _epoch(*ours.groups()[:7])
@@ -198,7 +199,7 @@ def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
 
 
 def _rank_of(name: str) -> int | None:
-    found = re.search(r"\d+", name)
+    found = re.search(r"\d{1,9}", name)
     return int(found[0]) if found else None
 
 

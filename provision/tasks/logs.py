@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,7 +141,8 @@ def _past(
         head, _, text = result.out.partition("\n")
         with reading(node):
             lines = [entry(node.name, line) for line in text.split("\n") if line]
-            return int(head.removeprefix("at ") or 0), lines
+            at = re.fullmatch(r"at ([0-9]{1,18})", head)
+            return int(at[1]) if at else 0, lines
 
     answers = fan_out([nodes[part.node] for part in parts], ask)
     good = {name: answer for name, answer in answers.items() if not isinstance(answer, ClusterctlError)}

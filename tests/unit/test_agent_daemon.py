@@ -314,7 +314,7 @@ def test_stop_of_a_run_whose_plan_may_not_be_read(run, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("agent_main", AGENT / "__main__.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    monkeypatch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
     assert module.main(["stop", str(run.path)]) == 1
     assert "or root may stop it" in json.loads(capsys.readouterr().out)["error"]
 

@@ -416,6 +416,19 @@ def test_a_mistake_that_one_connection_shows_ends_that_connection_only(run, monk
     assert "ZeroDivisionError: a mistake" in capfd.readouterr().err
 
 
+def test_an_agent_that_said_goodbye_does_not_connect_again(run):
+    agents = run(2)
+    for rank in range(2):
+        agents.start(rank)
+    assert works(agents)
+    spoke = agents.links[1]._end
+    done = threading.Event()
+    spoke.loop.post(lambda: (spoke._goodbye(), spoke._tick(time.monotonic(), 0.0), done.set()))
+    assert done.wait(10)
+    assert spoke._try is None
+    assert spoke.hub.connection is None
+
+
 # --- an agent of the run that lies -------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provision.diagnosis import reading
 from provision.errors import ClusterctlError
 from provision.model import Notice
 from provision.netbench import events as netbench_events
@@ -20,10 +21,12 @@ from provision.run import Facts, content, fields, record
 from provision.run.checkpoint import newest, sources
 from provision.run.follow import OPEN, RANKS, Follower, parsed
 from provision.run.found import gathered, told
+from provision.run.loglines import entry
 from provision.run.proof import proof
 from provision.summaries.runs import run_data, run_lines, run_shown
 from provision.tasks.collect import read_offer
 from provision.tasks.fetch import parse_list
+from provision.tasks.measures import clock
 from provision.tasks.resume import read_plan
 from provision.tasks.status import RunStatus
 from trainer import offers
@@ -433,3 +436,36 @@ def test_the_fields_of_our_own_files_fit():
     state = {"node_rank": 0, "state": "running", "step": None, "loss": 1.5, "left": [], "why": None, "saved": False}
     assert fields.fitting(state) == state
     assert fields.fitting({"loss": float("nan"), "step": -1, "node_rank": "0", "why": [], "other": []}) == {"other": []}
+
+
+# --- logs --------------------------------------------------------------------------------------------------------
+
+LOG = [
+    "2024-99-99 99:99:99 x",
+    "0000-00-00T00:00:00.000Z [0] x",
+    "2024-01-01T00:00:00.000Z [" + "9" * 5000 + "] x",
+    "[rank" + "9" * 5000 + "]: x",
+    "2024-01-01T00:00:00.000Z [0]  rank      : " + "9" * 5000 + " (local_rank: 1)",
+    "E9999 99:99:99.000 x",
+]
+MACHINE = ["cores " + "9" * 5000, "link a " + "9" * 5000, "clock 1 1.2.3", "clock " + "9" * 5000 + " 1", "clock 1 1"]
+KERNEL = ["[ 1.0] x", "[ " + "9" * 5000 + ".1] x", "[1." + "9" * 5000 + "] x"]
+
+
+@given(
+    st.lists(st.sampled_from(LOG) | st.text(max_size=80), max_size=6),
+    st.lists(st.sampled_from(MACHINE) | st.text(max_size=80), max_size=4),
+    st.lists(st.sampled_from(KERNEL) | st.text(max_size=80), max_size=4),
+    st.lists(objects(EVENT).map(json.dumps) | st.just(NESTED), max_size=4),
+)
+def test_every_log_of_a_node_can_be_diagnosed(log, machine, kernel, events):
+    texts = {"run.log": log, "machine": machine, "kernel": kernel, "events.jsonl": events, "state.json": events}
+    found = reading.record("node01", {name: "\n".join(lines) for name, lines in texts.items()})
+    assert all(isinstance(line.text, str) for line in found.lines)
+    for line in log:
+        assert entry("node01", line).node == "node01"
+
+
+@pytest.mark.parametrize("said", ["9" * 5000, "1." + "9" * 5000, "²"])
+def test_a_clock_that_tells_no_time(said):
+    assert clock.bounds(said, 0.0, 1.0) is None

@@ -34,6 +34,7 @@ class End:
         self._deliver = deliver
         self._beaten = 0.0
         self._closing = False
+        self._over = False  # the goodbye was said: no new connection
         self._logged = 0
         self._said = threading.Event()
 
@@ -65,6 +66,7 @@ class End:
             self._said.set()
 
     def _goodbye(self) -> None:
+        self._over = True
         for peer in self.peers.values():
             connection = peer.connection
             if connection is not None:

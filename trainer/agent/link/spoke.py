@@ -81,6 +81,8 @@ class Spoke(End):
             self._try = None
 
     def _more(self, now: float) -> bool:
+        if self._over:
+            return False
         if self._try is not None:
             if self.hub.connection is not None and now - self.hub.heard < STALE:
                 self._cut(self._try.connection)  # the old connection has spoken again
