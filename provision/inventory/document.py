@@ -69,6 +69,7 @@ class Document:
             where = self.origin(place) or where
         elif number:
             where = f"{where} (line {number})" if where else f"line {number}"
+        text = printable(text)
         entry = (number or 0, f"{where}: {text}" if where else text)
         if entry not in self._noted:
             self._noted.add(entry)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from provision.errors import InventoryError, UsageError
@@ -259,6 +259,7 @@ def as_yaml(value):
 
 
 @FUZZ
+@example(None, {"\x1b[31m": "-oProxyCommand=id"}, {}, [])
 @given(TREES, TREES, TREES, TREES)
 def test_any_values(tmp_path, one, two, three, four):
     top = {"prefix": "/opt/a/b", "nodes": {"a": one, "b[1-2]": two}, "groups": {"g": three, "h": four}}
