@@ -66,7 +66,7 @@ class Document:
         number = line or self.lines.get(known)
         where = ".".join(shown(part) or "''" for part in place)
         if self.origin:
-            where = self.origin(place) or where
+            where = printable(self.origin(place)) or where
         elif number:
             where = f"{where} (line {number})" if where else f"line {number}"
         text = printable(text)
