@@ -66,9 +66,10 @@ class Document:
         number = line or self.lines.get(known)
         where = ".".join(shown(part) or "''" for part in place)
         if self.origin:
-            where = self.origin(place) or where
+            where = printable(self.origin(place)) or where
         elif number:
             where = f"{where} (line {number})" if where else f"line {number}"
+        text = printable(text)
         entry = (number or 0, f"{where}: {text}" if where else text)
         if entry not in self._noted:
             self._noted.add(entry)

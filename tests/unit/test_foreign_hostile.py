@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from provision.inventory.foreign import read
 from provision.inventory.foreign.beside import VarsFile
 from provision.inventory.names import check_address
 
+pytestmark = pytest.mark.timeout(3600)  # the nightly profile has 10,000 examples
 SEEDS = (
     "head ansible_host=10.0.0.9\n[gpus]\ngpu[01:03] ansible_user=ada x='y z'\n[r:children]\ngpus\n[gpus:vars]\nansible_port=2\n",
     "all:\n  vars:\n    ansible_user: root\n    s: !vault |\n      1\n  children:\n    g:\n      hosts:\n        h[1:2]: {ansible_port: 2}\n",

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -106,9 +106,8 @@ def _is_port(number: str) -> bool:
 
 def _named(hosts: list[Wanted]) -> tuple[Wanted, ...]:
     """A host with several ports is several nodes, of which none can have its name."""
-    addresses = [each.address for each in hosts]
-    several = {address for address in set(addresses) if addresses.count(address) > 1} if hosts else set()
-    return tuple(replace(each, name=None) if each.address in several else each for each in hosts)
+    counts = Counter(each.address for each in hosts)
+    return tuple(replace(each, name=None) if counts[each.address] > 1 else each for each in hosts)
 
 
 def _reading(read_as: dict[str, list[int]]) -> list[str]:
