@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from recorded_runs.cases import FOLDER, case
 
 from provision.diagnosis import Evidence, diagnose, reading
 from provision.diagnosis.arrivals import arrival, named
+from provision.errors import UsageError
 from provision.render import render
 from provision.summaries.diagnosis import diagnosed
 from provision.tasks import diagnose as task
@@ -230,6 +232,29 @@ def test_the_rank_that_did_not_arrive_is_named(a, b, missing):
     for texts in ({"a": a, "b": b}, {"b": b, "a": a}):
         met = arrival(judged(**texts))
         assert (met.number, met.operation, met.missing) == (7, "ALLREDUCE", missing)
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, lambda dump: json.dumps(dump).encode()], ids=["pickle", "json"])
+def test_the_flight_recorder_names_the_rank_too(tmp_path, write):
+    (tmp_path / "a.log").write_text(WATCHDOG.format(0, 7) + DUMP.format(0, 7))
+    dumps = []
+    for rank, enqueued in ((1, 7), (2, 5), (3, 7)):
+        status = {"last_enqueued_collective": str(enqueued), "last_completed_collective": enqueued - 1}
+        dumps.append(tmp_path / f"nccl_trace_rank_{rank}")
+        dumps[-1].write_bytes(write({"version": "2.10", "entries": [{"sizes": [[8]]}], "pg_status": {"0": status}}))
+    verdict = task.diagnose_files([tmp_path / "a.log", *dumps]).verdict
+    assert (verdict.node, verdict.rank) == ("nccl_trace_rank_2", 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [pickle.dumps({"pg_status": Path("x")}), pickle.dumps({"pg_status": {"0": {}}})[:-3], pickle.dumps(["pg_status"])],
+    ids=["a class", "cut short", "a list"],
+)
+def test_a_dump_that_holds_anything_else_runs_no_code(tmp_path, data):
+    (tmp_path / "nccl_trace_rank_1").write_bytes(data)
+    with pytest.raises(UsageError, match="no flight recorder dump"):
+        task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
 
 
 def test_the_verdict_is_about_the_rank_that_did_not_arrive(tmp_path):
