@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))  # for recorded_runs; last, so that 
 
 from recorded_runs.cases import FOLDER, case
 
-from provision.diagnosis import Evidence, diagnose, reading
+from provision.diagnosis import Evidence, diagnose, reading, recorder
 from provision.diagnosis.arrivals import arrival, named
 from provision.errors import UsageError
 from provision.render import render
@@ -336,3 +336,12 @@ def test_dates_and_ranks_that_do_not_exist_are_text(row):
 def test_an_event_of_any_size_is_judged_at_once(event):
     record = reading.record("n", {"events.jsonl": json.dumps(event)})
     assert len(diagnose(Evidence((record,), "r", "failed")).earlier) <= 50
+
+
+def test_a_recorded_dump_of_the_flight_recorder_is_read():
+    """torch 2.13.0 wrote it after two all-reduces (gloo, one process)."""
+    path = Path(__file__).parent / "recorded_logs" / "nccl_trace_rank_0"
+    assert recorder.is_dump(path.name, path.read_bytes())
+    text = recorder.lines(path.name, path.read_bytes())
+    assert "[PG ID 0 PG GUID 0 Rank 0]" in text
+    assert "last enqueued work: 2, last completed work: 2" in text
