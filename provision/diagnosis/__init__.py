@@ -1,6 +1,7 @@
 """What went wrong with a run, or is going wrong, from its logs, events and samples. Pure.
 
 - ``evidence``, ``reading``: what a run left behind, as data
+- ``arrivals``, ``recorder``: which rank did not arrive at a collective, by logs and by torch's flight recorder
 - ``cause``, ``causes/``: the table of causes, a row each
 - ``signs``, ``verdict``: a failed run: the first failure among its echoes
 - ``conditions/``, ``statistics``: a run that goes on, or went through: is it any good

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from provision.diagnosis import Diagnosis, Evidence, Record, reading
+from provision.diagnosis import Diagnosis, Evidence, Record, reading, recorder
 from provision.diagnosis import diagnose as judged
 from provision.diagnosis.evidence import Event
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
@@ -24,6 +24,7 @@ from provision.ssh.remote import Connections, fan_out
 from provision.tasks import runs
 from provision.tasks.answers import reason
 from provision.tasks.prepare import run_folder
+from trainer.untrusted import UntrustedError
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
@@ -88,13 +89,25 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
     for place, path in enumerate(paths):
         name = path.name if names.count(path.name) == 1 else str(path)
         try:
-            text, skipped = _tail(path, _FILE)
+            dump = _dump(path)
+            text, skipped = _tail(path, _FILE) if dump is None else (dump, 0)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror or error}", hint="--log FILE") from error
+        except UntrustedError as error:
+            raise UsageError(f"{path} {error}", hint="--log with the rank's log in its place") from error
         kind = "events.jsonl" if path.suffix == ".jsonl" else "run.log"
         files = {kind: text, "skipped": f"{kind} {skipped}"}
         found.append(reading.record(name, files, node_rank=place, file=str(path)))
     return judged(Evidence(tuple(found)))
+
+
+def _dump(path: Path) -> str | None:
+    """The lines of a dump of torch's flight recorder; None where the file is another one."""
+    if recorder.rank_of(path.name) is None:
+        return None
+    with path.open("rb") as file:
+        data = file.read(_FILE)
+    return recorder.lines(path.name, data) if recorder.is_dump(path.name, data) else None
 
 
 def _gathered(inventory: Inventory, run: Run, connections: Connections) -> tuple[dict[str, Files], dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -14,8 +15,9 @@ sys.path.append(str(Path(__file__).parent))  # for recorded_runs; last, so that 
 
 from recorded_runs.cases import FOLDER, case
 
-from provision.diagnosis import Evidence, diagnose, reading
+from provision.diagnosis import Evidence, diagnose, reading, recorder
 from provision.diagnosis.arrivals import arrival, named
+from provision.errors import UsageError
 from provision.render import render
 from provision.summaries.diagnosis import diagnosed
 from provision.tasks import diagnose as task
@@ -232,6 +234,29 @@ def test_the_rank_that_did_not_arrive_is_named(a, b, missing):
         assert (met.number, met.operation, met.missing) == (7, "ALLREDUCE", missing)
 
 
+@pytest.mark.parametrize("write", [pickle.dumps, lambda dump: json.dumps(dump).encode()], ids=["pickle", "json"])
+def test_the_flight_recorder_names_the_rank_too(tmp_path, write):
+    (tmp_path / "a.log").write_text(WATCHDOG.format(0, 7) + DUMP.format(0, 7))
+    dumps = []
+    for rank, enqueued in ((1, 7), (2, 5), (3, 7)):
+        status = {"last_enqueued_collective": str(enqueued), "last_completed_collective": enqueued - 1}
+        dumps.append(tmp_path / f"nccl_trace_rank_{rank}")
+        dumps[-1].write_bytes(write({"version": "2.10", "entries": [{"sizes": [[8]]}], "pg_status": {"0": status}}))
+    verdict = task.diagnose_files([tmp_path / "a.log", *dumps]).verdict
+    assert (verdict.node, verdict.rank) == ("nccl_trace_rank_2", 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [pickle.dumps({"pg_status": Path("x")}), pickle.dumps({"pg_status": {"0": {}}})[:-3], pickle.dumps(["pg_status"])],
+    ids=["a class", "cut short", "a list"],
+)
+def test_a_dump_that_holds_anything_else_runs_no_code(tmp_path, data):
+    (tmp_path / "nccl_trace_rank_1").write_bytes(data)
+    with pytest.raises(UsageError, match="no flight recorder dump"):
+        task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
+
+
 def test_the_verdict_is_about_the_rank_that_did_not_arrive(tmp_path):
     result = logs(tmp_path, a=WATCHDOG.format(0, 7), b=DUMP.format(1, 6))
     assert (result.verdict.node, result.verdict.rank) == ("b.log", 1)
@@ -311,3 +336,12 @@ def test_dates_and_ranks_that_do_not_exist_are_text(row):
 def test_an_event_of_any_size_is_judged_at_once(event):
     record = reading.record("n", {"events.jsonl": json.dumps(event)})
     assert len(diagnose(Evidence((record,), "r", "failed")).earlier) <= 50
+
+
+def test_a_recorded_dump_of_the_flight_recorder_is_read():
+    """torch 2.13.0 wrote it after two all-reduces (gloo, one process)."""
+    path = Path(__file__).parent / "recorded_logs" / "nccl_trace_rank_0"
+    assert recorder.is_dump(path.name, path.read_bytes())
+    text = recorder.lines(path.name, path.read_bytes())
+    assert "[PG ID 0 PG GUID 0 Rank 0]" in text
+    assert "last enqueued work: 2, last completed work: 2" in text
