@@ -96,7 +96,13 @@ def files(package: Distribution) -> Iterator[tuple[str, Path]]:
     for each in names:
         path = folder / each
         parts = Path(each).parts
-        if ".." in parts or path.suffix == ".pyc" or _NOT_CARRIED & set(parts) or not path.is_file():
+        if (
+            ".." in parts
+            or Path(each).is_absolute()
+            or path.suffix == ".pyc"
+            or _NOT_CARRIED & set(parts)
+            or not path.is_file()
+        ):
             continue
         yield each, path
 

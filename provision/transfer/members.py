@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from provision.env.report.words import size
 from provision.ssh.wire import RemoteError
 from provision.transfer.survey import Facts, reason
 
@@ -127,6 +128,7 @@ def _trouble(before: Member | None, member: Member, outcome: Outcome, stall: flo
     if failure := outcome.failed.get(member.name):
         why, in_vain = reason(failure.free, failure.words, failure.where)
         if in_vain:
+            why += f"; at least {size(member.needed)} were needed, and a rerun continues" if member.needed else ""
             member.give_up(why)
         else:
             member.strike(why)

@@ -103,8 +103,9 @@ def test_a_node_that_fails_itself_explains_why_it_was_lost():
     members, refused = crew(), set()
     outcome = Outcome(lost={"n0": "exit code 3"}, failed={"n1": Failure("/i", (0, 5), "tar: No space left on device")})
     (said,) = judge(members, outcome, refused, 60)
-    assert said == "n1: no space left on the device (/i)"
-    assert members[1].error.reason == "no space left on the device (/i)"
+    why = "no space left on the device (/i); at least 10 B were needed, and a rerun continues"
+    assert said == f"n1: {why}"
+    assert members[1].error.reason == why
     assert refused == set()
 
 
