@@ -132,7 +132,8 @@ def test_the_shared_state_shows_no_password():
 
 
 @pytest.mark.parametrize(
-    "password", ['it\'s "x"', " spaces at both ends ", "$HOME `id` $(id)", "-Sx", "pässwörd €", "a\\b%s", "\udcff\udc80"]
+    "password",
+    ['it\'s "x"', " spaces at both ends ", "$HOME `id` $(id)", "-Sx", "pässwörd €", "a\\b%s", "\udcff\udc80"],
 )
 def test_any_line_is_a_password_and_is_only_written(password, caplog):
     node = Sudoer(WANTS, ["@prompt:"], ["@ready:\n"])
