@@ -77,7 +77,8 @@ def enrol(
         name: result.state if isinstance(result, Enrolled) else getattr(result, "reason", str(result))
         for name, result in results.items()
     }
-    emit(StageFinished("enrol", monotonic() - began, states))
+    failed = sum(not isinstance(result, Enrolled) for result in results.values())
+    emit(StageFinished("enrol", monotonic() - began, states, failed=failed))
     return results
 
 

@@ -63,7 +63,7 @@ def diagnose(
         try:
             run, known = runs.find(inventory, nodes, connections, word)
         except NodesFailedError as error:
-            emit(StageFinished(_STAGE, time.monotonic() - began, error.reasons))
+            emit(StageFinished(_STAGE, time.monotonic() - began, error.reasons, failed=len(error.reasons)))
             return judged(_here(inventory, word, error))
         texts, missing = _gathered(inventory, run, connections)
     missing = {**{name: why for name, why in known.unreachable.items() if run.missing or name in run.nodes}, **missing}

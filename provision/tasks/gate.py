@@ -92,7 +92,7 @@ def gate(
     asked = prepare.prepare(inventory, nodes, connections, run, luggage, port=port, scratch=options.scratch)
     try:
         states = {name: _state(answer.facts) for name, answer in asked.items() if isinstance(answer, Answer)}
-        emit(StageFinished("prepare", time.monotonic() - began, states))
+        emit(StageFinished("prepare", time.monotonic() - began, states, failed=len(nodes) - len(states)))
         passage = _Passage(inventory, tuple(nodes), connections, run, luggage, options, emit, asked)
         passed = passage.through()
         if passed.dropped and all(answer.made for answer in passed.answers.values()):  # no folder is shared
@@ -186,7 +186,7 @@ class _Passage:
         began = time.monotonic()
         self.emit(StageStarted("gate", "Looking for what would stop the run", len(nodes), "nodes"))
         said = ask(self._question(nodes, answers), self.connections)
-        self.emit(StageFinished("gate", time.monotonic() - began, dict(said.lost)))
+        self.emit(StageFinished("gate", time.monotonic() - began, dict(said.lost), failed=len(said.lost)))
         return said
 
     def _question(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> Question:

@@ -129,7 +129,7 @@ def read_run(
         try:
             run, found = find(inventory, nodes, connections, word)
         except NodesFailedError as error:
-            emit(StageFinished("metrics", time.monotonic() - began, error.reasons))
+            emit(StageFinished("metrics", time.monotonic() - began, error.reasons, failed=len(error.reasons)))
             return _here(inventory, word, error, rank=rank, every=every, emit=emit)
         head = run.head
         node = by_name(inventory)[head.node if head.node in head.seen_on or not head.seen_on else head.seen_on[0]]

@@ -97,7 +97,7 @@ def _ask(work: _Work, nodes: Sequence[Node], chosen: Sequence[Choice], replace: 
             work.failed[name] = why
     _warn(work, {name: facts for name, facts in found.items() if name not in work.failed})
     states = {name: "cannot" if name in work.failed else _state(facts) for name, facts in found.items()}
-    work.emit(StageFinished(STAGE, time.monotonic() - began, states))
+    work.emit(StageFinished(STAGE, time.monotonic() - began, states, failed=len(work.failed)))
     return found
 
 

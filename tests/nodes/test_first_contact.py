@@ -106,7 +106,8 @@ def test_a_wrong_key_says_that_the_login_was_refused(folder):
     code, err, _ = init(folder)
     assert code == 5
     assert "needs a password" in err
-    assert "node01: login as root" in err
+    assert "Enrolling nodes: failed after" in err
+    assert "node[01-02]: login as root at its address needs a password" in err
 
 
 def test_a_port_without_sshd_is_refused(folder):

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from local_sshd import PASSWORD, LocalSshd, free_port, make_key
+from training import wait_until
 
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
 from provision.model import Node, Ssh
 from provision.render import quote
+from provision.ssh import framing
 from provision.ssh.hostkeys import look_up
 from provision.ssh.openssh import OpenSshRemote, bulk
 from provision.ssh.remote import (
@@ -165,6 +167,17 @@ def test_huge_output_on_both_streams_while_input_flows(remote):
     result = remote.run(script, stdin=[b"i" * (1 << 20)] * 20)
     assert (len(result.err), len(result.out)) == (30_000_000, 20 * (1 << 20) + 20_000_000)
     assert (set(result.err), set(result.out)) == ({"e"}, {"i", "o"})
+
+
+def test_a_node_that_never_stops_sending_is_given_up(remote, monkeypatch, tmp_path):
+    monkeypatch.setattr(framing, "TOTAL_LIMIT", 1 << 20)
+    flag = tmp_path / "ended"
+    for target in ("", " >&2"):
+        with pytest.raises(NodeUnreachable, match="output is larger than 1 MiB"):
+            remote.run(f"trap 'touch {flag}; exit 1' TERM; while :; do head -c 65536 /dev/zero{target}; done")
+        wait_until(flag.exists, "the script is told to end", 20)
+        flag.unlink()
+    assert remote.run("echo still here").out == "still here\n"
 
 
 def test_100_mb_of_input_arrive_whole(remote):
