@@ -144,7 +144,7 @@ def read_run(
             failed = NodesFailedError(f"no numbers from {node.name}, which has them", reasons=why, hint=again)
             return _here(inventory, run.id, failed, rank=rank, every=every, emit=emit)
     emit(StageFinished("metrics", time.monotonic() - began))
-    if head.rank and run.missing and found.unreachable:
+    if found.unreachable and head.rank and run.missing:
         text = f"rank 0's node is not among those that answered: these are the numbers of {head.node}"
         emit(Notice(f"{text}; no answer from {fold(found.unreachable)}", "warning"))
     series, reader = Series(rank), Reader(every)

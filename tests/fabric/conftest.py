@@ -56,9 +56,11 @@ def bad(look):
 
     def bad(fabric, hosts, *wanted):
         return {
-            check: {node: (each.verdict, each.observed) for node, each in found.items() if each.verdict != "OK"}
+            check: {
+                node: (each.verdict, each.observed) for node, each in found.items() if each.verdict not in {"OK", "N/A"}
+            }
             for check, found in look(fabric, hosts, *wanted).items()
-            if any(each.verdict != "OK" for each in found.values())
+            if any(each.verdict not in {"OK", "N/A"} for each in found.values())
         }
 
     return bad

@@ -25,7 +25,7 @@ def test_no_subnet_manager(four, bad):
 def test_one_subnet_manager(four, look):
     four.fabric.opensm("node01")
     found = look(four.fabric, four.hosts, *SYSFS, *MANAGERS, *COUNTERS)
-    assert {finding.verdict for each in found.values() for finding in each.values()} == {"OK"}
+    assert {finding.verdict for each in found.values() for finding in each.values()} <= {"OK", "N/A"}
     assert found["ib.state"]["node04"].observed == f"{PORT} Active"
     assert found["ib.sm"]["node04"].observed == "master 0x100001"
     assert found["ib.symbols"]["node04"].observed == "no errors"
@@ -55,7 +55,7 @@ def test_a_second_subnet_manager_in_reserve(four, look):
     four.fabric.opensm("node01", "-p", "5")
     four.fabric.opensm("node02", "-p", "1")
     found = look(four.fabric, four.hosts, *MANAGERS)
-    assert {finding.verdict for each in found.values() for finding in each.values()} == {"OK"}
+    assert {finding.verdict for each in found.values() for finding in each.values()} <= {"OK", "N/A"}
     assert four.fabric.run("node03", "sminfo", "3").stdout.rstrip().endswith("SMINFO_STANDBY")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from command import CLUSTERCTL, run
 from tiny_env import NASTY, as_trainer, inventory, make_env, on
 
 from provision import sandbox as sandboxes
+from tests.unit.pasting import commands_in
 
 pytestmark = pytest.mark.root
 
@@ -294,6 +296,9 @@ def test_an_unreachable_node_is_named_with_its_likely_typo_and_nothing_is_change
     assert "clusterctl deploy --exclude node02" in text
     assert "nothing was changed" in text
     assert not Path(box.node_root("node01"), "opt/typo").exists()
+    (hint,) = [each for each in commands_in(text) if "--exclude" in each]
+    pasted = run(*shlex.split(hint)[1:], cwd=folder)
+    assert (pasted.returncode, Path(box.node_root("node01"), "opt/typo/current").is_symlink()) == (0, True), hint
 
 
 def test_a_node_that_is_off_is_named_and_the_others_can_be_done_alone(box, bundle, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ from relaying import share_folder
 from tiny_env import as_trainer, inventory, make_env, on, pack
 
 from provision import sandbox as sandboxes
+from tests.unit.pasting import commands_in
 
 pytestmark = pytest.mark.root
 
@@ -112,7 +114,10 @@ def test_rollback_without_another_release_is_refused_before_anything_is_changed(
     assert "no release to go to" in result.stderr
     unknown = run("rollback", "--to", "0123", cwd=folder)
     assert unknown.returncode == 4
-    assert "clusterctl releases" in unknown.stderr
+    for hint in commands_in(unknown.stderr):
+        pasted = run(*shlex.split(hint)[1:], cwd=folder)
+        assert (hint, pasted.returncode) == ("clusterctl releases", 0)
+        assert release in pasted.stdout
     assert current(box, root) == release
 
 

@@ -244,7 +244,9 @@ def test_a_runs_numbers_come_from_its_first_node(inventory, monkeypatch, tmp_pat
     (logs / "run.log").write_bytes(data("nanogpt.log"))
     head = types.SimpleNamespace(node="node02", seen_on=seen_on, logs="r/logs/node0")
     nodes = Nodes()
-    monkeypatch.setattr(task, "find", lambda *_: (types.SimpleNamespace(id="r", head=head), None))
+    monkeypatch.setattr(
+        task, "find", lambda *_: (types.SimpleNamespace(id="r", head=head), types.SimpleNamespace(unreachable={}))
+    )
     monkeypatch.setattr(task, "Connections", lambda *_: nodes)
     monkeypatch.setattr(task, "run_folder", lambda _inventory, run: tmp_path / "runs" / run)
     found = task.read_run(inventory, inventory.nodes, "r", emit=lambda _: None)
