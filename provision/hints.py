@@ -42,6 +42,7 @@ WITH_INVENTORY = (
     "train",
     "verify",
 )
+SAME = "run the same command again"  # as a hint: the command that was typed
 _INVENTORY = "--inventory"
 _COMMAND = re.compile(
     r"(?<![\w/.-])clusterctl (?:" + "|".join(WITH_INVENTORY) + r")(?![\w'-])(?! +(?:-i|--inventory)\b)"
@@ -85,7 +86,12 @@ def again(
 
 
 def complete(typed: CommandLine, text: str) -> str:
-    """The text with ``-i FILE`` behind every command that needs it, and sets of nodes quoted for a shell."""
+    """The text with ``-i FILE`` behind every command that needs it, and sets of nodes quoted for a shell.
+
+    The text ``SAME`` becomes the command that was typed.
+    """
+    if text == SAME and typed.command:
+        return again(typed, typed.command)
     if "--" in text:
         text = _NODES.sub(lambda found: f"{found[1]} {shlex.quote(found[2])}", text)
     named = " ".join(["", *_named(typed)])

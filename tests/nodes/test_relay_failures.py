@@ -169,7 +169,7 @@ def test_a_lane_that_is_cut_takes_no_lock_with_it_where_there_is_no_system_ssh(m
         kill(nodes.box, "node01", "transfer/receive", signal.SIGSTOP)
 
     when = When(0.3, stop)
-    with held(nodes.inventory, nodes.inventory.nodes, nodes.connections, Lock(f"{nodes.root}/x.lock")):
+    with held(nodes.inventory, nodes.inventory.nodes, nodes.connections, Lock(f"{nodes.root}/x.lock"), "push"):
         before = [path.read_text() for path in owner]
         done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=3)
         assert [path.read_text() for path in owner] == before

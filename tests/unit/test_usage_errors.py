@@ -30,8 +30,16 @@ from provision.cli import cli
         ("deploy --relay maybe", "--relay: 'maybe' is not one of on, off", "clusterctl deploy --help"),
         ("releases more", "clusterctl releases takes no further argument: more", "clusterctl releases --help"),
         ("run", "clusterctl run needs CMD...", "clusterctl run --help"),
-        ("prune --keep x", "--keep: 'x' is not a valid integer", "clusterctl prune --help"),
-        ("logs -n x", "--lines: 'x' is neither a number of lines nor the word all", "clusterctl logs --help"),
+        (
+            "prune --keep x",
+            "--keep: 'x' is not a whole number; it must be at least 1 and at most 1000000",
+            "clusterctl prune --help",
+        ),
+        (
+            "logs -n x",
+            "--lines: 'x' is not a whole number; it must be at least 0 and at most 1000000000, or all",
+            "clusterctl logs --help",
+        ),
         # What may be secret is not shown again.
         ("train --env TOKEN=s3cret --nods 2", "clusterctl train has no option --nods", "clusterctl train --help"),
     ],
