@@ -197,7 +197,7 @@ def converse(
     expiry = _Expiry(stream, deadline)
     feeder = _Feeder(stream, frame(script, token), stdin, handover, expiry)
 
-    errors = _Errors(stream, err, handover)
+    errors = _Errors(stream, err, handover, feeder.begun)
     with expiry:
         try:
             errors.start()
@@ -228,10 +228,10 @@ def converse(
 class _Errors(threading.Thread):
     """Reads stderr to its end marker."""
 
-    def __init__(self, stream: Stream, err: Framed, handover: Handover) -> None:
+    def __init__(self, stream: Stream, err: Framed, handover: Handover, begun: threading.Event) -> None:
         super().__init__(daemon=True)
         self.failure: OutputTooLong | None = None
-        self._stream, self._err, self._handover = stream, err, handover
+        self._stream, self._err, self._handover, self._begun = stream, err, handover, begun
 
     def run(self) -> None:
         try:
@@ -241,6 +241,7 @@ class _Errors(threading.Thread):
                 self._err.feed(data)
         except OutputTooLong as error:
             self.failure = error
+            self._begun.wait(10)  # until stdout has named the process group to stop: it may be read later than this
             self._stream.abort()  # wakes the reader of stdout
         finally:
             self._handover.feed_err(b"")

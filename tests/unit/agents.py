@@ -90,7 +90,7 @@ def lives(pid):
     return False
 
 
-def eventually(test, seconds=20.0):
+def eventually(test, seconds=60.0):
     """Wait for what no descriptor tells; what the test gives when it is true."""
     limit = time.monotonic() + seconds
     while not (found := test()):
@@ -179,7 +179,7 @@ class Run:
         path = self.logs / "agent.log"
         return path.read_text() if path.exists() else ""
 
-    def wait_end(self, seconds=30.0):
+    def wait_end(self, seconds=60.0):
         """The event ``end``, once neither the agent nor a process of the run is left on this node."""
         eventually(lambda: any(event["event"] == "end" for event in self.events()), seconds)
         said = self.state()
@@ -274,7 +274,7 @@ def nodes(folder, count, **link):
         "port": free_port(),
         "token": secrets.token_hex(8),
         "nodes": [f"n{rank}" for rank in range(count)],
-        "lost_after": 60.0,
+        "lost_after": 600.0,
     } | link
     run = f"test-{uuid.uuid4().hex}"
     parts = []

@@ -149,12 +149,12 @@ print("saved")
 
 def test_a_stop_that_saves_nothing_is_short(run):
     """Launchers take their time: DeepSpeed's 30 s for each rank, torchrun's Python some to end."""
-    run.start(STUBBORN, "pid", grace=60)
+    run.start(STUBBORN, "pid", grace=600)
     run.wait_for("pid")
     began = time.monotonic()
     run.agent.terminate()
     assert run.exit()["signal"] == "SIGKILL"
-    assert time.monotonic() - began < 8  # 2, and what a busy machine takes
+    assert time.monotonic() - began < 100  # 2 s of grace, not 600
 
 
 def test_the_sampler_is_no_process_of_the_run(run, tmp_path):
@@ -188,7 +188,7 @@ def test_a_reader_that_is_gone_ends_nothing(run):
     run.until("log")
     run.agent.stdout.close()
     (run.folder / "go").touch()
-    assert run.agent.wait(timeout=30) == 0
+    assert run.agent.wait(timeout=60) == 0
     assert [event["line"] for event in run.events() if event["event"] == "log"] == ["1", "2"]
 
 
@@ -201,7 +201,7 @@ def test_lines_without_end_fill_neither_the_memory_nor_the_events(run):
     status = Path(f"/proc/{run.state()['pid']}/status").read_text()
     assert int(status.split("VmRSS:")[1].split()[0]) < 50_000  # kB
     run.agent.terminate()
-    assert run.agent.wait(timeout=30) == 1
+    assert run.agent.wait(timeout=60) == 1
     assert alive(run.mark) == []
     events = run.events()
     assert (run.logs / "events.jsonl").stat().st_size < 16 << 20
@@ -213,7 +213,7 @@ def test_another_node_of_the_run_on_this_machine_is_spared(run):
     with subprocess.Popen(["/bin/sleep", "600"], env=env) as other:
         run.start("pass")
         run.until("end")
-        assert run.agent.wait(timeout=30) == 0
+        assert run.agent.wait(timeout=60) == 0
         spared = other.poll() is None
         other.kill()
     assert spared

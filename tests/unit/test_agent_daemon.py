@@ -85,7 +85,7 @@ def test_two_starts_of_one_plan(run):
 def test_two_starts_at_once(run):
     run.plan(SLEEPS)
     both = [subprocess.Popen(run.command("start"), stdout=subprocess.PIPE) for _ in range(2)]
-    said = [json.loads(each.communicate(timeout=30)[0]) for each in both]
+    said = [json.loads(each.communicate(timeout=60)[0]) for each in both]
     assert sorted(each["started"] for each in said) == [False, True]
     eventually(lambda: run.state().get("state") == "running")
     assert len(alive(run.mark)) == 1
@@ -126,18 +126,18 @@ def test_following_to_the_end_and_from_an_offset(run):
 
 
 def test_following_tells_at_once(run):
-    run.plan("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('went')").begin()
+    waits = "while not os.path.exists({!r}): time.sleep(0.01)\n"
+    run.plan(f"import os, time\n{waits.format('go')}print('went')\n{waits.format('end')}").begin()
     with follow(run) as follower:
         for line in follower.stdout:
             if json.loads(line)["event"] == "started":
                 break
-        began = time.monotonic()
         (run.folder / "go").touch()
         for line in follower.stdout:
             if json.loads(line).get("line") == "went":
                 break
-        assert time.monotonic() - began < 2
-        follower.stdout.read()
+        (run.folder / "end").touch()  # the run waits for this, so the line came while it was running
+        assert json.loads(follower.stdout.read().splitlines()[-1])["event"] == "end"
 
 
 def test_a_follower_whose_reader_is_gone_ends(run):
@@ -145,7 +145,7 @@ def test_a_follower_whose_reader_is_gone_ends(run):
     follower = follow(run)
     follower.stdout.readline()
     follower.stdout.close()
-    assert follower.wait(timeout=10) == 1
+    assert follower.wait(timeout=60) == 1
 
 
 def test_following_an_agent_that_was_killed(run):
@@ -187,10 +187,8 @@ def kill_both(run):
 def test_the_supervisor_is_killed(run, code):
     run.plan(code, STUBBORN).begin()
     stubborn = int(run.wait_for("pid"))
-    began = time.monotonic()
     os.kill(run.state()["pid"], signal.SIGKILL)
     end = run.wait_end()
-    assert time.monotonic() - began < 5
     assert not lives(stubborn)
     assert end["state"] == "failed"
     assert end["why"] == {"node": "n0", "rank": None, "text": "the agent was killed: it was ended by SIGKILL"}
@@ -202,10 +200,8 @@ def test_the_guard_is_killed(run, code):
     run.plan(code, STUBBORN).begin()
     stubborn = int(run.wait_for("pid"))
     eventually(lambda: run.state().get("state") == "running")
-    began = time.monotonic()
     os.kill(run.state()["guard"], signal.SIGKILL)
     end = run.wait_end()
-    assert time.monotonic() - began < 5
     assert not lives(stubborn)
     assert end["why"]["text"] == "the guard of the agent was killed"
 
@@ -391,14 +387,12 @@ def test_a_stop_without_saving_overtakes_one_that_saves(run):
 def test_a_rank_that_is_killed_is_noticed_before_its_launcher_notices(run):
     if subprocess.run([PYTHON, "-c", "import os; os.pidfd_open"], capture_output=True, check=False).returncode:
         pytest.skip("without pidfds the launcher tells")
-    run.launch(2, first=4, lag=20).begin()
+    run.launch(2, first=4, lag=600).begin()  # its launcher would notice after ten minutes
     victim = run.rank_pid(5)
     run.rank_pid(4)
     eventually(lambda: pidfds(run.state()["pid"]) >= 2)  # the agent has seen both ranks
-    began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     eventually(lambda: run.left() == [])
-    assert time.monotonic() - began < 10  # the launcher would take twenty
     assert run.wait_end()["why"] == {"node": "n0", "rank": 5, "text": "rank 5 was ended by SIGKILL"}
 
 
@@ -415,10 +409,8 @@ def test_the_launcher_is_killed(run):
     run.launch(2).begin()
     ranks = [run.rank_pid(rank) for rank in (0, 1)]
     launcher = next(event["pid"] for event in run.events() if event["event"] == "started")
-    began = time.monotonic()
     os.kill(launcher, signal.SIGKILL)
     assert run.wait_end()["why"]["text"] == "the command was ended by SIGKILL"
-    assert time.monotonic() - began < 5
     assert not any(map(lives, ranks))
 
 
@@ -457,11 +449,9 @@ def test_restarts_end(run):
 
 
 def test_a_stop_ends_the_wait_before_a_restart(run):
-    run.plan("import sys; sys.exit(4)", restarts=1, backoff=50).begin()
+    run.plan("import sys; sys.exit(4)", restarts=1, backoff=600).begin()
     eventually(lambda: any(event["event"] == "exit" for event in run.events()))
-    began = time.monotonic()
-    assert run.do("stop")["state"] == "stopped"
-    assert time.monotonic() - began < 10
+    assert run.do("stop")["state"] == "stopped"  # it would have to wait for ten minutes
     assert len([event for event in run.events() if event["event"] == "exit"]) == 1
 
 
@@ -519,11 +509,20 @@ def test_what_the_agent_costs(run):
         fields = [Path(f"/proc/{state[key]}/stat").read_text().rpartition(")")[2].split() for key in ("pid", "guard")]
         return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
-    before, began = used(), time.monotonic()
-    time.sleep(8)
-    share = (used() - before) / (time.monotonic() - began)
+    def wakes():
+        """How often their threads have waited for something and gone on; a busy machine makes that no more."""
+        tasks = [task for key in ("pid", "guard") for task in Path(f"/proc/{state[key]}/task").iterdir()]
+        return sum(
+            int((task / "status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]) for task in tasks
+        )
+
+    before, woken, began = used(), wakes(), time.monotonic()
+    time.sleep(4)
+    seconds = time.monotonic() - began
+    woken, share = (wakes() - woken) / seconds, (used() - before) / seconds
     memory = sum(
         int(Path(f"/proc/{state[key]}/status").read_text().split("VmRSS:")[1].split()[0]) for key in ("pid", "guard")
     )
-    assert share < 0.02  # the aim is 0.01; the machine that tests has other things to do
+    assert woken < 8  # a second; four looks at the files that grow
+    assert share < 0.02  # of CPU time; it is an eighth of that
     assert memory < 40 << 10  # kB

@@ -37,7 +37,7 @@ class Runs:
 
     def begin(self):
         started = [subprocess.Popen(part.command("start"), stdout=subprocess.PIPE) for part in self.parts]
-        assert all(json.loads(each.communicate(timeout=30)[0])["started"] for each in started)
+        assert all(json.loads(each.communicate(timeout=60)[0])["started"] for each in started)
         return self
 
     def wait_ready(self, count=1):
@@ -48,13 +48,14 @@ class Runs:
             eventually(lambda part=part: part.state().get("state") == "running")
         return self
 
-    def wait_gone(self, seconds):
-        """Until no process of the run is left on any node; the agents may still talk about it."""
-        began = time.monotonic()
-        eventually(lambda: not any(part.left() for part in self.parts), seconds)
-        return time.monotonic() - began
+    def wait_gone(self):
+        """Until no process of the run is left on any node; the agents may still talk about it.
 
-    def wait_end(self, seconds=30.0):
+        By itself nothing of it would end for ten minutes, nor would an agent miss one that is silent (``lost_after``).
+        """
+        eventually(lambda: not any(part.left() for part in self.parts))
+
+    def wait_end(self, seconds=60.0):
         """The end that all nodes tell."""
         ends = [part.wait_end(seconds) for part in self.parts]
         for end in ends:
@@ -96,7 +97,7 @@ def test_a_rank_is_killed(runs, victim):
     runs.launch(2, lag=0.1).wait_ready(2)
     rank = victim * 2 + 1
     os.kill(runs.parts[victim].rank_pid(rank), signal.SIGKILL)
-    assert runs.wait_gone(10) < 4
+    runs.wait_gone()
     why = runs.wait_end()["why"]
     assert why["node"] == f"n{victim}"
     # Within two seconds of its start a rank is not yet known as one; then its launcher tells.
@@ -110,7 +111,7 @@ def test_a_rank_is_killed(runs, victim):
 def test_a_launcher_is_killed(runs, victim):
     runs.launch().wait_ready()
     os.kill(runs.parts[victim].state()["command"], signal.SIGKILL)
-    assert runs.wait_gone(10) < 4
+    runs.wait_gone()
     assert runs.wait_end()["why"] == {"node": f"n{victim}", "rank": None, "text": "the command was ended by SIGKILL"}
 
 
@@ -119,7 +120,7 @@ def test_a_launcher_is_killed(runs, victim):
 def test_an_agent_is_killed(runs, victim, whom):
     runs.launch().wait_ready()
     os.kill(runs.parts[victim].state()[whom], signal.SIGKILL)
-    assert runs.wait_gone(15) < 8
+    runs.wait_gone()
     ends = [part.wait_end() for part in runs.parts]
     assert {end["state"] for end in ends} == {"failed"}
     assert {end["why"]["node"] for end in ends} == {f"n{victim}"}
@@ -132,7 +133,7 @@ def test_both_processes_of_an_agent_are_killed(runs, victim):
     os.kill(state["guard"], signal.SIGKILL)
     os.kill(state["pid"], signal.SIGKILL)
     others = [part for part in runs.parts if part.rank != victim]
-    eventually(lambda: not any(part.left() for part in others), 10)
+    eventually(lambda: not any(part.left() for part in others))
     assert {part.wait_end()["why"]["node"] for part in others} == {f"n{victim}"}
     assert runs.parts[victim].do("stop")["left"] == []
 
@@ -222,7 +223,7 @@ def test_a_link_that_fails_by_a_mistake_ends_the_run(runs):
     with subprocess.Popen(argv, cwd=broken.folder, stdout=subprocess.DEVNULL) as agent:
         runs.wait_ready()
         (broken.folder / "break").touch()
-        assert agent.wait(30) == 1
+        assert agent.wait(60) == 1
     why = broken.events()[-1]["why"]
     assert why["node"] == "n2"
     assert "the link between the agents is broken: ZeroDivisionError" in why["text"]
@@ -304,9 +305,7 @@ def test_a_node_that_is_silent_while_the_run_makes_progress(tmp_path):
 def test_a_rank_that_is_stopped_is_named_on_all_nodes(runs):
     runs.launch(hang={"after": None, "policy": "stop"}).wait_ready()
     os.kill(runs.parts[2].rank_pid(2), signal.SIGSTOP)
-    began = time.monotonic()
-    why = runs.wait_end(60)["why"]
-    assert time.monotonic() - began < 30
+    why = runs.wait_end()["why"]
     assert (why["node"], why["rank"]) == ("n2", 2)
     assert "SIGSTOP" in why["text"]
     hang = next(event for event in runs.parts[2].events() if event["event"] == "hang")
@@ -317,7 +316,7 @@ def test_a_hang_that_is_only_warned_of(runs):
     runs.launch(hang={"after": None, "policy": "warn"}).wait_ready()
     rank = runs.parts[1].rank_pid(1)
     os.kill(rank, signal.SIGSTOP)
-    eventually(lambda: any(event["event"] == "hang" for event in runs.parts[1].events()), 40)
+    eventually(lambda: any(event["event"] == "hang" for event in runs.parts[1].events()))
     assert lives(rank)
     os.kill(rank, signal.SIGCONT)
     eventually(lambda: any("goes on again" in event.get("text", "") for event in runs.parts[1].events()))

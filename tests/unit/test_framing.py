@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -194,6 +195,39 @@ def test_a_node_that_never_stops_sending_is_given_up(small, begun, output):
     with pytest.raises(OutputTooLong, match=r"error output|its output|before the script started"):
         converse(stream, "true")
     assert stream.aborted
+
+
+def test_stderr_that_is_read_before_stdout_does_not_hide_what_is_to_be_stopped(small):
+    """A busy machine may run the thread of stderr first: without the group, nothing on the node would be stopped."""
+    endless_stderr = endless(begun=True)
+    exceeded = threading.Event()
+
+    def err(token, place):
+        if place == 1:
+            exceeded.set()  # this piece is too much
+        return endless_stderr(token, place)
+
+    def out(token, place):
+        assert exceeded.wait(60)
+        time.sleep(0.2)  # it is read late: only so much decides whether the mistake shows, not whether the test passes
+        return begun_then_ended(token, place) if place == 0 else stream.wait_aborted()
+
+    class Stopped(Answer):
+        over = threading.Event()
+
+        def wait_aborted(self):
+            assert self.over.wait(60)
+            return b""
+
+        def abort(self):
+            super().abort()
+            self.stopped = self.group
+            self.over.set()
+
+    stream = Stopped(out, err)
+    with pytest.raises(OutputTooLong, match="error output"):
+        converse(stream, "true")
+    assert stream.stopped == 7
 
 
 def test_the_reason_of_a_node_names_the_limit(small):

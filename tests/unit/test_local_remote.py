@@ -35,7 +35,7 @@ def alive(pid):
     return False
 
 
-def eventually(test, seconds=10.0):
+def eventually(test, seconds=60.0):
     limit = time.monotonic() + seconds
     while not test():
         assert time.monotonic() < limit, "did not happen"
@@ -56,7 +56,7 @@ def test_lines_come_as_they_are_written(remote):
     lines = []
 
     def hold():
-        came.wait(10)
+        came.wait(60)
         yield b"go\n"
 
     def hear(line):
@@ -69,12 +69,10 @@ def test_lines_come_as_they_are_written(remote):
 
 def test_after_the_deadline_nothing_of_the_script_is_left(remote, tmp_path):
     pids = tmp_path / "pids"
-    script = f"trap 'echo cleaned >{tmp_path}/cleaned; exit 1' TERM; sleep 60 & echo $$ $! >{pids}; wait"
-    began = time.monotonic()
+    script = f"trap 'echo cleaned >{tmp_path}/cleaned; exit 1' TERM; sleep 600 & echo $$ $! >{pids}; wait"
     with pytest.raises(DeadlineExceeded) as failed:
-        remote.run(script, deadline=0.5)
-    assert time.monotonic() - began < 5
-    assert failed.value.reason == "not finished within 0.5 s"
+        remote.run(script, deadline=2)
+    assert failed.value.reason == "not finished within 2 s"
     for pid in pids.read_text().split():
         eventually(lambda pid=pid: not alive(pid))
     assert (tmp_path / "cleaned").exists()  # it was told before it was killed
@@ -82,26 +80,28 @@ def test_after_the_deadline_nothing_of_the_script_is_left(remote, tmp_path):
 
 def test_a_script_that_ignores_being_told_is_killed(remote, tmp_path):
     with pytest.raises(DeadlineExceeded):
-        remote.run(f"trap '' TERM; echo $$ >{tmp_path}/pid; sleep 60 & wait; sleep 60", deadline=0.3)
+        remote.run(f"trap '' TERM; echo $$ >{tmp_path}/pid; sleep 600 & wait; sleep 600", deadline=2)
     eventually(lambda: not alive((tmp_path / "pid").read_text().strip()))
 
 
 def test_a_background_process_does_not_hold_up_the_answer_and_stays(remote, tmp_path):
-    began = time.monotonic()
-    result = remote.run(f"setsid sleep 30 & echo $! >{tmp_path}/pid; echo done")
+    result = remote.run(f"setsid sleep 600 & echo $! >{tmp_path}/pid; echo done")
     pid = int((tmp_path / "pid").read_text())
     try:
         assert result.out == "done\n"
-        assert time.monotonic() - began < 5
-        assert alive(pid)
+        assert alive(pid)  # it has not ended, so the answer did not wait for it
     finally:
         os.kill(pid, 9)
 
 
 def test_closing_ends_what_runs_and_takes_no_more(remote, tmp_path):
-    threading.Timer(0.3, remote.close).start()
+    def close_it():
+        eventually((tmp_path / "pid").exists)
+        remote.close()
+
+    threading.Thread(target=close_it).start()
     with pytest.raises(NodeUnreachable):
-        remote.run(f"echo $$ >{tmp_path}/pid; sleep 60")
+        remote.run(f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 600")
     eventually(lambda: not alive((tmp_path / "pid").read_text().strip()))
     assert not remote.alive
     with pytest.raises(NodeUnreachable):
