@@ -61,6 +61,7 @@ def find_all(
     Raises:
         NodesFailedError: no node answered.
     """
+    record.close_all(inventory.path)
     text = script(inventory, word or "")
     names = [node.name for node in inventory.nodes]
 
