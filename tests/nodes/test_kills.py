@@ -21,8 +21,9 @@ from training import wait_until
 
 from provision import sandbox as sandboxes
 from provision.env.release import steps
+from provision.errors import ClusterctlError
 from provision.inventory import load
-from provision.model import ignore
+from provision.model import StageStarted, ignore
 from provision.script import compile_steps
 from provision.tasks.deploy import deploy
 from provision.tasks.releases import prune, rollback, verify
@@ -196,3 +197,36 @@ def test_something_is_killed_at_random_moments(cluster):
                 cluster.box.enter(node, ["sh", "-c", 'kill -9 "$@" 2>/dev/null', "sh", *found])
         child.communicate(timeout=120)
         cluster.check(f"seed {seed}, moment {moment}: {victim} on {node} after {delay:.3f} s")
+
+
+def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
+    """The old release stays, nothing is left that grows with every try, and with space the same command completes."""
+    box, into = cluster.box, "/opt/small"
+    on(box, "node02", "sh", "-c", f"mkdir -p {into} && mount -t tmpfs -o size=40m tmpfs {into}")
+    mine = load(inventory(box, tmp_path / "small", prefix=f"{into}/current") / "inventory.yaml")
+    first = deploy(mine, mine.nodes, cluster.folder / "old.ccb", emit=ignore)
+
+    def fill(event):
+        if isinstance(event, StageStarted) and event.stage == "send":
+            on(box, "node02", "sh", "-c", f"cat /dev/zero >{into}/ballast 2>/dev/null; truncate -s -1M {into}/ballast")
+
+    for _ in range(2):
+        with pytest.raises(ClusterctlError) as failed:
+            deploy(mine, mine.nodes, cluster.new, emit=fill)
+        assert "no space left on the device" in str(failed.value.reasons["node02"])
+        assert on(box, "node02", "readlink", f"{into}/current").strip() == f"releases/{first.release_id}"
+        on(box, "node02", "env", "-i", f"{into}/current/bin/tool")
+        on(box, "node02", "rm", f"{into}/ballast")
+        # What has come waits for the rerun, in the two folders of this release: it never exceeds the release.
+        left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
+        waiting = {f".incoming-{cluster.new_id}", f".transfer-{cluster.new_id}"}
+        assert left - waiting == {".clusterctl", ".history", first.release_id, f"{first.release_id}.ok"}
+        assert set(on(box, "node02", "ls", "-A", into).split()) == {"current", "releases"}
+        size = on(box, "node02", "sh", "-c", f"du -cks {into}/releases/.[it]*-* | tail -n 1").split()[0]
+        assert int(size) << 10 <= 1.2 * cluster.new.stat().st_size
+    result = deploy(mine, mine.nodes, cluster.new, emit=ignore)
+    assert result.states["node02"] == "deployed"
+    assert [finding.verdict for finding in verify(mine, mine.nodes, emit=ignore).findings] == ["OK", "OK"]
+    left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
+    expected = {f"{name}{end}" for name in (first.release_id, cluster.new_id) for end in ("", ".ok")}
+    assert left == {".clusterctl", ".history", *expected}
