@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command import run
 from tiny_env import inventory, make_env, on, pack
 from training import wait_until
 
@@ -230,3 +231,42 @@ def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
     left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
     expected = {f"{name}{end}" for name in (first.release_id, cluster.new_id) for end in ("", ".ok")}
     assert left == {".clusterctl", ".history", *expected}
+
+
+def test_a_signal_while_a_deploy_sets_up_services_ends_cleanly(cluster, tmp_path):
+    """Before the scripts start, when they are done, and while one waits on a node for the lock of the services."""
+    box, lock = cluster.box, "/var/lib/clusterctl/lock"
+    folder = inventory(box, tmp_path / "services", prefix=f"{ROOT}/current", extra="services:\n  hosts:\n")
+    command = [sys.executable, KILLING, folder, cluster.new]
+    hold = f"mkdir -p {lock.rpartition('/')[0]}; exec 9>{lock}; flock 9; echo $$ >/root/pid; exec sleep 250"
+    on(box, "node01", "sh", "-c", f"sh -c '{hold}' </dev/null >/dev/null 2>&1 & until [ -s /root/pid ]; do :; done")
+    # The event never comes: the signal does, once node01's script waits.
+    with subprocess.Popen(
+        [*command, "99", "SIGTERM"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as child:
+        wait_until(lambda: len(waiting(box, "node01", lock)) > 1, "a script waits for the lock", 60)
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    on(box, "node01", "sh", "-c", "kill $(cat /root/pid); rm /root/pid")
+    ended = [(child.returncode, err)]
+    for event, number in (("1", "SIGINT"), ("2", "SIGTERM")):
+        done = subprocess.run(
+            [*command, event, number], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        ended.append((done.returncode, done.stderr))
+    for code, said in ended:
+        assert code == 130, said
+        assert "interrupted\ntry: clusterctl deploy" in said
+        assert "Traceback" not in said
+    for node in ("node01", "node02"):
+        wait_until(lambda node=node: not waiting(box, node, lock), f"{node}: no script holds the lock", 20)
+        assert ".lock" not in on(box, node, "ls", "-A", f"{ROOT}/releases")
+    assert run("services", "apply", cwd=folder).returncode == 0
+    assert "BEGIN clusterctl" in on(box, "node01", "cat", "/etc/hosts")
+    assert run("services", "undo", cwd=folder).returncode == 0
+
+
+def waiting(box, node, lock):
+    """The processes of a node that have the lock's file open."""
+    script = 'for p in /proc/[0-9]*; do ls -l "$p/fd" 2>/dev/null | grep -q -- "-> $1$" && echo "$p"; done; true'
+    return on(box, node, "sh", "-c", script, "sh", lock).split()
