@@ -186,7 +186,7 @@ def _size(path: Path) -> int:
 
 
 class _Receiver(threading.Thread):
-    """Unpacks what comes, in a thread of its own: it reads from a pipe that what comes is written to."""
+    """Unpacks the received tar in a separate thread, which reads it from a pipe."""
 
     def __init__(self, wanted: Mapping[str, There], here: Path, node: str) -> None:
         super().__init__(name=f"fetch-{node}", daemon=True)

@@ -222,7 +222,7 @@ def test_a_run_s_folder_is_its_user_s_alone_and_the_folder_of_all_runs_everybody
 
 
 def test_what_travels_with_a_run_is_its_user_s_alone(shell, root, tmp_path):
-    """Configurations hold tokens: also in a folder that somebody opens."""
+    """Configurations hold tokens: also in a folder that the user opens to others."""
     for name in ("job/deep/sft.yaml", "agent/__main__.py", "run.sh"):
         (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "here" / name).write_text("hub_token: hf_secret")
