@@ -47,6 +47,7 @@ A measure (``MEASURE = "ports" | "clock" | "shares"`` in place of ``PROBE``) nee
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from provision.env.bundle.manifest import Manifest
 
 State = Literal["answered", "missing", "absent", "hung"]
+_DIGITS = 100  # of a number: no machine has a longer one, ``int`` refuses 4,301, and a float holds 308
+_ENDLESS = re.compile(rf"\d{{{_DIGITS + 1}}}")
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ def judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Fi
             hung: Verdict = getattr(module, "HUNG", "UNKNOWN")  # where not to answer is itself the fault, FAIL
             said = f"no answer from {tool or 'the probe'} within {seconds:g} s"
             yield Finding(check, name, hung, said, module.TITLE, module.WHY, getattr(module, "HUNG_FIX", ""))
+        elif _ENDLESS.search(answer.out):
+            yield unknown(check, name, f"its answer has a number of more than {_DIGITS} digits")
         else:
             good[name] = answer
     if good:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from provision.checks import Answer
+from provision.checks._host import number
 
 _NOTHING = {"No such file or directory", "Directory nonexistent", "nonexistent directory"}  # bash, dash, busybox
 HUNG = 124  # the exit code of a step that was given up
@@ -51,8 +52,8 @@ def sides(answer: Answer) -> list[Side]:
     for line in answer.lines:
         key, _, rest = line.partition(" ")
         words = rest.split(" ", 2)
-        if key == "share" and len(words) == 3:
-            found.append(Side(int(words[0]), words[1], words[2]))
+        if key == "share" and len(words) == 3 and (at := number(words[0])) is not None:
+            found.append(Side(at, words[1], words[2]))
         elif key == "mounted" and found and len(words) == 3:
             found[-1].type, found[-1].source = words[1:]
         elif key == "stuck" and found:

@@ -98,5 +98,5 @@ def compared(
 def tightest(answer: Answer) -> tuple[str, int] | None:
     """The control group with the lowest limit, and that limit; None where nothing is limited."""
     fields = (line.split() for line in answer.lines if line.startswith("at "))
-    found = [(each[1], int(each[2])) for each in fields if len(each) == 3 and each[2].isdigit()]  # not "max"
+    found = [(each[1], int(each[2])) for each in fields if len(each) == 3 and each[2].isdecimal()]  # not "max"
     return min(found, key=lambda limit: limit[1], default=None)

@@ -226,4 +226,4 @@ def _leading(text: str) -> int:
 
 
 def _natural(port: tuple[str, int]) -> tuple[list[tuple[int, str]], int]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", port[0])], port[1]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", port[0])], port[1]

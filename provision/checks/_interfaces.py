@@ -167,9 +167,9 @@ def _link(words: list[str]) -> Link | None:
     return Link(
         name,
         state,
-        int(mtu) if mtu.isdigit() else 0,
+        int(mtu) if mtu.isdecimal() else 0,
         bool(int(flags, 16) & 1) if re.fullmatch("0x[0-9a-f]+", flags) else False,
-        int(speed) if speed.isdigit() and 0 < int(speed) < 2**31 else None,  # -1, also as 2^32 - 1: not known
+        int(speed) if speed.isdecimal() and 0 < int(speed) < 2**31 else None,  # -1, also as 2^32 - 1: not known
         duplex,
         "" if kind == "-" else kind,
         bool(device),

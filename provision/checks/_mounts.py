@@ -99,7 +99,7 @@ def mounts(answer: Answer) -> tuple[Mount, ...]:
     return tuple(
         Mount(plain(each[0]), plain(each[1]), each[2], tuple(each[3].split(",")))
         for each in fields
-        if len(each) == 6 and each[1].startswith("/") and each[4].isdigit()
+        if len(each) == 6 and each[1].startswith("/") and each[4].isdecimal()
     )
 
 

@@ -81,7 +81,7 @@ def heard(answer: Answer) -> Heard:
     for line in answer.lines:
         key, _, rest = line.partition(" ")
         words = rest.split()
-        if key == "tried" and len(words) >= 4 and words[2].isdigit():
+        if key == "tried" and len(words) >= 4 and words[2].isdecimal():
             peer, kind, port, state, *more = words
             seen, source = (*more, "", "")[:2] if state == "open" else ("", "")
             text = " ".join(more) if state != "open" else ""

@@ -114,7 +114,7 @@ def parse(script: Script, out: str) -> dict[str, Answer]:
     """The answer of every check whose probe the script holds."""
     # The line break behind a frame may be the one before the next: bash writes each line on its own, and so may others
     # write between two lines of a runner.
-    frame = re.compile(rf"\n@clusterctl:{re.escape(script.token)}:([a-z]+):([0-9]*):([a-z0-9]*):(?=\n)")
+    frame = re.compile(rf"\n@clusterctl:{re.escape(script.token)}:([a-z]+):([0-9]{{0,9}}):([a-z0-9]{{0,20}}):(?=\n)")
     texts: dict[tuple[str, int], str] = {}
     states: dict[int, str] = {}
     root = False
@@ -133,7 +133,7 @@ def _answer(number: int, texts: Mapping[tuple[str, int], str], states: Mapping[i
     out = texts.get(("out", number), "")[:LONGEST]
     err = texts.get(("err", number), "").strip()[:_ERR_LONGEST]
     state = states.get(number, "hung")
-    if state.isdigit():
+    if state.isdecimal():
         return Answer(out, int(state), root=root, err=err)
     return Answer(out, 1, cast("State", state), root, err)
 

@@ -51,7 +51,7 @@ def routes_of(lines: Sequence[str]) -> Routes:
         words = line.split()
         if (
             len(words) != 11
-            or not words[6].isdigit()
+            or not words[6].isdecimal()
             or not re.fullmatch("[0-9A-F]{8} [0-9A-F]{8}", f"{words[1]} {words[7]}")
         ):
             continue

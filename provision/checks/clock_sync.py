@@ -27,7 +27,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     fix = "chronyc -n sources; services: chrony: {} in the inventory sets it up"
     for name, answer in answers.items():
         fields = answer.out.strip().split(",")
-        if len(fields) != 14 or not fields[2].isdigit() or not re.fullmatch(r"-?\d+\.\d+", fields[4]):
+        if len(fields) != 14 or not fields[2].isdecimal() or not re.fullmatch(r"-?\d+\.\d+", fields[4]):
             said = answer.out.strip() or answer.err or "no answer"
             yield unknown(ID, name, f"chronyc: {said[:120]}", fix="systemctl enable --now chrony")
             continue

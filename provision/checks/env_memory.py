@@ -28,7 +28,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     for node, answer in answers.items():
         told = pairs(answer)
         free = kib(told.get("MemAvailable"))
-        if free is None or not told.get("gpus", "").isdigit():
+        if free is None or not told.get("gpus", "").isdecimal():
             yield unread(ID, node, answer)
             continue
         processes = asked.get(node) or int(told["gpus"]) or 1

@@ -46,7 +46,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         wrong = [
             (device, count)
             for _, device, count in (each for each in counts if len(each) == 3)
-            if count.isdigit() and count != "0"
+            if count.isdecimal() and count != "0"
         ]
         if locked:
             mount = locked[0]

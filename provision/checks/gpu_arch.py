@@ -55,7 +55,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
 def _runs(compiled: str, capability: str) -> bool:
     built = _ARCHITECTURE.match(compiled)
     major, _, minor = capability.partition(".")
-    if built is None or not minor.isdigit():
+    if built is None or not minor.isdecimal():
         return False
     if built[3] == "a":
         return (built[1], built[2]) == (major, minor)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, not_here, ok, unknown
+from provision.checks._host import number
 from provision.checks._infiniband import ACTIVE, PORTS, Fault, ports, sections, told
 from provision.checks._judging import majority
 from provision.model import Finding
@@ -72,5 +73,5 @@ def _index(text: str) -> int | None:
     for line in text.splitlines():
         index, gid, *kind = line.split(maxsplit=2) or ["", ""]
         if gid.startswith(_IPV4) and kind == ["RoCE v2"]:
-            return int(index)
+            return number(index)
     return None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from provision.checks import Answer, Plan, not_here, unknown
+from provision.checks._host import number
 from provision.checks._infiniband import PORTS, Fault, Port, ports, sections, told
 from provision.checks._judging import majority
 from provision.model import Finding
@@ -67,7 +68,7 @@ def _up(out: str, every: tuple[Port, ...]) -> Iterator[_Interface]:
     layers = {port.device: port.values.get("link_layer") for port in every}
     for (device, net, mtu, *state), _ in sections(out, "net"):
         if "down" not in state and device in layers:
-            yield _Interface(device, net, int(mtu), layers[device] == "Ethernet")
+            yield _Interface(device, net, number(mtu) or 0, layers[device] == "Ethernet")
 
 
 def _faults(at: _Interface, usual: int | None, every: list[int], roce: float) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, warn
+from provision.checks._host import number
 from provision.checks._infiniband import PORTS, fabric, sections
 from provision.model import Finding
 
@@ -30,9 +31,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     cluster, others = fabric(ID, answers)
     yield from others
     for name in cluster:
-        number = sum(int(count) for (count,), _ in sections(answers[name].out, "umad", words=1))
-        if number:
-            yield ok(ID, name, f"{number} devices")
+        devices = sum(number(count) or 0 for (count,), _ in sections(answers[name].out, "umad", words=1))
+        if devices:
+            yield ok(ID, name, f"{devices} devices")
         else:
             yield warn(
                 ID,

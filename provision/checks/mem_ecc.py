@@ -25,7 +25,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """FAIL for uncorrected errors, WARN for many corrected ones."""
     for name, answer in answers.items():
         counts = [line.split()[1:] for line in answer.lines if line.startswith("edac ")]
-        if "MemTotal" not in pairs(answer) or not all(len(each) == 2 and each[1].isdigit() for each in counts):
+        if "MemTotal" not in pairs(answer) or not all(len(each) == 2 and each[1].isdecimal() for each in counts):
             yield unread(ID, name, answer)
             continue
         lost = sum(int(count) for file, count in counts if file.endswith("ue_count"))

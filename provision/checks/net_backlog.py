@@ -23,7 +23,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """WARN where less than 16 connections a node, and at least ``waiting``, can wait."""
     need = max(seen.limits["waiting"], seen.limits["waiting_per_node"] * len(seen.nodes))
     for name, answer in answers.items():
-        if len(answer.lines) != 2 or not all(line.isdigit() for line in answer.lines):
+        if len(answer.lines) != 2 or not all(line.isdecimal() for line in answer.lines):
             yield unknown(ID, name, "net.core.somaxconn cannot be read")
             continue
         waiting, half = (int(line) for line in answer.lines)

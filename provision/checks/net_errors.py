@@ -31,7 +31,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         counts = {
             each: [int(word) for word in row]
             for each, row in rows
-            if len(row) == 6 and all(word.isdigit() for word in row)
+            if len(row) == 6 and all(word.isdecimal() for word in row)
         }
         watched = dict.fromkeys(each.name for each in (link, *net.devices(link)))
         if not counts.keys() & watched.keys():

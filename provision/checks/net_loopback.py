@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown
@@ -25,7 +26,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         flags = next((line.split()[1] for line in answer.lines if line.startswith("flags ")), "")
         found = list(dict.fromkeys(line.split()[1] for line in answer.lines if line.startswith("localhost ")))
         wrong = [text for text in found if not ((address := as_address(text)) and address.is_loopback)]
-        if not flags.startswith("0x"):
+        if not re.fullmatch("0x[0-9a-f]{1,16}", flags):
             yield unknown(ID, name, "the state of lo cannot be read")
         elif not int(flags, 16) & 1:
             yield fail(ID, name, "lo is down", expected=TITLE, fix="ip link set lo up")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, ok, unknown, warn
+from provision.checks._host import number
 from provision.checks._interfaces import Network
 from provision.checks._net import each, facts, table
 from provision.model import Finding
@@ -29,9 +30,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         twins = _twins(net)
         if not twins:
             return ok(ID, name, "every interface has a network of its own")
-        if not filters.get("all", "").isdigit():
+        if not filters.get("all", "").isdecimal():
             return unknown(ID, name, "net.ipv4.conf.all.rp_filter cannot be read")
-        values = {each: max(int(filters["all"]), int(filters.get(each, "0") or 0)) for each in twins}
+        values = {each: max(int(filters["all"]), number(filters.get(each)) or 0) for each in twins}
         strict = [each for each, value in values.items() if value == 1]
         if strict:
             said = f"{' and '.join(twins)} are in one network, and rp_filter of {strict[0]} is 1"

@@ -48,7 +48,7 @@ def asking(reporter: Reporter) -> Ask | None:
 
 
 def asking_which(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
-    """Asks the person at the terminal which run to stop, and whether to; None where nobody can answer."""
+    """Asks the person at the terminal which run to stop, and whether to; None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
 

@@ -49,7 +49,7 @@ def run(words: Sequence[str], closed: AbstractSet[str] = frozenset()) -> NoRetur
     except (KeyboardInterrupt, click.Abort):
         code = _failed(reporter, InterruptedByUser("interrupted", hint="run the same command again"))
     except BrokenPipeError:
-        code = NO_READER  # of our output (clusterctl ... | head): nothing to tell, and nobody to tell it to
+        code = NO_READER  # of the output (clusterctl ... | head): there is no reader for a message either
     except OSError as error:
         code = _failed(reporter, _unusable(error))
     finally:

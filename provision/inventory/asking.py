@@ -90,7 +90,7 @@ def _interface(words: Sequence[str], addresses: Sequence[tuple[str, IPv4Interfac
         tuple(address for owner, address in addresses if owner == name),
         infiniband=kind == _INFINIBAND,
         up=state not in {"down", "lowerlayerdown", "dormant", "notpresent"},  # "unknown" is usual for a tunnel or veth
-        speed=int(speed) if speed.isdigit() and 0 < int(speed) < 2**31 else None,  # -1: not known
+        speed=int(speed) if re.fullmatch("[0-9]{1,10}", speed) and 0 < int(speed) < 2**31 else None,  # -1: not known
     )
 
 

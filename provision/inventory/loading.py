@@ -61,7 +61,7 @@ def parse(text: str, path: Path, *, origin: Callable[[Place], str] | None = None
     Args:
         text: the file's content.
         path: the file; for generated text it need not exist.
-        origin: for generated text, which nobody has seen: who wrote the value at a place, in place of its line.
+        origin: for generated text, which the user has not seen: who wrote the value at a place, in place of its line.
 
     Raises:
         InventoryError: it holds mistakes; ``problems`` names all of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def read(out: str) -> Facts:
     def names(word: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(rest.split()[0] for rest in lines.get(word, ()) if rest))
 
-    free = [whole(rest) for rest in lines.get("free", ()) if rest.isdigit()]
+    free = [whole(rest) for rest in lines.get("free", ()) if re.fullmatch("[0-9]{1,18}", rest)]
     return Facts(
         refused=" ".join(lines.get("refused", ())),
         lacks=tuple(" ".join(lines.get("lacks", ())).split()),

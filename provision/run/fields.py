@@ -2,7 +2,7 @@
 
 A node may be broken or hostile. So nothing that it wrote is used before it was read here: the text has a limit, and a
 field that does not have the type and the range that it has in clusterctl's own files is dropped, as if the agent had
-not written it. Fields with other names stay as they are: nobody looks at them.
+not written it. Fields with other names stay as they are: no command reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = 1000  # of a name, a path or a word
 RANKS = 1 << 20
 _LISTED = 1000  # processes that are named
 _COUNT = 1 << 53  # steps, bytes of a file of events
-_NEVER = 1e11  # epoch seconds that no clock of ours shows
+_NEVER = 1e11  # epoch seconds that no clock shows
 _PID = 1 << 31
 
 Check = Callable[[Any], bool]

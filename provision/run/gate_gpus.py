@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CHECK = "gpu.gate"
 LEAST = 256  # MiB
+_MIB = re.compile("[0-9]{1,9}")  # nvidia-smi prints "[N/A]" where it does not know
 
 # ``gpu INDEX, UUID``, then a line for each process and GPU, with the login name of its owner before it.
 _TEXT = f"""\
@@ -58,7 +59,7 @@ def busy(
         found: dict[int, tuple[str, str, list[str], list[str]]] = {}
         for owner, pid, used, index, name in _processes(answer):
             elsewhere = wanted is not None and index not in wanted
-            if int(pid) in ours or elsewhere or (used.isdigit() and int(used) < LEAST):
+            if int(pid) in ours or elsewhere or (_MIB.fullmatch(used) and int(used) < LEAST):
                 continue
             entry = found.setdefault(int(pid), (owner, name.rsplit("/", 1)[-1], [], []))
             entry[2].append(index)
@@ -71,16 +72,16 @@ def busy(
 
 
 def _told(pid: int, owner: str, name: str, gpus: list[str], used: list[str]) -> str:
-    memory = f"{sum(map(int, used))} MiB" if all(each.isdigit() for each in used) else "memory"
+    memory = f"{sum(map(int, used))} MiB" if all(map(_MIB.fullmatch, used)) else "memory"
     return f"process {pid} ({name}) of {owner} holds {memory} of GPU {', '.join(gpus)}"
 
 
 def _processes(answer: Answer) -> Iterator[tuple[str, str, str, str, str]]:
     """Owner, pid, MiB, index of the GPU, program."""
-    index = dict(re.findall(r"^gpu (\d+), (\S+)$", answer.out, flags=re.MULTILINE))
+    index = dict(re.findall(r"^gpu (\d{1,9}), (\S+)$", answer.out, flags=re.MULTILINE))
     by_uuid = {uuid: number for number, uuid in index.items()}
     for owner, pid, used, uuid, name in re.findall(
-        r"^process (.*?), (\d+), (.*?), (.*?), (.*)$", answer.out, flags=re.MULTILINE
+        r"^process (.*?), (\d{1,18}), (.*?), (.*?), (.*)$", answer.out, flags=re.MULTILINE
     ):
         yield owner, pid, used, by_uuid.get(uuid, uuid), name
 
@@ -88,7 +89,7 @@ def _processes(answer: Answer) -> Iterator[tuple[str, str, str, str, str]]:
 def _wanted(answer: Answer, facts: Facts, node: Node, visible: str | None) -> frozenset[str] | None:
     """The indexes of the GPUs that the run will use there; None for all."""
     if visible is not None:
-        uuids = re.findall(r"^gpu (\d+), (\S+)$", answer.out, flags=re.MULTILINE)
+        uuids = re.findall(r"^gpu (\d{1,9}), (\S+)$", answer.out, flags=re.MULTILINE)
         return devices(visible) | {
             index for index, uuid in uuids for word in devices(visible) if word[:4] == "GPU-" and uuid.startswith(word)
         }

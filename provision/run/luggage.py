@@ -177,8 +177,9 @@ def tar_stream(travel: Travel, extra: Mapping[str, bytes] | None = None) -> Iter
 
 
 def _header(name: str, size: int, mtime: int, *, executable: bool = False) -> bytes:
+    """A file that only its user can read: configurations hold tokens."""
     info = tarfile.TarInfo(name)
-    info.size, info.mtime, info.mode = size, mtime, 0o755 if executable else 0o644
+    info.size, info.mtime, info.mode = size, mtime, 0o700 if executable else 0o600
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 

@@ -50,7 +50,18 @@ def make_private(folder: Path) -> None:
     """Make a run's folder here for this user alone, also one that another version made for everybody."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.suppress(PermissionError):  # it is another user's
+    _close(folder)
+
+
+def close_all(inventory: Path) -> None:
+    """Make the runs' folders beside an inventory private that another version made for everybody."""
+    for path in folder_of(inventory, "any").parent.glob(f"*/{FILE}"):
+        if not path.parent.is_symlink():
+            _close(path.parent)
+
+
+def _close(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it is another user's, or was deleted
         if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -186,7 +187,7 @@ class _Starting:
     def identified(self) -> NodeState:
         """The node with its first process, which reports its id itself."""
         line = self._out.readline().strip()
-        init = identify(int(line)) if line.isdigit() else None
+        init = identify(int(line)) if re.fullmatch("[0-9]{1,9}", line) else None
         if not init:
             raise NodesFailedError(
                 f"{self.node.name} did not start",

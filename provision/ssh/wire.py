@@ -58,7 +58,7 @@ class DeadlineExceeded(RemoteError):  # noqa: N818 - the name that the protocol 
 
 
 class AnswerUnreadable(RemoteError):  # noqa: N818 - the state of a node
-    """The node's answer is not what a script of ours prints."""
+    """The node's answer is not what clusterctl's scripts print."""
 
 
 def too_long(node: Node, error: OutputTooLong) -> NodeUnreachable:

@@ -23,6 +23,7 @@ from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinish
 from provision.render import render
 from provision.run import plan_name
 from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sources
+from provision.run.record import make_private
 from provision.ssh.openssh import bulk
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason
@@ -142,6 +143,7 @@ class _Collection:
         """Everything that is wanted."""
         began = time.monotonic()
         checkpoint, made = _NONE, None
+        make_private(self.here)
         self.emit(StageStarted(_STAGE, f"Collecting {self.run.id}", None, "bytes"))
         if only != "checkpoints":
             logs = {part.node: f"{self.folder.parent}/{part.logs}" for part in self.run.parts}

@@ -115,7 +115,7 @@ def deploy(
     bundle = open_bundle(bundle_path)
     places = Places.of(inventory, bundle.manifest.release_id)
     serviced = None
-    with Connections(inventory, prompts) as connections:  # of services too: nobody is asked twice
+    with Connections(inventory, prompts) as connections:  # also for services: a password is asked for once
         if with_services and inventory.services:
             try:
                 serviced = services.apply(

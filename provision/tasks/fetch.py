@@ -2,13 +2,17 @@
 
 A file that is here with the same size and time is not sent again, so that a fetch that broke off goes on where it was.
 What comes is written beside its place and moved there in one rename. Names come from the node and are believed
-nothing: an entry that was not asked for, or that is anything but a plain file, ends the fetch.
+nothing: an entry that was not asked for, that comes twice, or that is anything but a plain file, ends the fetch.
+
+A node cannot take more of this machine's disk than its list says. The listed sizes of all fetches that are running are
+compared with the free space first, and of each file no more bytes are kept than were listed: a log may have grown.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
 import re
 import threading
@@ -18,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.env.bundle.tar_reader import Member, TarError, TarReader
+from provision.env.report import words
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render
 from provision.script import whole
@@ -29,7 +34,11 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"[0-9]{1,18}")
 _SECONDS = re.compile(r"-?[0-9]{1,11}")
 _PART = ".clusterctl-part"
+_PIECE = 1 << 20
 _LIST_DEADLINE = 300.0
+_NO_LIST = 9  # the script's exit status
+_GROWN = 64 << 20  # bytes by which a node's files may have grown since it listed them
+_MARGIN = 16 << 20  # bytes that stay free
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,14 @@ def listed(remote: Remote, folder: str) -> dict[str, There]:
     Raises:
         Escape: a name that leads out of the folder.
         RemoteError: the node does not answer.
+        ClusterctlError: the node has no program that lists files with their sizes.
     """
     script = render("run/list_files.sh.j2", folder=folder)
-    out = remote.run(script, deadline=_LIST_DEADLINE).out
+    result = remote.run(script, deadline=_LIST_DEADLINE)
+    if result.rc == _NO_LIST:
+        raise ClusterctlError(f"{remote.node.name}: the files in {folder} cannot be listed: {result.err.strip()}")
     with reading(remote.node):
-        return parse_list(out, remote.node.name)
+        return parse_list(result.out, remote.node.name)
 
 
 def parse_list(out: str, node: str) -> dict[str, There]:
@@ -102,18 +114,19 @@ def fetch(remote: Remote, folder: str, wanted: Mapping[str, There], here: Path) 
 
     Raises:
         Escape: the node sent what was not asked for.
-        UsageError: this machine cannot write them.
+        UsageError: this machine cannot write them, or has not enough space.
         ClusterctlError: not all of them came.
     """
     if not wanted:
         return 0
     receiver = _Receiver(wanted, here, remote.node.name)
     script = render("run/send_files.sh.j2", folder=folder)
-    try:
-        receiver.start()
-        result = remote.run(script, stdin=_names(wanted), on_line=receiver.line)
-    finally:
-        receiver.finish()
+    with _space(receiver, here):
+        try:
+            receiver.start()
+            result = remote.run(script, stdin=_names(wanted), on_line=receiver.line)
+        finally:
+            receiver.finish()
     if receiver.failure:
         raise receiver.failure
     if missing := sorted(set(wanted) - receiver.got):
@@ -135,8 +148,45 @@ def _same(path: Path, file: There) -> bool:
     return (found.st_size, int(found.st_mtime)) == (file.size, file.mtime)
 
 
+_LOCK = threading.Lock()
+_RUNNING: list[_Receiver] = []
+
+
+@contextlib.contextmanager
+def _space(receiver: _Receiver, here: Path) -> Iterator[None]:
+    """Keep room for what a fetch will write, beside what the fetches that are running will still write.
+
+    Raises:
+        UsageError: there is not enough.
+    """
+    folder = next(each for each in (here, *here.parents) if each.exists())
+    with _LOCK:
+        status = os.statvfs(folder)
+        free = status.f_bavail * status.f_frsize
+        promised = sum(max(0, each.need - each.bytes) for each in _RUNNING)
+        if receiver.need + promised + _MARGIN > free:
+            raise UsageError(
+                f"{folder}: {words.size(receiver.need + promised)} will come, and {words.size(free)} are free",
+                hint="free some space, or name a folder on another disk with --to",
+            )
+        _RUNNING.append(receiver)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _RUNNING.remove(receiver)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file here; 0 where there is none."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
 class _Receiver(threading.Thread):
-    """Unpacks what comes, in a thread of its own: it reads from a pipe that what comes is written to."""
+    """Unpacks the received tar in a separate thread, which reads it from a pipe."""
 
     def __init__(self, wanted: Mapping[str, There], here: Path, node: str) -> None:
         super().__init__(name=f"fetch-{node}", daemon=True)
@@ -144,6 +194,8 @@ class _Receiver(threading.Thread):
         self.bytes = 0
         self.failure: ClusterctlError | None = None
         self._wanted, self._here, self._node = wanted, here, node
+        self.need = sum(file.size - _size(here / name) for name, file in wanted.items())
+        self._grown = 0
         self._reader, self._writer = os.pipe()
         self._open = True
 
@@ -186,19 +238,35 @@ class _Receiver(threading.Thread):
         name = member.name.removeprefix("./")
         if name not in self._wanted or member.kind not in ("file", "hard"):
             raise Escape(f"{self._node}: it sent {member.name!r}, which was not asked for; the fetch was ended")
+        if name in self.got:
+            raise Escape(f"{self._node}: it sent {member.name!r} twice; the fetch was ended")
         path = self._here / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + _PART)
-        if member.kind == "hard":  # a second name of a file that has come already
-            target = member.target.removeprefix("./")
-            if target not in self.got:
-                raise Escape(f"{self._node}: it sent a link to {member.target!r}, which was not asked for")
-            part.write_bytes((self._here / target).read_bytes())
-        else:
-            with part.open("wb") as file:
-                for piece in archive.content():
-                    file.write(piece)
-                    self.bytes += len(piece)
-        os.utime(part, (member.mtime, member.mtime))
-        part.replace(path)
+        try:
+            if member.kind == "hard":  # a second name of a file that has come already
+                target = member.target.removeprefix("./")
+                if target not in self.got:
+                    raise Escape(f"{self._node}: it sent a link to {member.target!r}, which was not asked for")
+                with (self._here / target).open("rb") as source:
+                    self._write(part, iter(lambda: source.read(_PIECE), b""), self._wanted[name].size)
+            else:
+                self._write(part, archive.content(), self._wanted[name].size)
+            os.utime(part, (member.mtime, member.mtime))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
         self.got.add(name)
+
+    def _write(self, part: Path, pieces: Iterable[bytes], listed: int) -> None:
+        """Write a file's first ``listed`` bytes; what has been added since is dropped."""
+        left = listed
+        with part.open("wb") as file:
+            for piece in pieces:
+                file.write(piece[:left])
+                kept = min(left, len(piece))
+                left -= kept
+                self.bytes += kept
+                self._grown += len(piece) - kept
+                if self._grown > _GROWN:
+                    raise Escape(f"{self._node}: it sent more than it had listed; the fetch was ended")

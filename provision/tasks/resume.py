@@ -104,7 +104,7 @@ def resume(
 def remaining(
     run: Run, unreachable: Mapping[str, str], inventory: Inventory, nodes: Sequence[Node], count: int | None
 ) -> tuple[str, ...] | None:
-    """The nodes of a run on which it continues, in the order of their ranks; None: all of them, nobody chose any.
+    """The nodes of a run on which it continues, in the order of their ranks; None: the user chose none, so all of them.
 
     Raises:
         UsageError: none of the run's nodes was chosen, or it has fewer than ``count``.

@@ -61,6 +61,7 @@ def find_all(
     Raises:
         NodesFailedError: no node answered.
     """
+    record.close_all(inventory.path)
     text = script(inventory, word or "")
     names = [node.name for node in inventory.nodes]
 
@@ -103,7 +104,7 @@ def find(
         connections: to them.
         word: an id, a part of one, or None.
         live_first: of the runs that the word fits, the only running one; without a word the newest where none runs.
-        ask: chooses among running runs where no word was given; None where nobody can be asked.
+        ask: chooses among running runs where no word was given; None without a terminal.
 
     Raises:
         UsageError: no run is meant, or several are; the error lists them.

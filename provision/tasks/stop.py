@@ -91,7 +91,7 @@ def stop(
         word: the run; None: the only one that is running.
         save: let it save a checkpoint first.
         others_too: also one of another user, which only root may do.
-        ask: chooses among running runs where no word was given; None: nobody can be asked.
+        ask: chooses among running runs where no word was given; None: there is no terminal.
         prompts: how to ask for a password or about a host key.
         emit: is told about the progress.
 

@@ -62,7 +62,7 @@ def read(out: str) -> Facts:
     have = keys.splitlines()
     if have[-1:] != ["end"]:
         raise ClusterctlError("its answer is incomplete")
-    version = re.search(r"OpenSSH_(\d+)\.(\d+)", facts["sshd"][0])
+    version = re.search(r"OpenSSH_(\d{1,9})\.(\d{1,9})", facts["sshd"][0])
     return Facts(
         have=frozenset(have[:-1]),
         kept=frozenset(facts.get("kept", ())),
@@ -111,7 +111,7 @@ def reason(free: tuple[int, int], words: str, into: str) -> tuple[str, bool]:
 def _reached(connection: str) -> tuple[str, int] | None:
     """Address and port from ``SSH_CONNECTION``: client address and port, then the server's."""
     words = connection.split()
-    if len(words) != 4 or not words[3].isdigit():
+    if len(words) != 4 or not re.fullmatch("[0-9]{1,5}", words[3]):
         return None
     try:
         address = ip_address(words[2].partition("%")[0])

@@ -16,13 +16,15 @@ import time
 from pathlib import Path
 
 import pytest
+from command import run
 from tiny_env import inventory, make_env, on, pack
 from training import wait_until
 
 from provision import sandbox as sandboxes
 from provision.env.release import steps
+from provision.errors import ClusterctlError
 from provision.inventory import load
-from provision.model import ignore
+from provision.model import StageStarted, ignore
 from provision.script import compile_steps
 from provision.tasks.deploy import deploy
 from provision.tasks.releases import prune, rollback, verify
@@ -196,3 +198,75 @@ def test_something_is_killed_at_random_moments(cluster):
                 cluster.box.enter(node, ["sh", "-c", 'kill -9 "$@" 2>/dev/null', "sh", *found])
         child.communicate(timeout=120)
         cluster.check(f"seed {seed}, moment {moment}: {victim} on {node} after {delay:.3f} s")
+
+
+def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
+    """The old release stays, nothing is left that grows with every try, and with space the same command completes."""
+    box, into = cluster.box, "/opt/small"
+    on(box, "node02", "sh", "-c", f"mkdir -p {into} && mount -t tmpfs -o size=40m tmpfs {into}")
+    mine = load(inventory(box, tmp_path / "small", prefix=f"{into}/current") / "inventory.yaml")
+    first = deploy(mine, mine.nodes, cluster.folder / "old.ccb", emit=ignore)
+
+    def fill(event):
+        if isinstance(event, StageStarted) and event.stage == "send":
+            on(box, "node02", "sh", "-c", f"cat /dev/zero >{into}/ballast 2>/dev/null; truncate -s -1M {into}/ballast")
+
+    for _ in range(2):
+        with pytest.raises(ClusterctlError) as failed:
+            deploy(mine, mine.nodes, cluster.new, emit=fill)
+        assert "no space left on the device" in str(failed.value.reasons["node02"])
+        assert on(box, "node02", "readlink", f"{into}/current").strip() == f"releases/{first.release_id}"
+        on(box, "node02", "env", "-i", f"{into}/current/bin/tool")
+        on(box, "node02", "rm", f"{into}/ballast")
+        # What has come waits for the rerun, in the two folders of this release: it never exceeds the release.
+        left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
+        waiting = {f".incoming-{cluster.new_id}", f".transfer-{cluster.new_id}"}
+        assert left - waiting == {".clusterctl", ".history", first.release_id, f"{first.release_id}.ok"}
+        assert set(on(box, "node02", "ls", "-A", into).split()) == {"current", "releases"}
+        size = on(box, "node02", "sh", "-c", f"du -cks {into}/releases/.[it]*-* | tail -n 1").split()[0]
+        assert int(size) << 10 <= 1.2 * cluster.new.stat().st_size
+    result = deploy(mine, mine.nodes, cluster.new, emit=ignore)
+    assert result.states["node02"] == "deployed"
+    assert [finding.verdict for finding in verify(mine, mine.nodes, emit=ignore).findings] == ["OK", "OK"]
+    left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
+    expected = {f"{name}{end}" for name in (first.release_id, cluster.new_id) for end in ("", ".ok")}
+    assert left == {".clusterctl", ".history", *expected}
+
+
+def test_a_signal_while_a_deploy_sets_up_services_ends_cleanly(cluster, tmp_path):
+    """Before the scripts start, when they are done, and while one waits on a node for the lock of the services."""
+    box, lock = cluster.box, "/var/lib/clusterctl/lock"
+    folder = inventory(box, tmp_path / "services", prefix=f"{ROOT}/current", extra="services:\n  hosts:\n")
+    command = [sys.executable, KILLING, folder, cluster.new]
+    hold = f"mkdir -p {lock.rpartition('/')[0]}; exec 9>{lock}; flock 9; echo $$ >/root/pid; exec sleep 250"
+    on(box, "node01", "sh", "-c", f"sh -c '{hold}' </dev/null >/dev/null 2>&1 & until [ -s /root/pid ]; do :; done")
+    # The event never comes: the signal does, once node01's script waits.
+    with subprocess.Popen(
+        [*command, "99", "SIGTERM"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as child:
+        wait_until(lambda: len(waiting(box, "node01", lock)) > 1, "a script waits for the lock", 60)
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    on(box, "node01", "sh", "-c", "kill $(cat /root/pid); rm /root/pid")
+    ended = [(child.returncode, err)]
+    for event, number in (("1", "SIGINT"), ("2", "SIGTERM")):
+        done = subprocess.run(
+            [*command, event, number], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        ended.append((done.returncode, done.stderr))
+    for code, said in ended:
+        assert code == 130, said
+        assert "interrupted\ntry: clusterctl deploy" in said
+        assert "Traceback" not in said
+    for node in ("node01", "node02"):
+        wait_until(lambda node=node: not waiting(box, node, lock), f"{node}: no script holds the lock", 20)
+        assert ".lock" not in on(box, node, "ls", "-A", f"{ROOT}/releases")
+    assert run("services", "apply", cwd=folder).returncode == 0
+    assert "BEGIN clusterctl" in on(box, "node01", "cat", "/etc/hosts")
+    assert run("services", "undo", cwd=folder).returncode == 0
+
+
+def waiting(box, node, lock):
+    """The processes of a node that have the lock's file open."""
+    script = 'for p in /proc/[0-9]*; do ls -l "$p/fd" 2>/dev/null | grep -q -- "-> $1$" && echo "$p"; done; true'
+    return on(box, node, "sh", "-c", script, "sh", lock).split()

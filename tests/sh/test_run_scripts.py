@@ -1,5 +1,6 @@
 """The scripts that bring a run to a node and ask what is there, under three shells."""
 
+import hashlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from provision.render import render
+from provision.run.luggage import Entry, Travel, tar_stream
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -217,6 +219,25 @@ def test_a_run_s_folder_is_its_user_s_alone_and_the_folder_of_all_runs_everybody
         os.umask(before)
     assert mode(root / "runs") == 0o755
     assert mode(root / "runs/run-1") == 0o700
+
+
+def test_what_travels_with_a_run_is_its_user_s_alone(shell, root, tmp_path):
+    """Configurations hold tokens: also in a folder that the user opens to others."""
+    for name in ("job/deep/sft.yaml", "agent/__main__.py", "run.sh"):
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_text("hub_token: hf_secret")
+    entries = tuple(
+        Entry(tmp_path / "here" / name, name, 20, hashlib.sha256(b"hub_token: hf_secret").hexdigest(), name == "run.sh")
+        for name in ("job/deep/sft.yaml", "agent/__main__.py", "run.sh")
+    )
+    travel = Travel(tmp_path / "here/job/deep/sft.yaml", "sft.yaml", {"job/made.yaml": b"x"}, entries)
+    lines(call(shell, prepare(root), b"".join(tar_stream(travel))))
+    run = root / "runs/run-1"
+    modes = {str(path.relative_to(run)): mode(path) for path in run.rglob("*")}
+    assert modes == {
+        **dict.fromkeys(("job", "job/deep", "agent", "run.sh"), 0o700),
+        **dict.fromkeys(("job/deep/sft.yaml", "job/made.yaml", "agent/__main__.py"), 0o600),
+    }
 
 
 def test_runs_that_everybody_may_read_are_closed_by_the_next_command(shell, root):

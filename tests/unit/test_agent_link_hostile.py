@@ -29,7 +29,7 @@ TOKEN = "t" * 64
 
 
 class Run:
-    """Links of one run, each with a folder of its own."""
+    """Links of one run, each with its own folder."""
 
     def __init__(self, folder, count):
         with socket.socket() as sock:
@@ -181,7 +181,7 @@ def test_a_changed_byte_of_the_greeting_is_noticed(place, change):
 
 
 def test_an_address_that_opens_connections_all_the_time_keeps_nobody_from_joining(run, monkeypatch):
-    """The churn goes on until the agent has joined: were its connection evicted, it would have to connect again."""
+    """The churn continues until the agent has joined: were its connection evicted, it would have to connect again."""
     agents = run(2)
     hub = agents.start(0)._end
     over, opened = threading.Event(), []

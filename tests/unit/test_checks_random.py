@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,20 @@ def test_an_empty_answer_is_not_ok(check):
             silent = {name: Answer("", rc) for name in recording.answers}
             verdicts = {each.verdict for each in judged(check, recording.plan, silent)}
             assert not verdicts & {"OK", "N/A"}, f"exit code {rc} and no output"
+
+
+NUMBER = re.compile(r"[0-9]+")
+PLACES = 20  # numbers of an answer that are replaced, spread over all of it
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²"], ids=["5000 digits", "superscript"])
+@pytest.mark.parametrize("check", checks.ids())
+def test_no_number_breaks_a_judge(check, number):
+    """``int`` refuses more than 4,300 digits, and ``isdigit`` accepts characters that ``int`` refuses."""
+    for recording in recorded(check).healthy[:1]:
+        for name, answer in recording.answers.items():
+            found = list(NUMBER.finditer(answer.out))
+            for match in found[:: max(1, len(found) // PLACES)]:
+                out = answer.out[: match.start()] + number + answer.out[match.end() :]
+                findings = list(judged(check, recording.plan, {**recording.answers, name: replace(answer, out=out)}))
+                assert {each.node for each in findings} == set(recording.answers)

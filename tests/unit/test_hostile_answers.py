@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import PurePosixPath
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
 from provision.model import Finding, Inventory, Node, Result, StepState, ignore
 from provision.ospackages import facts as os_facts
+from provision.run import gate_gpus
 from provision.run.loglines import entry
 from provision.script import parse
 from provision.ssh.remote import AnswerUnreadable, reading
@@ -54,6 +56,10 @@ def listing(out):
 
 def uptime(out):
     return status_shown(status.Status({"gpu01": status.read(out)}, apart=1.0))
+
+
+def gpus(out):
+    return list(gate_gpus.busy([NODE], {"gpu01": Answer(out)}, {"gpu01": SimpleNamespace(runs=(), gpus=1)}, {}))
 
 
 PARSERS = {
@@ -95,6 +101,7 @@ PARSERS = {
     "shares": (steps, "begin write 0\nfine\nend write 0 0\nmounted 0 nfs4 a:/b\n"),
     "uptime": (uptime, "uptime 1234.56\ncurrent releases/0123456789ab\n"),
     "log": (lambda out: entry("gpu01", out), "2026-01-01T00:00:00.000Z [0] text"),
+    "gpus": (gpus, "gpu 0, GPU-1\nprocess u, 77, 300, GPU-1, python\n"),
     "offset": (lambda out: offset(Answer(out)), "offset -0.100000 0.010000 11\n"),
 }
 
@@ -193,3 +200,11 @@ def test_a_check_that_one_answer_makes_fail_still_judges_the_others(cluster, mon
     assert (found["gpu02"].verdict, found["gpu02"].observed) == ("OK", "7")
     assert found["gpu01"].verdict == "UNKNOWN"
     assert "does not understand an answer" in found["gpu01"].observed
+
+
+@pytest.mark.parametrize("word", [DIGITS, "²"], ids=["5000 digits", "superscript"])
+@pytest.mark.parametrize("name", ["gpus", "init", "survey", "os_packages"])
+def test_every_number_of_an_answer_may_be_none(name, word):
+    parser, good = PARSERS[name]
+    for found in re.finditer(r"[0-9]+", good):
+        parser(good[: found.start()] + word + good[found.end() :])

@@ -1,4 +1,4 @@
-"""Bundles of OS packages that somebody made to hurt: what they hold is unpacked, and given to apt, by root."""
+"""Hostile bundles of OS packages: what they hold is unpacked, and given to apt, by root."""
 
 import hashlib
 import json

@@ -77,6 +77,7 @@ def test_metrics_of_another_node_than_the_first_are_said_to_be_so(cluster, run):
 
 def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(tmp_path, monkeypatch):
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
+    tmp_path.chmod(0o755)
     found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
     monkeypatch.setattr(collecting._Collection, "_offers", lambda _self: {"gpu01": {"output": "/out", "offer": {}}})
     monkeypatch.setattr(collecting._Collection, "_newest", lambda _self, _offers: Newest())
@@ -84,6 +85,7 @@ def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(
     with pytest.raises(NodesFailedError, match="no complete checkpoint without gpu02") as failed:
         silent.all("checkpoints", fp32=False)
     assert failed.value.reasons == {"gpu02": "no route"}
+    assert tmp_path.stat().st_mode & 0o777 == 0o700  # logs and configurations hold tokens
     every = collecting._Collection(inventory, found["r1"], None, tmp_path, {}, lambda _event: None)
     with pytest.raises(UsageError, match="no complete checkpoint"):
         every.all("checkpoints", fp32=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
 import timeit
@@ -231,3 +232,22 @@ def test_no_line_takes_long(line):
 def cpu_time(work):
     """The least that it took this thread, whatever other processes and the processor's speed make of a single time."""
     return min(timeit.repeat(work, number=2, repeat=5, timer=time.thread_time))
+
+
+
+DIGITS = re.compile(r"[0-9]+")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²"], ids=["5000 digits", "superscript"])
+def test_no_number_of_a_log_breaks_the_reader(number):
+    """``int`` refuses more than 4,300 digits."""
+    lines = [line for line, *_ in LINES] + [
+        "[rank0]: iter 7: loss 2.5, time 3.5ms",
+        "2026-01-01T00:00:00.000Z [3] iter 7: loss 2.5, time 3.5ms",
+        '{"current_steps": 3, "total_steps": 9, "loss": 2.5, "elapsed_time": "1 day, 2:03:04"}',
+    ]
+    for line in lines:
+        for found in DIGITS.finditer(line):
+            changed = line[: found.start()] + number + line[found.end() :]
+            list(read([changed + "\n"]))
+            step(changed)

@@ -421,8 +421,8 @@ def test_the_tar_holds_what_was_taken(project, tmp_path):
     with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
         members = tar.getmembers()
     assert {(each.uid, each.gid, each.uname, each.gname) for each in members} == {(0, 0, "", "")}
-    assert {each.mode for each in members if each.name.endswith("tool.sh")} == {0o755}
-    assert {each.mode for each in members if not each.name.endswith("tool.sh")} == {0o644}
+    assert {each.mode for each in members if each.name.endswith("tool.sh")} == {0o700}
+    assert {each.mode for each in members if not each.name.endswith("tool.sh")} == {0o600}
 
 
 def test_the_tar_is_the_same_every_time(project):

@@ -202,6 +202,21 @@ def test_a_record_is_its_users_alone_and_is_changed_in_one_rename(tmp_path):
     assert record.read(folder) is None
 
 
+def test_runs_here_that_everybody_may_read_are_closed_by_the_next_command(tmp_path, monkeypatch):
+    """``status``, ``logs``, ``collect``: whatever asks the nodes for runs."""
+    inventory = Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), (NODE,))
+    for name in ("r1", "r2", "no run"):
+        record.folder_of(inventory.path, name).mkdir(parents=True, mode=0o755)
+    for name in ("r1", "r2"):
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tmp_path / "elsewhere/run.json").write_text("{}")
+    (tmp_path / "runs/link").symlink_to(tmp_path / "elsewhere")
+    runs_module.find_all(inventory, [NODE], {NODE: Shell()})
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "runs").iterdir()}
+    assert modes == {"r1": 0o700, "r2": 0o700, "no run": 0o755, "link": 0o755}
+
+
 # --- shown ---------------------------------------------------------------------------------------
 
 SAMPLE = {

@@ -10,7 +10,7 @@ A save is committed when ``latest`` moves, which is last: ``best`` is never behi
 it ahead, so a resumed training points it to the lowest of the losses in the checkpoints up to its own step.
 
 clusterctl's agent knows this layout: ``iter_N`` counts when ``complete.json`` is in it. Nodes may share the folder:
-then one rank renames and removes for all of them. Or they have private disks: then each has the files of its own ranks,
+then one rank renames and removes for all of them. Or they have private disks: then each has its ranks' files,
 and rank 0's node has ``complete.json``.
 """
 

@@ -247,7 +247,7 @@ def _count(raw: Mapping[str, Any], key: str) -> int:
 
 
 def _shown(value: object) -> str:
-    """A value in a message, which is not to be longer for what somebody wrote there."""
+    """A value in a message, shortened to a fixed length."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 

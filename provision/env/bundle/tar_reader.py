@@ -1,4 +1,4 @@
-"""Read a tar that nobody vouches for, member by member, in bounded memory.
+"""Read an untrusted tar, member by member, in bounded memory.
 
 It takes what GNU tar, bsdtar, Python and busybox write: old, ustar, GNU and pax headers. A name, a header and their
 number have limits, and are refused before they are read. Sparse files are refused: their size is that of no data.

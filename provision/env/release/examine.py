@@ -197,4 +197,4 @@ def lacks_space(facts: NodeFacts, need: int, inodes: int) -> str | None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", text))

@@ -145,7 +145,7 @@ class Payload:
             "created": manifest.created,
             "versions": dict(manifest.versions),
         }
-        # Every other name of a file is listed as one too: what no list names was put there by somebody.
+        # Every other name of a file is listed as one too: a file that no list names was added later.
         others = [
             replace(final[entry.target], path=entry.path)
             for entry in manifest.files

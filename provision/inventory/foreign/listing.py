@@ -64,7 +64,7 @@ def _group(parsed: Parsed, name: str, content: Any) -> None:
                     _add(parsed, name, each, {})
                 else:
                     group.children.setdefault(each, 0)
-                    parsed.group(each)  # a group without hosts has no entry of its own
+                    parsed.group(each)  # a group without hosts has no separate entry
         else:
             parsed.problems.append((0, f"{shown(str(key))} in the group {shown(name)} is not understood"))
 

@@ -66,7 +66,7 @@ found() { # found TYPE: the paths of this type, escaped
     find . -type "$1" '(' -path '*\\*' -o -path "*$cc_newline*" -o -path "*$cc_cr*" ')' \
         -exec sh -c "$escape" sh "$cc_newline" "$cc_cr" {} +
 }
-extra() { # extra LISTED FOUND: what was put there by somebody
+extra() { # extra LISTED FOUND: files that were added later
     LC_ALL=C sort -u "$1" >"$1.sorted"
     LC_ALL=C sort "$2" >"$2.sorted"
     LC_ALL=C comm -13 "$1.sorted" "$2.sorted" | while IFS= read -r name; do printf '%s\n' "bad added ${name#./}"; done

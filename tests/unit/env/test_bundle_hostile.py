@@ -1,4 +1,4 @@
-"""Bundles that somebody made to hurt: what a manifest may say, how much is read, and mutations of a valid one."""
+"""Hostile bundles: what a manifest may say, how much is read, and mutations of a valid one."""
 
 import copy
 import functools

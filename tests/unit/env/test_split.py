@@ -1,5 +1,6 @@
 """A bundle in parts: written without a second copy, read without joining them, and no wrong part gets past."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -248,3 +249,63 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(UsageError, match="is no size"):
         parse_size(text)
+
+
+@pytest.fixture(scope="module")
+def two_bundles(tmp_path_factory, helpers):
+    """The parts of two bundles of one name, whose packages differ in one file."""
+    found = []
+    prefix = helpers.make_env(tmp_path_factory.mktemp("split") / "opt/env", tmp_path_factory.mktemp("proj") / "proj")
+    for number in range(2):
+        folder = tmp_path_factory.mktemp(f"parts{number}")
+        helpers.write(prefix / helpers.SITE / "big" / "big.bin", bytes([number]) * 5 + os.urandom(2 * helpers.LIMIT))
+        pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+        found.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    return found
+
+
+NAMES = ("env.ccb", "env.ccb.000", "env.ccb.0000", "env.ccb.007", "env.ccb.099", "env.ccb.٣٣٣", "env.ccb." + "9" * 240)
+SPOILS = ("swap", "cut", "emptied", "longer", "flip")
+
+
+def changed(how, content, other, at):
+    """What is in a part's place; ``at`` is a place in its content."""
+    flipped = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
+    return dict(zip(SPOILS, (other, content[:at], b"", content + other[: 1 + at], flipped), strict=True))[how]
+
+
+@st.composite
+def spoiled(draw, bundles):
+    """The parts of the first bundle with up to three faults."""
+    files, foreign = dict(bundles[0]), bundles[1]
+    for _ in range(draw(st.integers(1, 3))):
+        name = draw(st.sampled_from(sorted(files) or ["env.ccb"]))
+        how = draw(st.sampled_from(["drop", "rename", "extra", "exchange", *SPOILS]))
+        content = files.pop(name, b"")
+        other = draw(st.sampled_from(sorted([*files.values(), *foreign.values()])))
+        if how in {"rename", "extra"}:
+            files[draw(st.sampled_from(NAMES))] = content if how == "rename" else other
+        if how == "exchange":
+            files[name] = foreign.get(name, b"")
+        elif how in SPOILS and content:
+            files[name] = changed(how, content, other, draw(st.integers(0, len(content) - 1)))
+        elif how == "extra":
+            files.setdefault(name, content)
+    return files
+
+
+@given(data=st.data())
+def test_parts_that_are_spoiled_in_any_way_are_refused_or_read_as_a_bundle(two_bundles, tmp_path_factory, data):
+    """Missing, exchanged, of another bundle, cut, longer, renamed, more of them: never a traceback or wrong bytes."""
+    folder = tmp_path_factory.mktemp("spoiled")
+    for name, content in data.draw(spoiled(two_bundles)).items():
+        (folder / name).write_bytes(content)
+    opened = data.draw(st.sampled_from(["env.ccb", "env.ccb.000", "env.ccb.001", "env.ccb.sha256"]))
+    with contextlib.suppress(BundleError, UsageError):
+        bundle = open_bundle(folder / opened)
+        bundle.verify(ignore)
+        read = b"".join(path.read_bytes() for path in bundle.slices.files)
+        assert read in [
+            b"".join(each[name] for name in sorted(each) if name != "env.ccb.sha256") for each in two_bundles
+        ]
+    shutil.rmtree(folder)

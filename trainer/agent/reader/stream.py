@@ -27,7 +27,7 @@ PACE = 20  # seconds
 _MARKS = tuple(mark.encode() for mark in MARKS)
 _BARS = (b"%|",)
 _BAR = re.compile(r"\s*\d+%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[[^\]]*, +(?:(\d+(?:\.\d+)?)(it/s|s/it)|\?it/s)\]")
-_RANK = re.compile(r"\[(?:rank|default|Rank )(\d+)\]|^\S+Z \[(\d+)\] ")
+_RANK = re.compile(r"\[(?:rank|default|Rank )(\d{1,9})\]|^\S+Z \[(\d{1,9})\] ")
 
 
 class Reading(NamedTuple):

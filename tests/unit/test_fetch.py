@@ -1,0 +1,151 @@
+"""Files that come from nodes: whatever a node sends, and with whichever programs it lists its files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from types import SimpleNamespace
+
+import pytest
+
+from provision.errors import ClusterctlError, UsageError
+from provision.model import Node, Result
+from provision.tasks import fetch as fetching
+from provision.tasks.fetch import Escape, There, fetch, lacking, listed
+
+NODE = Node("node01", "10.0.0.1")
+BUSYBOX = ("cat", "find", "stat", "tar", "xargs", "base64", "head", "sh", "grep")
+
+
+class Busybox:
+    """A node that has busybox's programs and no others."""
+
+    node = NODE
+
+    def __init__(self, folder, programs=BUSYBOX):
+        folder.mkdir()
+        for name in programs:
+            (folder / name).symlink_to(shutil.which("busybox"))
+        self.path = str(folder)
+
+    def run(self, script, *, stdin=None, on_line=None, **_):
+        done = subprocess.run(
+            [f"{self.path}/sh", "-c", script],
+            input=b"".join(stdin or ()),
+            capture_output=True,
+            check=False,
+            timeout=60,
+            env={"PATH": self.path},
+        )
+        out = done.stdout.decode("utf-8", "surrogateescape")
+        for line in out.splitlines() if on_line else ():
+            on_line(line)
+        return Result(done.returncode, "" if on_line else out, done.stderr.decode())
+
+
+@pytest.fixture
+def there(tmp_path):
+    folder = tmp_path / "there"
+    (folder / "sub dir").mkdir(parents=True)
+    (folder / "sub dir" / "-ünï\nfile").write_bytes(os.urandom(50_000))
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "empty").touch()
+    (folder / "big").write_bytes(bytes(300_000))
+    os.link(folder / "big", folder / "twin")
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="busybox is not installed here")
+class TestBusybox:
+    def test_files_come_from_a_node_with_busybox(self, there, tmp_path):
+        many = there / ("x" * 200)
+        many.mkdir()
+        for number in range(1500):  # more than one call of tar takes
+            (many / f"{number:0200}").touch()
+        node, here = Busybox(tmp_path / "bin"), tmp_path / "here"
+        found = listed(node, str(there))
+        assert len(found) == 1504
+        fetch(node, str(there), found, here)
+        for name in found:
+            assert (here / name).read_bytes() == (there / name).read_bytes()
+        assert lacking(found, here) == {}
+
+    def test_a_node_that_cannot_list_says_so(self, there, tmp_path):
+        node = Busybox(tmp_path / "bin", [name for name in BUSYBOX if name != "stat"])
+        with pytest.raises(ClusterctlError, match=r"node01: the files in .* cannot be listed: .* install findutils"):
+            listed(node, str(there))
+
+    def test_a_folder_that_is_not_there_has_no_files(self, tmp_path):
+        assert listed(Busybox(tmp_path / "bin"), "/nowhere") == {}
+
+
+def sending(*members):
+    """A node that sends these names with these sizes, or links to names."""
+
+    def run(_, *, stdin, on_line):
+        list(stdin)
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for name, content in members:
+                info = tarfile.TarInfo(name)
+                if isinstance(content, str):
+                    info.type, info.linkname = tarfile.LNKTYPE, content
+                else:
+                    info.size = content
+                archive.addfile(info, io.BytesIO(b"x" * info.size))
+        data = stream.getvalue()
+        for at in range(0, len(data), 45_000):
+            on_line(base64.b64encode(data[at : at + 45_000]).decode())
+        return Result(0, "")
+
+    return SimpleNamespace(node=NODE, run=run)
+
+
+def test_of_a_file_that_has_grown_the_listed_bytes_are_kept(tmp_path):
+    assert fetch(sending(("run.log", 100)), "/there", {"run.log": There(60, 0)}, tmp_path) == 60
+    assert (tmp_path / "run.log").stat().st_size == 60
+
+
+def test_a_node_that_sends_more_than_it_listed_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "_GROWN", 1 << 20)
+    with pytest.raises(Escape, match="node01: it sent more than it had listed"):
+        fetch(sending(("a", 8 << 20)), "/there", {"a": There(10, 0)}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_cost_no_more_than_was_listed(tmp_path):
+    wanted = {"a": There(1000, 0), **{f"l{number}": There(0, 0) for number in range(9)}}
+    fetch(sending(("a", 1000), *((f"l{number}", "a") for number in range(9))), "/there", wanted, tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1000
+
+
+def test_a_file_comes_once(tmp_path):
+    with pytest.raises(Escape, match="sent 'a' twice"):
+        fetch(sending(("a", 5), ("a", 5)), "/there", {"a": There(5, 0)}, tmp_path)
+
+
+def test_what_does_not_fit_is_refused_before_anything_comes(tmp_path):
+    wanted = {"a": There(10**18 - 1, 0)}
+    with pytest.raises(UsageError, match=r"B will come, and .* are free") as caught:
+        fetch(SimpleNamespace(node=NODE, run=None), "/there", wanted, tmp_path / "deep" / "er")
+    assert "--to" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    assert fetching._RUNNING == []
+
+
+def test_fetches_that_run_at_once_share_the_space(tmp_path, monkeypatch):
+    free = 1 << 30
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
+    half = {"a": There(free * 6 // 10, 0)}
+
+    def second(_, **__):
+        with pytest.raises(UsageError, match="will come"):
+            fetch(SimpleNamespace(node=NODE, run=None), "/there", half, tmp_path / "2")
+        return Result(0, "")
+
+    with pytest.raises(ClusterctlError, match="broke off"):
+        fetch(SimpleNamespace(node=NODE, run=second), "/there", half, tmp_path / "1")
