@@ -247,7 +247,7 @@ def _plain(value: Any, name: str) -> Any:
 
 def _seconds(text: Any) -> Optional[int]:
     """``1 day, 2:03:04`` or ``0:00:02`` (the text of a timedelta of whole seconds) as seconds."""
-    found = re.fullmatch(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)", text) if isinstance(text, str) else None
+    found = re.fullmatch(r"(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)", text) if isinstance(text, str) else None
     if not found:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
