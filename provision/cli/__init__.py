@@ -7,13 +7,15 @@ here that Python has not loaded already.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Sequence
     from typing import Any, NoReturn
+else:
+    import _signal as signal  # built in; the module signal reads files, in which time Ctrl-C is a traceback
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _INTERRUPTED = 130

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -189,6 +190,17 @@ def test_a_planted_file_cannot_hide_behind_its_name(shell, packed, places):
         f"bad added {shown}" for _, shown in PLANTED.values()
     }
     assert f"{len(PLANTED)} added" in upkeep.findings("n", "x", out).observed
+
+
+def test_planted_pipes_and_sockets_are_found(shell, packed, places):
+    """They hold no bytes, but what reads the release could wait at one, or talk to whoever made it."""
+    folder, _ = deploy(packed, places)
+    os.mkfifo(folder / "share/pipe\n")
+    with socket.socket(socket.AF_UNIX) as sock:
+        here = os.open(folder / "share", os.O_RDONLY)  # a socket's path has 107 bytes at most
+        sock.bind(f"/proc/self/fd/{here}/socket")
+        os.close(here)
+    assert differences(shell, folder) == {("added", "share/pipe\\n"), ("added", "share/socket")}
 
 
 def test_a_file_that_became_a_link_to_its_own_content_is_found(shell, packed, places, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -255,6 +256,24 @@ def test_a_dump_that_holds_anything_else_runs_no_code(tmp_path, data):
     (tmp_path / "nccl_trace_rank_1").write_bytes(data)
     with pytest.raises(UsageError, match="no flight recorder dump"):
         task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
+
+
+class Touches:
+    """Unpickling one writes a file, and gives what a dump holds."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.open, (str(self.path), os.O_CREAT)
+
+
+def test_a_dump_that_calls_a_function_does_not_call_it(tmp_path):
+    dump = {"pg_status": {}, "entries": [Touches(tmp_path / "owned")]}
+    (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps(dump))
+    with pytest.raises(UsageError, match="no flight recorder dump"):
+        task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
+    assert not (tmp_path / "owned").exists()
 
 
 def test_the_verdict_is_about_the_rank_that_did_not_arrive(tmp_path):

@@ -133,10 +133,11 @@ def test_no_header_of_another_form_is_taken(whole, change):
         open_bundle(out)
 
 
-def test_a_sparse_file_with_a_large_manifest_is_refused_unread(tmp_path):
+@pytest.mark.parametrize("size", [200 << 30, 65 << 20])  # in base 256, and in octal digits
+def test_a_sparse_file_with_a_large_manifest_is_refused_unread(tmp_path, size):
     out = tmp_path / "sparse.osb"
-    out.write_bytes(tar.header(b"manifest.json", size=200 << 30, mtime=MTIME))
-    os.truncate(out, 200 << 30)
+    out.write_bytes(tar.header(b"manifest.json", size=size, mtime=MTIME))
+    os.truncate(out, size + 10_000)
     with pytest.raises(BundleError, match="no bundle of OS packages"):
         open_bundle(out)
 

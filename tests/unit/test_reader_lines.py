@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))  # for reader_logs; last, so that it
 
 from reader_logs import LOGS, data
 
-from trainer.reader import MARKS, Reading, every, read, said, step
+from trainer.reader import MARKS, Reading, every, read, said, series, step
 
 MEGATRON = (
     " [2026-07-01 10:00:00] iteration      100/  500000 | consumed samples:        25600 | elapsed time per iteration"
@@ -196,6 +196,25 @@ def test_whose_line_it_is(before, rank):
 def test_no_text_raises(text, cut):
     list(every(text[:cut]))
     step(text[:cut])
+
+
+NUMBERED = sorted({line for log in LOGS for line in data(log).decode().splitlines() if re.search(r"\d", line)})
+ODD = ["9" * 5000, "1." + "9" * 5000, "1e999", "-1", "nan", "\u00b2", "[" * 3000, "99:99:99", ""]
+
+
+@given(st.data())
+def test_no_number_in_a_real_line_raises(draw):
+    """Any program can print a line of a trainer's form: with 5,000 digits, int() fails."""
+    line = draw.draw(st.sampled_from(NUMBERED))
+    numbers = list(re.finditer(r"\d+(?:\.\d+)?", line))
+    found = draw.draw(st.sampled_from(numbers))
+    line = line[: found.start()] + draw.draw(st.sampled_from(ODD)) + line[found.end() :]
+    list(series(read([line + "\n"])))
+
+
+def test_a_duration_of_5000_digits_is_none():
+    (found,) = read([f'{{"current_steps": 5, "total_steps": 8, "loss": 4.5, "elapsed_time": "{"9" * 5000}:00:02"}}\n'])
+    assert (found.step, found.loss) == (5, 4.5)
 
 
 @settings(deadline=None)

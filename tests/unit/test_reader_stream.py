@@ -38,7 +38,7 @@ def test_a_file_its_lines_and_its_text_tell_the_same(log):
         assert repr(list(read(text))) == repr(WHOLE[log])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(st.sampled_from(LOGS), st.data())
 def test_a_log_that_is_cut_short_tells_the_beginning_of_the_same(log, draw):
     content = data(log)
@@ -49,7 +49,7 @@ def test_a_log_that_is_cut_short_tells_the_beginning_of_the_same(log, draw):
         assert repr(last) in {repr(whole), repr(whole._replace(step=None, ms=None, total=None))}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.sampled_from(LOGS), st.data())
 def test_a_log_without_its_beginning_tells_nothing_else(log, draw):
     """But for what stood there: whose line was torn, the tokens or examples of a step, the count of lines."""

@@ -68,3 +68,12 @@ def test_a_dry_run_does_not_even_hold_what_it_would_do():
 def test_a_token_is_letters_and_digits(token):
     with pytest.raises(ClusterctlError):
         compile_steps([], token=token)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_marker_of_a_step_with_5000_digits_is_no_marker(place):
+    """A hostile node knows the token: int() of so many digits would be a traceback."""
+    numbers = ["0", "0", "5"]
+    numbers[place] = "9" * 5000
+    index, rc, time = numbers
+    assert parse("t0", f"@clusterctl:t0:start:0:a\n@clusterctl:t0:step:{index}:ok:{rc}:{time}\n") == ()
