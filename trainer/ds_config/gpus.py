@@ -4,8 +4,8 @@ Sources: capabilities from NVIDIA, "CUDA GPU Compute Capability" (developer.nvid
 cuda-legacy-gpus); peaks and bandwidths from NVIDIA's datasheet of each card, B200's an eighth of DGX B200's; A10G's,
 and what sets A800, H800 and H20 apart, as they are reported. RTX 4090 D, RTX 5090, RTX 6000 Ada: appendices of NVIDIA's
 "Ada GPU Architecture", "RTX Blackwell GPU Architecture" and "Ada GPU Architecture in Professional Graphics" (bf16 with
-32-bit accumulation: 147.1, 209.5 and 364.2); RTX A5000: half of the 222.2 with sparsity of its datasheet; L20: 119.5, as
-reported; B300: an eighth of HGX B300's 36 PFLOP/s with sparsity, halved; its 288 GB are of 10^9 bytes. Peaks are
+32-bit accumulation: 147.1, 209.5 and 364.2); RTX A5000: half of the 222.2 with sparsity of its datasheet; L20: 119.5
+as reported; B300: an eighth of HGX B300's 36 PFLOP/s with sparsity, halved; its 288 GB are of 10^9 bytes. Peaks are
 dense 16-bit tensor peaks with 32-bit accumulation, without sparsity (P100 has no tensor cores: its ordinary ones).
 Boards for PCIe compute less than those of the same name with SXM, and have no NVLink or only pairs of it; a name that
 says neither is taken for SXM. A name with words that are not known here (Laptop, Max-Q, vGPU, MIG) is another card: it
