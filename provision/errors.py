@@ -44,7 +44,7 @@ class Reason(str):
         if any(letter.isdigit() for letter in name):  # others are words that a sentence may have anyway
             alike = _replaced(alike, name, "its name")
         alike = re.sub(rf"\bport {port}\b", "its port", alike) if port else alike
-        return cls(text, alike.replace("its address its port", "its address and port"))
+        return cls(text, alike.replace("its address its port", "its address with its port"))
 
 
 def within(text: str, why: str) -> str:

@@ -10,7 +10,6 @@ import json
 import os
 import posixpath
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +92,10 @@ def travel(
     )
 
 
+class MisspelledKeyError(UsageError):
+    """A key that looks misspelled; ``train --force`` takes it."""
+
+
 @dataclass
 class _Job:
     """One config being read. ``changes`` are values to replace in it, ``texts`` files that were made."""
@@ -126,10 +129,9 @@ class _Job:
             where = self.document.where(key)
             meant = config_keys.misspelled(key)
             if meant is not None and not any_key:
-                force = f"clusterctl train --force {shlex.quote(str(self.document.path))}"
-                raise UsageError(
+                raise MisspelledKeyError(
                     f"{where}: LLaMA-Factory {config_keys.VERSION} has no such key; did you mean {meant}?",
-                    hint=f"write {meant}; if your release of LLaMA-Factory has {shown(key)}: {force}",
+                    hint=f"write {meant}; if your release of LLaMA-Factory has {shown(key)}",
                 )
             if meant is not None or not config_keys.is_known(key):
                 unknown.append(where)

@@ -225,7 +225,8 @@ def verify(
     result = tuple(answer for node in nodes if isinstance(answer := answers[node.name], Finding))
     states = {finding.node: "as deployed" if finding.verdict == "OK" else "differs" for finding in result}
     states |= dict.fromkeys(absent, "no release") | dict.fromkeys(unread, "not verified")
-    emit(StageFinished("verify", time.monotonic() - began, states))
+    bad = sum(state != "as deployed" for state in states.values())
+    emit(StageFinished("verify", time.monotonic() - began, states, failed=bad))
     for finding in result:
         if finding.verdict != "OK":
             emit(Found(finding))

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, UsageError
+from provision.hints import again
 from provision.inventory.document import shown
 from provision.launchers import launch
 from provision.model import Emit, Inventory, Node, Notice
 from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id
+from provision.run.config import MisspelledKeyError
 from provision.run.job_nodes import VISIBLE, choose_nodes, workers
 from provision.run.masking import mask_words
 from provision.run.result import TrainResult
@@ -113,7 +115,7 @@ def train(
         InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
     inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = packed(asked.job, asked.zero, any_key=_takes_any_key(inventory, asked))
+    luggage = _packed(inventory, asked)
     for text in luggage.notices:
         emit(Notice(text))
     run = _run_id(asked)
@@ -147,7 +149,7 @@ def dry_run(
         NodesFailedError: nodes that cannot be reached.
     """
     inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = packed(asked.job, asked.zero, any_key=_takes_any_key(inventory, asked))
+    luggage = _packed(inventory, asked)
     run = _run_id(asked)
     scratch = f"/tmp/clusterctl-dry-run-{secrets.token_hex(8)}"  # noqa: S108 - on the nodes, under a random name
     options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env), scratch=scratch)
@@ -187,6 +189,15 @@ def _chosen(inventory: Inventory, nodes: Sequence[Node], asked: Training) -> tup
     chosen = choose_nodes(asked.job, nodes)
     env = {**inventory.train.env, **asked.env}
     return replace(inventory, train=replace(inventory.train, env=env)), chosen
+
+
+def _packed(inventory: Inventory, asked: Training) -> Travel:
+    """The files that travel; the hint about a misspelled key is the user's command with ``--force``."""
+    try:
+        return packed(asked.job, asked.zero, any_key=_takes_any_key(inventory, asked))
+    except MisspelledKeyError as error:
+        error.hint += ": " + again(inventory.typed, "train", "--force")
+        raise
 
 
 def _takes_any_key(inventory: Inventory, asked: Training) -> bool:

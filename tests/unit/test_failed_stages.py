@@ -58,7 +58,7 @@ def dead(count, port=None):
 
 @pytest.mark.parametrize(
     ("port", "said"),
-    [(None, "its address port 22 refuses connections"), (2200, "its address and port refuses connections")],
+    [(None, "its address port 22 refuses connections"), (2200, "its address with its port refuses connections")],
 )
 def test_reasons_that_differ_in_the_nodes_own_address_are_one_line(port, said):
     reasons = dead(64, port)

@@ -149,3 +149,35 @@ def test_the_other_programs_declare_numbers_with_bounds_only(program):
     assert set(kinds) <= {"Path"}
     count = sum(call.func.attr == "number" for call in calls)
     assert count == {"prepare": 4, "sample": 5, "export": 0}[program]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--grad-clip", "-1"], "--grad-clip must be at least 0"),
+        (["--learning-rate", "nan"], "--learning-rate must be more than 0"),
+        (["--dropout", "2"], "--dropout must be at least 0 and less than 1"),
+        (["--dropout", "1"], "--dropout must be at least 0 and less than 1"),
+        (["--beta1", "1.5"], "--beta1 must be at least 0 and less than 1"),
+        (["--beta2", "1"], "--beta2 must be at least 0 and less than 1"),
+        (["--max-iters", "10", "--warmup-iters", "20"], "--warmup-iters 20 must be at most --max-iters 10"),
+        (["--eval-interval", "-1"], "--eval-interval must be at least 1"),
+        (["--save-interval", "-1"], "--save-interval must be at least 1"),
+        (["--log-interval", "-1"], "--log-interval must be at least 1"),
+        (["--log-interval", "0"], "--log-interval must be at least 1"),
+        (["--keep", "-1"], "--keep must be at least 0"),
+        (["--weight-decay", "-1"], "--weight-decay must be at least 0"),
+        (["--epsilon", "0"], "--epsilon must be more than 0"),
+        (["--min-lr", "-2"], "--min-lr must be at least 0"),
+        (["--n-layer", "0"], "--n-layer must be at least 1"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--eval-iters", "0"], "--eval-iters must be at least 1"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_values_that_train_the_wrong_model_silently_are_refused(words, error):
+    """The ranges themselves: a bound that allows such a value is a mistake too."""
+    with pytest.raises(RefusedError) as refused:
+        config.from_arguments(["--data", "x", *words])
+    assert str(refused.value).startswith(error)

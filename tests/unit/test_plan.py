@@ -401,3 +401,11 @@ def test_the_yaml_names_the_folder_of_the_model(run, tmp_path, model):
         assert said["model_name_or_path"] == path
         assert said["enable_liger_kernel"] is True
     assert run("plan", "gpt2", "-n", 1, "--write", "ds.json")[0] == 0  # names no model
+
+
+def test_a_name_of_the_table_is_no_path_of_a_model(run, tmp_path):
+    code, _, err = run("plan", "llama-3.1-8b", "-n", 1, "--write", "train.yaml")
+    assert code == 2
+    assert "model_name_or_path needs the model's folder" in err
+    assert "try: --model-path models/llama-3.1-8b" in err
+    assert not (tmp_path / "train.yaml").exists()

@@ -4,8 +4,8 @@ Sources: capabilities from NVIDIA, "CUDA GPU Compute Capability" (developer.nvid
 cuda-legacy-gpus); peaks and bandwidths from NVIDIA's datasheet of each card, B200's an eighth of DGX B200's; A10G's,
 and what sets A800, H800 and H20 apart, as they are reported. RTX 4090 D, RTX 5090, RTX 6000 Ada: appendices of NVIDIA's
 "Ada GPU Architecture", "RTX Blackwell GPU Architecture" and "Ada GPU Architecture in Professional Graphics" (bf16 with
-32-bit accumulation: 147.1, 209.5 and 364.2); RTX A5000: half of the 222.2 with sparsity of its datasheet; L20: 119.5 of
-its datasheet; B300: an eighth of HGX B300's 36 PFLOP/s with sparsity, halved; its 288 GB are of 10^9 bytes. Peaks are
+32-bit accumulation: 147.1, 209.5 and 364.2); RTX A5000: half of the 222.2 with sparsity of its datasheet; L20: 119.5
+as reported; B300: an eighth of HGX B300's 36 PFLOP/s with sparsity, halved; its 288 GB are of 10^9 bytes. Peaks are
 dense 16-bit tensor peaks with 32-bit accumulation, without sparsity (P100 has no tensor cores: its ordinary ones).
 Boards for PCIe compute less than those of the same name with SXM, and have no NVLink or only pairs of it; a name that
 says neither is taken for SXM. A name with words that are not known here (Laptop, Max-Q, vGPU, MIG) is another card: it
@@ -69,9 +69,12 @@ GPUS: Dict[str, Gpu] = {
         Gpu("A100", (8, 0), 80, 312, 2039, 240),
         Gpu("A100 PCIe", (8, 0), 80, 312, 1935, 20),
         Gpu("A800", (8, 0), 80, 312, 2039, 160),
+        # A100's PCIe board with slower NVLink: github.com/karpathy/nanochat (common.py) has 312 for both
         Gpu("A800 PCIe", (8, 0), 80, 312, 1935, 20),
+        # pnypartners.com/wp-content/uploads/nvidia-rtx-a5000-datasheet.pdf
         Gpu("RTX A5000", (8, 6), 24, 111.1, 768, 20),
         Gpu("RTX A6000", (8, 6), 48, 154.8, 768, 20),
+        # images.nvidia.com/aem-dam/en-zz/Solutions/technologies/NVIDIA-ADA-GPU-PROVIZ-Architecture-Whitepaper_1.1.pdf
         Gpu("RTX 6000 Ada", (8, 9), 48, 364.2, 960, 20),
         Gpu("A30", (8, 0), 24, 165, 933, 20),
         Gpu("A40", (8, 6), 45, 149.7, 696, 20),
@@ -79,9 +82,12 @@ GPUS: Dict[str, Gpu] = {
         Gpu("A10G", (8, 6), 22.5, 70, 600, 20),  # of AWS
         Gpu("RTX3090", (8, 6), 24, 71, 936, 20),
         Gpu("RTX4090", (8, 9), 24, 165.2, 1008, 20),
+        # hmc-tech.com/gpu/nvidia-geforce-rtx-4090-d: 147.09, of 114 multiprocessors at 2.52 GHz; 1,008 GB/s
         Gpu("RTX4090 D", (8, 9), 24, 147.1, 1008, 20),
+        # github.com/karpathy/nanochat (common.py): 209.5; 1,792 GB/s in NVIDIA's architecture paper
         Gpu("RTX5090", (12, 0), 32, 209.5, 1792, 42),
         Gpu("L4", (8, 9), 22.5, 121, 300, 20),
+        # github.com/modelscope/ms-swift and others have 119.5; topcpu.net/en/gpu-c/b100-vs-l20: 48 GB, 864 GB/s
         Gpu("L20", (8, 9), 45, 119.5, 864, 20),
         Gpu("L40", (8, 9), 45, 181, 864, 20),
         Gpu("L40S", (8, 9), 45, 362, 864, 20),
@@ -89,6 +95,7 @@ GPUS: Dict[str, Gpu] = {
         Gpu("H100 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H100 NVL", (9, 0), 94, 835, 3900, 42),
         Gpu("H800", (9, 0), 80, 989, 3350, 160),
+        # github.com/karpathy/nanochat (common.py): 756, as H100's PCIe board has; no public datasheet
         Gpu("H800 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H20", (9, 0), 96, 148, 4000, 360),
         Gpu("H20-3e", (9, 0), 141, 148, 4800, 360),
@@ -96,6 +103,7 @@ GPUS: Dict[str, Gpu] = {
         Gpu("H200", (9, 0), 141, 989, 4800, 360),
         Gpu("H200 NVL", (9, 0), 141, 835, 4800, 42),
         Gpu("B200", (10, 0), 180, 2250, 8000, 720),
+        # glennklockwood.com/garden/processors/B300: 2,250 dense, 8 TB/s; 288 GB of 10^9 bytes
         Gpu("B300", (10, 3), 268, 2250, 8000, 720),
         Gpu("GB200", (10, 0), 186, 2500, 8000, 720),
     )

@@ -118,14 +118,24 @@ def load(folder: Path) -> Optional[Tokens]:
     """
     try:
         if (folder / CHARACTERS).is_file():
-            return Characters(json.loads((folder / CHARACTERS).read_text(encoding="utf-8")))
+            return _read_characters(folder / CHARACTERS)
         if (folder / BPE).is_file():
             return read_bpe(folder / BPE)
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             return read_bpe(folder)
-    except (OSError, ValueError, TypeError) as error:
-        raise RefusedError("%s: the vocabulary cannot be read: %s" % (folder, error)) from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        what = "%s: the vocabulary cannot be read: %s" % (folder, error)
+        raise RefusedError(what, "put back the vocabulary that was prepared with the data") from error
     return None
+
+
+def _read_characters(path: Path) -> Characters:
+    said = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(said, list) or not all(isinstance(each, str) and len(each) == 1 for each in said):
+        raise ValueError("%s is no list of characters" % path.name)
+    if len(set(said)) != len(said):
+        raise ValueError("%s has a character twice" % path.name)
+    return Characters(said)
 
 
 def check(vocabulary: Optional[Tokens], digest: Optional[str], folder: Path) -> None:
