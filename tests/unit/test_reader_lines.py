@@ -253,7 +253,6 @@ def cpu_time(work):
     return min(timeit.repeat(work, number=2, repeat=5, timer=time.thread_time))
 
 
-
 DIGITS = re.compile(r"[0-9]+")
 
 
