@@ -142,6 +142,7 @@ def test_the_programs_say_it_in_one_line(gpt, refused):
         ("prepare", "first.txt", "--out", "first.txt"),
         ("prepare", "void.txt", "--out", "x"),
         ("sample", "first"),
+        ("sample", "fine"),
         ("export", "fine/final", "fine-hf"),
     ):
         result = gpt.run("-m", f"trainer.gpt.{program}", *argv)
@@ -155,6 +156,7 @@ def test_the_programs_say_it_in_one_line(gpt, refused):
         "error: first.txt: File exists; a folder that you may write to, with room",
         "error: void.txt: no text in it",
         "error: first: there is no complete checkpoint; ls .",
+        "error: fine: there is no complete checkpoint; it is a folder of checkpoints; name one: fine/final",
         "error: fine-hf is there already; another folder, or rm -r fine-hf",
     ]
 

@@ -264,7 +264,9 @@ def find(path: Path) -> Checkpoint:
     try:
         state, files, version = _read(path)
     except OSError as error:
-        raise RefusedError("%s: there is no complete checkpoint" % path, "ls %s" % path.parent) from error
+        inside = [name for name in POINTERS if (path / name).is_file()]
+        hint = "it is a folder of checkpoints; name one: %s" % (path / inside[-1]) if inside else "ls %s" % path.parent
+        raise RefusedError("%s: there is no complete checkpoint" % path, hint) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RefusedError("%s is damaged: %s" % (path / COMPLETE, error), "another checkpoint") from error
     if version > FORMAT:
