@@ -32,7 +32,7 @@ from provision.tasks.releases import prune, rollback, verify
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1200)]
 
 KILLING = Path(__file__).with_name("killing.py")
-MOMENTS = int(os.environ.get("CLUSTERCTL_MOMENTS", "12"))  # 100 before a release
+MOMENTS = int(os.environ.get("CLUSTERCTL_MOMENTS", "6"))  # 100 before a release
 ROOT = "/opt/kills"
 
 
