@@ -73,7 +73,8 @@ def test_five_seconds_are_named_and_apply_corrects_them(lab, followed, clusterct
     assert 4 < offset(lab) < 6
     lab.client.run("chronyc burst 2/2")  # chronyd would ask within 64 s by itself
     until(lambda: "follows the head" in json.dumps(failed(clusterctl)))
-    clusterctl("services", "apply", "chrony")
+    # An apply waits a minute for the clock; an emulated machine on a busy host may need a second one, as its hint says.
+    until(lambda: clusterctl("services", "apply", "chrony", code={0, 5}).returncode == 0)
     until(lambda: close(lab))
 
 
