@@ -26,15 +26,15 @@ from provision.tasks import diagnose as task
 MARK = "@clusterctl:0123456789abcdef"
 TRACEBACK = """\
 Traceback (most recent call last):
-  File "/work/train.py", line 90, in <module>
+  File "/home/ann/train.py", line 90, in <module>
     main()
-  File "/work/train.py", line 80, in main
+  File "/home/ann/train.py", line 80, in main
     run(data)
-  File "/work/loop.py", line 70, in run
+  File "/home/ann/loop.py", line 70, in run
     step(batch)
-  File "/work/loop.py", line 60, in step
+  File "/home/ann/loop.py", line 60, in step
     return fetch(batch)
-  File "/work/data.py", line 50, in fetch
+  File "/home/ann/data.py", line 50, in fetch
     return batch["input_ids"]
            ~~~~~^^^^^^^^^^^^^
 KeyError: 'input_ids'
@@ -88,15 +88,15 @@ def test_the_last_frames_of_the_rank_that_failed_first_are_shown(tmp_path):
     result = logs(tmp_path, train=f"start\n{mixed}")
     text = shown(result)
     assert (result.verdict.rank, result.verdict.first.cause.id) == (3, "python.exception")
-    assert 'File "/work/data.py", line 50, in fetch' in text
-    assert 'File "/work/train.py", line 80, in main' in text
+    assert 'File "/home/ann/data.py", line 50, in fetch' in text
+    assert 'File "/home/ann/train.py", line 80, in main' in text
     assert "line 90" not in text  # the innermost four
     assert "other.py" not in text
     assert text.index("line 80") < text.index("line 50") < text.rindex("KeyError: 'input_ids'\n")
     assert at(result.verdict.first.place) == "[rank3]: KeyError: 'input_ids'"
     assert f"in {tmp_path / 'train.log'}, line " in " ".join(text.split())
     data = json.loads(json.dumps(diagnosed(result)[0]))["verdict"]
-    assert data["traceback"][0].strip() == 'File "/work/train.py", line 80, in main'
+    assert data["traceback"][0].strip() == 'File "/home/ann/train.py", line 80, in main'
     assert data["place"] == result.verdict.first.place
 
 
