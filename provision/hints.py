@@ -14,6 +14,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from provision.masking import is_secret
+
 if TYPE_CHECKING:
     from provision.model import CommandLine
 
@@ -48,7 +50,6 @@ _COMMAND = re.compile(
     r"(?<![\w/.-])clusterctl (?:" + "|".join(WITH_INVENTORY) + r")(?![\w'-])(?! +(?:-i|--inventory)\b)"
 )
 _NODES = re.compile(r"(?<= )(--(?:limit|exclude)) ([\w.,@*?\[\]-]*[\[*?][\w.,@*?\[\]-]*[\w\]*?])")
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
 def again(
@@ -125,4 +126,4 @@ def _named(typed: CommandLine) -> list[str]:
 def _shown(option: str, value: str) -> str:
     """A value as it is printed: one of a variable whose name says that it is secret comes from the environment."""
     name, has_value, _ = value.partition("=")
-    return name if option == "--env" and has_value and _SECRET.search(name) else value
+    return name if option == "--env" and has_value and is_secret(name) else value

@@ -18,12 +18,12 @@ from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
 from provision.inventory.document import shown
+from provision.masking import is_secret, mask_words
 from provision.model import Notice
 from provision.output import Reporter
 from provision.run import Job, from_words
 from provision.run.job import LAUNCHERS
 from provision.run.job_nodes import count_nodes
-from provision.run.masking import is_secret, mask_words
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.tasks import train as tasks
 from provision.tasks.begin import Following

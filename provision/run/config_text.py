@@ -15,7 +15,7 @@ import yaml
 
 from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.run.masking import mask_words
+from provision.masking import mask_words
 from provision.run.yaml_text import load, read_text
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.run.masking import secret_option
+from provision.masking import secret_option
 
 Kind = Literal["config", "script", "module"]
 LAUNCHERS = ("llamafactory", "torchrun", "deepspeed", "accelerate")

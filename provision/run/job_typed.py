@@ -14,9 +14,9 @@ from typing import Any
 
 from provision.errors import UsageError
 from provision.inventory.document import shown
+from provision.masking import mask_words
 from provision.run.job import Job, Replaced, of_module, of_target
 from provision.run.job_options import ACCELERATE, DEEPSPEED, TORCHRUN, VARIABLES, Options
-from provision.run.masking import mask_words
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")

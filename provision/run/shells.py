@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from provision.run.masking import is_secret, mask_env, mask_words
+from provision.masking import is_secret, mask_env, mask_words
 
 Plan = Mapping[str, Any]
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, RunFailedError
 from provision.inventory import fold
+from provision.masking import mask_plan
 from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import render
 from provision.run import fields, plan_name, record
 from provision.run.follow import Follower
-from provision.run.masking import mask_plan
 from provision.run.result import TrainResult, output_of
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason

@@ -19,11 +19,11 @@ from provision.errors import ClusterctlError, UsageError
 from provision.hints import again
 from provision.inventory.document import shown
 from provision.launchers import launch
+from provision.masking import mask_words
 from provision.model import Emit, Inventory, Node, Notice
 from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id
 from provision.run.config import MisspelledKeyError
 from provision.run.job_nodes import VISIBLE, choose_nodes, workers
-from provision.run.masking import mask_words
 from provision.run.result import TrainResult
 from provision.ssh.remote import Connections
 from provision.tasks.begin import Beginning, Following

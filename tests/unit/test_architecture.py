@@ -17,7 +17,7 @@ LAYERS = (
     {"__init__", "errors", "model"},
     # pure: everything that decides
     {"inventory", "render", "script", "env", "data", "checks", "services", "launchers", "output_text", "run", "tool"}
-    | {"ospackages", "netbench", "diagnosis", "hints"},
+    | {"ospackages", "netbench", "diagnosis", "hints", "masking"},
     # what reaches nodes
     {"ssh", "sandbox", "transfer"},
     {"tasks"},

@@ -336,3 +336,9 @@ def test_the_hint_to_repeat_a_command_is_that_command():
         "clusterctl deploy -i 'my prod.yaml' --limit 'gpu[01-04]' llm.ccb"
     )
     assert complete(UNTYPED, "run the same command again") == "run the same command again"
+
+
+def test_a_hint_hides_what_the_masks_hide_and_nothing_else():
+    """A hint without the value of a harmless variable would ask for a variable that is not set here."""
+    typed = CommandLine("train", {"--env": ("TOKENIZERS_PARALLELISM=false", "HF_TOKEN=hf_x")})
+    assert again(typed, "train") == "clusterctl train --env TOKENIZERS_PARALLELISM=false --env HF_TOKEN"
