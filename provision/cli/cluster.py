@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from provision.errors import UsageError
 from provision.inventory import load, local_inventory, select
 from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
+from provision.session import Session
 from provision.tasks.failed import last_failed
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts
     if sys.stdin.isatty() or accept_host_keys:
         return Terminal(reporter, accept_host_keys=accept_host_keys)
     return None
+
+
+def session_on(reporter: Reporter, inventory: Inventory, nodes: Sequence[Node], *, dry_run: bool = False) -> Session:
+    """The session of a command that works on these nodes."""
+    prompts = prompts_of(reporter)
+    return Session(inventory, nodes, typed=reporter.typed, prompts=prompts, emit=reporter, dry_run=dry_run)
 
 
 def to_work_on(

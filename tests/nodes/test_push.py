@@ -14,6 +14,7 @@ from tiny_env import as_trainer, inventory, on
 from provision import sandbox as sandboxes
 from provision.inventory import load
 from provision.model import StageStarted
+from provision.session import Session
 from provision.tasks.push import push as push_task
 
 pytestmark = pytest.mark.root
@@ -302,13 +303,10 @@ def test_nodes_that_lack_different_things_get_them_in_one_transfer(box, folder, 
     on(box, "node01", "rm", f"{path}/model.safetensors")
     on(box, "node03", "rm", f"{path}/model.safetensors")
     cluster, stages = load(folder / "inventory.yaml"), []
-    result = push_task(
-        cluster,
-        cluster.nodes,
-        data,
-        path,
-        emit=lambda event: stages.append(event.stage) if isinstance(event, StageStarted) else None,
-    )
+    with Session(
+        cluster, emit=lambda event: stages.append(event.stage) if isinstance(event, StageStarted) else None
+    ) as session:
+        result = push_task(session, data, path)
     assert stages == ["compare", "send", "place"]
     assert LARGE < result.bytes_sent < 1.3 * LARGE  # once through this machine's cable, though two nodes need it
     wanted = without_folder_times(here(data))

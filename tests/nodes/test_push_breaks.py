@@ -27,11 +27,12 @@ from pathlib import Path
 from provision.tasks.push import push
 from provision.inventory import load
 from provision.model import StageStarted
+from provision.session import Session
 cluster = load(Path("inventory.yaml"))
 def emit(event):
     if isinstance(event, StageStarted) and event.stage == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
-push(cluster, cluster.nodes, Path(sys.argv[1]), sys.argv[2], emit=emit)
+push(Session(cluster, emit=emit), Path(sys.argv[1]), sys.argv[2])
 """
 
 

@@ -17,9 +17,10 @@ LAYERS = (
     {"__init__", "errors", "model"},
     # pure: everything that decides
     {"inventory", "render", "script", "env", "data", "checks", "services", "launchers", "output_text", "run", "tool"}
-    | {"ospackages", "netbench", "diagnosis", "hints", "masking"},
+    | {"ospackages", "netbench", "diagnosis", "hints", "masking", "stages"},
     # what reaches nodes
     {"ssh", "sandbox", "transfer"},
+    {"session"},
     {"tasks"},
     # what prints
     {"output", "cli", "summaries"},

@@ -24,6 +24,7 @@ from provision.ospackages import facts as os_facts
 from provision.run import gate_gpus
 from provision.run.loglines import entry
 from provision.script import parse
+from provision.session import Session
 from provision.ssh.remote import AnswerUnreadable, reading
 from provision.summaries.nodes import listed
 from provision.summaries.status import status_shown
@@ -184,9 +185,10 @@ def test_status_keeps_what_the_others_say(cluster, monkeypatch):
 def test_releases_names_the_node_whose_answer_is_none(cluster):
     good = "current 0123456789ab\nrelease 0123456789ab ok 1700000000\nend\n"
     connections = Nodes(cluster, {"gpu01": good.replace("1700000000", DIGITS), "gpu02": good})
-    with pytest.raises(ClusterctlError, match="no answer from 1 of 2") as caught:
-        releases._list(cluster, cluster.nodes, connections, command="releases")
-    assert list(caught.value.reasons) == ["gpu01"]
+    found = releases.releases(Session(cluster, connections=connections))
+    assert list(found.failed) == ["gpu01"]
+    with pytest.raises(ClusterctlError, match="no answer from 1 of 2"):
+        found.required()
 
 
 def test_a_check_that_one_answer_makes_fail_still_judges_the_others(cluster, monkeypatch):
