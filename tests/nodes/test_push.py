@@ -261,7 +261,7 @@ def test_a_file_system_of_its_own_that_only_the_user_may_write_in(box, tmp_path)
     (top / "second").write_bytes(bytes(25 << 20))
     result = run("push", top, path, cwd=folder)
     assert result.returncode == 4
-    assert "node[01-02]: 41.9 MB free, 52.4 MB are needed; free some space" in " ".join(result.stderr.split())
+    assert "node[01-02]: 41.9 MB free, 52.4 MB needed; free some space" in " ".join(result.stderr.split())
     for name in ("node01", "node02", "node03"):
         assert without_folder_times(there(box, name, path)) == wanted
         on(box, name, "umount", path)
