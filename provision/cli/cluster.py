@@ -56,10 +56,24 @@ def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts
     return None
 
 
-def session_on(reporter: Reporter, inventory: Inventory, nodes: Sequence[Node], *, dry_run: bool = False) -> Session:
+def session_on(
+    reporter: Reporter,
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    *,
+    dry_run: bool = False,
+    asks_sudo: bool = True,
+) -> Session:
     """The session of a command that works on these nodes."""
-    prompts = prompts_of(reporter)
-    return Session(inventory, nodes, typed=reporter.typed, prompts=prompts, emit=reporter, dry_run=dry_run)
+    return Session(
+        inventory,
+        nodes,
+        typed=reporter.typed,
+        prompts=prompts_of(reporter),
+        emit=reporter,
+        dry_run=dry_run,
+        asks_sudo=asks_sudo,
+    )
 
 
 def to_work_on(

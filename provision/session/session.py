@@ -33,6 +33,7 @@ from provision.model import (
 from provision.script import FROM_INPUT, compile_steps, parse
 from provision.session.lock import Lock, Sharing, hold
 from provision.session.outcome import Failure, Outcome, StepsFailedError, first_failure
+from provision.ssh.prompts import Prompts, WithoutSudo
 from provision.ssh.remote import Connections, fan_out, reading
 from provision.stages import Stage, Unit, stage
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from provision.ssh.prompts import Prompts
 
 T = TypeVar("T")
 Script = str | Callable[[Node], str]
@@ -71,6 +71,7 @@ class Session:
         prompts: Prompts | None = None,
         emit: Emit = ignore,
         dry_run: bool = False,
+        asks_sudo: bool = True,
         connections: Connections | None = None,
     ) -> None:
         """Prepare a session; it connects when a stage needs to.
@@ -82,6 +83,7 @@ class Session:
             prompts: answer questions about host keys and passwords; None: nothing can be asked.
             emit: receives events.
             dry_run: nothing may be changed.
+            asks_sudo: the prompts may ask for sudo's password.
             connections: use these and leave them open, instead of making some.
         """
         self.inventory = inventory
@@ -90,7 +92,7 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.typed = typed
         self._emit = emit
-        self._prompts = prompts
+        self._prompts = prompts if asks_sudo or prompts is None else WithoutSudo(prompts)
         self._connections = connections
         self._lent = connections is not None
 

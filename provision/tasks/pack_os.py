@@ -14,8 +14,7 @@ from provision.ospackages import bundle, families, releases
 from provision.ospackages.apt_config import SCHEMES
 from provision.ospackages.collection import Wanted
 from provision.sandbox import mirror as machine
-from provision.tasks.ops import cache_folder
-from provision.tasks.pack import refuse_folder
+from provision.tasks.pack import cache_folder, refuse_folder
 
 if TYPE_CHECKING:
     from provision.model import Emit

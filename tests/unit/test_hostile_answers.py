@@ -19,7 +19,7 @@ from provision.data import there
 from provision.env.release import examine, upkeep
 from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
-from provision.model import Finding, Inventory, Node, Result, StepState, ignore
+from provision.model import Finding, Inventory, Node, Result, StepState
 from provision.ospackages import facts as os_facts
 from provision.run import gate_gpus
 from provision.run.loglines import entry
@@ -31,7 +31,7 @@ from provision.summaries.status import status_shown
 from provision.tasks import check, releases, status
 from provision.tasks.fetch import parse_list
 from provision.tasks.measures.clock import bounds
-from provision.tasks.measures.ports import Ear
+from provision.tasks.measures.ports import open_ports
 from provision.transfer import survey
 
 NODE = Node("gpu01", "10.0.0.1")
@@ -39,10 +39,7 @@ DIGITS = "9" * 5000
 
 
 def ports(out):
-    ear = Ear(NODE, None, "")
-    for line in out.splitlines():
-        ear._hear(line)
-    return ear.ports
+    return open_ports(out.splitlines())
 
 
 def steps_of(out):
@@ -176,8 +173,7 @@ def test_status_keeps_what_the_others_say(cluster, monkeypatch):
     monkeypatch.setattr(status, "gathered", lambda _: {})
     monkeypatch.setattr(status.clock, "measure", lambda *_: {})
     answers = {"gpu01": "hostile", "gpu02": "uptime 77.5\n"}
-    monkeypatch.setattr(status, "Connections", lambda inventory, _prompts: Nodes(inventory, answers))
-    found = status.status(cluster, cluster.nodes, emit=ignore)
+    found = status.status(Session(cluster, connections=Nodes(cluster, answers)))
     assert found.nodes["gpu02"].uptime == 77.5
     assert "its answer cannot be read" in found.unreachable["gpu01"]
 

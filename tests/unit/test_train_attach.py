@@ -307,7 +307,8 @@ def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeyp
     from pathlib import Path
 
     from provision.model import Inventory
-    from provision.tasks.begin import Beginning, Following
+    from provision.session import Session
+    from provision.tasks.start import Following, Start
 
     def out_of_reach(self, _way, _emit, **_options):
         self.follower.take("a", STARTED)
@@ -316,11 +317,11 @@ def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeyp
         return "detached"
 
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), (A, B))
-    monkeypatch.setattr(Beginning, "_start", lambda *_: {})
+    monkeypatch.setattr(Start, "_start", lambda *_: {})
     monkeypatch.setattr(Attachment, "follow", out_of_reach)
     plans = [{"node": node.name, "env": {}, "prefix": "/opt"} for node in (A, B)]
-    beginning = Beginning(inventory, None, (A, B), "r1", plans, {"folder": "/x/runs/r1"})
+    start = Start(Session(inventory), (A, B), "r1", plans, {"folder": "/x/runs/r1"})
     with pytest.raises(NodesFailedError, match="whether run r1 started on b is not known") as failed:
-        beginning.go(Following(detach=True), lambda _event: None)
+        start.follow(Following(detach=True))
     assert failed.value.reasons == {"b": "no route to host"}
     assert failed.value.exit_code == 5

@@ -1,0 +1,228 @@
+"""Starts a run's agents on all nodes and follows them: what ``train`` and ``resume`` have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, RunFailedError
+from provision.inventory import fold
+from provision.masking import mask_plan
+from provision.model import Node
+from provision.render import render
+from provision.run import fields, plan_name, record
+from provision.run.follow import Follower
+from provision.run.result import TrainResult, output_of
+from provision.tasks.attach import Ask, Attachment
+from provision.tasks.runs import find_all
+from provision.tasks.stop import problems, stop_on
+
+if TYPE_CHECKING:
+    from provision.session import Session
+
+_START_DEADLINE = 90.0
+
+
+@dataclass(frozen=True)
+class Following:
+    """How a run is followed: ``detach`` leaves it once it has started; ``ask`` is what Ctrl-C does, None: stop."""
+
+    detach: bool = False
+    ask: Ask | None = None
+
+
+@dataclass
+class Start:
+    """A run that is about to start.
+
+    Attributes:
+        session: the command's session.
+        nodes: in the order of their ranks.
+        run: its id.
+        plans: what each agent receives, in the same order.
+        about: what the record says besides.
+        left: by node, what a stop could not end or prove.
+    """
+
+    session: Session
+    nodes: Sequence[Node]
+    run: str
+    plans: Sequence[Mapping[str, Any]]
+    about: Mapping[str, Any]
+    left: dict[str, str] = field(default_factory=dict, init=False)
+
+    def follow(self, following: Following) -> TrainResult:
+        """Start the agents, and follow them until the run ends or the user detaches.
+
+        Raises:
+            RunFailedError: the run failed, or could not be started; every node was stopped.
+            InterruptedByUser: it was stopped, by Ctrl-C or by another command.
+            NodesFailedError: no node can be reached any more; the run may still be running.
+        """
+        folder = record.folder_of(self.session.inventory.path, self.run)
+        names = [node.name for node in self.nodes]
+        attempts = 1 + int(self.plans[0].get("restarts") or 0)
+        follower = Follower(self.run, names, folder, attempts=attempts, emit=self.session.emit)
+        there = PurePosixPath(str(self.about["folder"]))
+        described = {
+            **self.about,
+            "run": self.run,
+            "inventory": self.session.inventory.path.name,
+            "nodes": names,
+            "plans": {str(plan["node"]): mask_plan(plan) for plan in self.plans},
+            "who": record.author(),
+            "began": record.now(),
+        }
+        record.write(folder, {**described, "state": "running", "attached": True})
+        outcome = "failed"
+        with self.session.stage("train", f"Training {self.run}", None, "steps") as shown:
+            try:
+                offsets = self._start(there)
+                # Said also if this command is interrupted in the middle of a stop.
+                outcome, shown.running = "detached", "no longer followed"
+                outcome = Attachment(self.nodes, follower, there, offsets).follow(
+                    self.session.connections,
+                    self.session.emit,
+                    until=(lambda: follower.started) if following.detach else None,
+                    stop=self._stop,
+                    ask=following.ask,
+                )
+                if outcome == "detached":
+                    shown.running = "still running"
+                elif follower.state != "running":
+                    shown.running = ""
+            finally:
+                follower.close()
+                shown.states = follower.states
+                shown.finish()
+                state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
+                figures = {"seconds": round(shown.seconds, 1), "losses": follower.losses, "steps": follower.steps}
+                why = dict(follower.failures)
+                record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
+        if outcome == "ended":
+            self._verdict(follower)
+        elif following.detach and follower.unheard:
+            raise NodesFailedError(
+                f"whether run {self.run} started on {fold(follower.unheard)} is not known; it is running on the others",
+                reasons=follower.unheard,
+                hint=f"clusterctl status {self.run}; clusterctl stop {self.run}",
+            )
+        return self._result(follower, "finished" if outcome == "ended" else "detached", shown.seconds)
+
+    def _start(self, there: PurePosixPath) -> Mapping[str, int]:
+        """Start every node's agent in one round trip. If one cannot start, all are stopped.
+
+        Returns:
+            By node name, the byte at which this attempt's events start.
+        """
+        ranks = {node.name: rank for rank, node in enumerate(self.nodes)}
+
+        def start(node: Node) -> int:
+            plan = self.plans[ranks[node.name]]
+            script = render(
+                "run/start.sh.j2",
+                plan=json.dumps(plan, sort_keys=True),
+                name=plan_name(ranks[node.name]),
+                run=str(there),
+                release=str(plan["prefix"]),
+            )
+            result = self.session.run(node, script, deadline=_START_DEADLINE)
+            answer = _answer(result.out)
+            if result.rc != 0 or answer.get("error"):
+                why = answer.get("error") or result.err.strip() or f"the agent ended with status {result.rc}"
+                raise ClusterctlError(str(why))
+            return answer.get("at") or 0
+
+        try:
+            outcome = self.session.each(start, on=self.nodes, limit=len(self.nodes), changes=True)
+        except InterruptedByUser:
+            self._stop()
+            raise self._interrupted() from None
+        if outcome.failed:
+            self._stop()
+            stopped = "every node was stopped" if not self.left else "some agents may still be running"
+            raise RunFailedError(
+                f"run {self.run} could not be started; {stopped}",
+                reasons={**self.left, **outcome.reasons},
+                hint=f"clusterctl stop {self.run}" if self.left else f"clusterctl diagnose {self.run}",
+            )
+        return outcome.ok
+
+    def _stop(self) -> None:
+        """Stop the run on every node; ``left`` has the nodes where it may still be running."""
+        ranks = {node.name: rank for rank, node in enumerate(self.nodes)}
+        self.left = problems(stop_on(self.session, self.run, self.nodes, ranks))
+
+    def _interrupted(self, saved: int | None = None) -> InterruptedByUser:
+        """The error after a stop."""
+        if self.left:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.left.items())
+            text = f"run {self.run} was interrupted, and it is not proved to be gone everywhere: {reasons}"
+            return InterruptedByUser(text, hint=f"clusterctl stop {self.run}")
+        text = f"run {self.run} was interrupted and stopped on every node"
+        text += f"; its work is saved at step {saved}" if saved is not None else ""
+        return InterruptedByUser(text, hint=self._resume)
+
+    @property
+    def _resume(self) -> str:
+        """The command that resumes the run, if it can be resumed."""
+        can = self.plans[0].get("resume")
+        return f"to continue from its newest checkpoint: clusterctl resume {self.run}" if can else ""
+
+    def _verdict(self, follower: Follower) -> None:
+        if follower.state == "stopped" or (self.left and follower.state == "running"):
+            raise self._interrupted(follower.saved)
+        if follower.state == "running":
+            raise NodesFailedError(
+                f"{fold(follower.unheard)} can no longer be reached; run {self.run} may still be running there",
+                reasons=follower.failures,
+                hint=f"clusterctl logs -f {self.run}; clusterctl status {self.run}",
+            )
+        if follower.state == "failed":
+            lost = [name for name, state in follower.states.items() if state == "lost"]
+            hints = (
+                f"to end what may be left: clusterctl stop {self.run}" if lost else "",
+                f"clusterctl diagnose {self.run}",
+                self._resume,
+                f"the logs of all ranks are in {follower.folder}",
+            )
+            raise RunFailedError(
+                f"run {self.run} failed; every node was stopped"
+                + (f", but whether {', '.join(lost)} was is not known" if lost else ""),
+                reasons=follower.failures,
+                hint="; ".join(part for part in hints if part),
+            )
+
+    def _result(self, follower: Follower, state: str, seconds: float) -> TrainResult:
+        return TrainResult(
+            run=self.run,
+            state=state,
+            folder=follower.folder,
+            nodes=tuple(node.name for node in self.nodes),
+            world_size=sum(int(plan.get("processes", 1)) for plan in self.plans),
+            seconds=seconds,
+            steps=follower.steps,
+            first_loss=follower.losses[0] if follower.losses else None,
+            last_loss=follower.losses[-1] if follower.losses else None,
+            output=output_of(self.plans[0], str(self.about["folder"])),
+            network=self._network() if state == "finished" else "",
+        )
+
+    def _network(self) -> str:
+        """Which network NCCL used, if there were GPUs."""
+        if not any("NCCL_DEBUG_FILE" in plan["env"] for plan in self.plans):
+            return ""
+        found = find_all(self.session, on=self.nodes, word=self.run, need_answers=False).runs
+        return "; ".join(found[self.run].networks) if self.run in found else ""
+
+
+def _answer(out: str) -> dict[str, Any]:
+    """The agent's line, the last one that is a JSON object."""
+    for line in reversed(out.splitlines()):
+        content = fields.read(line)
+        if content is not None:
+            return content
+    return {}
