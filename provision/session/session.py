@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
 from provision import hints
-from provision.errors import ClusterctlError, UsageError
+from provision.errors import ClusterctlError
 from provision.inventory import fold
 from provision.model import (
     UNTYPED,
@@ -216,7 +216,7 @@ class Session:
     ) -> Outcome[T]:
         """Call a function for every node, and show how far it is.
 
-        A ``ClusterctlError`` is the failure of its node alone. A ``UsageError`` is raised: it is about this machine.
+        A ``ClusterctlError`` is the failure of its node alone.
 
         Args:
             key: names the stage in events and in results.
@@ -256,8 +256,6 @@ class Session:
         answers = fan_out(nodes, function, limit=limit)
         for node in nodes:
             answer = answers[node.name]
-            if isinstance(answer, UsageError):
-                raise answer
             if isinstance(answer, ClusterctlError):
                 failed[node.name] = Failure.of(answer, self.inventory, node)
             else:

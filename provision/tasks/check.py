@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from provision import checks
 from provision.checks import Answer, Plan
-from provision.checks._choosing import choose, limits
-from provision.checks._probing import compile_probes, parse, probe_of
+from provision.checks.kit import choose, compile_probes, limits, parse, probe_of
 from provision.env.report.words import number
 from provision.hints import complete
 from provision.inventory import fold

@@ -251,6 +251,9 @@ class Collection:
             return work(bulk(self.session.inventory, node, self.session.connections[node]))
 
         outcome = self.session.each(one, on=[node for node in self.nodes if names is None or node.name in names])
+        for failure in outcome.failed.values():
+            if isinstance(failure.error, UsageError):  # this machine's own: it would be the same for all nodes
+                raise failure.error
         self.failed |= outcome.reasons
         return outcome
 

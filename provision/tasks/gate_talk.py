@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer
-from provision.checks._clock import line as clock_line
-from provision.checks._pairs import pairs
+from provision.checks.kit import clock_line, pairs
 from provision.model import Node
 from provision.session import Conversation, talking
 from provision.ssh.remote import DeadlineExceeded

@@ -65,7 +65,7 @@ def enrol(inventory, nodes, *, prompts=None, emit=ignore):
     """By node, what was done or the error."""
     with Session(inventory, nodes, prompts=prompts, emit=emit) as session:
         outcome = enrol_nodes(session)
-    return {**outcome.ok, **{name: failure.error for name, failure in outcome.failed.items()}}
+    return {node.name: outcome.ok.get(node.name) or outcome.failed[node.name].error for node in nodes}
 
 
 def fresh(server, nodes, **options):

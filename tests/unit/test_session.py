@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, PreflightError, UsageError
+from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import CommandLine, Inventory, Node, Progress, Result, StageFinished, StageStarted, Step
 from provision.session import Conversation, Failure, Outcome, Session, Sharing, talking
 from provision.ssh.local import LocalRemote
@@ -85,14 +85,6 @@ def test_the_last_nodes_are_named_while_they_are_waited_for():
     notes = [event.note for event in events if isinstance(event, Progress)]
     assert notes[-1] == ""
     assert "waiting for gpu01" in notes
-
-
-def test_what_is_wrong_on_this_machine_is_raised_and_not_a_nodes_failure():
-    def work(_node):
-        raise UsageError("no space here")
-
-    with pytest.raises(UsageError, match="no space here"):
-        session().work("s", "S", work)
 
 
 def test_a_stage_without_nodes_is_not_shown():

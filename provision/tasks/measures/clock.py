@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._clock import Offset, line
+from provision.checks.kit import Offset, clock_line
 from provision.model import Node, Remote
 from provision.ssh.remote import DeadlineExceeded
 
@@ -41,7 +41,7 @@ def measure(plan: Plan, session: Session) -> dict[str, Answer]:
         offset = combined(samples)
         if offset is None:
             return Answer(err="date gave no time")
-        return Answer(line(offset, len(samples), whole_seconds=whole))
+        return Answer(clock_line(offset, len(samples), whole_seconds=whole))
 
     # A few at a time: threads that wait for one another would lengthen the error bars.
     outcome = session.work("clock", "Comparing the clocks", one, on=plan.nodes, state=lambda _: "done", limit=16)

@@ -13,8 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._fresh import Side, outcome, steps
-from provision.checks._mounts import Share, shares
+from provision.checks.kit import Share, Side, outcome, shares, steps
 from provision.errors import ClusterctlError
 from provision.model import Node, Result
 from provision.render import render
