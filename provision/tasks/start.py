@@ -80,7 +80,12 @@ class Start:
         outcome = "failed"
         with self.session.stage("train", f"Training {self.run}", None, "steps") as shown:
             try:
-                offsets = self._start(there)
+                try:
+                    offsets = self._start(there)
+                except (KeyboardInterrupt, InterruptedByUser):
+                    self._stop()
+                    outcome = "failed" if self.left else "stopped"
+                    raise self._interrupted() from None
                 # Said also if this command is interrupted in the middle of a stop.
                 outcome, shown.running = "detached", "no longer followed"
                 outcome = Attachment(self.nodes, follower, there, offsets).follow(
