@@ -1,0 +1,111 @@
+"""``clusterctl`` in processes that are forked from one that has imported it: most of a short command is its imports.
+
+What happens while it starts, and with its streams, is tested with whole commands: tests/unit/test_cli.py and others.
+"""
+
+import atexit
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from functools import cache
+from importlib import import_module
+
+CLOSED = b""
+
+
+def run(*argv, cwd, env=None, timeout=120):
+    """The finished command, as ``command.run`` returns it."""
+    words = [*map(str, argv)]
+    request = json.dumps({"argv": words, "cwd": os.fspath(cwd), "env": {**os.environ, **(env or {})}}).encode()
+    with ExitStack() as stack:
+        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        ours.settimeout(timeout)
+        text = stack.enter_context(tempfile.TemporaryFile())
+        text.write(request)
+        text.flush()
+        socket.send_fds(_server(), [b"run"], [each.fileno() for each in (text, out, err, theirs)])
+        theirs.close()
+        pid, code = int(ours.recv(20)), None
+        try:
+            code = int(ours.recv(20))
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            ours.recv(20)
+            raise subprocess.TimeoutExpired(words, timeout) from None
+        result = subprocess.CompletedProcess(words, code, _text(out), _text(err))
+    assert "Traceback" not in result.stderr, result.stderr
+    return result
+
+
+def _text(file):
+    file.seek(0)
+    return file.read().decode()
+
+
+@cache
+def _server():
+    """The socket of the process from which commands are forked; it ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        child = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+
+    def end():
+        ours.close()
+        child.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _serve(requests):
+    """Forks a command for each request; returns, in the command's process, its words."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that no waiter stays as a zombie
+    while True:
+        word, fds, _, _ = socket.recv_fds(requests, 16, 4)
+        if word == CLOSED:
+            os._exit(0)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            break
+        for each in fds:
+            os.close(each)
+    requests.close()
+    text, out, err, answers = fds
+    if pid := os.fork():
+        os.write(answers, b"%-20d" % pid)
+        os.write(answers, b"%-20d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        os._exit(0)
+    os.close(answers)
+    with open(text, "rb", closefd=True) as file:  # noqa: PTH123 - a descriptor
+        file.seek(0)
+        request = json.loads(file.read())
+    for number, each in ((1, out), (2, err)):
+        os.dup2(each, number)
+        os.close(each)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    return request["argv"]
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder
+    from provision.cli import main
+    from provision.cli.program import _MODULES
+    from provision.render import _environment
+
+    for module in sorted(set(_MODULES.values())):
+        import_module(f"provision.cli.{module}")
+    for name in _environment().list_templates(extensions=["j2"]):
+        _environment().get_template(name)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    gc.freeze()
+    sys.argv[:] = ["clusterctl", *_serve(socket.socket(fileno=int(sys.argv[1])))]
+    main()
