@@ -12,41 +12,73 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
 
 CLOSED = b""
 
 
-def run(*argv, cwd, env=None, timeout=120):
-    """The finished command, as ``command.run`` returns it."""
-    words = [*map(str, argv)]
-    request = json.dumps({"argv": words, "cwd": os.fspath(cwd), "env": {**os.environ, **(env or {})}}).encode()
-    with ExitStack() as stack:
-        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        ours, theirs = map(stack.enter_context, socket.socketpair())
-        ours.settimeout(timeout)
-        text = stack.enter_context(tempfile.TemporaryFile())
-        text.write(request)
-        text.flush()
-        socket.send_fds(_server(), [b"run"], [each.fileno() for each in (text, out, err, theirs)])
-        theirs.close()
-        pid, code = int(ours.recv(20)), None
-        try:
-            code = int(ours.recv(20))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            ours.recv(20)
-            raise subprocess.TimeoutExpired(words, timeout) from None
-        result = subprocess.CompletedProcess(words, code, _text(out), _text(err))
+def run(*argv, cwd, env=None, timeout=120, first=""):
+    """The finished command, as ``command.run`` returns it; ``first`` is Python that changes its defaults."""
+    command = Command(*argv, cwd=cwd, env=env, first=first)
+    result = subprocess.CompletedProcess(argv, command.wait(timeout), command.stdout, command.stderr)
     assert "Traceback" not in result.stderr, result.stderr
     return result
 
 
+class Command:
+    """A command that was started: ``pid``, and ``returncode``, ``stdout`` and ``stderr`` when it has ended."""
+
+    def __init__(self, *argv, cwd, env=None, first=""):
+        request = {"argv": [*map(str, argv)], "cwd": os.fspath(cwd), "env": {**os.environ, **(env or {})}}
+        self.returncode = None
+        self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - _end closes them
+        self._answers, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as text:
+            text.write(json.dumps(request | {"first": first}).encode())
+            text.flush()
+            fds = [each.fileno() for each in (text, self._out, self._err, theirs)]
+            socket.send_fds(_server(), [b"run"], fds)
+        self.pid = int(self._answers.recv(20))
+
+    def poll(self):
+        """The exit code; None while it runs."""
+        try:
+            return self._end(0)
+        except BlockingIOError:
+            return None
+
+    def wait(self, timeout=120):
+        """The exit code, when it has ended; a command that takes longer is killed, which is an error."""
+        try:
+            return self._end(timeout)
+        except TimeoutError:
+            self.kill()
+            raise subprocess.TimeoutExpired("clusterctl", timeout) from None
+
+    def send_signal(self, number):
+        """A signal to it, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        """End it with SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+        self._end(None)
+
+    def _end(self, timeout):
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            self.returncode = int(self._answers.recv(20))
+            self._answers.close()
+            self.stdout, self.stderr = _text(self._out), _text(self._err)
+        return self.returncode
+
+
 def _text(file):
-    file.seek(0)
-    return file.read().decode()
+    with file:
+        file.seek(0)
+        return file.read().decode()
 
 
 @cache
@@ -92,6 +124,7 @@ def _serve(requests):
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    exec(request["first"], {})
     return request["argv"]
 
 

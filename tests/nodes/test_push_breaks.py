@@ -8,12 +8,11 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
 import pytest
+from forked import Command, run
 from relaying import kill, processes
 from tiny_env import on
 
@@ -24,28 +23,19 @@ pytestmark = pytest.mark.root
 _numbers = count(1)
 RANGE = 4 << 20
 MB = RANGE // 64
-# The command with ranges of that length, smaller units, and a relay that begins with fewer bytes.
-COMMAND = f"""
-import sys
+SMALL = f"""
 from provision.data import tree
 from provision.transfer import engine
 tree.plan.__kwdefaults__["limit"] = {RANGE}
 engine.transfer.__kwdefaults__.update(relay_from={RANGE}, unit={RANGE // 8})
-from provision.cli import main
-main()
 """
-# Ends itself when the stage that is named begins.
+# Ends itself when everything has come.
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-from provision.tasks.push import push
-from provision.inventory import load
-from provision.model import StageStarted
-cluster = load(Path("inventory.yaml"))
-def emit(event):
-    if isinstance(event, StageStarted) and event.stage == sys.argv[3]:
-        os.kill(os.getpid(), signal.SIGKILL)
-push(cluster, cluster.nodes, Path(sys.argv[1]), sys.argv[2], emit=emit)
+import os, signal
+from provision.data import node
+def place(spot):
+    os.kill(os.getpid(), signal.SIGKILL)
+node.place = place
 """
 
 
@@ -76,23 +66,14 @@ def target():
     return f"/data/b{next(_numbers)}/set"
 
 
-def run(box, *argv):
-    words = [sys.executable, "-c", COMMAND, "push", *argv]
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
-    result = subprocess.run(words, check=False, cwd=box.directory, **options)
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
-
-
 def push(box, *argv):
-    result = run(box, "--json", *argv)
+    result = run("push", "--json", *argv, cwd=box.directory, first=SMALL)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def start(box, *argv):
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", COMMAND, "push", *argv], cwd=box.directory, **options)
+def start(box, *argv, first=SMALL):
+    return Command("push", *argv, cwd=box.directory, first=first)
 
 
 def staging(box, node, path):
@@ -117,20 +98,18 @@ def units(box, node, path):
 
 
 def finish(child):
-    said = child.communicate(timeout=100)[1]
-    assert child.returncode == 0, said
+    assert child.wait() == 0, child.stderr
 
 
 def wait(child, condition):
     while not condition():
-        assert child.poll() is None, child.communicate()[1]
+        assert child.poll() is None, child.stderr
         select.select([], [], [], 0.02)
 
 
 def kill_when(child, condition):
     wait(child, condition)
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+    child.kill()
 
 
 def same(box, node, path, source):
@@ -188,8 +167,7 @@ def test_a_push_that_was_killed_when_all_had_come_sends_nothing_again(slow, tmp_
     (top / "sub").mkdir(parents=True)
     for number in range(3):
         (top / f"sub/{number}").write_bytes(os.urandom(MB))
-    argv = [sys.executable, "-c", KILLED, top, path, "place"]
-    assert subprocess.run(argv, check=False, cwd=slow.directory).returncode == -signal.SIGKILL
+    assert start(slow, top, path, first=KILLED).wait() == -signal.SIGKILL
     result = push(slow, top, path)
     assert (result["bytes_sent"], result["changed"]) == (0, True)
     assert same(slow, "node01", f"{path}/sub/2", top / "sub/2")
@@ -200,8 +178,7 @@ def test_what_a_broken_push_has_left_goes_even_if_nothing_is_to_be_sent(slow, tm
     path, top = target(), tmp_path / "set"
     top.mkdir()
     (top / "file").write_bytes(bytes(MB))
-    argv = [sys.executable, "-c", KILLED, top, path, "place"]
-    assert subprocess.run(argv, check=False, cwd=slow.directory).returncode == -signal.SIGKILL
+    assert start(slow, top, path, first=KILLED).wait() == -signal.SIGKILL
     (top / "file").unlink()
     assert push(slow, top, path)["bytes_sent"] == 0
     assert names(slow, "node01", path) == []
@@ -224,7 +201,7 @@ def test_one_push_at_a_time_to_a_place(slow, big, tmp_path):
     big.rename(other / "big.bin")
     child = start(slow, other, path)
     wait(child, lambda: staging(slow, "node01", path))
-    refused = run(slow, other, path)
+    refused = run("push", other, path, cwd=slow.directory, first=SMALL)
     assert refused.returncode == 4
     said = " ".join(refused.stderr.split())
     assert f"another command of root on {os.uname().nodename}, process {child.pid} has been at work here for" in said
@@ -247,10 +224,10 @@ def test_room_that_a_broken_push_takes_is_not_missing(slow, tmp_path, big):
     more.write_bytes(bytes(40 * MB))
     kill_when(start(slow, more, there), lambda: units(slow, "node01", there))
     more.write_bytes(bytes(90 * MB))
-    refused = run(slow, more, there)
+    refused = run("push", more, there, cwd=slow.directory, first=SMALL)
     assert refused.returncode == 4
     assert f"of a broken push in {path}/.clusterctl-push-" in " ".join(refused.stderr.split())
-    on(slow, "node01", "umount", path)
+    on(slow, "node01", "umount", "--lazy", path)  # processes of the killed push may still be ending
 
 
 def test_a_file_that_changes_while_it_is_sent_is_an_error_and_nothing_takes_its_place(slow, big):
@@ -259,9 +236,8 @@ def test_a_file_that_changes_while_it_is_sent_is_an_error_and_nothing_takes_its_
     wait(child, lambda: units(slow, "node01", path))
     with big.open("ab") as file:
         file.write(b"more")
-    said = child.communicate(timeout=60)[1]
-    assert child.returncode == 3
-    assert "changed while" in " ".join(said.split())
+    assert child.wait() == 3
+    assert "changed while" in " ".join(child.stderr.split())
     assert not Path(f"{slow.node_root('node01')}{path}").exists()
 
 
@@ -309,9 +285,8 @@ def test_a_node_that_goes_off_stops_no_other_and_gets_the_rest_later(chain, tree
     child = start(chain, tree, path)
     wait(child, lambda: legs(chain, "node02", path) >= 1)
     chain.power_off("node02")
-    said = " ".join(child.communicate(timeout=100)[1].split())
-    assert child.returncode == 5
-    assert "push failed on 1 of 3 nodes" in said
+    assert child.wait() == 5
+    assert "push failed on 1 of 3 nodes" in " ".join(child.stderr.split())
     for node in ("node01", "node03"):
         assert all_the_same(chain, node, path, tree)
     chain.power_on("node02")
