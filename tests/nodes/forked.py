@@ -1,6 +1,6 @@
 """``clusterctl`` in processes that are forked from one that has imported it: most of a short command is its imports.
 
-What happens while it starts, and with its streams, is tested with whole commands: tests/unit/test_cli.py, test_streams.py.
+What happens while it starts, and with its streams, is tested with whole commands: tests/unit/test_cli.py, for one.
 """
 
 import atexit
