@@ -5,6 +5,7 @@ process of its own, with its own folder, environment, streams and signals. As a 
 ``warm.py SOCKET``, with the number of a descriptor.
 """
 
+import gc
 import json
 import os
 import random
@@ -111,6 +112,8 @@ if __name__ == "__main__":
     for package in (provision.cli, provision.tasks):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()  # what is here already is no garbage of a command; looking would also copy all pages
     if asked := serve(socket.socket(fileno=int(sys.argv[1]))):
         command(*asked)
         provision.cli.main()
