@@ -18,8 +18,8 @@ from provision.errors import UsageError
 sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last, so that they hide no module
 
 LONG = (  # groups that take minutes, the longest first
-    "training", "test_kills", "test_push_breaks", "test_relay_failures", "test_long_prefix", "test_deploy_relay",
-    "test_releases", "test_tool", "test_deploy", "test_push",
+    "training", "test_kills", "test_push_breaks", "test_relay_failures", "test_deploy_relay", "test_releases",
+    "test_tool", "test_deploy", "test_push",
 )  # fmt: skip
 
 _numbers = count(1)
