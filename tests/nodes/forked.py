@@ -12,25 +12,33 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from importlib import import_module
 
 CLOSED = b""
 
 
-def run(*argv, cwd, env=None, timeout=120, first=""):
-    """The finished command, as ``command.run`` returns it; ``first`` is Python that changes its defaults."""
+def run(*argv, cwd, env, timeout, first=""):
+    """The finished command, as ``subprocess.run`` returns it."""
     command = Command(*argv, cwd=cwd, env=env, first=first)
-    result = subprocess.CompletedProcess(argv, command.wait(timeout), command.stdout, command.stderr)
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
+    return subprocess.CompletedProcess(argv, command.wait(timeout), command.stdout, command.stderr)
 
 
 class Command:
-    """A command that was started: ``pid``, and ``returncode``, ``stdout`` and ``stderr`` when it has ended."""
+    """A command that was started, with an empty stdin.
+
+    It has a ``pid``, and when it has ended a ``returncode``, ``stdout`` and ``stderr``.
+
+    Args:
+        argv: the words after ``clusterctl``.
+        cwd: its folder.
+        env: its whole environment; this process's where it is None.
+        first: Python that runs before the command, to change its defaults.
+    """
 
     def __init__(self, *argv, cwd, env=None, first=""):
-        request = {"argv": [*map(str, argv)], "cwd": os.fspath(cwd), "env": {**os.environ, **(env or {})}}
+        request = {"argv": [*map(str, argv)], "cwd": os.fspath(cwd), "env": dict(os.environ if env is None else env)}
         self.returncode = None
         self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - _end closes them
         self._answers, theirs = socket.socketpair()
@@ -124,6 +132,7 @@ def _serve(requests):
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    time.tzset()
     exec(request["first"], {})
     return request["argv"]
 
@@ -139,6 +148,7 @@ if __name__ == "__main__":
     for name in _environment().list_templates(extensions=["j2"]):
         _environment().get_template(name)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    gc.freeze()
+    gc.collect()
+    gc.freeze()  # a collection in a command would write to, and so copy, every page
     sys.argv[:] = ["clusterctl", *_serve(socket.socket(fileno=int(sys.argv[1])))]
     main()

@@ -8,7 +8,8 @@ import time
 from itertools import count
 
 import pytest
-from forked import Command, run
+from command import run
+from forked import Command
 from relaying import new_name
 from tiny_env import inventory, make_env, on, pack
 

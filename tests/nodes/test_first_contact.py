@@ -5,9 +5,9 @@ import re
 import shutil
 import subprocess
 
+import forked
 import pexpect
 import pytest
-import warm
 from command import CLUSTERCTL
 
 from provision import sandbox as sandboxes
@@ -41,7 +41,7 @@ def environ(folder):
 
 def init(folder, *argv):
     """``clusterctl init``: the shortest command that logs in everywhere."""
-    result = warm.run([str(CLUSTERCTL), "init", *argv], cwd=folder, env=environ(folder), timeout=60)
+    result = forked.run("init", *argv, cwd=folder, env=environ(folder), timeout=60)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, " ".join(result.stderr.split()), result.stdout
 
@@ -136,8 +136,7 @@ def test_login_shells_and_noisy_rc_files_make_no_difference(require_sandbox, tmp
         code, err, _ = init(tmp_path)
         assert code == 0, err
         (tmp_path / "train.yaml").write_text("stage: sft\nmodel_name_or_path: /m\ndataset: d\ndataset_dir: /d\n")
-        argv = [str(CLUSTERCTL), "train", "train.yaml"]
-        result = warm.run(argv, cwd=tmp_path, env=environ(tmp_path), timeout=60)
+        result = forked.run("train", "train.yaml", cwd=tmp_path, env=environ(tmp_path), timeout=60)
     # The script ran and answered, through whatever the login shell is.
     assert result.returncode == 4
     said = " ".join(result.stderr.split())

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from forked import run
+from command import run
 from relaying import share_folder
 from tiny_env import as_trainer, inventory, on
 

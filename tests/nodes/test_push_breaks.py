@@ -12,7 +12,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from forked import Command, run
+from command import run
+from forked import Command
 from relaying import kill, processes
 from tiny_env import on
 

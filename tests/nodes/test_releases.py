@@ -8,7 +8,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from forked import Command, run
+from command import run
+from forked import Command
 from relaying import share_folder
 from tiny_env import as_trainer, inventory, make_env, on, pack
 from training import wait_until

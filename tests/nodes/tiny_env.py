@@ -5,7 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
-from forked import run
+from command import run
 
 NASTY = ("a b.py", 'quote\'s "both".txt', "$(touch owned).txt", "new\nline.txt", "täst-日本.txt", "-rf", "`id`;*")
 
