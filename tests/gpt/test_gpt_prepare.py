@@ -49,6 +49,6 @@ print(encode.describe(25 << 20, 100 << 20, 5.0))
 
 
 def test_progress_has_the_time_that_is_left(gpt):
-    result = gpt.run("-c", SLOW)
+    result = gpt.run("-c", SLOW, typed=True)
     assert result.stdout == "encoded 25 of 100 MiB (25 %), 5.0 MiB/s, 0:00:15 left\n"
     assert result.stderr.startswith("encoded 5 of 10 MiB (50 %), ")
