@@ -125,4 +125,7 @@ def archive(path: Path, data: bytes = b"") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main()
+    except OSError as error:  # in one line: tests take a traceback at the start of a line for clusterctl's own
+        sys.exit(f"OSError: {error}")
