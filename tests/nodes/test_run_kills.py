@@ -1,7 +1,7 @@
 """Whatever dies or stands still: every process of the run goes, on every node, and the reason is named.
 
 Real agents, ssh and network on two nodes, with a trainer that takes ten steps a second for as long as it is left alone.
-Each half of an agent is killed in tests/unit/test_agent_nodes.py, and torchrun itself in test_main_job.py.
+Each half of an agent and each launcher is killed in tests/unit/test_agent_nodes.py.
 """
 
 import signal
