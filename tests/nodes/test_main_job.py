@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import command
 import pytest
-from training import PREFIX, RUNS
+from training import PREFIX, RUNS, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
@@ -161,3 +161,50 @@ def test_what_a_run_was_given_is_readable_by_its_user_alone(box, deployed, train
     folder = json.loads(((deployed / "runs" / trained.run) / "run.json").read_text())["folder"]
     assert on(box, "node01", "stat", "-c", "%a %U", f"{folder}/plan-0.json").split() == ["600", "trainer"]
     assert ((deployed / "runs" / trained.run) / "run.json").stat().st_mode & 0o077 == 0
+
+
+def logged(box, folder):
+    """The lines of the trainer's own log on rank 0's node, as far as it is written."""
+    shown = box.enter("node01", ["cat", f"{folder}/trainer_log.jsonl"]).stdout
+    return [line for line in map(json.loads, re.findall(r"^.*}$", shown, re.MULTILINE)) if "loss" in line]
+
+
+def losses(lines):
+    """By step; a repeated step counts with its last line."""
+    return {line["current_steps"]: line["loss"] for line in lines}
+
+
+def test_a_killed_rank_a_stop_that_saves_and_a_killed_torchrun(box, training_nodes, trained):
+    """The same losses after a resume; the step that a stop has saved is the one that the next resume goes on from."""
+    options = {"enable_jit_checkpoint": "true", "save_steps": 5, "max_steps": 100000}
+    broken = training_nodes.start(
+        "train", "--nodes", "2", training_nodes.config("saving.yaml", **options), until=r"checkpoint-5\b"
+    )
+    run = training_nodes.last_run().name
+    out = f"{RUNS}/{run}/job/out"
+    wait_until(lambda: len(logged(box, out)) >= 6, "six steps", 90)
+    training_nodes.kill("node02", training_nodes.rank("node02", run))
+    assert broken.finish() == 6, broken.output
+
+    resumed = training_nodes.start("resume", run, until=r"checkpoint-(5|10|15|20)\b")
+    wait_until(lambda: STEPS["max_steps"] in losses(logged(box, out)), "it trains again", 120)
+    stopped = training_nodes.run("stop", "--save", run)
+    assert stopped.returncode == 0, stopped.stderr
+    resumed.finish()
+    step = int(re.search(r"saved at step (\d+)", stopped.stdout)[1])
+    assert marked(box) == []
+    expected, found = losses(logged(box, f"{RUNS}/{trained.run}/job/my out")), losses(logged(box, out))
+    assert sorted(expected) == list(range(1, STEPS["max_steps"] + 1))
+    for each in expected:
+        assert found[each] == pytest.approx(expected[each], abs=1e-3), each
+    for rank, node in enumerate(("node01", "node02")):  # each has its own disk, and its own part of the checkpoint
+        assert f"rng_state_{rank}.pth" in on(box, node, "ls", f"{out}/checkpoint-{step}").split()
+
+    before = len(logged(box, out))
+    resumed = training_nodes.start("resume", run, until=rf"checkpoint-{step}\b")
+    wait_until(lambda: len(logged(box, out)) > before, "it trains again", 120)
+    assert logged(box, out)[before]["current_steps"] == step + 1
+    # torchrun's ranks have sessions of their own: they survive it, and the agent ends them.
+    training_nodes.kill("node01", min(training_nodes.pids("node01", r"torch\.distributed\.run|torchrun")))
+    assert resumed.finish() == 6, resumed.output
+    assert marked(box) == []
