@@ -10,7 +10,7 @@ import time
 from ipaddress import IPv4Network
 
 import pytest
-from training import wait_until
+from training import RUNS, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -127,4 +127,4 @@ def steps(training, run):
 
 
 def log(run):
-    return f"/home/trainer/llm/runs/{run}/job/out/trainer_log.jsonl"
+    return f"{RUNS}/{run}/job/out/trainer_log.jsonl"

@@ -6,11 +6,11 @@ import subprocess
 import time
 
 import pytest
-from training import TRAINERS
+from training import RUNS, TRAINERS
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
-OUT = "/home/trainer/llm/runs/{run}/job/out"
+OUT = RUNS + "/{run}/job/out"
 CODE = "/home/trainer/without-compiler"
 # By name, how far the weights of two sets lie apart.
 COMPARE = """

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import command
 
-PREFIX = "/home/trainer/llm/current"  # the whole job runs as an ordinary user
-RUNS = "/home/trainer/llm/runs"
+# The whole job runs as an ordinary user, at a prefix that is longer than the 127 bytes of a shebang.
+ROOT = "/home/trainer/" + "/".join(["a-folder-of-a-long-name"] * 5)
+PREFIX, RUNS = f"{ROOT}/current", f"{ROOT}/runs"
 TRAINERS = Path(__file__).with_name("trainers")
 PLAIN = Path(__file__).with_name("plain_trainers")
 
