@@ -16,7 +16,7 @@ Unit = Literal["bytes", "nodes", "steps"]
 
 
 class Stage:
-    """A running stage. ``states`` and ``summary`` are shown when it finishes."""
+    """A stage. ``states`` and ``summary`` are shown when it finishes."""
 
     def __init__(self, emit: Emit, key: str, title: str, total: int | None, unit: Unit) -> None:
         self.key = key
@@ -27,12 +27,16 @@ class Stage:
         self._emit, self._total = emit, total
         self._started = time.monotonic()
         self._seconds: float | None = None
-        emit(StageStarted(key, title, total, unit))
+        self._event = StageStarted(key, title, total, unit)
 
     @property
     def seconds(self) -> float:
         """How long the stage took, or has taken so far."""
         return time.monotonic() - self._started if self._seconds is None else self._seconds
+
+    def start(self) -> None:
+        """Show the start."""
+        self._emit(self._event)
 
     def progress(self, done: int, note: str = "") -> None:
         """Report how far the stage is."""
@@ -49,5 +53,6 @@ class Stage:
 def stage(emit: Emit, key: str, title: str, total: int | None = None, unit: Unit = "nodes") -> Iterator[Stage]:
     """Show a stage while the block runs. A block that raises has no end to show, unless it called ``finish``."""
     shown = Stage(emit, key, title, total, unit)
+    shown.start()
     yield shown
     shown.finish()

@@ -157,7 +157,7 @@ class Collection:
             if self.failed:  # their files may complete one
                 raise NodesFailedError(f"{text} without {fold(self.failed)}", reasons=self.failed, hint=hint)
             raise UsageError(text, hint=hint)
-        chosen = self._take_output(places, offered, found)
+        chosen = self.take_output(places, offered, found)
         if not fp32 or found.name is None:
             return found, None
         if not chosen.zero:
@@ -167,9 +167,9 @@ class Collection:
             )
         head = next(node for node in self.nodes if node.name in places)  # rank 0's, unless it gave no answer
         foreign = [name for node, each in chosen.files.items() if node != head.name for name in each]
-        return found, self._weights(head, places[head.name], found.name, foreign, tag=found.name if chosen.tag else "")
+        return found, self.weights(head, places[head.name], found.name, foreign, tag=found.name if chosen.tag else "")
 
-    def _take_output(
+    def take_output(
         self, places: Mapping[str, str], offered: Mapping[str, Mapping[str, Any]], found: Newest
     ) -> Sources:
         """Bring the output folder's files, each from one node that has it."""
@@ -184,7 +184,7 @@ class Collection:
         self._each(bring, [name for name in lists if chosen.files.get(name)])
         return chosen
 
-    def _weights(self, head: Node, output: str, checkpoint: str, foreign: Sequence[str], *, tag: str) -> Path:
+    def weights(self, head: Node, output: str, checkpoint: str, foreign: Sequence[str], *, tag: str) -> Path:
         """Make one set of fp32 weights with the packed environment's own DeepSpeed, and bring it here.
 
         The parts that other nodes wrote are here; the node receives those that it lacks. It works in a temporary

@@ -165,7 +165,7 @@ def gate(
             out = [node for node in nodes if node.name in passed.dropped]
             prepare.withdraw(asked, out, run, scratch=options.scratch)
         yield passed
-    except ClusterctlError:
+    except (ClusterctlError, KeyboardInterrupt):
         if files is not None:
             prepare.withdraw(asked, nodes, run, scratch=options.scratch)
         raise

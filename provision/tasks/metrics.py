@@ -201,6 +201,7 @@ class _Meter:
         self.done += count
         if self._shown is None and time.monotonic() - self._started > _PATIENCE:
             self._shown = Stage(self._emit, "metrics", "Reading", self._total, "bytes")
+            self._shown.start()
         if self._shown:
             self._shown.progress(self.done)
 

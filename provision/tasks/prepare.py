@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from provision.errors import ClusterctlError, NodesFailedError
+from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
 from provision.run.sources import sources
+from provision.session import Failure, Outcome
 from provision.tasks.runs import run_folder
 
 if TYPE_CHECKING:
-    from provision.session import Outcome, Session
+    from provision.session import Session
 
 LOCAL = "local"  # in place of a release's name: an environment that clusterctl did not deploy
 _PREPARE_DEADLINE = 600.0
 _PROBE_DEADLINE = 30.0
 _WITHDRAW_DEADLINE = 30.0
+_ANSWERS = 10.0  # seconds that an interrupted command waits for nodes that may be making the folder
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ def prepare(
         files: the files to send; None if the nodes have the run's folder.
         port: the requested MASTER_PORT; None: any free one.
         scratch: the temporary folder of a dry run, which gets the agent alone; empty for the run's folder.
+
+    Raises:
+        InterruptedByUser: Ctrl-C; the folders are removed again.
     """
     folder = scratch or str(run_folder(session.inventory, run))
     agent = sources("agent") if files is not None else {}
@@ -98,7 +105,48 @@ def prepare(
         release, folder_is, answer = (*result.out.split("\n", 2), "", "")[:3]
         return Answer(release.removeprefix("release "), Facts.parse(answer), folder_is == "folder made")
 
-    return session.work("prepare", "Preparing nodes", ask, on=nodes, state=lambda answer: _state(answer.facts))
+    asked = _Asked(session, nodes)
+    try:
+        return session.work(
+            "prepare", "Preparing nodes", asked.keep(ask), on=nodes, state=lambda answer: _state(answer.facts)
+        )
+    except (InterruptedByUser, KeyboardInterrupt):
+        if files is not None:
+            # The script of a node without an answer ends with its connection, and removes what it was receiving.
+            withdraw(asked.outcome(), nodes, run, scratch=scratch)
+        raise
+
+
+class _Asked:
+    """The answers so far: a command that is interrupted must know which nodes made the folder."""
+
+    def __init__(self, session: Session, nodes: Sequence[Node]) -> None:
+        self._session = session
+        self._ok: dict[str, Answer] = {}
+        self._failed: dict[str, Failure] = {}
+        self._finished = {node.name: threading.Event() for node in nodes}
+
+    def keep(self, ask: Callable[[Node], Answer]) -> Callable[[Node], Answer]:
+        """``ask``, with its answers kept."""
+
+        def one(node: Node) -> Answer:
+            try:
+                self._ok[node.name] = answer = ask(node)
+            except ClusterctlError as error:
+                self._failed[node.name] = Failure.of(error, self._session.inventory, node)
+                raise
+            finally:
+                self._finished[node.name].set()
+            return answer
+
+        return one
+
+    def outcome(self) -> Outcome[Answer]:
+        """The answers, after a while for nodes that may be making the folder."""
+        until = time.monotonic() + _ANSWERS
+        for each in self._finished.values():
+            each.wait(max(0.0, until - time.monotonic()))
+        return Outcome(self._session, dict(self._ok), dict(self._failed))
 
 
 def unreachable(asked: Outcome[Answer]) -> NodesFailedError | None:

@@ -16,6 +16,7 @@ from provision.render import render
 from provision.run import fields, plan_name, record
 from provision.run.follow import Follower
 from provision.run.result import TrainResult, output_of
+from provision.stages import Stage
 from provision.tasks.attach import Ask, Attachment
 from provision.tasks.runs import find_all
 from provision.tasks.stop import problems, stop_on
@@ -78,35 +79,36 @@ class Start:
         }
         record.write(folder, {**described, "state": "running", "attached": True})
         outcome = "failed"
-        with self.session.stage("train", f"Training {self.run}", None, "steps") as shown:
+        shown = Stage(self.session.emit, "train", f"Training {self.run}", None, "steps")
+        try:
             try:
-                try:
-                    offsets = self._start(there)
-                except (KeyboardInterrupt, InterruptedByUser):
-                    self._stop()
-                    outcome = "failed" if self.left else "stopped"
-                    raise self._interrupted() from None
-                # Said also if this command is interrupted in the middle of a stop.
-                outcome, shown.running = "detached", "no longer followed"
-                outcome = Attachment(self.nodes, follower, there, offsets).follow(
-                    self.session.connections,
-                    self.session.emit,
-                    until=(lambda: follower.started) if following.detach else None,
-                    stop=self._stop,
-                    ask=following.ask,
-                )
-                if outcome == "detached":
-                    shown.running = "still running"
-                elif follower.state != "running":
-                    shown.running = ""
-            finally:
-                follower.close()
-                shown.states = follower.states
-                shown.finish()
-                state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
-                figures = {"seconds": round(shown.seconds, 1), "losses": follower.losses, "steps": follower.steps}
-                why = dict(follower.failures)
-                record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
+                shown.start()
+                offsets = self._start(there)
+            except (KeyboardInterrupt, InterruptedByUser):
+                self._stop()
+                outcome = "failed" if self.left else "stopped"
+                raise self._interrupted() from None
+            # Shown also if this command is interrupted in the middle of a stop.
+            outcome, shown.running = "detached", "no longer followed"
+            outcome = Attachment(self.nodes, follower, there, offsets).follow(
+                self.session.connections,
+                self.session.emit,
+                until=(lambda: follower.started) if following.detach else None,
+                stop=self._stop,
+                ask=following.ask,
+            )
+            if outcome == "detached":
+                shown.running = "still running"
+            elif follower.state != "running":
+                shown.running = ""
+        finally:
+            follower.close()
+            seconds, shown.states = shown.seconds, follower.states
+            state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
+            figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
+            why = dict(follower.failures)
+            record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
+            shown.finish()
         if outcome == "ended":
             self._verdict(follower)
         elif following.detach and follower.unheard:
@@ -115,7 +117,7 @@ class Start:
                 reasons=follower.unheard,
                 hint=f"clusterctl status {self.run}; clusterctl stop {self.run}",
             )
-        return self._result(follower, "finished" if outcome == "ended" else "detached", shown.seconds)
+        return self._result(follower, "finished" if outcome == "ended" else "detached", seconds)
 
     def _start(self, there: PurePosixPath) -> Mapping[str, int]:
         """Start every node's agent in one round trip. If one cannot start, all are stopped.
@@ -141,11 +143,7 @@ class Start:
                 raise ClusterctlError(str(why))
             return answer.get("at") or 0
 
-        try:
-            outcome = self.session.each(start, on=self.nodes, limit=len(self.nodes), changes=True)
-        except InterruptedByUser:
-            self._stop()
-            raise self._interrupted() from None
+        outcome = self.session.each(start, on=self.nodes, limit=len(self.nodes), changes=True)
         if outcome.failed:
             self._stop()
             stopped = "every node was stopped" if not self.left else "some agents may still be running"

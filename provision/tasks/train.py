@@ -115,17 +115,17 @@ def train(session: Session, asked: Training) -> TrainResult:
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
         spec = _spec(session, passed, run, files, asked)
         launched = launch(spec)
-    for notice in launched.notices:
-        session.emit(notice)
-    link_port = passed.answers[passed.nodes[0].name].facts.link_port
-    plans = linked(launched, spec, link_port, secrets.token_hex(16), asked.policy.lost_after)
-    about = {
-        "master": f"{spec.master}:{spec.port}",
-        "prefix": str(spec.prefix),
-        "folder": str(spec.folder),
-        "launcher": choose(asked.job),
-        "argv": mask_words(asked.words),
-    }
+        for notice in launched.notices:
+            session.emit(notice)
+        link_port = passed.answers[passed.nodes[0].name].facts.link_port
+        plans = linked(launched, spec, link_port, secrets.token_hex(16), asked.policy.lost_after)
+        about = {
+            "master": f"{spec.master}:{spec.port}",
+            "prefix": str(spec.prefix),
+            "folder": str(spec.folder),
+            "launcher": choose(asked.job),
+            "argv": mask_words(asked.words),
+        }
     return Start(session, passed.nodes, run, plans, about).follow(asked.following)
 
 

@@ -302,6 +302,15 @@ def test_a_shared_file_is_copied_before_a_range_is_written(shell, tmp_path):
     assert old.read_bytes() == b"x" * len(BIG)
 
 
+def test_a_range_beyond_two_gibibytes(shell, tmp_path):
+    place, at = Place(shell, tmp_path), 3 << 30
+    part = Leg("far", "range", 5, partial(iter, [b"a\0end"]), "large", at, 0o644, 1_500_000_000)
+    assert place.receive(stream(parts=[part])).returncode == 0
+    with (place.into / "large").open("rb") as file:
+        file.seek(at)
+        assert file.read() == b"a\0end"
+
+
 def test_a_symlink_in_a_range_s_place_is_not_followed(shell, tmp_path):
     place = Place(shell, tmp_path)
     (place.into / "a b").mkdir()

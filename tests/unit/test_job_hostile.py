@@ -133,7 +133,7 @@ def test_a_long_value_is_cut_in_a_message(config):
 @pytest.mark.parametrize(
     ("info", "said"),
     [
-        ("[" * 5000, "dataset_info.json is nested more than 32 levels deep"),
+        ("[" * 5000 + "]" * 5000, "dataset_info.json is nested more than 32 levels deep"),
         ("{\n,", "dataset_info.json:2: not JSON"),
         ('{"d": {"file_name": "a\\u0000b"}}', "holds a line break or a control character"),
         ('{"d": {"file_name": "' + "x" * 300 + '"}}', "is too long for a path"),

@@ -163,7 +163,7 @@ def test_a_link_that_is_none_is_refused(run, tmp_path, text, said):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("[" * 5000, "is nested"),
+        ("[" * 5000 + "]" * 5000, "is nested"),
         ('{"model_type": "gpt2", "n_layer": %s}' % ("9" * 5000), "digits"),
         (
             json.dumps({**GPT2, "n_layer": 999999999999}),

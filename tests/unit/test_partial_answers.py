@@ -10,7 +10,7 @@ import pytest
 
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Inventory, Node, Result
-from provision.run.checkpoint import Newest
+from provision.run.checkpoint import Newest, Sources
 from provision.run.found import gathered, told
 from provision.session import Session
 from provision.ssh import remote
@@ -90,3 +90,17 @@ def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(
     every = Collection(Session(inventory), found["r1"], tmp_path, {})
     with pytest.raises(UsageError, match="no complete checkpoint"):
         every.collect("checkpoints", fp32=False)
+
+
+def test_fp32_weights_are_made_on_a_node_that_answered(tmp_path, monkeypatch):
+    """Also where rank 0's node gave no answer, so that its output folder is not known."""
+    inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
+    found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
+    whole = Sources({"gpu02": frozenset({"checkpoint-3/model"})}, zero=True)
+    made = []
+    monkeypatch.setattr(Collection, "offers", lambda _self: {"gpu02": {"output": "/out", "offer": {}}})
+    monkeypatch.setattr(Collection, "newest", lambda _self, _offers: Newest("checkpoint-3"))
+    monkeypatch.setattr(Collection, "take_output", lambda *_: whole)
+    monkeypatch.setattr(Collection, "weights", lambda _, head, *given, **__: made.append((head.name, *given[:2])))
+    Collection(Session(inventory), found["r1"], tmp_path, {}).collect("checkpoints", fp32=True)
+    assert made == [("gpu02", "/out", "checkpoint-3")]
