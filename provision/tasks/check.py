@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from provision import checks
 from provision.checks import Answer, Plan
-from provision.checks.kit import choose, compile_probes, limits, parse, probe_of
+from provision.checks.kit.choosing import choose, limits
+from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.env.report.words import number
 from provision.hints import complete
 from provision.inventory import fold

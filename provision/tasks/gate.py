@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from provision.checks import Answer as Probed
 from provision.checks import Plan
-from provision.checks.kit import compile_probes, limits, parse, probe_of
+from provision.checks.kit.choosing import limits
+from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser, PreflightError
 from provision.model import Finding, Inventory, Node
 from provision.render import render

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from provision.checks import Plan
-from provision.checks.kit import Offset, limits, offset
+from provision.checks.kit.choosing import limits
+from provision.checks.kit.clock import Offset, offset
 from provision.env.report.words import number
 from provision.render import quote
 from provision.run.found import Run, gathered, told

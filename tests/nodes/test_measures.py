@@ -17,8 +17,8 @@ from relaying import share_folder
 
 from provision import inventory as inventory_file
 from provision.checks import Plan, judged, load
-from provision.checks._clock import offset
 from provision.checks._ports import heard
+from provision.checks.kit.clock import offset
 from provision.model import Node, TrainDefaults
 from provision.session import Session
 from provision.ssh.remote import Connections

@@ -13,7 +13,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks.kit import Share, Side, outcome, shares, steps
+from provision.checks.kit.fresh import Side, outcome, steps
+from provision.checks.kit.mounts import Share, shares
 from provision.errors import ClusterctlError
 from provision.model import Node, Result
 from provision.render import render
