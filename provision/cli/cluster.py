@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +112,7 @@ def load_inventory(path: Path, reporter: Reporter) -> Inventory:
     inventory = load(path)
     for warning in inventory.warnings:
         reporter.warn(warning)
-    return replace(inventory, typed=reporter.typed)
+    return inventory
 
 
 def load_or_here(path: Path, reporter: Reporter, *, nodes: int | None = None, starts: bool = False) -> Inventory:
@@ -136,7 +135,7 @@ def load_or_here(path: Path, reporter: Reporter, *, nodes: int | None = None, st
     refuse_alone(nodes)
     here = local_inventory(starts=starts)
     reporter(Notice(f"no inventory: this machine alone, with the environment {here.prefix}"))
-    return replace(here, typed=reporter.typed)
+    return here
 
 
 def refuse_alone(nodes: int | None) -> None:

@@ -12,7 +12,7 @@ from provision.model import Emit, Node
 from provision.render import render
 from provision.run import plan_name
 from provision.run.follow import parsed
-from provision.tasks.streams import Stream, Streams, Way
+from provision.session.streams import Stream, Streams, Way
 
 if TYPE_CHECKING:
     from pathlib import PurePosixPath

@@ -25,8 +25,8 @@ from provision.run import plan_name
 from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sources
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
-from provision.tasks.fetch import There, fetch, lacking, listed
 from provision.tasks.runs import by_name, find, run_folder
+from provision.transfer.fetch import There, fetch, lacking, listed
 from trainer import offers
 from trainer.untrusted import UntrustedError, parse_object
 

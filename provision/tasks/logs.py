@@ -13,9 +13,9 @@ from provision.inventory import fold
 from provision.model import Node
 from provision.render import render
 from provision.run.loglines import Entry, entry, merged, pattern
+from provision.session.streams import Stream, Streams
 from provision.ssh.remote import reading, sent_length
 from provision.tasks.runs import Runs, by_name, find, run_folder
-from provision.tasks.streams import Stream, Streams
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run

@@ -29,10 +29,10 @@ from provision.ssh.remote import AnswerUnreadable, reading
 from provision.summaries.nodes import listed
 from provision.summaries.status import status_shown
 from provision.tasks import check, releases, status
-from provision.tasks.fetch import parse_list
 from provision.tasks.measures.clock import bounds
 from provision.tasks.measures.ports import open_ports
 from provision.transfer import survey
+from provision.transfer.fetch import parse_list
 
 NODE = Node("gpu01", "10.0.0.1")
 DIGITS = "9" * 5000

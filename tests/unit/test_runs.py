@@ -25,11 +25,11 @@ from provision.session import Outcome, Session
 from provision.summaries.run_commands import stopped_shown
 from provision.summaries.runs import run_lines, run_shown
 from provision.tasks import runs as runs_module
-from provision.tasks.fetch import Escape, There, fetch, lacking, listed, parse_list
 from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, find, script
 from provision.tasks.status import RunStatus
 from provision.tasks.stop import Stopped, judged, refuse_others
+from provision.transfer.fetch import Escape, There, fetch, lacking, listed, parse_list
 
 NODE = Node("node01", "10.0.0.1")
 SESSION = Session(Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), (NODE,)))

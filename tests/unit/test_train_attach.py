@@ -11,10 +11,11 @@ import pytest
 from provision.errors import InterruptedByUser, NodesFailedError
 from provision.model import Node, Notice, Result
 from provision.run.follow import Follower
+from provision.session import streams
+from provision.session.streams import Stream, Streams
 from provision.ssh.remote import HostKeyChanged, NodeUnreachable
-from provision.tasks import attach, streams
+from provision.tasks import attach
 from provision.tasks.attach import Attachment, HungUp
-from provision.tasks.streams import Stream, Streams
 
 A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")
 END = {"event": "end", "state": "finished"}
