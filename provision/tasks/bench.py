@@ -222,7 +222,7 @@ def _refuse_tuning(ready: World, backend: str) -> None:
         raise UsageError(
             "--tune is about NCCL's sockets, and InfiniBand or RoCE is active on every node: NCCL sends nothing but "
             "its first words over sockets there",
-            hint="to tune sockets all the same, set NCCL_IB_DISABLE: 1 in train.env; to measure without --tune: "
+            hint="to tune sockets anyway, set NCCL_IB_DISABLE: 1 in train.env; to measure without --tune: "
             "clusterctl bench nccl",
         )
 

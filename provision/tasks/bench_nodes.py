@@ -94,7 +94,7 @@ class World:
 
         Raises:
             MeasureFailedError: a process failed; all were ended.
-            NodesFailedError: a node is gone.
+            NodesFailedError: a node was lost.
             InterruptedByUser: Ctrl-C; all were ended.
         """
         flight = _Flight(self, dict(work, counts=self.counts), env, unset, on)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from provision.session import Outcome, Session
 
 DEADLINE = 60.0  # seconds for a node; more than any probe may take
-_GRACE = 15.0  # seconds more until the connection is given up: a script ends by itself before
+_GRACE = 15.0  # seconds more until the connection is given up: a script ends before that
 _AT_ONCE = 32  # nodes
 
 Answers = Mapping[str, Mapping[str, Answer]]  # by check, by node

@@ -86,8 +86,8 @@ def create(
 ) -> Created:
     """Enrol the nodes of a new inventory, ask them what they are, and write it.
 
-    Nothing is written where no node can be reached. A node that fails while others do not has its line all the same,
-    with what is known of it.
+    Nothing is written if no node can be reached. A node that fails while others succeed gets its line too, with what is
+    known of it.
 
     Args:
         path: the inventory; there is none yet.
@@ -95,8 +95,8 @@ def create(
         ssh: ``user``, ``port`` and ``key`` of the inventory, as far as they are known.
         prefix: the inventory's prefix.
         found: the file that names the hosts, where it is one.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
+        prompts: answer questions about passwords and host keys.
+        emit: receives events.
 
     Raises:
         UsageError: ``path`` is there already, or cannot be written.
@@ -135,7 +135,7 @@ def create(
 
 
 def foreign(path: Path, *, group: str | None = None, emit: Emit) -> Found:
-    """The nodes of an Ansible inventory, a hostfile or ClusterShell's groups; what has no counterpart is told.
+    """The nodes of an Ansible inventory, a hostfile or ClusterShell's groups; other entries are reported.
 
     Raises:
         UsageError: it cannot be read, or has no such group.

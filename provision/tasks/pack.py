@@ -40,7 +40,7 @@ class PackResult:
 
     Attributes:
         bundle: its name; no file of this name exists if it was split.
-        files: the files that it lies in: itself, or its parts.
+        files: its files: itself, or its parts.
     """
 
     bundle: Path
@@ -68,12 +68,12 @@ def pack_env(
         env: a path, the name of a conda environment, or None for the active one.
         environ: the process environment, where the active environment is named.
         output: the bundle's path; by default NAME.ccb in the current folder. One that exists is replaced.
-        exclude: patterns of what is left out, as in a .gitignore file, relative to the environment.
+        exclude: patterns of skipped files, as in a .gitignore file, relative to the environment.
         data: files and folders that travel with it, as ``data/NAME`` in the environment.
         split: bytes of a part, if the bundle is to lie in several files; else 0. See ``parse_size``.
         with_ops: build the extensions that DeepSpeed would compile on the nodes.
         cpu_baseline: the processors to build them for, by name.
-        emit: is told about the progress.
+        emit: receives events.
 
     Raises:
         UsageError: no such environment, or the output cannot be written.
@@ -110,7 +110,7 @@ def refuse_folder(out: Path, hint: str) -> None:
     Raises:
         UsageError: there is a folder of that name.
     """
-    if os.path.isdir(out):  # noqa: PTH112 - False where this user may not look; that it cannot be written is said later
+    if os.path.isdir(out):  # noqa: PTH112 - False where this user may not look; the error comes later
         raise UsageError(f"{out} is a folder", hint=hint)
 
 
@@ -139,7 +139,7 @@ def additions(
         wanted: build; otherwise only say what the nodes would have to compile.
         baseline: the processors to build for, by name; None: the platform's usual ones.
         environ: the process environment, where the cache is named.
-        emit: is told about the progress, and what could not be built.
+        emit: receives events, also about extensions that could not be built.
 
     Raises:
         UsageError: no such baseline.

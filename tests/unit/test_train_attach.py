@@ -130,7 +130,7 @@ def test_a_mistake_in_a_reading_thread_ends_the_command(follow):
 def test_when_no_node_answers_any_more_the_command_gives_up(follow, monkeypatch):
     monkeypatch.setattr(attach, "FORSAKEN", 0.1)
     down = [Remote(node, *itertools.repeat([NodeUnreachable(node, "no answer")], 1000)) for node in (A, B)]
-    with pytest.raises(NodesFailedError, match="whether it goes on there is not known"):
+    with pytest.raises(NodesFailedError, match="whether it is still running is not known"):
         follow(*down)
 
 
