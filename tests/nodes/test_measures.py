@@ -20,7 +20,7 @@ from provision.checks import Plan, judged, load
 from provision.checks._ports import heard
 from provision.checks.kit.clock import offset
 from provision.model import Node, TrainDefaults
-from provision.session import Session
+from provision.session import Conversation, Session
 from provision.ssh.remote import Connections
 from provision.tasks.measures import clock, ports, shares
 
@@ -160,17 +160,17 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
     with Connections(inventory_file.load(sandbox.inventory)) as broken:
         seen = plan(broken)
         node = seen.nodes[0]
-        ear = ports.Ear(node, broken, ports._listen(seen, node, "0123"))
+        ear = Conversation(node, broken.__getitem__, ports._listen(seen, node, "0123"), beat=1.0)
         ear.start()
-        assert ear.answered.wait(LATE)
-        places = [f":{port:04X} " for each in ear.ports.values() for port in each]
+        assert ear.until("ready", LATE)
+        places = [f":{port:04X} " for each in ports.open_ports(ear.lines).values() for port in each]
         assert len(places) == 3
         broken[node]._transport.sock.close()  # no goodbye, as when the controller is killed
         until = time.monotonic() + LATE
         while any(place in line and " 0A " in line for line in listening(sandbox, node.name) for place in places):
             assert time.monotonic() < until, "it listens on"
             time.sleep(0.05)
-        ear.let_go()
+        ear.close()
 
 
 def test_a_node_that_cannot_be_reached_says_so(pool):
