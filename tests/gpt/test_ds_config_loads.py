@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,16 +51,20 @@ def cpu_adam(lab_env):
 
 
 @pytest.fixture(scope="module")
-def steps(forks, cpu_adam, tmp_path_factory):
+def steps(lab_env, cpu_adam, tmp_path_factory):
     """Runs configurations one after the other in one process: by name, what became of each."""
 
     def run(how, configs):
         folder = tmp_path_factory.mktemp("ds")
         (folder / "configs.json").write_text(json.dumps(configs))
-        env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
         with socket.create_server(("127.0.0.1", 0)) as free:
-            env["MASTER_PORT"] = str(free.getsockname()[1])
-        done = forks.run(PROGRAM, how, folder / "configs.json", cpu_adam, cwd=folder, env=env, timeout=280)
+            port = free.getsockname()[1]
+        env = {
+            **os.environ, "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "HF_HUB_OFFLINE": "1",
+        }  # fmt: skip
+        argv = [lab_env / "bin/python", PROGRAM, how, folder / "configs.json", cpu_adam]
+        done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         lines = [json.loads(row[5:]) for row in done.stdout.splitlines() if row.startswith("STEP ")]
         return {line["name"]: line for line in lines}

@@ -59,7 +59,7 @@ print(at_work, numbers == list(range(20)), encode.workers_for(0, vocabulary, enc
 def test_several_processes_encode_large_texts(gpt):
     if not (gpt.folder / "one").exists():
         gpt.program("prepare", "first.txt", "--out", "one", "--tokens", "bpe", "--vocab-size", 300)
-    result = gpt.run("-c", SEVERAL)
+    result = gpt.run("-c", SEVERAL, typed=True)
     assert result.stdout == "2 True True 1\n", result.stderr
 
 

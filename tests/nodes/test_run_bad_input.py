@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from training import PREFIX, RUNS
+from training import PREFIX, ROOT, RUNS
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -46,13 +46,14 @@ def test_more_nodes_than_there_are(training):
 def test_a_port_that_is_taken(training):
     inventory = training.folder / "inventory.yaml"
     inventory.write_text(inventory.read_text() + "train: {port: 22}\n")  # the node's own sshd
-    before = [training.on(node, "ls", RUNS) for node in training.nodes]
+    runs = ("find", ROOT, "-path", f"{RUNS}/*", "-prune")  # the folder need not exist
+    before = [training.on(node, *runs) for node in training.nodes]
     refused = training.run("train", "--nodes", "2", *SHORT)
     assert refused.returncode == 4, refused.stdout
     text = " ".join(refused.stderr.split())
     assert "nothing was started" in text
     assert "node01: port 22 is in use; name another train.port, or none: then a free one is found" in text
-    assert [training.on(node, "ls", RUNS) for node in training.nodes] == before
+    assert [training.on(node, *runs) for node in training.nodes] == before
     assert not (training.folder / "runs").exists()
 
 
