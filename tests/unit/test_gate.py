@@ -293,7 +293,8 @@ def test_this_machine_alone_passes_without_ssh(here, tmp_path):
         assert answer.prefix(here) == here.prefix
         assert (answer.facts.master, answer.facts.interface) == ("127.0.0.1", "lo")
         assert Path(here.root, "runs/run-1/job/sft.yaml").exists()
-        assert not [each for each in passed.findings if each.check.startswith("gate.") and each.verdict == "FAIL"]
+        failed = {each.check for each in passed.findings if each.verdict == "FAIL" and each.check.startswith("gate.")}
+        assert not failed - {"gate.runs"}  # runs of other tests are on this machine too
         assert [each.observed for each in passed.findings if each.check == "gate.data"] == [
             f"{tmp_path / 'model'}: 1 file"
         ]
