@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.env.bundle.reader import Bundle, open_bundle
-from provision.env.release import activation, examine, steps
+from provision.env.release import examine, steps
 from provision.env.release.legs import Payload
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.hints import again
@@ -113,7 +113,7 @@ def deploy(
         NodesFailedError: some nodes failed, the others are done.
     """
     bundle = open_bundle(bundle_path)
-    places = Places.of(inventory, bundle.manifest.release_id)
+    places = ReleasePaths.of(inventory, bundle.manifest.release_id)
     serviced = None
     with Connections(inventory, prompts) as connections:  # also for services: a password is asked for once
         if with_services and inventory.services:
@@ -132,7 +132,7 @@ def deploy(
         if not work and scripts_to is None:
             return DeployResult(places.release_id, todo, dry_run=dry_run, services=serviced)
         relocated = _relocate(bundle, places, inventory.typed, accept_unrewritable=accept_unrewritable, emit=emit)
-        naming = activation.steps(inventory, bundle.manifest)
+        naming = steps.conda_name_steps(inventory, bundle.manifest)
         activating = steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming)
         if scripts_to is not None:
             _write_scripts(scripts_to, nodes, steps.gather(places, repair=repair), activating)
@@ -164,7 +164,7 @@ def deploy(
     return DeployResult(places.release_id, states, sent.bytes, seconds, times, services=serviced)
 
 
-def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections, places: Places) -> None:
+def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections, places: ReleasePaths) -> None:
     """Remove the keys that the relay of a killed deploy has left, unless another one is at work there."""
     if nodes:
         with suppress(PreflightError), held(inventory, nodes, connections, Lock.of_releases(inventory), "deploy"):
@@ -186,7 +186,7 @@ def _failed(inventory: Inventory, failed: Mapping[str, str], nodes: Sequence[Nod
 
 
 def _relocate(
-    bundle: Bundle, places: Places, typed: CommandLine, *, accept_unrewritable: bool, emit: Emit
+    bundle: Bundle, places: ReleasePaths, typed: CommandLine, *, accept_unrewritable: bool, emit: Emit
 ) -> Relocated:
     """The files that name the prefix, as they must be at the release's path."""
     relocated = relocate(bundle.manifest, bundle.prefix_files(), places.root / "releases" / places.release_id)
@@ -210,7 +210,7 @@ def _examine(
     nodes: Sequence[Node],
     connections: Connections,
     bundle: Bundle,
-    places: Places,
+    places: ReleasePaths,
     *,
     repair: bool,
     emit: Emit,

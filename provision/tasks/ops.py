@@ -8,18 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.env.ops.baseline import choose
-from provision.env.ops.prebuild import prebuild, unbuilt
+from provision.env.ops import choose, prebuild, unbuilt
 from provision.env.source import facts
 from provision.model import Emit, Notice, StageFinished, StageStarted
 
 if TYPE_CHECKING:
-    from provision.env.source.scan import Found
+    from provision.env.source.scan import Source
 
 
 def additions(
     prefix: Path, *, wanted: bool, baseline: str | None, environ: Mapping[str, str], emit: Emit
-) -> tuple[tuple[Found, ...], tuple[str, ...]]:
+) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """The files that are packed beside those of an environment, and what the bundle says about them.
 
     Args:
@@ -35,7 +34,7 @@ def additions(
     sites = sorted(str(path.relative_to(prefix)) for path in prefix.glob("lib/python*/site-packages") if path.is_dir())
     if not wanted:
         notices = unbuilt(prefix, sites)
-        found: tuple[Found, ...] = ()
+        found: tuple[Source, ...] = ()
     else:
         chosen = choose(baseline, facts.platform(prefix))
         began = time.monotonic()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.env.bundle import slices
-from provision.env.bundle.find import SUFFIX
+from provision.env.bundle.slices import SUFFIX
 from provision.env.packing.pack import pack
-from provision.env.source.find import find_env
+from provision.env.source.environments import find_env
 from provision.errors import UsageError
 from provision.tasks import ops
 
@@ -95,7 +95,7 @@ def pack_env(
         additions=added,
         notices=notices,
     )
-    files = slices.find(out)
+    files = slices.find_slices(out)
     return PackResult(out, manifest, files.size, time.monotonic() - began, files.files)
 
 

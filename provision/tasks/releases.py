@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from provision.env.release import steps, upkeep
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.release.upkeep import Releases
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.hints import again
@@ -119,7 +119,7 @@ def rollback(
         before = {name: has.current or "none" for name, has in found.items()}
         own = [node for node in nodes if not shared[node.name]]
         work = [node for node in own if before[node.name] != chosen[node.name]]
-        plan = {node.name: [steps.switch(Places.of(inventory, chosen[node.name]))] for node in work}
+        plan = {node.name: [steps.switch(ReleasePaths.of(inventory, chosen[node.name]))] for node in work}
         _apply(inventory, work, connections, lock, plan, "Switching back", emit, "rollback")
     return Switched({name: (before[name], goal) for name, goal in chosen.items()})
 
@@ -166,7 +166,7 @@ def prune(
             work = [node for node in own if removable[node.name] or left[node.name]]
             plan = {
                 node.name: [
-                    *(steps.remove(Places.of(inventory, release)) for release in removable[node.name]),
+                    *(steps.remove(ReleasePaths.of(inventory, release)) for release in removable[node.name]),
                     steps.discard("leftovers", [f"{inventory.root}/releases/{name}" for name in left[node.name]]),
                 ]
                 for node in work
@@ -205,7 +205,7 @@ def verify(
             if goal is None:
                 absent[node.name] = upkeep.absent(node.name, has, release)
                 return absent[node.name]
-            script = upkeep.verify(Places.of(inventory, goal).release)
+            script = upkeep.verify(ReleasePaths.of(inventory, goal).release)
             result = connections[node].run(script, deadline=_VERIFY_DEADLINE)
             with reading(node):
                 return upkeep.findings(node.name, goal, result.out)

@@ -11,7 +11,7 @@ from provision.env.release import steps
 from provision.env.release.derive import Recipe, recipe
 from provision.env.release.examine import NodeFacts, lacks_space
 from provision.env.release.legs import Payload
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.report.words import size
 from provision.errors import ClusterctlError
 from provision.inventory import fold
@@ -58,7 +58,7 @@ def send(
     connections: Connections,
     lock: Lock,
     payload: Payload,
-    places: Places,
+    places: ReleasePaths,
     facts: Mapping[str, NodeFacts],
     *,
     repair: bool,
@@ -124,7 +124,7 @@ def _gather(
     connections: Connections,
     lock: Lock,
     payload: Payload,
-    places: Places,
+    places: ReleasePaths,
     facts: Mapping[str, NodeFacts],
     *,
     repair: bool,
@@ -177,13 +177,13 @@ def _gather(
     return there
 
 
-def _base(facts: NodeFacts, places: Places) -> str:
+def _base(facts: NodeFacts, places: ReleasePaths) -> str:
     """The release that a node runs now, when it is another one; empty if there is none."""
     current = PurePosixPath(facts.prefix_link or "").name
     return current if current != places.release_id else ""
 
 
-def _recipe(payload: Payload, places: Places, base: str) -> Recipe:
+def _recipe(payload: Payload, places: ReleasePaths, base: str) -> Recipe:
     """How to make rewritten files from those of the release ``base``."""
     if not base:
         return Recipe()

@@ -18,11 +18,15 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.env.bundle import tar_reader
-from provision.env.bundle.tar_reader import TarError, TarReader
-from provision.env.interchange import programs
-from provision.env.interchange.importing import import_archive
-from provision.env.interchange.restore import Environment
+from provision.env.bundle import tar
+from provision.env.bundle.tar import TarError, TarReader
+from provision.env.interchange.importing import (
+    LIMIT,
+    Environment,
+    declared_records,
+    import_archive,
+    read_unpacker,
+)
 from provision.env.interchange.unpack import unpack
 from provision.errors import BundleError, ClusterctlError, UsageError
 from provision.model import ignore
@@ -185,7 +189,7 @@ def test_the_long_name_of_the_report_is_refused_from_65_kb(unpacked):
 
 
 def test_members_and_their_names_are_counted(unpacked, monkeypatch):
-    monkeypatch.setattr(tar_reader, "MEMBERS", 10)
+    monkeypatch.setattr(tar, "MEMBERS", 10)
     with pytest.raises(BundleError, match="more than 10 members"):
         unpacked(b"".join(header(b"f%d" % n) for n in range(11)) + END)
 
@@ -308,7 +312,7 @@ def test_any_mutation_of_a_tar_is_read_or_refused(data):
     reader = TarReader(io.BytesIO(bytes(content)).read)
     with contextlib.suppress(TarError, EOFError):
         for member in reader:
-            assert len(member.name) <= tar_reader.PATH
+            assert len(member.name) <= tar.PATH
             assert sum(map(len, reader.content())) == member.size <= len(content)
 
 
@@ -334,7 +338,7 @@ def test_any_mutation_of_an_archive_is_unpacked_inside_or_refused(tmp_path_facto
 
 def test_a_long_program_of_an_archive_is_not_parsed():
     with pytest.raises(BundleError, match="more than the 33554432 that are read"):
-        programs.read(b"x" * (programs.LIMIT + 1))
+        read_unpacker(b"x" * (LIMIT + 1))
 
 
 @pytest.mark.parametrize(
@@ -342,11 +346,11 @@ def test_a_long_program_of_an_archive_is_not_parsed():
 )
 def test_any_program_of_an_archive_is_refused_without_a_traceback(data):
     with pytest.raises(BundleError):
-        programs.read(data)
+        read_unpacker(data)
 
 
 def test_what_packages_declare_may_be_nested_as_it_likes():
-    assert programs.declared([b"[" * 100_000, b'{"paths_data": {"paths": 5}}']) == ()
+    assert declared_records([b"[" * 100_000, b'{"paths_data": {"paths": 5}}']) == ()
 
 
 def test_a_file_too_large_for_memory_is_left_as_it_is(tmp_path):
