@@ -356,7 +356,7 @@ def _check_files(manifest: Manifest) -> None:
         previous = path
         spent += _add_folders(path, folders, leaves)
         if spent > FOLDER_PATHS:
-            raise InvalidManifest(f"{path!r}: the paths of all folders have more than the limit of {FOLDER_PATHS} bytes")
+            raise InvalidManifest(f"{path!r}: the paths of all folders have more than {FOLDER_PATHS} bytes, the limit")
         (folders if entry.type == "dir" else leaves).add(path)
         if entry.marks:
             _check_marks(entry, targets)

@@ -97,7 +97,7 @@ def test_a_flipped_byte_at_the_ends(packed, offset):
 def test_what_is_no_bundle(tmp_path):
     other = tmp_path / "other.tar.gz"
     other.write_bytes(os.urandom(5000))
-    with pytest.raises(BundleError, match="not a bundle"):
+    with pytest.raises(BundleError, match="not a clusterctl bundle"):
         open_bundle(other)
     with pytest.raises(UsageError, match="not a file"):
         open_bundle(tmp_path / "nothing")

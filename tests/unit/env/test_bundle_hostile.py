@@ -154,7 +154,7 @@ class TestMemory:
         out = with_manifest(packed, b"{}", size=size)
         os.truncate(out, out.stat().st_size + size)
         tracemalloc.start()
-        with pytest.raises(BundleError, match=f"its manifest has {size} bytes, more than the {LIMIT} that are read"):
+        with pytest.raises(BundleError, match=f"its manifest has {size} bytes, more than the limit of {LIMIT}"):
             open_bundle(out)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
         tracemalloc.stop()

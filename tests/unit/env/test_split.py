@@ -129,7 +129,7 @@ def test_without_the_list_the_parts_are_named_in_which_the_damage_may_be(manifes
     (folder / "env.ccb.sha256").unlink()
     part = parts_of(folder)[2]
     part.write_bytes(bytes(SPLIT))
-    with pytest.raises(BundleError, match=rf"lies in .*{part.name}"):
+    with pytest.raises(BundleError, match=rf"in .*{part.name} is damaged"):
         open_bundle(folder / "env.ccb").verify(ignore)
 
 
