@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from lab_recipe import default_cache
-from provision.env.ops import choose, prebuild
 
+from provision.env.ops import choose, prebuild
 from provision.env.source import facts
 from trainer.ds_config import PRESETS, Request, autos, make
 

@@ -126,7 +126,7 @@ class Workers:
             UsageError: a file cannot be read, or a process was killed.
         """
         waiting: deque[tuple[Task, Callable[[], PackedChunk]]] = deque()
-        room = (2 + 2 * len(self._workers)) * (self._limit + _OVERHEAD)
+        room = max(1, 2 * len(self._workers)) * (self._limit + _OVERHEAD)
         used = 0
         for task in tasks:
             size = task.size + _OVERHEAD
