@@ -64,7 +64,7 @@ def test_a_good_node_takes_it(inventory, manifest):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tools": frozenset()}, "tar and sha256sum is missing; install it (Debian: apt-get install tar coreutils)"),
+        ({"tools": frozenset()}, "tar and sha256sum are missing; install them (Debian: apt-get install tar coreutils)"),
         ({"tools": frozenset({"tar"})}, "sha256sum is missing"),
         ({"machine": "aarch64"}, "is linux-aarch64, the bundle was packed for linux-64"),
         ({"machine": "riscv64"}, "is linux-riscv64"),

@@ -81,7 +81,7 @@ def test_a_node_without_a_release_keeps_no_other_from_being_verified():
 def test_a_named_release_that_some_nodes_lack():
     result = verify("good", "idle", release=ID[:4])
     assert result.absent == ("idle",)
-    assert result.findings[1].observed == f"has no release {ID[:4]}; there: {OLD}"
+    assert result.findings[1].observed == f"has no release {ID[:4]}; its releases: {OLD}"
     with pytest.raises(PreflightError, match="no node has a release ffff"):
         verify("good", "idle", release="ffff")
 
