@@ -23,7 +23,7 @@ _V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"
 _V3 = _V2 | frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
 _V4 = _V3 | frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 _FLAGS = {"x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4, "armv8-a": frozenset({"fp", "asimd"})}
-_NOTICE = re.compile(r"were built for (\S+) and added")  # as provision/env/ops/prebuild.py has it
+_NOTICE = re.compile(r"were built for (\S+) and added")  # as in provision/env/ops.py
 
 
 def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from provision.data.there import opened
 from provision.data.tree import STAGING, Pushed, Tree
-from provision.env.release.lists import escaped
+from provision.env.release.legs import escape
 from provision.errors import UsageError
 from provision.model import Inventory
 from provision.render import render
@@ -119,7 +119,7 @@ def place(spot: Spot) -> str:
 def moves(pushed: Pushed, folders: Iterable[tuple[str, int]]) -> bytes:
     """The input of ``place``, in the order in which it is done; ``folders`` are those that are made or changed."""
     folders = tuple(folders)
-    return b"".join(escaped(line) + b"\n" for line in _moves(pushed, folders))
+    return b"".join(escape(line) + b"\n" for line in _moves(pushed, folders))
 
 
 def _moves(pushed: Pushed, folders: tuple[tuple[str, int], ...]) -> Iterator[str]:

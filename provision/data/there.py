@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from provision.data.tree import Tree
-from provision.env.source.scan import Found
+from provision.env.source.scan import Source
 from provision.errors import ClusterctlError
 from provision.script import whole
 
@@ -152,7 +152,7 @@ def folders(tree: Tree, there: There, wanted: frozenset[str]) -> tuple[tuple[str
     real = _real(tree, there)
     closed = there.closed & _written(tree, real, wanted)
 
-    def changes(one: Found) -> bool:
+    def changes(one: Source) -> bool:
         if one.path not in real:
             return True
         thing = there.things[one.path]
@@ -214,7 +214,7 @@ def _real(tree: Tree, there: There) -> frozenset[str]:
     return frozenset(real)
 
 
-def _thing(one: Found, there: There, real: frozenset[str]) -> Thing | None:
+def _thing(one: Source, there: There, real: frozenset[str]) -> Thing | None:
     return there.things.get(one.path) if not one.path or _above(one.path) in real else None
 
 
@@ -224,7 +224,7 @@ def _written(tree: Tree, real: frozenset[str], wanted: frozenset[str]) -> frozen
     return frozenset(map(_above, (*wanted, *made)))
 
 
-def _same(one: Found, thing: Thing | None) -> bool:
+def _same(one: Source, thing: Thing | None) -> bool:
     if thing is None or thing.kind != one.type:
         return False
     if one.type == "link":

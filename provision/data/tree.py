@@ -13,7 +13,7 @@ from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry
 from provision.env.packing import reading
 from provision.env.source import scan
-from provision.env.source.scan import Found
+from provision.env.source.scan import Source
 from provision.errors import UsageError
 from provision.model import Leg
 
@@ -36,7 +36,7 @@ class Tree:
     """
 
     source: Path
-    found: tuple[Found, ...]
+    found: tuple[Source, ...]
     skipped: tuple[str, ...] = ()
     mode: int = 0o755
 
@@ -89,11 +89,11 @@ def look(source: Path) -> Tree:
             f"{source}: {(error.strerror or str(error)).lower()}", hint="clusterctl push SRC DEST"
         ) from error
     if source.is_dir():
-        tree = scan.walk(source, "", leave_out=lambda _path, name: name.startswith(STAGING))
-        return Tree(source, tree.found, tree.skipped, status.st_mode & 0o777)
+        tree = scan.walk(source, "", skip=lambda _path, name: name.startswith(STAGING))
+        return Tree(source, tree.sources, tree.skipped, status.st_mode & 0o777)
     if not source.is_file():
         raise UsageError(f"{source} is neither a file nor a folder", hint="clusterctl push SRC DEST")
-    one = Found("", str(source.resolve()), "file", status.st_mode & 0o777, status.st_mtime_ns, status.st_size)
+    one = Source("", str(source.resolve()), "file", status.st_mode & 0o777, status.st_mtime_ns, status.st_size)
     return Tree(source, (one,))
 
 
@@ -120,7 +120,7 @@ def plan(tree: Tree, wanted: frozenset[str], *, limit: int = LARGE) -> Pushed:
     )
 
 
-def _name(one: Found) -> str:
+def _name(one: Source) -> str:
     """What names this content of a file: where it goes, how long it is, and when it was written."""
     return _key(one.path, str(one.mode), str(one.size), str(one.mtime_ns), one.target)
 
@@ -130,8 +130,8 @@ def _key(*words: str) -> str:
     return hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()[:24]
 
 
-def _groups(files: Iterable[Found], limit: int) -> Iterator[tuple[Found, ...]]:
-    group: list[Found] = []
+def _groups(files: Iterable[Source], limit: int) -> Iterator[tuple[Source, ...]]:
+    group: list[Source] = []
     size = 0
     for one in files:
         if group and (size + one.size > limit or len(group) == MANY):
@@ -143,15 +143,15 @@ def _groups(files: Iterable[Found], limit: int) -> Iterator[tuple[Found, ...]]:
         yield tuple(group)
 
 
-def _entry(key: str, one: Found) -> Entry:
+def _entry(key: str, one: Source) -> Entry:
     return Entry(f"small/{key}/{one.path}".rstrip("/"), one.type, one.mode, one.mtime, one.size, target=one.target)
 
 
-def _tar_leg(key: str, group: tuple[Found, ...]) -> Leg:
+def _tar_leg(key: str, group: tuple[Source, ...]) -> Leg:
     return Leg(key, "tar", sum(tar.span(_entry(key, one)) for one in group), partial(_tar, key, group))
 
 
-def _tar(key: str, group: tuple[Found, ...]) -> Iterator[bytes]:
+def _tar(key: str, group: tuple[Source, ...]) -> Iterator[bytes]:
     """A tar stream of whole files; each is compared with what the walk saw when it has been read."""
     for one in group:
         yield tar.entry_header(_entry(key, one))
@@ -160,7 +160,7 @@ def _tar(key: str, group: tuple[Found, ...]) -> Iterator[bytes]:
             yield bytes(tar.padding(one.size))
 
 
-def _ranges(one: Found, name: str, limit: int) -> Iterator[Leg]:
+def _ranges(one: Source, name: str, limit: int) -> Iterator[Leg]:
     for number, offset in enumerate(range(0, one.size, limit)):
         size = min(limit, one.size - offset)
         yield Leg(
@@ -175,7 +175,7 @@ def _ranges(one: Found, name: str, limit: int) -> Iterator[Leg]:
         )
 
 
-def _read(one: Found, offset: int, size: int) -> Iterator[bytes]:
-    with reading.opened(one) as descriptor:
+def _read(one: Source, offset: int, size: int) -> Iterator[bytes]:
+    with reading.open_source(one) as descriptor:
         for at in range(offset, offset + size, _BLOCK):
             yield reading.read_at(descriptor, at, min(_BLOCK, offset + size - at), one)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from provision.env.bundle import tar
-from provision.env.packing.temporary import created
+from provision.env.packing.temporary import create_file
 from provision.errors import BundleError, UsageError
 from provision.ospackages import manifest
 from provision.ospackages.collection import Collected, Wanted
@@ -58,7 +58,7 @@ def write(out: Path, wanted: Wanted, collected: Collected) -> OsBundle:
     described = manifest.describe(wanted, collected, index)
     data = described.to_json()
     digest, size = hashlib.sha256(), 0
-    with created(out) as file:
+    with create_file(out) as file:
 
         def put(block: bytes) -> None:
             nonlocal size

@@ -127,10 +127,10 @@ def _gathered(folder: Path) -> tuple[Luggage, list[str]]:
     found = checkout.contents(folder, WORK, folder / ".no-environment")
     luggage = Luggage(folder, frozenset({f"{WORK}/.clusterctl"}))
     keys = []
-    for one in found.tree.found:
+    for one in found.tree.sources:
         if one.type == "dir":
             continue
-        path = Path(one.source)
+        path = Path(one.file)
         if any((above / _RECORD).is_file() for above in _above(path, folder)):
             continue
         if _is_private_key(path):

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.env.bundle.reader import Bundle, open_bundle
-from provision.env.release import activation, examine, steps
+from provision.env.release import examine, steps
 from provision.env.release.derive import Recipe, recipe
 from provision.env.release.examine import Action, NodeFacts
 from provision.env.release.legs import Payload
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Leg, Node, Step, Wire
@@ -90,7 +90,7 @@ class _Release:
     """A release on its way to nodes: its files, the lock on its folder, and the steps that make it current."""
 
     payload: Payload
-    places: Places
+    places: ReleasePaths
     lock: Lock
     activating: tuple[Step, ...]
     repair: bool
@@ -121,7 +121,7 @@ def deploy(session: Session, bundle_path: Path, options: DeployOptions = _DEFAUL
         NodesFailedError: some nodes failed; the others are done.
     """
     bundle = open_bundle(bundle_path)
-    places = Places.of(session.inventory, bundle.manifest.release_id)
+    places = ReleasePaths.of(session.inventory, bundle.manifest.release_id)
     serviced = _apply_services(session, options)
     earlier = dict(session.seconds)
     facts = _examine(session, bundle, places, repair=options.repair)
@@ -162,7 +162,7 @@ def _apply_services(session: Session, options: DeployOptions) -> ServicesResult 
         raise
 
 
-def _examine(session: Session, bundle: Bundle, places: Places, *, repair: bool) -> Mapping[str, NodeFacts]:
+def _examine(session: Session, bundle: Bundle, places: ReleasePaths, *, repair: bool) -> Mapping[str, NodeFacts]:
     """Look at every node; one error names all that cannot take the release."""
     outcome = session.ask(
         "examine",
@@ -177,14 +177,14 @@ def _examine(session: Session, bundle: Bundle, places: Places, *, repair: bool) 
     return outcome.refuse(refused).required(cannot="cannot take the environment")
 
 
-def _remove_old_keys(session: Session, nodes: Sequence[Node], places: Places) -> None:
+def _remove_old_keys(session: Session, nodes: Sequence[Node], places: ReleasePaths) -> None:
     """Remove the keys that the relay of a killed deploy left, unless another deploy is running there."""
     if nodes and not session.dry_run:
         with suppress(PreflightError), session.locked(Lock.of_releases(session.inventory), on=nodes):
             clean(session.inventory, nodes, session.connections, places.releases)
 
 
-def _relocate(session: Session, bundle: Bundle, places: Places, options: DeployOptions) -> _Release:
+def _relocate(session: Session, bundle: Bundle, places: ReleasePaths, options: DeployOptions) -> _Release:
     """The release, with the files that name the prefix as they must be at its path."""
     relocated = relocate(bundle.manifest, bundle.prefix_files(), places.root / "releases" / places.release_id)
     for warning in relocated.warnings:
@@ -206,9 +206,9 @@ def _relocate(session: Session, bundle: Bundle, places: Places, options: DeployO
 
 
 def _activation(
-    session: Session, bundle: Bundle, places: Places, relocated: Relocated, *, repair: bool
+    session: Session, bundle: Bundle, places: ReleasePaths, relocated: Relocated, *, repair: bool
 ) -> tuple[Step, ...]:
-    naming = activation.steps(session.inventory, bundle.manifest)
+    naming = steps.conda_name_steps(session.inventory, bundle.manifest)
     return tuple(steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming))
 
 
@@ -363,13 +363,13 @@ def _slowest(activated: Outcome[tuple[Any, ...]]) -> dict[str, float]:
     }
 
 
-def _base(facts: NodeFacts, places: Places) -> str:
+def _base(facts: NodeFacts, places: ReleasePaths) -> str:
     """The other release that a node runs now; empty if there is none."""
     current = PurePosixPath(facts.prefix_link or "").name
     return current if current != places.release_id else ""
 
 
-def _recipe(payload: Payload, places: Places, base: str) -> Recipe:
+def _recipe(payload: Payload, places: ReleasePaths, base: str) -> Recipe:
     """How to make rewritten files from those of the release ``base``."""
     if not base:
         return Recipe()

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.report.difference import Difference, compare
-from provision.env.report.difference_text import difference_data, difference_text
-from provision.env.report.overview import Overview
-from provision.env.report.overview_text import overview_data, overview_text
+from provision.env.report.difference import Difference, compare, difference_data, difference_text
+from provision.env.report.overview import Overview, overview_data, overview_text
 from provision.model import Emit
 
 

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.env.bundle.find import SUFFIX
+from provision.env.bundle.index import INDEX
 from provision.env.bundle.manifest import Manifest
 from provision.env.bundle.reader import Bundle, open_bundle
+from provision.env.bundle.slices import SUFFIX
 from provision.env.interchange.export import Exported, compression, export
 from provision.env.interchange.importing import import_archive, origin
 from provision.env.interchange.unpack import format_of
-from provision.env.packing import temporary, writer
-from provision.env.packing.output import lies_in
+from provision.env.packing import temporary
 from provision.env.packing.pack import pack
+from provision.env.packing.writer import is_inside
 from provision.env.report.words import number, size
-from provision.env.source.find import find_env
+from provision.env.source.environments import find_env
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice
 from provision.tasks.pack import refuse_folder
@@ -63,9 +64,9 @@ def pack_archive(
         return _export(bundle, out, began, emit)
     prefix = find_env(env, environ)
     out = _checked(output or Path(prefix.name + DEFAULT_SUFFIX))
-    if lies_in(out, prefix):
+    if is_inside(out, prefix):
         raise UsageError(f"{out} would lie inside the environment", hint="write it elsewhere with --output")
-    with temporary.folder_beside(out) as folder:
+    with temporary.create_folder_beside(out) as folder:
         path = folder / (prefix.name + SUFFIX)
         pack(prefix, path, name=prefix.name, emit=emit, **options)
         return _export(open_bundle(path), out, began, emit)
@@ -127,7 +128,7 @@ def _export(bundle: Bundle, out: Path, began: float, emit: Emit) -> ExportResult
 
 def _is_bundle(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(writer.INDEX)) == writer.INDEX.encode()
+        return file.read(len(INDEX)) == INDEX.encode()
 
 
 def _is_made_of(bundle: Path, archive: Path) -> bool:

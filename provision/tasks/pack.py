@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.env.bundle import slices
-from provision.env.bundle.find import SUFFIX
-from provision.env.ops.baseline import choose
-from provision.env.ops.prebuild import prebuild, unbuilt
+from provision.env.bundle.slices import SUFFIX
+from provision.env.ops import choose, prebuild, unbuilt
 from provision.env.packing.pack import pack
 from provision.env.source import facts
-from provision.env.source.find import find_env
+from provision.env.source.environments import find_env
 from provision.errors import UsageError
 from provision.model import Notice
 from provision.stages import stage
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from provision.env.bundle.manifest import Manifest
-    from provision.env.source.scan import Found
+    from provision.env.source.scan import Source
     from provision.model import Emit
 
 
@@ -100,7 +99,7 @@ def pack_env(
         additions=added,
         notices=notices,
     )
-    files = slices.find(out)
+    files = slices.find_slices(out)
     return PackResult(out, manifest, files.size, time.monotonic() - began, files.files)
 
 
@@ -131,7 +130,7 @@ def parse_size(text: str) -> int:
 
 def additions(
     prefix: Path, *, wanted: bool, baseline: str | None, environ: Mapping[str, str], emit: Emit
-) -> tuple[tuple[Found, ...], tuple[str, ...]]:
+) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """The files that are packed beside those of an environment, and what the bundle says about them.
 
     Args:
@@ -147,7 +146,7 @@ def additions(
     sites = sorted(str(path.relative_to(prefix)) for path in prefix.glob("lib/python*/site-packages") if path.is_dir())
     if not wanted:
         notices = unbuilt(prefix, sites)
-        found: tuple[Found, ...] = ()
+        found: tuple[Source, ...] = ()
     else:
         chosen = choose(baseline, facts.platform(prefix))
         with stage(emit, "ops", "Building DeepSpeed's extensions (minutes the first time)", unit="steps") as shown:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from provision.env.release import steps, upkeep
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.release.upkeep import Releases
 from provision.errors import PreflightError, UsageError
 from provision.model import Finding, Found, Node, Step
@@ -86,7 +86,7 @@ def rollback(session: Session, to: str | None = None) -> Switched:
         goals = rollback_goals(session, found, to)
         before = {name: has.current or "none" for name, has in found.items()}
         plan = {
-            node.name: [steps.switch(Places.of(session.inventory, goals[node.name]))]
+            node.name: [steps.switch(ReleasePaths.of(session.inventory, goals[node.name]))]
             for node in sharing.own(session.nodes)
             if before[node.name] != goals[node.name]
         }
@@ -143,7 +143,7 @@ def verify(session: Session, release: str | None = None) -> Verified:
         goal = _named(release, (*has.complete, *has.broken)) if release else has.current
         if goal is None:
             return False, upkeep.absent(node.name, has, release)
-        script = upkeep.verify(Places.of(session.inventory, goal).release)
+        script = upkeep.verify(ReleasePaths.of(session.inventory, goal).release)
         out = session.run(node, script, deadline=_VERIFY_DEADLINE).out
         with reading(node):
             return True, upkeep.findings(node.name, goal, out)
@@ -217,7 +217,7 @@ def _list(session: Session, *, used: bool = False) -> Outcome[Releases]:
 def _removal(session: Session, old: Sequence[str], left: Sequence[str]) -> list[Step]:
     """The steps that remove releases, and what broken deploys left."""
     return [
-        *(steps.remove(Places.of(session.inventory, release)) for release in old),
+        *(steps.remove(ReleasePaths.of(session.inventory, release)) for release in old),
         steps.discard("leftovers", [f"{session.inventory.root}/releases/{name}" for name in left]),
     ]
 

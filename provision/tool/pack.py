@@ -76,7 +76,7 @@ def write(out: Path, items: Mapping[str, Item], *, emit: Emit) -> tuple[str, int
     Raises:
         UsageError: a file cannot be read, ``out`` cannot be written, or the command does not start.
     """
-    with temporary.created(out, mode=0o777) as file:
+    with temporary.create_file(out, mode=0o777) as file:
         place = len(_header(_MANY, _UNKNOWN, _MANY))
         file.seek(place)
         digest, unpacked = archive.write(items, file, emit)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from provision.env.bundle.tar_reader import Member, TarError, TarReader
+from provision.env.bundle.tar import Member, TarError, TarReader
 from provision.env.report import words
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render

@@ -13,9 +13,9 @@ from provision.data import node as push
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import steps, upkeep
 from provision.env.release.examine import examine
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import Relocated
-from provision.env.source.owners import source_of
+from provision.env.source.packages import source_of
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.script import compile_steps
@@ -40,7 +40,7 @@ def scripts(prefix):
         relocations=(("/envs/llm", ""),),
         versions={"torch": "2.13.0", "deepspeed": "0.19.8"},
     )
-    places = Places.of(inventory, "0123456789ab")
+    places = ReleasePaths.of(inventory, "0123456789ab")
     relocated = Relocated(PurePosixPath(places.release), (), frozenset({STALE}), {source_of(STALE): STALE})
     activate = steps.activate(places, manifest, relocated)
     repair = steps.activate(places, manifest, relocated, repair=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from lab_recipe import default_cache
 
-from provision.env.ops.baseline import choose
-from provision.env.ops.prebuild import prebuild
+from provision.env.ops import choose, prebuild
 from provision.env.source import facts
 from trainer.ds_config import PRESETS, Request, autos, make
 

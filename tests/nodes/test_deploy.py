@@ -173,8 +173,12 @@ REFUSED = {
     "foreign releases": ("mkdir -p /opt/c4/releases/mine", "/opt/c4/current", "/opt/c4/releases exists"),
     "no space": ("mkdir -p /small && mount -t tmpfs -o size=4k tmpfs /small", "/small/llm/current", "free at /small"),
     "no inodes": ("mkdir -p /f && mount -t tmpfs -o nr_inodes=9 tmpfs /f", "/f/llm/current", "inodes free at /f"),
-    "read-only": ("mkdir -p /ro && mount -t tmpfs -o ro tmpfs /ro", "/ro/llm/current", "may not write in /ro"),
-    "a file as root": ("touch /afile", "/afile/llm/current", "may not write in /afile"),
+    "read-only": (
+        "mkdir -p /ro && mount -t tmpfs -o ro tmpfs /ro",
+        "/ro/llm/current",
+        "has no permission to write in /ro",
+    ),
+    "a file as root": ("touch /afile", "/afile/llm/current", "has no permission to write in /afile"),
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.manifest import Manifest, PrefixFiles
-from provision.env.release import activation
-from provision.env.source.find import find_env
+from provision.env.release.steps import conda_name_steps
+from provision.env.source.environments import find_env
 from provision.model import Inventory, Node
 from provision.script import compile_steps, parse
 
@@ -48,7 +48,7 @@ def steps(prefix, name="llm"):
         name=name, tool="1", created="", platform="linux-64", python="3.11.7", source_prefix="/p", chunks=(),
         prefix_files=PrefixFiles("", 0, 0, 0), files=(), relocations=(("/p", ""),),
     )  # fmt: skip
-    return activation.steps(inventory, manifest)
+    return conda_name_steps(inventory, manifest)
 
 
 def apply(shell, home, prefix, **environ):

@@ -15,7 +15,7 @@ from provision.env.packing.pack import pack
 from provision.env.release import steps, upkeep
 from provision.env.release.derive import Recipe
 from provision.env.release.legs import Payload
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import relocate
 from provision.model import Inventory, Node, ignore
 from provision.script import compile_steps
@@ -105,7 +105,7 @@ def packed(tmp_path_factory):
 @pytest.fixture
 def places(tmp_path):
     inventory = Inventory(Path("i.yaml"), PurePosixPath(tmp_path / "llm/current"), (Node("n", "n"),))
-    return Places.of(inventory, OLD_ID)
+    return ReleasePaths.of(inventory, OLD_ID)
 
 
 def deploy(packed, places):
@@ -232,7 +232,7 @@ def test_a_list_of_an_earlier_version_with_a_bare_carriage_return_is_read(shell,
 
 def test_another_release_takes_over_chunks_with_odd_names(shell, packed, places, tmp_path):
     folder, payload = deploy(packed, places)
-    later = Places(places.root, places.link, "ffffffffffff")
+    later = ReleasePaths(places.root, places.link, "ffffffffffff")
     out = run(shell, steps.gather(later), steps.wanted(payload.keys, Recipe()))
     assert {line for line in out.split("\n") if not line.startswith(("free ", "end"))} == {
         "",

@@ -15,7 +15,7 @@ import pytest
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import examine, steps, upkeep
 from provision.env.release.derive import Recipe
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import Relocated
 from provision.model import Inventory, Node
 from provision.render import render
@@ -57,7 +57,7 @@ def case(tmp_path):
         files=(Entry("bin/torchrun", "file", 0o755, 0, 1, "a" * 64),),
         relocations=(("/envs/tiny", ""),),
     )
-    return inventory, Places.of(inventory, manifest.release_id), manifest
+    return inventory, ReleasePaths.of(inventory, manifest.release_id), manifest
 
 
 def run(shell, script, folder, stdin=b""):
@@ -299,7 +299,7 @@ def test_what_is_removed_leaves_a_release_that_shares_its_files_as_it_was(shell,
     activate(shell, case, tmp_path)
     shared = Path(places.release) / "share/in plain/plain"
     assert shared.stat().st_mode & 0o222 == 0
-    done = run(shell, compile_steps([steps.remove(Places.of(inventory, folder.name))], token="t"), tmp_path)
+    done = run(shell, compile_steps([steps.remove(ReleasePaths.of(inventory, folder.name))], token="t"), tmp_path)
     assert results(done) == {"remove": "changed"}, done
     assert not folder.exists()
     assert shared.stat().st_mode & 0o222 == 0
@@ -368,7 +368,7 @@ def test_verify_and_list_and_remove(shell, case, tmp_path):
     found = upkeep.read_listing(run(shell, upkeep.listing(inventory, used=True), tmp_path).stdout.decode())
     assert (found.current, found.broken) == (None, ("0123456789ab",))
     assert found.used == {}
-    done = run(shell, compile_steps([steps.remove(Places.of(inventory, "0123456789ab"))], token="t"), tmp_path)
+    done = run(shell, compile_steps([steps.remove(ReleasePaths.of(inventory, "0123456789ab"))], token="t"), tmp_path)
     assert results(done) == {"remove": "changed"}, done
     assert not list(Path(places.releases).iterdir())
 

@@ -8,7 +8,7 @@ import pytest
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import examine, steps, upkeep
 from provision.env.release.examine import NodeFacts
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.release.upkeep import Releases
 from provision.env.relocation.relocate import Relocated
 from provision.errors import ClusterctlError
@@ -54,7 +54,7 @@ def manifest():
 
 @pytest.fixture
 def places(inventory, manifest):
-    return Places.of(inventory, manifest.release_id)
+    return ReleasePaths.of(inventory, manifest.release_id)
 
 
 def test_a_good_node_takes_it(inventory, manifest):
@@ -64,7 +64,7 @@ def test_a_good_node_takes_it(inventory, manifest):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tools": frozenset()}, "tar and sha256sum is missing; install it (Debian: apt-get install tar coreutils)"),
+        ({"tools": frozenset()}, "tar and sha256sum are missing; install them (Debian: apt-get install tar coreutils)"),
         ({"tools": frozenset({"tar"})}, "sha256sum is missing"),
         ({"machine": "aarch64"}, "is linux-aarch64, the bundle was packed for linux-64"),
         ({"machine": "riscv64"}, "is linux-riscv64"),

@@ -65,11 +65,11 @@ def verify(*names, release=None):
 def test_a_node_without_a_release_keeps_no_other_from_being_verified():
     result = verify("good", "empty", "changed", "idle", "down", "cut")
     found = {finding.node: (finding.verdict, finding.observed, finding.fix) for finding in result.findings}
-    assert found["good"] == ("OK", f"release {ID}: 7 files are as they were deployed", "")
+    assert found["good"] == ("OK", f"release {ID}: 7 files are unchanged", "")
     assert found["changed"][1] == f"release {ID}: 1 changed (bin/x)"
-    assert found["empty"][1:] == ("has no current release; there: none", "clusterctl deploy --limit empty")
+    assert found["empty"][1:] == ("has no current release; its releases: none", "clusterctl deploy --limit empty")
     assert found["idle"][1:] == (
-        f"has no current release; there: {OLD}",
+        f"has no current release; its releases: {OLD}",
         f"clusterctl rollback --to {OLD} --limit idle",
     )
     assert result.absent == ("empty", "idle")
@@ -79,7 +79,7 @@ def test_a_node_without_a_release_keeps_no_other_from_being_verified():
 def test_a_named_release_that_some_nodes_lack():
     result = verify("good", "idle", release=ID[:4])
     assert result.absent == ("idle",)
-    assert result.findings[1].observed == f"has no release {ID[:4]}; there: {OLD}"
+    assert result.findings[1].observed == f"has no release {ID[:4]}; its releases: {OLD}"
     with pytest.raises(PreflightError, match="no node has a release ffff"):
         verify("good", "idle", release="ffff")
 

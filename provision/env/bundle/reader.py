@@ -1,27 +1,31 @@
-"""Open, verify and read a bundle. Nothing in it is believed before it is checked."""
+"""Open, verify and read a bundle. Everything in it is checked before it is used."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
-from provision.env.bundle import keys, members, slices, tar
-from provision.env.bundle.manifest import Entry, Manifest
+import zstandard
+
+from provision.env.bundle import keys, tar
+from provision.env.bundle.index import INDEX, MANIFEST, index_member, member_header
+from provision.env.bundle.manifest import Chunk, Entry, Manifest, PrefixFiles
 from provision.env.bundle.parse import LIMIT, check_format, parse
-from provision.env.bundle.slices import Slices
-from provision.env.packing import writer
+from provision.env.bundle.slices import BLOCK, Slices, find_slices, parts_missing
 from provision.errors import BundleError
 from provision.model import Emit, Progress, StageFinished, StageStarted
 from trainer.untrusted import UntrustedError, parse_object
 
 STAGE = "verify"
+WINDOW = 128 << 20  # bytes of a zstd frame's window, which a reader holds in memory; `zstd --long=27` has as many
+
 
 _LARGEST = 1 << 60  # bytes; no file is larger
 _MOST_PARTS = 100_000
@@ -29,60 +33,60 @@ _MOST_PARTS = 100_000
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle: its manifest is checked already, everything else is checked whenever it is read."""
+    """An open bundle. The manifest is checked; everything else is checked when it is read."""
 
     slices: Slices
     manifest: Manifest
 
     @property
     def path(self) -> Path:
-        """The bundle, as people name it; it was split if there is no such file."""
+        """The bundle's name. No file has this name if the bundle was split."""
         return self.slices.path
 
     def chunk_compressed(self, index: int) -> Iterator[bytes]:
-        """A chunk as it lies in the bundle, in blocks; whether it is whole is known at the end.
+        """The compressed bytes of a chunk, in blocks; its digest is checked at the end.
 
         Raises:
-            BundleError: the bytes are not those of the manifest.
+            BundleError: it is damaged.
         """
-        return members.compressed(self.slices, self.manifest.chunks[index])
+        return read_compressed(self.slices, self.manifest.chunks[index])
 
     def chunk_blocks(self, index: int) -> Iterator[bytes]:
-        """A chunk's own bytes, in blocks; whether they are right is known at the end.
+        """The uncompressed bytes of a chunk, in blocks; its digest is checked at the end.
 
         Raises:
-            BundleError: the bytes are not those of the manifest.
+            BundleError: it is damaged.
         """
-        return members.decompressed(self.slices, self.manifest.chunks[index])
+        return read_member(self.slices, self.manifest.chunks[index])
 
     def prefix_files(self) -> dict[str, bytes]:
-        """The files that depend on the prefix, as they were in the source, by path.
+        """The files that depend on the prefix, by path, with their content in the source environment.
 
         Raises:
-            BundleError: they are damaged, or not those of the manifest.
+            BundleError: they are damaged.
         """
         member = self.manifest.prefix_files
-        stream = members.Stream(members.decompressed(self.slices, member))
+        stream = Stream(read_member(self.slices, member))
         entries = self.manifest.rewritable
         files = {entry.path: b"".join(self._content(stream, entry, member.member)) for entry in entries}
         stream.drain()
         return files
 
     def verify(self, emit: Emit, only: Collection[int] | None = None) -> None:
-        """Read everything once: every chunk, every member's header, every file's digest, and the bundle's own tar.
+        """Read and check every chunk, member header and file digest, and the bundle's own tar.
 
         Args:
-            emit: told the progress.
-            only: read these chunks alone, by their numbers, and no others.
+            emit: receives the progress.
+            only: the numbers of the chunks to check; None for all.
 
         Raises:
-            BundleError: something is not what the manifest says; the message names it.
+            BundleError: the bundle is damaged; the message names the member.
         """
         started = time.monotonic()
         wanted = range(len(self.manifest.chunks)) if only is None else only
         total = sum(self.manifest.chunks[index].size for index in wanted)
         emit(StageStarted(STAGE, f"Verifying {self.path}", total, "bytes"))
-        self._verify_outside()
+        self._verify_headers()
         self.prefix_files()
         done = 0
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
@@ -94,10 +98,10 @@ class Bundle:
                 emit(Progress(STAGE, done, total))
         finally:
             pool.shutdown(cancel_futures=True)
-        emit(StageFinished(STAGE, time.monotonic() - started, summary=f"{len(wanted)} chunks are whole"))
+        emit(StageFinished(STAGE, time.monotonic() - started, summary=f"{len(wanted)} chunks are intact"))
 
     def _jobs(self, wanted: Collection[int]) -> Iterator[tuple[int, Callable[[], None]]]:
-        """What can be verified side by side, and its size: large files and tar chunks."""
+        """Checks that can run in parallel, of large files and tar chunks, with their sizes."""
         for entry in self.manifest.files:
             if entry.raw and any(index in wanted for index in entry.chunks):
                 yield entry.size, partial(self._verify_large, entry)
@@ -106,18 +110,18 @@ class Bundle:
                 yield chunk.size, partial(self._verify_tar, index)
 
     def _verify_tar(self, index: int) -> None:
-        """Compare a chunk's stream with the one that its entries make."""
+        """Compare a chunk with the tar stream of its entries."""
         chunk = self.manifest.chunks[index]
-        stream = members.Stream(self.chunk_blocks(index))
-        told = [(entry, self._told(stream, entry, chunk.member)) for entry in self.manifest.members(index)]
+        stream = Stream(self.chunk_blocks(index))
+        digests = [(entry, self._key_digest(stream, entry, chunk.member)) for entry in self.manifest.members(index)]
         stream.drain()
-        if keys.of_members(told) != chunk.key:
-            raise BundleError(f"{self.path}: the key of {chunk.member} is not that of its members")
+        if keys.of_members(digests) != chunk.key:
+            raise BundleError(f"{self.path}: {chunk.member} has the wrong key")
 
-    def _told(self, stream: members.Stream, entry: Entry, member: str) -> str:
-        """What the content of the next member counts in its chunk's key."""
+    def _key_digest(self, stream: Stream, entry: Entry, member: str) -> str:
+        """Check the next member, and return its ``content_digest``."""
         if entry.path.endswith(".pyc"):
-            return keys.content(entry.path, b"".join(self._content(stream, entry, member)))
+            return keys.content_digest(entry.path, b"".join(self._content(stream, entry, member)))
         for _ in self._content(stream, entry, member):
             pass
         return entry.sha256
@@ -128,15 +132,15 @@ class Bundle:
         for index in entry.chunks:
             chunk = self.manifest.chunks[index]
             if chunk.key != keys.of_range(entry.path, entry.mode, offset, entry.sha256):
-                raise BundleError(f"{self.path}: the key of {chunk.member} is not that of a range of {entry.path!r}")
+                raise BundleError(f"{self.path}: {chunk.member} has the wrong key for a range of {entry.path!r}")
             offset += chunk.size
             for block in self.chunk_blocks(index):
                 digest.update(block)
         if digest.hexdigest() != entry.sha256:
-            raise BundleError(f"{self.path}: {entry.path!r} is not the file that the manifest describes")
+            raise BundleError(f"{self.path}: {entry.path!r} has another sha256 than in the manifest")
 
-    def _content(self, stream: members.Stream, entry: Entry, member: str) -> Iterator[memoryview]:
-        """The data of the next member of a tar stream, which must be ``entry`` to the byte."""
+    def _content(self, stream: Stream, entry: Entry, member: str) -> Iterator[memoryview]:
+        """The data of the next member of a tar stream, which must equal ``entry`` in every byte."""
         good = stream.take(tar.header_size(entry)) == tar.entry_header(entry)
         digest = hashlib.sha256()
         for piece in stream.pieces(entry.size):
@@ -144,109 +148,191 @@ class Bundle:
             yield piece
         good = good and not any(stream.take(tar.padding(entry.size)))
         if not good or (entry.type == "file" and digest.hexdigest() != entry.sha256):
-            stream.drain()  # where damage on the disk is noticed
+            stream.drain()  # checks for damage on the disk first
             raise BundleError(
-                f"{self.path}: {member} does not hold {entry.path!r} as the manifest describes it",
-                hint="copy the bundle again and compare its sha256 with the original's",
+                f"{self.path}: {entry.path!r} in {member} differs from the manifest",
+                hint="copy the bundle again, and compare its sha256 with the original's",
             )
 
-    def _verify_outside(self) -> None:
-        """The headers of the members and what fills their last blocks, which no digest covers."""
+    def _verify_headers(self) -> None:
+        """Check the headers of members and the padding after them, which no digest covers."""
         at = 2 * tar.BLOCK
         for member in self.manifest.stored:
             size = member.compressed
             head = self.slices.take(at, tar.BLOCK)
-            filling = self.slices.take(member.offset + size, tar.padding(size))
+            padding = self.slices.take(member.offset + size, tar.padding(size))
             at += tar.BLOCK
-            if member.offset != at or head != writer.member_header(member.member, size) or any(filling):
+            if member.offset != at or head != member_header(member.member, size) or any(padding):
                 raise self.slices.damaged(member.member, at - tar.BLOCK, tar.BLOCK + size + tar.padding(size))
             at += size + tar.padding(size)
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Open a bundle; reads its index and its manifest, and nothing else.
+    """Open a bundle: read its index and its manifest.
 
     Args:
-        path: the bundle; of one that was split its name, any of its parts, or the list of their check sums.
+        path: the bundle, or for a split one its name, any part, or the list of checksums.
 
     Raises:
         UsageError: the file cannot be read.
-        BundleError: it is no bundle, truncated, damaged, too new, lacks a part, or its manifest is not valid.
+        BundleError: it is not a bundle, damaged, incomplete or too new.
     """
-    found = slices.find(path)
+    found = find_slices(path)
     index = _index(found)
     offset, size = index["manifest_offset"], index["manifest_size"]
     if size > LIMIT:
         raise BundleError(
-            f"{found.path}: its manifest has {size} bytes, more than the {LIMIT} that are read",
-            hint="copy the bundle again, or pack it again with fewer files: clusterctl pack-env --exclude PATTERN",
+            f"{found.path}: its manifest has {size} bytes, more than the limit of {LIMIT}",
+            hint="copy the bundle again, or pack fewer files: clusterctl pack-env --exclude PATTERN",
         )
     end = offset + size + tar.padding(size) + len(tar.END)
     try:
         found = _measured(found, index["split"] if found.is_split else end, end)
     except BundleError as error:
-        raise found.unlisted(found.files[0]) or error from error  # its index tells how long they must be
+        raise found.unlisted(found.files[0]) or error from error  # the expected size is from its index
     around = found.take(offset - tar.BLOCK, end - offset + tar.BLOCK)
     head, data, rest = around[: tar.BLOCK], around[tar.BLOCK : tar.BLOCK + size], around[tar.BLOCK + size :]
     if hashlib.sha256(data).hexdigest() != index["manifest_sha256"]:
-        raise found.damaged(writer.MANIFEST, offset, size)
-    if head != writer.member_header(writer.MANIFEST, size) or any(rest):
-        raise found.damaged(writer.MANIFEST, offset - tar.BLOCK, end - offset + tar.BLOCK)
+        raise found.damaged(MANIFEST, offset, size)
+    if head != member_header(MANIFEST, size) or any(rest):
+        raise found.damaged(MANIFEST, offset - tar.BLOCK, end - offset + tar.BLOCK)
     try:
         manifest = parse(data)
     except BundleError as error:
         raise BundleError(f"{found.path}: {error}", hint=error.hint) from error
     for member in manifest.stored:
         if member.offset + member.compressed > offset:
-            raise BundleError(f"{found.path}: {member.member} lies behind the manifest")
+            raise BundleError(f"{found.path}: {member.member} is after the manifest")
     return Bundle(found, manifest)
 
 
 def _measured(found: Slices, length: int, end: int) -> Slices:
-    """The files of a bundle of ``end`` bytes, each but the last ``length`` bytes long; what lies beside them is not it.
+    """Check the files of a bundle of ``end`` bytes, in parts of ``length`` bytes. Further files do not belong to it.
 
     Raises:
-        BundleError: one is missing, or not as long as it must be.
+        BundleError: a file is missing, or has the wrong size.
     """
     if length <= 0:
-        raise BundleError(f"{found.files[0]} is no part of a bundle that was split")
+        raise BundleError(f"{found.files[0]} is not a part of a split bundle")
     if end > length * _MOST_PARTS:
         raise BundleError(
-            f"{found.files[0]} says that the bundle has more than {_MOST_PARTS} parts", hint="copy it again"
+            f"{found.files[0]} is of a bundle with more than {_MOST_PARTS} parts, the limit", hint="copy it again"
         )
     wanted = [min(length, end - begin) for begin in range(0, end, length)]
     if len(wanted) > len(found.files):
         width = len(found.files[0].suffix) - 1
         names = [f"{found.path.name}.{number:0{width}}" for number in range(len(found.files), len(wanted))]
-        raise slices.lacking(found.path, names)
+        raise parts_missing(found.path, names)
     for file, size, want in zip(found.files, found.sizes, wanted, strict=False):
         if size < want:
             missing = ", and its manifest at the end is missing" if want == end else ""
-            raise BundleError(f"{file} is truncated: it has {size} bytes of {want}{missing}", hint="copy it again")
+            raise BundleError(f"{file} is truncated: it has {size} of {want} bytes{missing}", hint="copy it again")
         if size > want:
-            raise BundleError(f"{file} goes on after its end: {size} bytes of {want}", hint="copy it again")
+            raise BundleError(f"{file} is too long: it has {size} bytes instead of {want}", hint="copy it again")
     return replace(found, files=found.files[: len(wanted)], sizes=found.sizes[: len(wanted)])
 
 
 def _index(found: Slices) -> dict[str, Any]:
-    """The first member's data, as far as it can be trusted: a known format, and numbers."""
+    """Read and check the first member: the format must be known, and the numbers valid."""
     path = found.files[0]
     start = found.take(0, min(found.size, 2 * tar.BLOCK))
-    foreign = BundleError(f"{path} is not a bundle of clusterctl", hint="to write one: clusterctl pack-env")
+    foreign = BundleError(f"{path} is not a clusterctl bundle", hint="to create one: clusterctl pack-env")
     if len(start) < 2 * tar.BLOCK:
-        raise BundleError(f"{path} is truncated: it has {len(start)} bytes, and not even the index of a bundle")
+        raise BundleError(f"{path} is truncated: it has {len(start)} bytes, less than a bundle's index")
     try:
         index = parse_object(start[tar.BLOCK :], depth=1)
     except UntrustedError as error:
         raise foreign from error
-    if index.get("magic") != writer.INDEX:
+    if index.get("magic") != INDEX:
         raise foreign
     check_format(index.get("format"))
     numbers: list[Any] = [index.get(name) for name in ("manifest_offset", "manifest_size", "split")]
     digest = index.get("manifest_sha256")
     if not (all(type(number) is int and 0 <= number < _LARGEST for number in numbers) and isinstance(digest, str)):
-        raise found.damaged(writer.INDEX, 0, len(start))
+        raise found.damaged(INDEX, 0, len(start))
     offset, size, split = numbers
-    if not (offset and size) or start != writer.index_member(offset, size, digest, split):
-        raise found.damaged(writer.INDEX, 0, len(start))
+    if not (offset and size) or start != index_member(offset, size, digest, split):
+        raise found.damaged(INDEX, 0, len(start))
     return index
+
+
+def read_compressed(slices: Slices, member: Chunk | PrefixFiles) -> Iterator[bytes]:
+    """The compressed bytes of a member; its digest is checked at the end.
+
+    Raises:
+        BundleError: it is damaged.
+    """
+    digest = hashlib.sha256()
+    for block in slices.read(member.offset, member.compressed):
+        digest.update(block)
+        yield block
+    if digest.hexdigest() != member.digest:
+        raise slices.damaged(member.member, member.offset, member.compressed)
+
+
+def read_member(slices: Slices, member: Chunk | PrefixFiles) -> Iterator[bytes]:
+    """The uncompressed bytes of a member, as many as the manifest says; its digest is checked at the end.
+
+    Raises:
+        BundleError: it is damaged.
+    """
+    left = member.size
+    source = _Source(read_compressed(slices, member))
+    reader = zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(
+        cast("IO[bytes]", source)  # it only calls read
+    )
+    try:
+        while block := reader.read(BLOCK):
+            left -= len(block)
+            if left < 0:
+                raise slices.damaged(member.member, member.offset, member.compressed)
+            yield block
+    except zstandard.ZstdError as error:
+        source.drain()  # checks for damage on the disk first
+        raise slices.damaged(member.member, member.offset, member.compressed) from error
+    source.drain()
+    if left:
+        raise slices.damaged(member.member, member.offset, member.compressed)
+
+
+class Stream:
+    """Divides blocks into pieces of given sizes."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = iter(blocks)
+        self._block = memoryview(b"")
+
+    def pieces(self, size: int) -> Iterator[memoryview]:
+        """The next ``size`` bytes in pieces, fewer at the end. Take all pieces before the next call."""
+        while size:
+            if not self._block:
+                self._block = memoryview(next(self._blocks, b""))
+                if not self._block:
+                    return
+            piece = self._block[:size]
+            self._block = self._block[size:]
+            size -= len(piece)
+            yield piece
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
+        return b"".join(self.pieces(size))
+
+    def drain(self) -> None:
+        """Read to the end, where the digest is checked."""
+        for _ in self._blocks:
+            pass
+
+
+class _Source:
+    """Blocks as a file for zstandard."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+
+    def read(self, _size: int = -1) -> bytes:
+        return next(self._blocks, b"")
+
+    def drain(self) -> None:
+        for _ in self._blocks:
+            pass

@@ -1,8 +1,8 @@
-"""The files that a bundle lies in: one, or the slices of one that was split.
+"""The files of a bundle: one file, or parts of one that was split.
 
-``NAME.ccb.000``, ``NAME.ccb.001`` and so on are plain slices, each but the last of one length, which the index in the
-first slice tells. ``NAME.ccb.sha256`` lists them for ``sha256sum -c``; it is needed by nobody, but tells which slice
-is the wrong one.
+``NAME.ccb.000``, ``NAME.ccb.001`` and so on have equal sizes, except the last; the size is in the index in the first
+part. ``NAME.ccb.sha256`` lists them for ``sha256sum -c``. Reading does not need the list, but it shows which part is
+damaged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from provision.errors import BundleError, UsageError
 
-BLOCK = 1 << 20  # bytes read, and yielded, at once
-LIST = ".sha256"  # follows the bundle's name
+SUFFIX = ".ccb"
+BLOCK = 1 << 20  # bytes read at once
+LIST = ".sha256"  # added to the bundle's name
 
 _LONGEST_LIST = 64 << 20  # bytes; 100,000 parts have a tenth of that
 _SHOWN = 10  # names in a message
@@ -27,13 +28,13 @@ _LINE = re.compile(rb"(?P<escaped>\\?)(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
 
 @dataclass(frozen=True)
 class Slices:
-    """What lies in one file, or in several ones after each other.
+    """The bytes of one file, or of several files in a row.
 
     Attributes:
-        path: the bundle, as people name it; no file of this name exists if it was split.
+        path: the bundle's name. No file has this name if the bundle was split.
         files: the files, in order.
-        sizes: their lengths.
-        is_split: whether they are slices.
+        sizes: their sizes.
+        is_split: whether they are parts.
     """
 
     path: Path
@@ -43,49 +44,49 @@ class Slices:
 
     @property
     def size(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all files."""
         return sum(self.sizes)
 
     def read(self, offset: int, size: int) -> Iterator[bytes]:
         """``size`` bytes from ``offset``, in blocks.
 
         Raises:
-            BundleError: a file ends before.
+            BundleError: a file is too short.
             UsageError: a file cannot be read.
         """
-        for path, begin, length in self._where(offset, size):
+        for path, begin, length in self._locate(offset, size):
             yield from _read(path, begin, length)
 
     def take(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` at once; errors as for ``read``."""
+        """``size`` bytes from ``offset``; errors as for ``read``."""
         return b"".join(self.read(offset, size))
 
     def damaged(self, member: str, offset: int, size: int) -> BundleError:
-        """The error for a member, ``size`` bytes from ``offset``, that is not the manifest's: it names the slice."""
+        """The error for a damaged member of ``size`` bytes at ``offset``; it names the part."""
         if not self.is_split:
             return BundleError(
                 f"{self.path}: {member} is damaged",
-                hint="copy the bundle again and compare its sha256 with the original's",
+                hint="copy the bundle again, and compare its sha256 with the original's",
             )
-        touched = dict.fromkeys((self.files[0], *(path for path, _, _ in self._where(offset, size))))
+        touched = dict.fromkeys((self.files[0], *(path for path, _, _ in self._locate(offset, size))))
         names = " or ".join(str(path) for path in touched)
         return self.unlisted(*touched) or BundleError(
-            f"{self.path}: {member} is damaged; it lies in {names}",
-            hint=f"copy them again, from the bundle that {self.files[0]} is of",
+            f"{self.path}: {member} in {names} is damaged",
+            hint=f"copy them again, from the same bundle as {self.files[0]}",
         )
 
     def unlisted(self, *files: Path) -> BundleError | None:
-        """The error for those files that the list of check sums has otherwise; None if there are none."""
+        """The error for files with another sha256 than in the list of checksums; None if there are none."""
         listed = listed_digests(self.path)
-        wrong = [path for path in files if path.name in listed and _digest(path) != listed[path.name]]
+        wrong = [path for path in files if path.name in listed and file_digest(path) != listed[path.name]]
         if not wrong:
             return None
         names = " and ".join(str(path) for path in wrong)
-        what = "is" if len(wrong) == 1 else "are"
-        return BundleError(f"{names} {what} damaged, or of another bundle", hint=f"copy {names} again")
+        what = "is damaged or belongs" if len(wrong) == 1 else "are damaged or belong"
+        return BundleError(f"{names} {what} to another bundle", hint=f"copy {names} again")
 
-    def _where(self, offset: int, size: int) -> Iterator[tuple[Path, int, int]]:
-        """Files, and which bytes of them make up ``size`` bytes from ``offset``."""
+    def _locate(self, offset: int, size: int) -> Iterator[tuple[Path, int, int]]:
+        """The file, offset and size of each piece of ``size`` bytes from ``offset``."""
         last = len(self.files) - 1
         for number, (path, length) in enumerate(zip(self.files, self.sizes, strict=True)):
             if offset < length or number == last:
@@ -99,48 +100,64 @@ class Slices:
                 offset -= length
 
 
-def find(path: Path) -> Slices:
+def find_bundle(folder: Path) -> Path:
+    """The only bundle in a folder, whole or in parts.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    paths = [path for path in folder.glob(f"*{SUFFIX}*") if path.is_file()]
+    found = sorted({name_of(path) for path in paths if not path.name.startswith(".")})  # hidden: not complete
+    if not found:
+        raise UsageError(f"no bundle (*{SUFFIX}) in {folder}", hint="clusterctl pack-env")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise UsageError(f"several bundles in {folder}: {names}", hint=f"clusterctl deploy {found[0].name}")
+    return found[0]
+
+
+def find_slices(path: Path) -> Slices:
     """The files of a bundle.
 
     Args:
-        path: the bundle, or any of its slices, or the list of their check sums.
+        path: the bundle, any of its parts, or the list of their checksums.
 
     Raises:
         UsageError: there is no such file, or it cannot be read.
-        BundleError: slices are missing that lie between others.
+        BundleError: a part is missing.
     """
     try:
-        return _find(path)
+        return _find_slices(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _find(path: Path) -> Slices:
+def _find_slices(path: Path) -> Slices:
     whole = name_of(path)
     if whole == path and path.is_file():
         return Slices(path, (path,), (path.stat().st_size,))
     found = slices_of(whole)
     if not found:
-        raise UsageError(f"{path} is not a file", hint="to write a bundle: clusterctl pack-env")
+        raise UsageError(f"{path} is not a file", hint="to create a bundle: clusterctl pack-env")
     width = len(found[0].suffix) - 1
     wanted = sorted({f"{whole.name}.{number:0{width}}" for number in range(len(found))} | set(listed_digests(whole)))
     missing = [name for name in wanted if not (whole.parent / name).is_file()]
     if missing:
-        raise lacking(whole, missing)
+        raise parts_missing(whole, missing)
     return Slices(whole, tuple(found), tuple(one.stat().st_size for one in found), is_split=True)
 
 
-def lacking(whole: Path, names: list[str]) -> BundleError:
-    """The error for slices that are not there."""
+def parts_missing(whole: Path, names: list[str]) -> BundleError:
+    """The error for missing parts."""
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return BundleError(
-        f"{whole} lacks {shown}",
-        hint=f"all parts of the bundle must lie in {whole.parent}",
+        f"{whole}: missing {shown}",
+        hint=f"copy all parts of the bundle to {whole.parent}",
     )
 
 
 def name_of(path: Path) -> Path:
-    """The bundle that a path means: itself, or what it is a slice or the list of."""
+    """The bundle of a path, which is the bundle itself, a part, or the list of checksums."""
     if path.name.endswith(LIST):
         return path.with_name(path.name.removesuffix(LIST))
     match = _SLICE.fullmatch(path.name)
@@ -148,7 +165,7 @@ def name_of(path: Path) -> Path:
 
 
 def slices_of(whole: Path) -> list[Path]:
-    """The slices of a bundle that lie beside it, in order."""
+    """The parts of a bundle in its folder, in order."""
     if not whole.parent.is_dir():
         return []
     found = []
@@ -160,12 +177,12 @@ def slices_of(whole: Path) -> list[Path]:
 
 
 def list_of(whole: Path) -> Path:
-    """The list of the check sums of a bundle's slices."""
+    """The list of the checksums of a bundle's parts."""
     return whole.with_name(whole.name + LIST)
 
 
 def listed_digests(whole: Path) -> dict[str, str]:
-    """The slices and their sha256, as the list says; empty if there is none that can be read."""
+    """The sha256 of each part from the list; empty without a readable list."""
     try:
         with list_of(whole).open("rb") as file:
             lines = file.read(_LONGEST_LIST).split(b"\n")
@@ -196,14 +213,20 @@ def _read(path: Path, offset: int, size: int) -> Iterator[bytes]:
             while size:
                 block = file.read(min(BLOCK, size))
                 if not block:
-                    raise BundleError(f"{path} ends {size} bytes too early", hint="copy it again")
+                    raise BundleError(f"{path} is {size} bytes too short", hint="copy it again")
                 size -= len(block)
                 yield block
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The sha256 of a file.
+
+    Raises:
+        UsageError: it cannot be read.
+        BundleError: it became shorter.
+    """
     digest = hashlib.sha256()
     for block in _read(path, 0, path.stat().st_size):
         digest.update(block)

@@ -1,1 +1,1 @@
-"""Archives of conda-pack: made from a bundle, and made into one."""
+"""Export bundles as conda-pack archives, and import such archives."""

@@ -1,11 +1,11 @@
-"""Finish unpacking this environment: the files that name its prefix learn where it lies now.
+"""Finish unpacking this environment: rewrite the files that contain its prefix.
 
-Goes into archives as ``bin/conda-unpack``, in place of conda-pack's own, with the tables below filled in: see
-``export``. It runs with the archive's Python, so it is a program of its own: the standard library and nothing of ours.
+``export`` writes this program to archives as ``bin/conda-unpack`` instead of conda-pack's, and fills in the tables
+below. It runs with the archive's Python and uses only the standard library.
 
-What it does better than conda-pack's: only files that hold the prefix are listed; scripts get their interpreter by its
-absolute path, so that they start without ``activate``; what a binary has no room for is found before the first file is
-written; the hashes in RECORD and conda-meta are made true; it can be run again after it was interrupted.
+Improvements over conda-pack's: only files that contain the prefix are listed; scripts get the absolute path of their
+interpreter and start without ``activate``; binaries without room for the prefix are reported before any file is
+written; hashes in RECORD and conda-meta are updated; it can run again after an interruption.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import sys
 from base64 import urlsafe_b64encode
 from urllib.parse import quote
 
-# (path, what stands for the prefix in it, "text" or "binary"), as conda-pack has it
+# (path, placeholder of the prefix, "text" or "binary"), as in conda-pack
 _prefix_records: list[tuple[str, str, str]] = []
 # (path, program): scripts that ask /usr/bin/env for a program of bin/
 _script_records: list[tuple[str, str]] = []
-# RECORD files, then those in conda-meta: they list hashes of other files
+# RECORD files, then conda-meta files: they list hashes of other files
 _hash_records: list[str] = []
-# binaries that work though they name the old prefix, if the new one is too long for them
+# binaries that also work with the old prefix if the new one is too long for them
 _spare_records: list[str] = []
-# where the environment was packed
+# the prefix where the environment was packed
 _source_prefix = ""
-# what stands for the prefix begins so, where there is room for more than the old prefix
+# the beginning of placeholders with room for longer prefixes
 _placeholder = ""
 _version = ""
 
@@ -42,20 +42,22 @@ _LATER_LIMIT = 255  # the same from Linux 5.1 on
 _ENV = re.compile(rb"#![ \t]*/usr/bin/env[ \t]+(?:-S[ \t]*)?([^\s=/-][^\s=/]*)[ \t]*([^\r\n]*)(?:\r?\n|\Z)")
 _PREFIX = re.compile(rb"/[^\x00-\x1f\x7f\"'`$\\:;&|<>()*?\[\]{}#!~]+\Z")
 
-# Where a path is whole: /opt/env2, /opt/env.old and /data/opt/env are not /opt/env.
+# Only whole paths match: /opt/env2, /opt/env.old and /data/opt/env are not /opt/env.
 _COMPONENT = rb"0-9A-Za-z_+@~\xc2-\xf4-"
 _ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
 _INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
 
 
 def unpack(prefix: bytes) -> None:
-    """Rewrite every file that names the prefix.
+    """Rewrite every file that contains the prefix.
 
     Raises:
-        SystemExit: the new prefix cannot be written into scripts or binaries; nothing was changed.
+        SystemExit: the new prefix does not fit into scripts or binaries; no file was changed.
     """
     if not _PREFIX.match(prefix):
-        sys.exit(f"conda-unpack: {os.fsdecode(prefix)!r} cannot be a prefix: scripts would misread it; move the folder")
+        sys.exit(
+            f"conda-unpack: {os.fsdecode(prefix)!r} cannot be a prefix: it has special characters; move the folder"
+        )
     spare = set(_spare_records)
     tight = [record for record in _prefix_records if record[2] == "binary" and len(prefix) > len(_bytes(record[1]))]
     if needed := [f"  {path}: {len(_bytes(old))} bytes" for path, old, _ in tight if path not in spare]:
@@ -75,11 +77,11 @@ def unpack(prefix: bytes) -> None:
         if wanted and wanted[1] == _bytes(program):
             head = _shebang(prefix + b"/bin/" + wanted[1], wanted[2].strip())
             _replace(prefix, path, data, head + data[wanted.end() :])
-    _mend_hashes(prefix)
+    _update_hashes(prefix)
 
 
 def _text(data: bytes, old: bytes, new: bytes) -> bytes:
-    """A text file for the new prefix; where it is a script of the environment, its first line as Linux can read it."""
+    """Rewrite a text file, and the first line of a script so that Linux can read it."""
     line, _, rest = data.partition(b"\n")
     head = b""
     if line.startswith(b"#!" + old + b"/"):
@@ -89,12 +91,12 @@ def _text(data: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def in_text(data: bytes, old: bytes, new: bytes) -> bytes:
-    """Text with another prefix, which is quoted in URLs."""
+    """Replace the prefix in text; in URLs it is quoted."""
     return data.replace(b"file://" + old, b"file://" + quote(new).encode()).replace(old, new)
 
 
 def _shebang(program: bytes, options: bytes) -> bytes:
-    """The lines that start a script; Python takes the second form for a string, sh runs it."""
+    """The lines that start a script; sh runs the second form, and Python reads it as a string."""
     line = b"#!" + program + (b" " + options if options else b"")
     name = program.rpartition(b"/")[2]
     if len(line) <= _LIMIT and b" " not in program and b" " not in options:
@@ -108,7 +110,7 @@ def _shebang(program: bytes, options: bytes) -> bytes:
 
 
 def padded(data: bytes, old: bytes, new: bytes) -> bytes:
-    """A binary whose strings end in NUL bytes: they keep their place, what follows in them moves up (conda's way)."""
+    """Replace the prefix in NUL-terminated strings of a binary; the rest of a string moves (conda's way)."""
 
     def one(match: re.Match[bytes]) -> bytes:
         return match[0].replace(old, new).ljust(len(match[0]), b"\0")
@@ -117,7 +119,7 @@ def padded(data: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def _in_place(data: bytes, old: bytes, new: bytes) -> bytes:
-    """A binary of which nothing may move: a shorter prefix is filled up with slashes."""
+    """Replace the prefix in a binary without moving bytes: a shorter prefix is padded with slashes."""
 
     def one(match: re.Match[bytes]) -> bytes:
         inside = _INSIDE_A_PATH.search(data[max(0, match.start() - 256) : match.start()])
@@ -126,16 +128,16 @@ def _in_place(data: bytes, old: bytes, new: bytes) -> bytes:
     return re.sub(re.escape(old) + _ENDS, one, data)
 
 
-def _mend_hashes(prefix: bytes) -> None:
-    """Make true what RECORD files and conda-meta say of the files that were rewritten."""
+def _update_hashes(prefix: bytes) -> None:
+    """Update the hashes of rewritten files in RECORD files and conda-meta."""
     paths = [path for path, _, _ in _prefix_records] + [path for path, _ in _script_records]
     rewritten = {path: _hash(_read(prefix, path)) for path in paths if path not in _hash_records}
     for path in _hash_records:
         data = _read(prefix, path)
-        mended = _conda_meta(data, rewritten) if path.endswith(".json") else _record(path, data, rewritten, prefix)
-        _replace(prefix, path, data, mended)
-        if mended != data or path in paths:
-            rewritten[path] = _hash(mended)
+        updated = _conda_meta(data, rewritten) if path.endswith(".json") else _record(path, data, rewritten, prefix)
+        _replace(prefix, path, data, updated)
+        if updated != data or path in paths:
+            rewritten[path] = _hash(updated)
 
 
 def _record(path: str, data: bytes, rewritten: dict[str, tuple[bytes, int]], prefix: bytes) -> bytes:
@@ -165,7 +167,7 @@ def _conda_meta(data: bytes, rewritten: dict[str, tuple[bytes, int]]) -> bytes:
                 one["sha256_in_prefix"] = digest
                 changed = True
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return data  # no package's file
+        return data  # not a package's file
     return json.dumps(package, indent=2, sort_keys=True).encode() if changed else data
 
 
@@ -183,7 +185,7 @@ def _read(prefix: bytes, path: str) -> bytes:
 
 
 def _replace(prefix: bytes, path: str, old: bytes, new: bytes) -> None:
-    """Give a file new content, in one rename: it may be running, and this may be interrupted."""
+    """Replace a file with one rename: it may be running, and this program may be interrupted."""
     if old == new:
         return
     name = prefix + b"/" + _bytes(path)
@@ -206,9 +208,9 @@ def _replace(prefix: bytes, path: str, old: bytes, new: bytes) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="conda-unpack", description="Finish unpacking this environment.")
     parser.add_argument("--version", action="version", version=f"conda-unpack of clusterctl {_version}")
-    parser.add_argument("--verbose", "-v", action="store_true", help="accepted for conda-pack's sake")
+    parser.add_argument("--verbose", "-v", action="store_true", help="ignored, for compatibility with conda-pack")
     parser.parse_args()
-    # The folder as it was called: symlinks in its path stay.
+    # Symlinks in the path of the folder stay.
     top = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
     try:
         unpack(os.fsencode(top))

@@ -1,10 +1,13 @@
-"""A bundle becomes an archive that plain conda-pack users can open.
+"""Export a bundle as an archive for users of conda-pack.
 
     tar xf NAME.tar.gz -C FOLDER; FOLDER/bin/conda-unpack; source FOLDER/bin/activate
 
-One pass from the bundle: chunks are copied as they lie in it where the archive is a ``.tar.zst``, since zstd frames
-and our tar streams may stand one after the other. ``activate`` and ``deactivate`` are conda-pack's own scripts,
-``conda-unpack`` is ours (``conda_unpack.py`` says why), with the table that conda-pack's has.
+The bundle is read once. A ``.tar.zst`` contains the bundle's compressed chunks unchanged, since zstd frames and tar
+streams can be concatenated. ``activate`` and ``deactivate`` are conda-pack's own scripts; ``conda-unpack`` is
+clusterctl's (``conda_unpack.py`` says why), with the same table as conda-pack's.
+
+gzip compresses pieces in parallel into one member, like pigz; each piece uses the end of the previous one as its
+dictionary (RFC 1951, 1952).
 """
 
 from __future__ import annotations
@@ -12,18 +15,22 @@ from __future__ import annotations
 import importlib.resources
 import os
 import re
+import struct
 import time
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import zstandard
+
 import provision
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS, Entry, Manifest
-from provision.env.bundle.members import Stream
-from provision.env.bundle.reader import Bundle
-from provision.env.interchange import compress
+from provision.env.bundle.reader import Bundle, Stream
 from provision.env.interchange.prepare import MARK, Prepared, prepare
 from provision.env.packing import temporary
 from provision.errors import UsageError
@@ -33,10 +40,17 @@ STAGE = "export"
 SUFFIXES = {".tar.gz": "gz", ".tgz": "gz", ".tar.zst": "zst", ".tzst": "zst", ".tar": "tar"}
 
 _SCRIPTS = ("activate", "activate.fish", "deactivate")  # conda-pack's, in its folder scripts/posix
-_TIME = 315532800  # 1980-01-01, like all that is no file of the environment
+_TIME = 315532800  # 1980-01-01, for files that are not the environment's
 
-# sh runs the first line, Python reads it as a string: the program finds the Python beside it, activated or not.
+# sh runs these lines, Python reads them as a string: the program runs with the Python in its folder.
 _HEAD = "#!/bin/sh\n'''exec' \"$(dirname -- \"$0\")/python\" \"$0\" \"$@\"\n' '''\n"
+
+GZIP_LEVEL = 4  # conda-pack's own default
+ZSTD_LEVEL = 3
+
+_PIECE = 1 << 20  # bytes that one thread compresses at once
+_WINDOW = 32 << 10  # bytes of deflate's dictionary
+_HEADER = b"\x1f\x8b\x08\x00\0\0\0\0\x00\x03"  # deflate, no name, no time, Unix
 
 
 @dataclass(frozen=True)
@@ -46,8 +60,8 @@ class Exported:
     Attributes:
         path: the archive.
         size: its bytes.
-        members: how many files, links and folders it holds.
-        records: how many files conda-unpack will rewrite.
+        members: the number of files, links and folders.
+        records: the number of files that conda-unpack will rewrite.
         notices: what will not work after conda-unpack.
     """
 
@@ -59,23 +73,23 @@ class Exported:
 
 
 def compression(out: Path) -> Literal["gz", "zst", "tar"]:
-    """How an archive of this name is compressed.
+    """The compression of an archive with this name.
 
     Raises:
-        UsageError: the name tells of no format that is written.
+        UsageError: the suffix is unknown.
     """
     for suffix, kind in SUFFIXES.items():
         if out.name.endswith(suffix):
-            return kind  # type: ignore[return-value] # the table holds nothing else
+            return kind  # type: ignore[return-value] # the table has no other values
     stem = out.name.partition(".")[0]
     raise UsageError(f"{out}: its name must end in {', '.join(SUFFIXES)}", hint=f"--output {stem}.tar.gz")
 
 
 def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
-    """Write the archive ``out``; its name says how it is compressed.
+    """Write the archive ``out``; its suffix decides the compression.
 
     Raises:
-        UsageError: ``out`` cannot be written, or its name tells of no format.
+        UsageError: ``out`` cannot be written, or its suffix is unknown.
         BundleError: the bundle is damaged.
     """
     started = time.monotonic()
@@ -93,11 +107,11 @@ def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
         emit(Progress(STAGE, done, total))
 
     threads = len(os.sched_getaffinity(0))
-    with temporary.created(out) as file:
+    with temporary.create_file(out) as file:
         if kind == "zst":
             file.writelines(archive.frames(advance, threads))
         elif kind == "gz":
-            file.writelines(compress.gzipped(archive.plain(advance), threads=threads))
+            file.writelines(gzip_stream(archive.plain(advance), threads=threads))
         else:
             file.writelines(archive.plain(advance))
     emit(StageFinished(STAGE, time.monotonic() - started))
@@ -106,7 +120,7 @@ def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
 
 
 class _Archive:
-    """The tar stream of an archive, in parts: a chunk that goes as it is, or bytes."""
+    """The tar stream of an archive, in parts: the number of an unchanged chunk, or bytes."""
 
     def __init__(self, bundle: Bundle, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -118,34 +132,34 @@ class _Archive:
 
     @property
     def members(self) -> int:
-        """How many files, links and folders the archive holds."""
+        """The number of files, links and folders in the archive."""
         kept = [entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped]
-        return len(kept) + len(self._behind())
+        return len(kept) + len(self._added())
 
     @property
     def size(self) -> int:
         """The bytes of the tar stream."""
         kept = (entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped)
-        return sum(map(tar.span, kept)) + sum(tar.span(entry) for entry, _ in self._behind()) + len(tar.END)
+        return sum(map(tar.span, kept)) + sum(tar.span(entry) for entry, _ in self._added()) + len(tar.END)
 
     def plain(self, advance: Callable[[int], None]) -> Iterator[bytes]:
-        """The tar stream; ``advance`` is told how many of its bytes were taken."""
+        """The tar stream; ``advance`` receives the size of every block."""
         for part in self._parts():
             for block in self._bundle.chunk_blocks(part) if isinstance(part, int) else part:
                 yield block
                 advance(len(block))
 
     def frames(self, advance: Callable[[int], None], threads: int) -> Iterator[bytes]:
-        """The tar stream as zstd frames; ``advance`` is told how many bytes of the stream they stand for."""
+        """The tar stream as zstd frames; ``advance`` receives uncompressed sizes."""
         for part in self._parts():
             if isinstance(part, int):
                 yield from self._bundle.chunk_compressed(part)
                 advance(self._manifest.chunks[part].size)
             else:
-                yield from compress.framed(_told(part, advance), threads=threads)
+                yield from zstd_stream(_report_blocks(part, advance), threads=threads)
 
     def _parts(self) -> Iterator[int | Iterator[bytes]]:
-        """Tar chunks, large files, what differs from the bundle, then folders and hard links, which need the rest."""
+        """Tar chunks, large files, changed files, then folders and hard links, which need the others."""
         tars = [index for index, chunk in enumerate(self._manifest.chunks) if chunk.kind == "tar"]
         last = [index for index in tars if self._manifest.chunks[index].package == FOLDERS]
         for index in tars:
@@ -158,7 +172,7 @@ class _Archive:
                 yield iter([bytes(tar.padding(entry.size))])
         yield (
             piece
-            for entry, data in self._behind()
+            for entry, data in self._added()
             for piece in (tar.entry_header(entry), data, bytes(tar.padding(entry.size)))
         )
         for index in last:
@@ -172,7 +186,7 @@ class _Archive:
         return self._without(index, members)
 
     def _without(self, index: int, members: Iterable[Entry]) -> Iterator[bytes]:
-        """A chunk without what is dropped; read to its end, where it is verified."""
+        """A chunk without dropped members; it is read to its end, where its digest is checked."""
         stream = Stream(self._bundle.chunk_blocks(index))
         for entry in members:
             for piece in stream.pieces(tar.span(entry)):
@@ -180,26 +194,26 @@ class _Archive:
                     yield bytes(piece)
         stream.drain()
 
-    def _behind(self) -> tuple[tuple[Entry, bytes], ...]:
+    def _added(self) -> tuple[tuple[Entry, bytes], ...]:
         scripts = {entry.path for entry, _ in self._own}
         return (*(one for one in self.prepared.files if one[0].path not in scripts), *self._own)
 
 
-def _told(blocks: Iterable[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
+def _report_blocks(blocks: Iterable[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
     for block in blocks:
         yield block
         advance(len(block))
 
 
 def _scripts(manifest: Manifest, prepared: Prepared) -> dict[str, bytes]:
-    """What conda-pack adds to an environment, by path."""
+    """The scripts that conda-pack adds to an environment, by path."""
     folder = importlib.resources.files("conda_pack") / "scripts" / "posix"
     scripts = {f"bin/{name}": (folder / name).read_bytes() for name in _SCRIPTS}
     return scripts | {"bin/conda-unpack": conda_unpack(manifest, prepared)}
 
 
 def conda_unpack(manifest: Manifest, prepared: Prepared) -> bytes:
-    """The program ``bin/conda-unpack``: ``conda_unpack.py`` with its tables filled in."""
+    """The program ``bin/conda-unpack``: ``conda_unpack.py`` with its tables."""
     source = (importlib.resources.files(__package__) / "conda_unpack.py").read_text(encoding="utf-8")
     program = _HEAD + source.split('"""', 2)[2].lstrip("\n")
     tables = {
@@ -223,3 +237,78 @@ def _table(rows: Iterable[object]) -> str:
 def _own_entry(path: str, data: bytes) -> Entry:
     mode = 0o755 if path.endswith("conda-unpack") else 0o644
     return Entry(path, "file", mode, _TIME, len(data))
+
+
+def gzip_stream(blocks: Iterable[bytes], *, threads: int) -> Iterator[bytes]:
+    """Compress blocks to a gzip file."""
+    checksum, size = 0, 0
+    window = b""
+
+    def jobs() -> Iterator[Callable[[], bytes]]:
+        nonlocal checksum, size, window
+        for piece in split_pieces(blocks, _PIECE):
+            checksum = zlib.crc32(piece, checksum)
+            size += len(piece)
+            yield _Deflate(piece, window)
+            window = piece[-_WINDOW:]
+
+    yield _HEADER
+    yield from _run_parallel(jobs(), threads)
+    yield zlib.compressobj(wbits=-zlib.MAX_WBITS).flush()
+    yield struct.pack("<II", checksum, size & 0xFFFFFFFF)
+
+
+def zstd_stream(blocks: Iterable[bytes], *, threads: int) -> Iterator[bytes]:
+    """Compress blocks to a zstd frame; without blocks there is no frame."""
+    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, threads=threads).compressobj()
+    empty = True
+    for block in blocks:
+        empty = False
+        if data := compressor.compress(block):
+            yield data
+    if not empty:
+        yield compressor.flush()
+
+
+def split_pieces(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The same bytes in pieces of ``size`` bytes; the last one may be shorter."""
+    held: list[bytes] = []
+    length = 0
+    for block in blocks:
+        held.append(block)
+        length += len(block)
+        if length < size:
+            continue
+        whole = b"".join(held)
+        cut = length - length % size
+        yield from (whole[start : start + size] for start in range(0, cut, size))
+        held, length = [whole[cut:]], length - cut
+    if length:
+        yield b"".join(held)
+
+
+class _Deflate:
+    """Compresses one piece, up to a byte boundary where the next piece can start."""
+
+    def __init__(self, piece: bytes, window: bytes) -> None:
+        self._piece, self._window = piece, window
+
+    def __call__(self) -> bytes:
+        options = (GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY)
+        compressor = zlib.compressobj(*options, self._window) if self._window else zlib.compressobj(*options)
+        return compressor.compress(self._piece) + compressor.flush(zlib.Z_SYNC_FLUSH)
+
+
+def _run_parallel(jobs: Iterator[Callable[[], bytes]], threads: int) -> Iterator[bytes]:
+    """The results in order, with a limited number of jobs at once to limit memory."""
+    waiting: deque[Future[bytes]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(job))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,8 +1,8 @@
-"""What an archive holds in place of the files that name the source prefix. Pure: bytes in, bytes out.
+"""Prepare the files of an archive that contain the source prefix. Pure: bytes in, bytes out.
 
-In text a placeholder of our own stands for the prefix, so that replacing it can hit nothing else. Python's scripts ask
-``/usr/bin/env`` for their interpreter, as conda-pack writes them, until ``bin/conda-unpack`` gives them its path.
-Symlinks into the environment become relative, and need no rewriting at all.
+In text the prefix becomes a placeholder that occurs nowhere else. Python scripts ask ``/usr/bin/env`` for their
+interpreter, as in conda-pack, until ``bin/conda-unpack`` writes its path. Symlinks into the environment become relative
+and need no rewriting.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from provision.env.bundle.manifest import Entry, Manifest
-from provision.env.relocation import binaries, bytecode, records, shebangs
+from provision.env.relocation import binaries, records, shebangs
 from provision.env.relocation.prefixes import Search, plain
+from provision.env.relocation.relocate import stale_bytecode
 
 MARK = "/opt/clusterctl_"
-PLACEHOLDER = (MARK + "placehold_" * 24)[:255]  # as long as conda-build's, which every package has room for
+PLACEHOLDER = (MARK + "placehold_" * 24)[:255]  # as long as conda-build's, so every package has room for it
 
 _SHORTEST = 40  # bytes; a shorter placeholder might occur by chance
-_LONG = "/" + "x" * 4096  # a prefix that fits nowhere
+_LONG = "/" + "x" * 4096  # a prefix that fits into no binary
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What differs from the bundle.
+    """How the archive differs from the bundle.
 
     Attributes:
         files: entries and their bytes (none for a link), sorted by path.
-        dropped: paths in chunks that do not go into the archive, or lie among ``files`` instead.
-        records: conda-unpack's table: a path, what stands for the prefix there, ``text`` or ``binary``.
+        dropped: paths in chunks that are not in the archive, or are in ``files`` instead.
+        records: conda-unpack's table: path, placeholder, ``text`` or ``binary``.
         scripts: scripts that ask ``/usr/bin/env`` for a program of ``bin``: path and program.
-        hash_lists: RECORD files, then those of conda-meta.
-        spare: binaries that work though they may keep the source prefix.
-        notices: what will not work after conda-unpack, for people.
+        hash_lists: RECORD files, then conda-meta files.
+        spare: binaries that also work with the source prefix.
+        notices: what will not work after conda-unpack.
     """
 
     files: tuple[tuple[Entry, bytes], ...]
@@ -48,8 +49,8 @@ class Prepared:
 
 
 @dataclass
-class _Found:
-    """Grows while files are prepared."""
+class _Collected:
+    """Prepared files and the tables of conda-unpack."""
 
     files: dict[str, tuple[Entry, bytes]] = field(default_factory=dict)
     records: list[tuple[str, str, str]] = field(default_factory=list)
@@ -67,13 +68,13 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
     """
     search = Search(manifest.relocations)
     programs = frozenset(os.fsencode(entry.path[4:]) for entry in manifest.files if entry.path.startswith("bin/"))
-    found = _Found()
+    found = _Collected()
     for entry in manifest.marked:
         if entry.type == "link":
             found.files[entry.path] = replace(entry, target=_relative(entry, search)), b""
             continue
         if entry.raw:
-            found.notices.append(f"{entry.path} is too large to be rewritten, and holds {manifest.source_prefix}")
+            found.notices.append(f"{entry.path} is too large to be rewritten, and contains {manifest.source_prefix}")
             continue
         data = prefix_files[entry.path]
         kinds = {mark.kind for mark in entry.marks}
@@ -87,7 +88,7 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
         found.files[entry.path] = _sized(entry, content)
     names = {path for path, _, _ in found.records} | {path for path, _ in found.scripts}
     copies = _copies(manifest, found, names)
-    lists = _mend_lists(manifest, found, names | copies)
+    lists = _update_lists(manifest, found, names | copies)
     return Prepared(
         files=tuple(found.files[path] for path in sorted(found.files)),
         dropped=_stale(manifest, names | copies) | copies,
@@ -105,7 +106,7 @@ def _at(prefix: str, search: Search) -> dict[str, str]:
 
 
 def _relative(entry: Entry, search: Search) -> str:
-    """A link into the environment, from where it lies; any other one as it was."""
+    """The target of a link: relative if it is in the environment, else unchanged."""
     target = os.fsdecode(search.replace(os.fsencode(entry.target), _at(PLACEHOLDER, search)))
     if target != PLACEHOLDER and not target.startswith(PLACEHOLDER + "/"):
         return entry.target
@@ -113,8 +114,8 @@ def _relative(entry: Entry, search: Search) -> str:
     return posixpath.relpath(target, here)
 
 
-def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], found: _Found) -> bytes | None:
-    """A script whose first line names the prefix or asks for one of its programs; None for any other."""
+def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], found: _Collected) -> bytes | None:
+    """A script whose first line contains the prefix or one of its programs; None for other scripts."""
     new = _at(PLACEHOLDER, search)
     wanted = shebangs.env_program(data)
     if wanted and wanted[0] in programs:
@@ -131,19 +132,19 @@ def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], 
     return b"#!" + program + (b" " + options if options else b"") + b"\n" + body
 
 
-def _binary(entry: Entry, data: bytes, search: Search, found: _Found) -> bytes:
-    """A binary with conda's room gets a placeholder that fills it; any other one keeps the source prefix for now."""
+def _binary(entry: Entry, data: bytes, search: Search, found: _Collected) -> bytes:
+    """A binary with conda's room gets a placeholder that fills it; other binaries keep the source prefix for now."""
     room = max(mark.room for mark in entry.marks)
     if room >= _SHORTEST and all(not mark.target for mark in entry.marks):
         placeholder = PLACEHOLDER[:room]
         try:
             content, left = binaries.rewrite(data, search, _at(placeholder, search), room=room)
         except binaries.CannotRewrite:
-            left = "it has no room after all"
+            left = "it lacks the room"
         if not left:
             found.records.append((entry.path, placeholder, "binary"))
             return content
-    try:  # what the loader searches can be named from the file's own folder, and then needs no rewriting
+    try:  # paths that the loader searches can be relative to the file's folder, and then need no rewriting
         data, left = binaries.rewrite(data, search, _at(_LONG, search), path=entry.path)
     except binaries.CannotRewrite:
         left = ""
@@ -162,12 +163,12 @@ def _binary(entry: Entry, data: bytes, search: Search, found: _Found) -> bytes:
     return data
 
 
-def _mend_lists(manifest: Manifest, found: _Found, names: set[str]) -> tuple[str, ...]:
-    """Make the lists of hashes true for what the archive holds; those that conda-unpack has to mend, RECORD first."""
+def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tuple[str, ...]:
+    """Update the lists of hashes for the archive. Returns those that conda-unpack must update again, RECORD first."""
     packed = {entry.path: entry.sha256 for entry in manifest.marked}
     prepared = (entry for entry, _ in found.files.values() if entry.type == "file")
     changed = {entry.path: entry for entry in prepared if entry.path in names or entry.sha256 != packed[entry.path]}
-    later = {path: replace(changed[path], sha256="0" * 64) for path in names}  # other than now, whatever it will be
+    later = {path: replace(changed[path], sha256="0" * 64) for path in names}  # differs from now, whatever it becomes
     lists = []
     for path in sorted(manifest.records, key=lambda path: (path.startswith("conda-meta/"), path)):
         entry, data = found.files[path]
@@ -180,8 +181,8 @@ def _mend_lists(manifest: Manifest, found: _Found, names: set[str]) -> tuple[str
     return tuple(lists)
 
 
-def _copies(manifest: Manifest, found: _Found, names: set[str]) -> set[str]:
-    """Hard links to files that conda-unpack replaces become files of their own, and are replaced like them."""
+def _copies(manifest: Manifest, found: _Collected, names: set[str]) -> set[str]:
+    """Hard links to files that conda-unpack replaces become separate files, which it replaces too."""
     copies = {entry.path: entry.target for entry in manifest.files if entry.type == "hard" and entry.target in names}
     for path, target in copies.items():
         entry, data = found.files[target]
@@ -193,8 +194,8 @@ def _copies(manifest: Manifest, found: _Found, names: set[str]) -> set[str]:
 
 
 def _stale(manifest: Manifest, names: set[str]) -> frozenset[str]:
-    """Compiled files of what conda-unpack rewrites: Python may believe them, whatever their source says."""
-    return bytecode.stale(manifest, names) - {entry.target for entry in manifest.files if entry.type == "hard"}
+    """.pyc files of .py files that conda-unpack rewrites: Python might load the outdated .pyc files."""
+    return stale_bytecode(manifest, names) - {entry.target for entry in manifest.files if entry.type == "hard"}
 
 
 def _sized(entry: Entry, data: bytes) -> tuple[Entry, bytes]:

@@ -1,7 +1,7 @@
-"""Unpack a tar archive that nobody vouches for into a new folder.
+"""Unpack an untrusted tar archive into a new folder.
 
-A member goes where its name says, or the archive is refused: no absolute names, no ``..``, nothing through a symlink,
-no hard link to what is not in the archive, no devices. Symlinks themselves may point anywhere: they are not followed.
+An archive is refused if it has an absolute name, a ``..``, a path through a symlink, a hard link to a file that is not
+in the archive, or a device. Symlinks may point anywhere: they are not followed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import IO, Literal, NoReturn, Protocol
 
 import zstandard
 
-from provision.env.bundle.consistency import LONGEST_NAME
-from provision.env.bundle.members import WINDOW
-from provision.env.bundle.tar_reader import Member, TarError, TarLimitError, TarReader
+from provision.env.bundle.parse import LONGEST_NAME
+from provision.env.bundle.reader import WINDOW
+from provision.env.bundle.tar import Member, TarError, TarLimitError, TarReader
 from provision.env.packing import temporary
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Progress
@@ -41,11 +41,11 @@ _MAGIC: tuple[tuple[bytes, Format], ...] = (
 )
 _XZ = 256 << 20  # bytes of memory for xz, which needs 65 MiB for what `xz -9` writes
 _DAMAGE = (EOFError, TarError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
-_TOO_LARGE = {"Frame requires too much memory": WINDOW, "Memory usage limit": _XZ}  # libraries' words for a dictionary
+_TOO_LARGE = {"Frame requires too much memory": WINDOW, "Memory usage limit": _XZ}  # the libraries' messages
 
 
 def format_of(path: Path) -> Format | None:
-    """What kind of archive a file is, by its first bytes; None for none that is known.
+    """The kind of an archive, from its first bytes; None if unknown.
 
     Raises:
         UsageError: it cannot be read.
@@ -61,12 +61,12 @@ def format_of(path: Path) -> Format | None:
 
 @dataclass
 class Unpacked:
-    """What lies in a folder now.
+    """An unpacked archive.
 
     Attributes:
         folder: the folder.
-        kinds: every path relative to it, and what is there.
-        modes: the permissions of folders; they are given by ``seal``, since some would refuse what comes after.
+        kinds: the kind of every path, relative to the folder.
+        modes: permissions of folders. ``seal`` sets them, since some prevent writing.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class Unpacked:
     modes: dict[str, int] = field(default_factory=dict)
 
     def seal(self) -> None:
-        """Give every folder its permissions."""
+        """Set the permissions of every folder."""
         for path, mode in sorted(self.modes.items(), reverse=True):
             (self.folder / path).chmod(mode)
 
@@ -83,47 +83,47 @@ def unpack(archive: Path, folder: Path, *, stage: str, emit: Emit) -> Unpacked:
     """Unpack ``archive`` into the empty folder ``folder``.
 
     Args:
-        archive: a tar, plain or compressed.
-        folder: where nobody else writes.
-        stage: what progress is reported as, in bytes of the archive.
-        emit: told about the progress.
+        archive: a tar, uncompressed or compressed.
+        folder: a folder that no other process writes to.
+        stage: the stage of the progress, in bytes of the archive.
+        emit: receives the progress.
 
     Raises:
-        BundleError: it is no tar, damaged, truncated, beyond a limit, or a member would leave the folder.
-        UsageError: it cannot be read, or what it holds does not fit on the disk.
+        BundleError: it is not a tar, damaged, over a limit, or a member would leave the folder.
+        UsageError: it cannot be read, or does not fit on the disk.
     """
     unpacking = _Unpacking(archive, Unpacked(folder))
     total = archive.stat().st_size
-    said = 0
+    reported = 0
     with _opened(archive) as (raw, stream):
         try:
             tar = TarReader(stream.read)
             for member in tar:
                 unpacking.add(member, tar.content())
-                if raw.tell() >= said + _BLOCK:
-                    said = raw.tell()
-                    emit(Progress(stage, said, total))
+                if raw.tell() >= reported + _BLOCK:
+                    reported = raw.tell()
+                    emit(Progress(stage, reported, total))
         except TarLimitError as error:
-            raise BundleError(f"{archive} cannot be used: {error}", hint="make the archive again") from error
+            raise BundleError(f"{archive} cannot be used: {error}", hint="create the archive again") from error
         except _DAMAGE as error:
             for words, limit in _TOO_LARGE.items():
                 if words in str(error):
                     raise BundleError(
-                        f"{archive} needs more than the {limit >> 20} MiB of memory that are given to unpack it",
+                        f"{archive} needs more than {limit >> 20} MiB of memory to unpack, the limit",
                         hint="compress it again with gzip, or zstd without --ultra and --long",
                     ) from error
             raise BundleError(f"{archive} is damaged: {error}", hint="copy it again") from error
         except OSError as error:
             if error.errno in temporary.FULL:
                 raise
-            if error.errno is None:  # bz2's word for damage
+            if error.errno is None:  # bz2 reports damage like this
                 raise BundleError(f"{archive} is damaged: {error}", hint="copy it again") from error
             raise UsageError(f"cannot unpack {archive}: {error.strerror}") from error
     return unpacking.unpacked
 
 
 class _Unpacking:
-    """Members, one after the other."""
+    """Creates members one after the other."""
 
     def __init__(self, archive: Path, unpacked: Unpacked) -> None:
         self._archive = archive
@@ -132,7 +132,7 @@ class _Unpacking:
         self._top = str(unpacked.folder)
 
     def add(self, member: Member, content: Iterable[bytes]) -> None:
-        """Make what a member describes.
+        """Create a member.
 
         Raises:
             BundleError: it would leave the folder, or is a device.
@@ -148,7 +148,7 @@ class _Unpacking:
             self._make_folder(member, path)
             self.unpacked.modes[path] = mode | 0o500
             return
-        self._make_room(member, path)
+        self._delete_earlier(member, path)
         if member.kind == "file":
             self._check_space(member)
             self._write(path, content, mode | 0o400, _time(member))
@@ -161,14 +161,14 @@ class _Unpacking:
         elif member.kind == "hard":
             target = self._path(member, member.target)
             if self._kinds.get(target) not in ("file", "link"):
-                self._refuse(member, f"is a hard link to {member.target!r}, which is no file before it")
+                self._refuse(member, f"is a hard link to {member.target!r}, which is not a file before it")
             os.link(self._full(target), self._full(path), follow_symlinks=False)
             self._kinds[path] = self._kinds[target]
         else:
             self._refuse(member, "is a device or a pipe")
 
     def _path(self, member: Member, name: str) -> str:
-        """A name as a plain relative path; empty for the top folder."""
+        """A name as a normalized relative path; empty for the top folder."""
         if name.startswith("/"):
             self._refuse(member, "has an absolute path" if name == member.name else f"is a link to {name!r}")
         parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -193,21 +193,21 @@ class _Unpacking:
 
     def _make_folder(self, member: Member, path: str) -> None:
         if self._kinds.get(path, "dir") != "dir":
-            self._refuse(member, "is a folder where another member is none")
+            self._refuse(member, "is a folder, and another member with its path is not")
         if path not in self._kinds:
             Path(self._full(path)).mkdir(mode=0o755)
             self._kinds[path] = "dir"
 
-    def _make_room(self, member: Member, path: str) -> None:
-        """The last member of a name is the one that counts, as with every tar."""
+    def _delete_earlier(self, member: Member, path: str) -> None:
+        """Delete an earlier member with the same path: the last one counts, as in every tar."""
         kind = self._kinds.pop(path, None)
         if kind == "dir":
-            self._refuse(member, "is no folder where another member is one")
+            self._refuse(member, "is not a folder, and another member with its path is one")
         if kind is not None:
             Path(self._full(path)).unlink()
 
     def _check_space(self, member: Member) -> None:
-        """A file that does not fit is refused before the disk is full."""
+        """Refuse a file that does not fit before the disk is full."""
         if member.size > _BLOCK:
             status = os.statvfs(self._top)
             free = status.f_bavail * status.f_frsize
@@ -235,20 +235,20 @@ class _Unpacking:
 
     def _refuse(self, member: Member, why: str) -> NoReturn:
         raise BundleError(
-            f"{self._archive}: the member {member.name[:200]!r} {why}; nothing of the archive is used",
-            hint="ask whoever made it: no tool writes such a member into an environment's archive",
+            f"{self._archive}: the member {member.name[:200]!r} {why}; the archive is not used",
+            hint="do not trust it: no tool writes such a member to an environment's archive",
         )
 
 
 def _time(member: Member) -> int:
-    """When it was changed, in nanoseconds."""
+    """The mtime in nanoseconds."""
     time = max(0.0, min(member.mtime, _LATEST))
     return int(time) * 1_000_000_000 + int(time % 1 * 1_000_000_000)
 
 
 @contextmanager
 def _opened(archive: Path) -> Iterator[tuple[IO[bytes], _Reader]]:
-    """The file, and the plain bytes in it."""
+    """The file, and a reader of its uncompressed bytes."""
     with archive.open("rb") as raw:
         yield raw, _plain(raw, format_of(archive))
 
@@ -271,7 +271,7 @@ def _plain(raw: IO[bytes], kind: Format | None) -> _Reader:
 
 
 class _Xz:
-    """The streams of an xz file, in bounded memory: ``lzma.LZMAFile`` gives them all that they ask for."""
+    """Reads the streams of an xz file in bounded memory, which ``lzma.LZMAFile`` cannot."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw

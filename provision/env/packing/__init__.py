@@ -1,1 +1,1 @@
-"""An environment becomes a bundle, in one pass."""
+"""Pack an environment into a bundle."""

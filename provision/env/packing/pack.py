@@ -1,40 +1,32 @@
-"""Pack an environment into a bundle, in one pass over its files."""
+"""Pack an environment into a bundle: survey its files, compress them in chunks, write the chunks, seal the bundle."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import provision
-from provision.env import collector
-from provision.env.bundle import consistency, keys, tar
-from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles
-from provision.env.packing import chunks, large, reading, writer
-from provision.env.packing.chunks import Large, Part
-from provision.env.packing.frames import FrameMaker
-from provision.env.packing.large import LargeFile
-from provision.env.packing.marks import Seeking
-from provision.env.packing.output import lies_in
-from provision.env.packing.pipeline import Pipeline
-from provision.env.packing.seal import Sealed, Traits
-from provision.env.packing.workers import Place, Workers, processors, ranges_of
+from provision.env.bundle import keys, parse, tar
+from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles, pause_collector
+from provision.env.packing import detect, reading
+from provision.env.packing.compress import PackedChunk
+from provision.env.packing.detect import LargeFile, PrefixDetector, Traits
+from provision.env.packing.plan import LIMIT, Group, Plan, Range, large_files, plan_chunks, split_ranges
+from provision.env.packing.workers import Task, Workers
+from provision.env.packing.writer import Writer, create_bundle, is_inside
 from provision.env.relocation.prefixes import Search
 from provision.env.source import facts
-from provision.env.source.scan import Found
-from provision.env.source.survey import Survey, survey
+from provision.env.source.scan import Source
+from provision.env.source.survey import Survey, scan_environment, survey
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
 
 STAGE = "pack"
-
-_WORTH_WORKERS = 16 << 20  # bytes of files; for fewer, starting a process takes longer than it saves
-_HELD = 64 << 20  # bytes of prefix files that are kept until they are written; more are read a second time
-_MOST_WORKERS = 8  # each takes some 60 MB, and what they have compressed is written by one process
+HELD = 64 << 20  # bytes of prefix files kept in memory until they are written; further ones are read a second time
 
 
 def pack(
@@ -43,10 +35,11 @@ def pack(
     *,
     name: str,
     emit: Emit,
-    limit: int = chunks.LIMIT,
+    limit: int = LIMIT,
+    processes: int | None = None,
     source_prefix: str | None = None,
     notices: tuple[str, ...] = (),
-    additions: Iterable[Found] = (),
+    additions: Iterable[Source] = (),
     exclude: Sequence[str] = (),
     data: Sequence[Path] = (),
     split: int = 0,
@@ -54,123 +47,103 @@ def pack(
     """Pack the environment at ``prefix`` into the bundle ``out``.
 
     Args:
-        prefix: the environment; see ``source.find_env``.
-        out: the bundle; it appears under this name only when it is whole.
-        name: what the environment is called.
-        emit: told how many bytes of files have been packed.
-        limit: bytes of a chunk; only tests have reason to change it.
-        source_prefix: the prefix that its files name, if that is not ``prefix``; see ``survey``.
-        notices: what the manifest's notices begin with.
-        additions: files that are packed beside those of the environment, or in place of them.
-        exclude: patterns of what is left out; see ``source.exclude``.
-        data: files and folders that travel with it as ``data/NAME``.
-        split: bytes of a part, if the bundle is written as parts ``out.000``, ``out.001`` and so on; else 0.
+        prefix: the environment; see ``environments.find_env``.
+        out: the bundle. It gets this name when it is complete.
+        name: the environment's name.
+        emit: receives the progress in bytes of files.
+        limit: bytes of a chunk.
+        processes: worker processes; None for one per processor.
+        source_prefix: the prefix that the environment's files name, if it was moved from there.
+        notices: first notices of the manifest.
+        additions: files to pack in addition to the environment's own, or in their place.
+        exclude: patterns of paths to exclude; see ``survey.exclude_sources``.
+        data: files and folders to pack as ``data/NAME``.
+        split: bytes of a part, to write the bundle as ``out.000``, ``out.001`` and so on; 0 for one file.
 
     Returns:
-        The manifest that was written.
+        The manifest of the bundle.
 
     Raises:
         UsageError: a file cannot be read, or ``out`` cannot be written.
-        BundleError: the environment changed while it was packed.
+        BundleError: the environment changed during packing.
     """
     started = time.monotonic()
-    try:
-        consistency.check_name(name)
-    except ValueError as error:
-        raise UsageError(
-            f"the environment cannot be packed under its name: {error}", hint="rename it, and pack it again"
-        ) from error
-    for folder, what in ((prefix, "the environment"), *((path, f"the data {path}") for path in data)):
-        if lies_in(out, folder):
-            raise UsageError(f"{out} would lie inside {what}", hint="write the bundle elsewhere with --output")
-
-    def run() -> Manifest:
-        with writer.create(out, split=split) as bundle, Workers() as workers:
-            pipeline = Pipeline(workers, limit)
-            found = survey(
-                prefix,
-                source_prefix=source_prefix,
-                exclude=exclude,
-                data=data,
-                additions=additions,
-                on_file=None if exclude else partial(_begin, workers, pipeline, limit),
-            )
-            for text in found.notices:
-                emit(Notice(text, "warning"))
-            emit(StageStarted(STAGE, f"Packing {name}", found.size, "bytes"))
-            seeking = Seeking(Search(found.relocations), found.owners.rooms, found.programs)
-            if found.size > _WORTH_WORKERS:
-                workers.start(_number())
-            workers.seek(seeking)
-            packing = _Packing(found, seeking, bundle, emit)
-            packing.run(pipeline, limit)
-            found.check_folders()
-            manifest = packing.manifest(name, notices)
-            _check(manifest)
-            bundle.finish(manifest)
-            return manifest
-
-    with collector.paused():  # until all but the manifest is forgotten
-        manifest = run()
+    _check_arguments(prefix, out, name, data)
+    with pause_collector(), create_bundle(out, split=split) as writer, Workers(limit, processes) as workers:
+        environment = scan_environment(prefix, exclude=exclude, additions=additions)
+        workers.start(environment.size)
+        workers.prefetch(_ranges(environment.sources.values(), limit))  # these are compressed during the survey
+        found = survey(environment, source_prefix=source_prefix, data=data)
+        _report_survey(found, name, emit)
+        plan = plan_chunks(found.sources, found.owner, limit=limit, verbatim=found.data.packages)
+        packing = _Packing(found, writer, emit, limit)
+        workers.start(found.size)
+        workers.use_detector(packing.detector)
+        for task, packed in workers.compress(packing.tasks(plan)):
+            packing.write_chunk(task, packed)
+        found.check_folders()
+        manifest = packing.describe(name, notices, writer.add_prefix_files(packing.prefix_stream()))
+        _check_readable(manifest)
+        writer.seal(manifest)
     emit(StageFinished(STAGE, time.monotonic() - started))
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
-    """See to it that the bundle can be opened again: what it holds may be arranged as nobody has thought of.
-
-    Raises:
-        BundleError: it could not.
-    """
-    try:
-        consistency.check(manifest)
-    except ValueError as error:
-        raise BundleError(
-            f"the environment cannot be packed: {error}", hint="leave out what is in the way: --exclude PATTERN"
-        ) from error
-
-
-def _begin(workers: Workers, pipeline: Pipeline, limit: int, found: Found) -> None:
-    """Let workers begin with a large file while the survey goes on."""
-    if found.size > max(limit, _WORTH_WORKERS):
-        workers.start(_number())
-        pipeline.begin(ranges_of(found, limit))
-
-
-def _number() -> int:
-    """How many workers there should be."""
-    return min(processors(), _MOST_WORKERS)
-
-
 class _Packing:
-    """One pass: what has been written, and what is known of it."""
+    """The chunks that were written, and what is known of the files in them.
 
-    def __init__(self, found: Survey, seeking: Seeking, bundle: writer.Writer, emit: Emit) -> None:
+    Attributes:
+        detector: finds the prefix in files.
+    """
+
+    def __init__(self, found: Survey, writer: Writer, emit: Emit, limit: int) -> None:
+        self.detector = PrefixDetector(Search(found.relocations), found.owners.rooms, found.programs)
         self._survey = found
-        self._seeking = seeking
-        self._bundle = bundle
+        self._writer = writer
         self._emit = emit
+        self._limit = limit
         self._chunks: list[Chunk] = []
+        self._ranges: defaultdict[str, list[int]] = defaultdict(list)  # numbers of raw chunks, by path
+        self._large: list[Entry] = []
         self._entries: list[Entry] = []
-        self._marked: list[tuple[Entry, Found, bytes | None]] = []  # without bytes: to be read again
-        self._held = 0  # bytes of those
+        self._marked: list[tuple[Entry, Source, bytes | None]] = []  # None: the content is read again
+        self._held = 0  # bytes of the contents in memory
         self._traits = Traits()
         self._notices: list[str] = []
         self._done = 0
 
-    def run(self, pipeline: Pipeline, limit: int) -> None:
-        """Write every chunk, in the order of the plan, whichever is ready first."""
-        plan = chunks.plan(self._survey.found, self._survey.owner, limit=limit, verbatim=self._survey.data.packages)
-        for one in plan.large:
-            self._large(one, pipeline, limit)
-        for part in plan.parts:
-            pipeline.add(part, partial(self._keep, part))
-        pipeline.finish()
+    def tasks(self, plan: Plan) -> Iterator[Task]:
+        """What to compress, in the order of the bundle."""
+        for source in plan.large:
+            yield from self._large_tasks(source)
+        yield from plan.groups
 
-    def manifest(self, name: str, notices: tuple[str, ...]) -> Manifest:
-        """Write the prefix files, and describe everything."""
+    def write_chunk(self, task: Task, packed: PackedChunk) -> None:
+        """Write a chunk, and record its files."""
+        if isinstance(task, Range):
+            self._ranges[task.source.path].append(len(self._chunks))
+            self._chunks.append(self._writer.add_chunk(packed, self._survey.owner(task.source.path)))
+        else:
+            chunks = (len(self._chunks),) if packed.size else ()
+            if packed.size:
+                self._chunks.append(self._writer.add_chunk(packed, task.package))
+            self._record_group(task, packed, chunks)
+        self._advance(task.size)
+
+    def prefix_stream(self) -> Iterator[bytes]:
+        """The tar stream of the files that contain the prefix."""
+        for entry, source, content in sorted(self._marked, key=lambda one: one[0].path):
+            if entry.type == "file":
+                yield tar.entry_header(entry)
+                yield from [content] if content is not None else reading.read_again(source, entry.sha256)
+                yield bytes(tar.padding(entry.size))
+
+    def describe(self, name: str, notices: tuple[str, ...], prefix_files: PrefixFiles) -> Manifest:
+        """The manifest of what was written."""
         found, packages = self._survey, self._survey.owners.packages
-        entries = sorted((*self._entries, *(entry for entry, _, _ in self._marked)), key=lambda entry: entry.path)
+        large = [self._finish_large(entry) for entry in self._large]
+        files = [*self._entries, *large, *(entry for entry, _, _ in self._marked)]
+        files.sort(key=lambda entry: entry.path)
         versions = facts.versions(found.root, packages, found.sites)
         architectures = tuple(sorted(self._traits.architectures)) if versions["cuda"] else ()
         glibc = self._traits.glibc
@@ -179,11 +152,11 @@ class _Packing:
             tool=provision.__version__,
             created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             platform=facts.platform(found.root),
-            python=facts.python(packages, (entry.path for entry in entries)),
+            python=facts.python(packages, (entry.path for entry in files)),
             source_prefix=found.prefix,
             chunks=tuple(self._chunks),
-            prefix_files=self._write_prefix_files(),
-            files=tuple(entries),
+            prefix_files=prefix_files,
+            files=tuple(files),
             relocations=found.relocations,
             packages=packages,
             glibc=f"{glibc[0]}.{glibc[1]}" if glibc else None,
@@ -192,102 +165,108 @@ class _Packing:
             notices=(*notices, *found.notices, *self._notices, *facts.notices(versions, architectures)),
         )
 
-    def _keep(self, part: Part, sealed: Sealed, place: Place) -> None:
-        """Write a tar chunk, and note the part's files."""
-        index = (self._write(sealed, place, "tar", part.package),) if sealed.size else ()
-        marked = {number: (marks, data) for number, marks, data in sealed.marked}
-        at = 0
-        for number, found in enumerate(part.found):
-            digest = ""
-            if found.type == "file":
-                digest, at = sealed.digests[at : at + 64], at + 64
-            if number in marked:
-                marks, data = marked[number]
-                fits = self._held + len(data) <= _HELD
-                self._held += len(data) if fits else 0
-                self._marked.append((_entry(found, digest, marks=marks), found, data if fits else None))
-            else:
-                self._entries.append(_entry(found, digest, chunks=index))
-        self._traits = self._traits.merged(sealed.traits)
-        self._advance(part.size)
+    def _large_tasks(self, source: Source) -> Iterator[Range]:
+        """Read a large file for its hash and marks, and yield its ranges unless it will be rewritten.
 
-    def _large(self, one: Large, pipeline: Pipeline, limit: int) -> None:
-        """Look through a large file, and write it as raw ranges unless it is to be rewritten.
-
-        Whether one is that may be rewritten is known when all of it was read; of others the ranges do not wait.
+        Whether a file will be rewritten is known at its end. The ranges of a file too large for that do not wait.
         """
-        found = one.found
-        ranges = ranges_of(found, limit)
-        indexes: list[int] = []
-
-        def keep(sealed: Sealed, place: Place) -> None:
-            indexes.append(self._write(sealed, place, "raw", one.package))
-            self._advance(sealed.size)
-
-        with reading.opened(found) as descriptor:
-            file = LargeFile(found, descriptor, None if one.verbatim else self._seeking, bound=large.BOUND)
+        ranges = split_ranges(source, self._limit)
+        is_data = self._survey.owner(source.path) in self._survey.data.packages
+        with reading.open_source(source) as descriptor:
+            detector = None if is_data else self.detector
+            file = LargeFile(source, descriptor, detector, rewritable=detect.REWRITABLE)
             for part in ranges:
                 if not file.is_rewritable:
-                    pipeline.add(part, keep)
+                    yield part
                 file.read(part.offset, part.offset + part.size)
             marks, digest = file.marks(), file.digest
             self._traits = self._traits.merged(file.traits)
         if marks and file.is_rewritable:
-            self._marked.append((_entry(found, digest, marks=marks), found, None))
-            self._advance(found.size)
+            self._marked.append((_entry(source, digest, marks=marks), source, None))
+            self._advance(source.size)
             return
-        if file.is_rewritable:
-            for part in ranges:
-                pipeline.add(part, keep)
-        elif marks:
+        if marks:
             self._notices.append(
-                f"{found.path} holds the prefix and is too large to be rewritten: it may not work elsewhere"
+                f"{source.path} contains the prefix and is too large to be rewritten: it may not work on the nodes"
             )
             self._emit(Notice(self._notices[-1], "warning"))
-        pipeline.then(lambda: self._note_large(_entry(found, digest, chunks=tuple(indexes), raw=True, marks=marks)))
+        self._large.append(_entry(source, digest, marks=marks))
+        if file.is_rewritable:
+            yield from ranges
 
-    def _note_large(self, entry: Entry) -> None:
-        """Note a large file whose ranges are written, and their keys, which its digest is part of."""
-        self._entries.append(entry)
+    def _record_group(self, group: Group, packed: PackedChunk, chunks: tuple[int, ...]) -> None:
+        for number, source in enumerate(group.sources):
+            digest = packed.digests.get(number, "")
+            if number in packed.marked:
+                marks, content = packed.marked[number]
+                fits = self._held + len(content) <= HELD
+                self._held += len(content) if fits else 0
+                self._marked.append((_entry(source, digest, marks=marks), source, content if fits else None))
+            else:
+                self._entries.append(_entry(source, digest, chunks=chunks))
+        self._traits = self._traits.merged(packed.traits)
+
+    def _finish_large(self, entry: Entry) -> Entry:
+        """Set the chunks of a large file, and their keys, which depend on the file's digest."""
         offset = 0
-        for index in entry.chunks:
+        for number in self._ranges[entry.path]:
             key = keys.of_range(entry.path, entry.mode, offset, entry.sha256)
-            self._chunks[index] = replace(self._chunks[index], key=key)
-            offset += self._chunks[index].size
-
-    def _write(self, sealed: Sealed, place: Place, kind: Literal["tar", "raw"], package: str) -> int:
-        """Give a chunk its place in the bundle; its index."""
-        offset = self._bundle.next_data
-        digest, key, size, compressed = sealed[:4]
-        chunk = Chunk(digest, key, kind, package, size, compressed, offset)
-        place(self._bundle.add_chunk(chunk))
-        self._chunks.append(chunk)
-        return len(self._chunks) - 1
-
-    def _write_prefix_files(self) -> PrefixFiles:
-        maker = FrameMaker()
-        offset = self._bundle.next_data
-        self._bundle.add_prefix_files(self._prefix_frames(maker))
-        return PrefixFiles(maker.digest, maker.size, maker.compressed, offset)
-
-    def _prefix_frames(self, maker: FrameMaker) -> Iterator[bytes]:
-        for entry, found, data in sorted(self._marked, key=lambda one: one[0].path):
-            if entry.type == "file":
-                yield maker.add(tar.entry_header(entry))
-                for block in [data] if data is not None else reading.again(found, entry.sha256):
-                    yield maker.add(block)
-                yield maker.add(bytes(tar.padding(entry.size)))
-        yield maker.finish()
+            self._chunks[number] = replace(self._chunks[number], key=key)
+            offset += self._chunks[number].size
+        return replace(entry, chunks=tuple(self._ranges[entry.path]), raw=True)
 
     def _advance(self, size: int) -> None:
         self._done += size
         self._emit(Progress(STAGE, self._done, self._survey.size))
 
 
-def _entry(
-    found: Found, digest: str, *, chunks: tuple[int, ...] = (), raw: bool = False, marks: tuple[Mark, ...] = ()
-) -> Entry:
-    """The manifest's entry for something that was found and read."""
+def _check_arguments(prefix: Path, out: Path, name: str, data: Sequence[Path]) -> None:
+    try:
+        parse.check_name(name)
+    except ValueError as error:
+        raise UsageError(
+            f"the environment cannot be packed under its name: {error}", hint="rename it, then pack it again"
+        ) from error
+    for folder, what in ((prefix, "the environment"), *((path, f"the data {path}") for path in data)):
+        if is_inside(out, folder):
+            raise UsageError(f"{out} would be inside {what}", hint="write the bundle elsewhere with --output")
+
+
+def _ranges(sources: Iterable[Source], limit: int) -> Iterator[Range]:
+    """The ranges of all large files."""
+    for source in large_files(sources, limit):
+        yield from split_ranges(source, limit)
+
+
+def _report_survey(found: Survey, name: str, emit: Emit) -> None:
+    for text in found.notices:
+        emit(Notice(text, "warning"))
+    emit(StageStarted(STAGE, f"Packing {name}", found.size, "bytes"))
+
+
+def _check_readable(manifest: Manifest) -> None:
+    """Check that the bundle can be opened again, however unusual its files are.
+
+    Raises:
+        BundleError: it cannot.
+    """
+    try:
+        parse.check(manifest)
+    except ValueError as error:
+        raise BundleError(
+            f"the environment cannot be packed: {error}", hint="exclude the path: --exclude PATTERN"
+        ) from error
+
+
+def _entry(source: Source, digest: str, *, chunks: tuple[int, ...] = (), marks: tuple[Mark, ...] = ()) -> Entry:
     return Entry(
-        found.path, found.type, found.mode, found.mtime, found.size, digest, found.target, chunks, raw=raw, marks=marks
+        source.path,
+        source.type,
+        source.mode,
+        source.mtime,
+        source.size,
+        digest,
+        source.target,
+        chunks,
+        marks=marks,
     )

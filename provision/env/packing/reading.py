@@ -1,4 +1,4 @@
-"""Read a file of the environment once, and notice when it is not the file that was surveyed."""
+"""Read files of an environment, and detect files that changed since the survey."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from provision.env.source.scan import Found
+from provision.env.source.scan import Source
 from provision.errors import BundleError, ClusterctlError, UsageError
 
 _BLOCK = 1 << 20
@@ -16,64 +16,44 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
-def opened(found: Found) -> Iterator[int]:
-    """A descriptor of a file; on leaving, its size and time are compared with what the survey saw.
+def open_source(source: Source) -> Iterator[int]:
+    """Open a file and yield its descriptor. At the end, compare its size and mtime with the survey's.
 
     Raises:
-        BundleError: the file changed, or is gone.
+        BundleError: the file changed or was deleted.
         UsageError: it cannot be read.
     """
-    try:
-        descriptor = os.open(found.source, _FLAGS)
-    except OSError as error:
-        raise _failure(found, error) from error
+    descriptor = _open(source)
     try:
         yield descriptor
-        status = os.fstat(descriptor)
-        if (status.st_size, status.st_mtime_ns) != (found.size, found.mtime_ns):
-            raise changed(found)
+        _check_unchanged(descriptor, source)
     finally:
         os.close(descriptor)
 
 
-def read(found: Found) -> bytes:
-    """The whole content of a file.
-
-    Raises:
-        BundleError: the file changed, or is gone.
-        UsageError: it cannot be read.
-    """
-    with opened(found) as descriptor:
-        return read_at(descriptor, 0, found.size, found)
+def read_source(source: Source) -> bytes:
+    """Read a whole file; errors as for ``open_source``."""
+    with open_source(source) as descriptor:
+        return read_at(descriptor, 0, source.size, source)
 
 
-def read_into(view: memoryview, found: Found) -> None:
-    """Fill ``view``, which is as long as the file, with its content.
-
-    Raises:
-        BundleError: the file changed, or is gone.
-        UsageError: it cannot be read.
-    """
-    try:  # not ``opened``: with many small files a generator for each of them takes its time
-        descriptor = os.open(found.source, _FLAGS)
-    except OSError as error:
-        raise _failure(found, error) from error
+def read_into(view: memoryview, source: Source) -> None:
+    """Read a whole file into ``view``, which has its size; errors as for ``open_source``."""
+    descriptor = _open(source)  # not ``open_source``: a generator for each of many small files takes time
     try:
         if view:
-            fill(view, descriptor, 0, found)
-        status = os.fstat(descriptor)
-        if status.st_mtime_ns != found.mtime_ns or status.st_size != found.size:
-            raise changed(found)
+            fill(view, descriptor, 0, source)
+        _check_unchanged(descriptor, source)
     finally:
         os.close(descriptor)
 
 
-def fill(view: memoryview, descriptor: int, offset: int, found: Found) -> None:
+def fill(view: memoryview, descriptor: int, offset: int, source: Source) -> None:
     """Fill ``view`` with a file's bytes from ``offset``.
 
     Raises:
-        BundleError: the file has become shorter.
-        UsageError: the disk does not give them.
+        BundleError: the file became shorter.
+        UsageError: it cannot be read.
     """
     size = len(view)
     done = 0
@@ -81,64 +61,58 @@ def fill(view: memoryview, descriptor: int, offset: int, found: Found) -> None:
         while done < size:
             count = os.preadv(descriptor, [view[done:] if done else view], offset + done)
             if not count:
-                raise changed(found)
+                raise source_changed(source)
             done += count
     except OSError as error:
-        if error.errno in (errno.ESPIPE, errno.EISDIR):  # a pipe or a folder has taken its place
-            raise changed(found) from error
-        raise UsageError(f"cannot read {found.source}: {error.strerror}") from error
+        if error.errno in (errno.ESPIPE, errno.EISDIR):  # it was replaced by a pipe or a folder
+            raise source_changed(source) from error
+        raise UsageError(f"cannot read {source.file}: {error.strerror}") from error
 
 
-def read_at(descriptor: int, offset: int, size: int, found: Found) -> bytes:
-    """Exactly ``size`` bytes from ``offset``.
-
-    Raises:
-        BundleError: the file has become shorter.
-        UsageError: the disk does not give them.
-    """
-    blocks = []
-    try:
-        while size > 0:
-            block = os.pread(descriptor, size, offset)
-            if not block:
-                raise changed(found)
-            blocks.append(block)
-            offset += len(block)
-            size -= len(block)
-    except OSError as error:
-        raise UsageError(f"cannot read {found.source}: {error.strerror}") from error
-    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+def read_at(descriptor: int, offset: int, size: int, source: Source) -> bytes:
+    """Read exactly ``size`` bytes from ``offset``; errors as for ``fill``."""
+    data = bytearray(max(0, size))
+    with memoryview(data) as view:
+        fill(view, descriptor, offset, source)
+    return bytes(data)
 
 
-def again(found: Found, digest: str) -> Iterator[bytes]:
-    """A file that was read before, and had this sha256 then, in blocks.
-
-    Raises:
-        BundleError: it changed.
-        UsageError: it cannot be read.
-    """
+def read_again(source: Source, digest: str) -> Iterator[bytes]:
+    """Read a file whose sha256 is known in blocks; errors as for ``open_source``."""
     now = hashlib.sha256()
-    with opened(found) as descriptor:
-        for offset in range(0, found.size, _BLOCK):
-            block = read_at(descriptor, offset, min(_BLOCK, found.size - offset), found)
+    with open_source(source) as descriptor:
+        for offset in range(0, source.size, _BLOCK):
+            block = read_at(descriptor, offset, min(_BLOCK, source.size - offset), source)
             now.update(block)
             yield block
     if now.hexdigest() != digest:
-        raise changed(found)
+        raise source_changed(source)
 
 
-def changed(found: Found) -> BundleError:
-    """The error for a file that is not what it was."""
+def source_changed(source: Source) -> BundleError:
+    """The error for a file that changed since the survey."""
     return BundleError(
-        f"{found.source} changed while it was packed",
-        hint="pack again when nothing writes to the environment",
+        f"{source.file} changed during packing", hint="stop what writes to the environment, then pack again"
     )
 
 
-def _failure(found: Found, error: OSError) -> ClusterctlError:
+def _open(source: Source) -> int:
+    try:
+        return os.open(source.file, _FLAGS)
+    except OSError as error:
+        raise _failure(source, error) from error
+
+
+def _check_unchanged(descriptor: int, source: Source) -> None:
+    status = os.fstat(descriptor)
+    if status.st_mtime_ns != source.mtime_ns or status.st_size != source.size:
+        raise source_changed(source)
+
+
+def _failure(source: Source, error: OSError) -> ClusterctlError:
     if isinstance(error, PermissionError):
         return UsageError(
-            f"cannot read {found.source}: permission denied",
+            f"cannot read {source.file}: permission denied",
             hint="ask its owner for read permission, or pack as a user who has it",
         )
-    return changed(found)
+    return source_changed(source)

@@ -1,7 +1,7 @@
-"""What is written appears under its name when it is whole, and has a temporary one beside it until then.
+"""Files and folders with a temporary name until they are complete.
 
-Whoever writes holds a lock on the first file that it has made (flock, which the system lets go when the process ends,
-however that is). So the next one to write the same name knows what a killed one has left, and removes it.
+The writer holds a lock on the first file that it creates (flock; the system releases it when the process ends). The
+next process that writes the same name recognises the files of a killed one and deletes them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _BLOCK = 1 << 20
 
 
 @contextmanager
-def created(out: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file that gets its name when everything is written; nothing stays behind otherwise.
+def create_file(out: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Write a file that gets its name when it is complete, and is deleted otherwise.
 
     Args:
         out: the file.
-        mode: its permissions, as far as the umask leaves them.
+        mode: its permissions, limited by the umask.
 
     Raises:
-        UsageError: the folder cannot be written to, or its disk is full.
+        UsageError: the folder is not writable, or its disk is full.
     """
-    with explained(out):
+    with explain_errors(out):
         path, opened = begin(out, mode=mode)
     try:
-        with explained(out), opened as file:
+        with explain_errors(out), opened as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -52,50 +52,50 @@ def created(out: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def folder_beside(out: Path) -> Iterator[Path]:
-    """A folder on the same disk as ``out``; it goes with everything in it.
+def create_folder_beside(out: Path) -> Iterator[Path]:
+    """A temporary folder on the same disk as ``out``; it is deleted at the end.
 
     Raises:
-        UsageError: it cannot be made, or the disk is full.
+        UsageError: it cannot be created, or the disk is full.
     """
-    sweep(out)
-    folder = beside(out)
-    with explained(out):
+    delete_abandoned(out)
+    folder = temporary_name(out)
+    with explain_errors(out):
         folder.mkdir(mode=0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _lock(descriptor)
-        with explained(out):
+        with explain_errors(out):
             yield folder
     finally:
-        remove(folder)
+        delete_folder(folder)
         os.close(descriptor)
 
 
 def begin(out: Path, suffix: str = "", *, mode: int = 0o666) -> tuple[Path, BinaryIO]:
-    """Remove what killed runs have left of ``out``, and make a new file beside it; locked while it is open.
+    """Delete the files of killed writers of ``out``, and create a new file beside it that is locked while open.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
-    sweep(out)
+    delete_abandoned(out)
     while True:
-        path = beside(out, suffix)
+        path = temporary_name(out, suffix)
         opener = partial(os.open, mode=mode)
         file = open(path, "x+b", buffering=_BLOCK, opener=opener)  # noqa: SIM115 - closed by the caller
         _lock(file.fileno())
-        if path.exists():  # nobody has swept it away in the moment in which it was not locked
+        if path.exists():  # another writer may have deleted it before it was locked
             return path, file
         file.close()
 
 
-def beside(out: Path, suffix: str = "") -> Path:
-    """A name in the same folder that nobody else uses."""
+def temporary_name(out: Path, suffix: str = "") -> Path:
+    """An unused name in the same folder."""
     return out.parent / f".{secrets.token_hex(4)}-{out.name}{suffix}"
 
 
-def sweep(out: Path) -> None:
-    """Remove what killed runs have left of ``out``: all that ``beside`` has named, and nobody has locked."""
+def delete_abandoned(out: Path) -> None:
+    """Delete what killed writers of ``out`` left: files with temporary names that no process has locked."""
     name = re.compile(rf"(\.[0-9a-f]{{8}}-){re.escape(out.name)}(\.\d+|\.sha256)?", re.DOTALL)
     found: defaultdict[str, list[Path]] = defaultdict(list)
     with suppress(OSError):
@@ -103,41 +103,41 @@ def sweep(out: Path) -> None:
             if match := name.fullmatch(path.name):
                 found[match[1]].append(path)
     for paths in found.values():
-        _remove_abandoned(sorted(paths))
+        _delete_unlocked(sorted(paths))
 
 
 @contextmanager
-def explained(out: Path) -> Iterator[None]:
-    """Say what a person can do where ``out`` cannot be written; an error about another file stays what it is.
+def explain_errors(out: Path) -> Iterator[None]:
+    """Turn errors about ``out`` into errors with a hint. Errors about other files are not changed.
 
     Raises:
-        UsageError: the folder cannot be written to, or its disk is full.
+        UsageError: the folder is not writable, or its disk is full.
     """
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise full(out, error) from error
+            raise disk_full(out, error) from error
         if error.errno == errno.EFBIG:
             raise UsageError(
-                f"cannot write {out}: its file system has no files that are so large",
-                hint="write it to another disk, or a bundle in parts: --split 4000M",
+                f"cannot write {out}: its file system does not support files of this size",
+                hint="write to another disk, or write a bundle in parts: --split 4000M",
             ) from error
         if error.filename is None or out.name in Path(str(error.filename)).name:
             raise UsageError(f"cannot write {out}: {error.strerror}") from error
         raise
 
 
-def full(out: Path, error: OSError) -> UsageError:
-    """The error for a disk without space, or without space for this user."""
+def disk_full(out: Path, error: OSError) -> UsageError:
+    """The error for a full disk or an exceeded quota."""
     status = os.statvfs(out.parent)
     free = f"{status.f_bavail * status.f_frsize / 1e9:.2f} GB free in {out.parent}"
     why = "your disk quota is used up" if error.errno == errno.EDQUOT else free
     return UsageError(f"no space left for {out}: {why}", hint="free some space, or write to another disk")
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder, whatever the permissions of what lies in it."""
+def delete_folder(folder: Path) -> None:
+    """Delete a folder with everything in it, whatever the permissions inside."""
     for inside, _, _ in os.walk(folder):
         mode = stat.S_IMODE(os.lstat(inside).st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -146,20 +146,20 @@ def remove(folder: Path) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # where there are no locks, ``_remove_abandoned`` gets none either, and removes nothing
+    with suppress(OSError):  # without lock support, ``_delete_unlocked`` cannot lock either, and deletes nothing
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _remove_abandoned(paths: list[Path]) -> None:
-    """Remove what one run has made, unless it is at work: the first path is the one that it would have locked."""
+def _delete_unlocked(paths: list[Path]) -> None:
+    """Delete the files of one writer, unless it is running: it locks the first path."""
     first = paths[0]
     with suppress(OSError):
         is_folder = first.is_dir() and not first.is_symlink()
-        flags = os.O_RDONLY if is_folder else os.O_RDWR  # NFS locks only what is open for writing
+        flags = os.O_RDONLY if is_folder else os.O_RDWR  # NFS locks only files open for writing
         descriptor = os.open(first, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in paths:
-                remove(path) if is_folder else path.unlink(missing_ok=True)
+                delete_folder(path) if is_folder else path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)

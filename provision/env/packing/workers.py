@@ -1,14 +1,16 @@
-"""Seal chunks on all processors, in processes of our own.
+"""Compress chunks on all processors.
 
-Threads would wait for one another between the many small files. A worker is this interpreter with this program's
-``sys.path``; it reads messages on stdin, answers on stdout, and ends when stdin does, so also when its parent is
-killed. What it has compressed it keeps until it is told where in the bundle that goes, and writes it there itself.
+zstd and sha256 release Python's lock, so threads compress the ranges of large files. Groups of small files need much
+Python code and are compressed by processes: each runs this interpreter with this program's ``sys.path``, reads groups
+from stdin, writes chunks to stdout, and exits at the end of stdin, so also when its parent is killed.
 
-A message is its length and a marshalled value: pickle takes much longer for many small objects. Answers are pickled.
+A message is two lengths and two byte strings: a marshalled group (pickle is much slower for many small objects), or a
+pickled chunk and the chunk's data.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import marshal
 import os
@@ -18,94 +20,81 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
 
-from provision.env.packing import output
-from provision.env.packing.chunks import Part
-from provision.env.packing.marks import Seeking
-from provision.env.packing.output import Piece
-from provision.env.packing.seal import Sealed, Sealer
-from provision.env.source.scan import Found
+from provision.env.packing.compress import Compressor, PackedChunk
+from provision.env.packing.detect import PrefixDetector
+from provision.env.packing.plan import Group, Range
+from provision.env.source.scan import Source
 from provision.errors import ClusterctlError, UsageError
 
-_LENGTH = struct.Struct("=Q")
+MOST = 8  # processes; each takes some 60 MB, and one process writes the bundle
+PREFETCHED = 12  # tasks; their chunks are in memory until it is their turn
 
-Place = Callable[[Sequence[Piece]], None]
-"""Say where the bytes of a chunk go."""
+_ENOUGH = 16 << 20  # bytes of files; for fewer, starting processes takes longer than it saves
+_OVERHEAD = 1 << 16  # bytes that a task counts in addition to its files
+_PIPE = 1 << 20  # bytes; the largest pipe that Linux allows by default
+_LENGTHS = struct.Struct("=QQ")
 
-
-@dataclass(frozen=True)
-class Range:
-    """A range of a large file, which becomes one raw chunk."""
-
-    found: Found
-    offset: int
-    size: int
-
-
-def ranges_of(found: Found, limit: int) -> list[Range]:
-    """The ranges of a large file."""
-    return [Range(found, begin, min(limit, found.size - begin)) for begin in range(0, found.size, limit)]
-
-
-Task = Part | Range
+Task = Group | Range
 
 
 @dataclass
 class _Worker:
-    """A process, and what it is told with its next task: what to seek, and where to write chunks, by number."""
+    """A process for groups, and a compressor for ranges that works in this process."""
 
     process: subprocess.Popen[bytes]
-    seeking: bytes = b""
-    orders: list[tuple[int, Sequence[Piece]]] = field(default_factory=list)
-
-
-def processors() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    detector: bytes = b""  # sent with the next group
+    compressor: Compressor = field(default_factory=Compressor)
 
 
 class Workers:
-    """A pool of worker processes; a context manager that ends them. With none, tasks are done where they are given."""
+    """Compresses chunks; a context manager that ends its processes. Without processes it works in the calling thread.
 
-    def __init__(self) -> None:
-        self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._all: list[_Worker] = []
+    Args:
+        limit: bytes of a task's files at most.
+        processes: how many to start; None for one per processor.
+    """
+
+    def __init__(self, limit: int, processes: int | None = None) -> None:
+        self._limit = limit
+        self._number = min(len(os.sched_getaffinity(0)), MOST) if processes is None else processes
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._workers: list[_Worker] = []
         self._threads: ThreadPoolExecutor | None = None
-        self._sealer = Sealer()
-        self._number = 0
+        self._compressor = Compressor()
+        self._prefetched: dict[Range, Callable[[], PackedChunk]] = {}
 
-    def start(self, number: int) -> None:
-        """Start the processes; they are started once only."""
-        if self._all or not number:
+    def start(self, size: int) -> None:
+        """Start the processes if ``size`` bytes of files are worth it and they are not running yet."""
+        if self._workers or not self._number or size <= _ENOUGH:
             return
-        # Ctrl-C reaches the parent, who ends them: they inherit that SIGINT is blocked, from their first moment on.
+        # The parent handles Ctrl-C and ends the processes. They inherit a blocked SIGINT, from their first moment on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for _ in range(number):
-                self._all.append(_start())
-                self._free.put(self._all[-1])
+            for _ in range(self._number):
+                self._workers.append(_Worker(_start_process()))
+                self._idle.put(self._workers[-1])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._threads = ThreadPoolExecutor(number)
+        self._threads = ThreadPoolExecutor(self._number)
 
-    def seek(self, seeking: Seeking) -> None:
-        """Tell what is sought in the files of parts; ranges can be sealed before."""
-        self._sealer.seeking = seeking
-        pickled = pickle.dumps(seeking)
-        for worker in self._all:
-            worker.seeking = pickled
+    def use_detector(self, detector: PrefixDetector) -> None:
+        """Set what groups are searched for. Ranges can be compressed before."""
+        self._compressor.detector = detector
+        pickled = pickle.dumps(detector)
+        for worker in self._workers:
+            worker.detector = pickled
 
     @property
-    def number(self) -> int:
-        """How many processes there are."""
-        return len(self._all)
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the processes."""
+        return tuple(worker.process.pid for worker in self._workers)
 
     def __enter__(self) -> Workers:  # noqa: PYI034 - Self is new in Python 3.11
         return self
@@ -113,141 +102,140 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._all:
+        for worker in self._workers:
             if error is not None:
                 worker.process.kill()
         if self._threads:
             self._threads.shutdown(cancel_futures=True)
-        for worker in self._all:
-            with suppress(BrokenPipeError), worker.process:  # killed with a message half written
+        for worker in self._workers:
+            with suppress(BrokenPipeError), worker.process:  # it was killed with a message half written
                 pass
 
-    def submit(self, task: Task) -> Callable[[], tuple[Sealed, Place]]:
-        """Start sealing a chunk.
+    def prefetch(self, ranges: Iterable[Range]) -> None:
+        """Start to compress ranges that ``compress`` will receive later, if at all. Only a few: memory is limited."""
+        for part in ranges:
+            if not self._threads or len(self._prefetched) == PREFETCHED:
+                return
+            self._prefetched[part] = self._submit(part)
 
-        Returns:
-            A function that waits for the chunk. It raises BundleError where a file changed since the survey, UsageError
-            where one cannot be read or a worker was killed, and OSError where another chunk could not be written.
+    def compress(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, PackedChunk]]:
+        """Compress tasks side by side, and yield them with their chunks in the order of the tasks.
+
+        Raises:
+            BundleError: a file changed since the survey.
+            UsageError: a file cannot be read, or a process was killed.
         """
-        self._number += 1
+        waiting: deque[tuple[Task, Callable[[], PackedChunk]]] = deque()
+        room = max(1, 2 * len(self._workers)) * (self._limit + _OVERHEAD)
+        used = 0
+        for task in tasks:
+            size = task.size + _OVERHEAD
+            while waiting and used + size > room:
+                used -= waiting[0][0].size + _OVERHEAD
+                yield _wait_for(*waiting.popleft())
+            prefetched = self._prefetched.pop(task, None) if isinstance(task, Range) else None
+            waiting.append((task, prefetched or self._submit(task)))
+            used += size
+        while waiting:
+            yield _wait_for(*waiting.popleft())
+
+    def _submit(self, task: Task) -> Callable[[], PackedChunk]:
         if self._threads:
-            future: Future[tuple[Sealed, Place]] = self._threads.submit(self._give, task, self._number)
-            return future.result
-        sealed, data = _do(self._sealer, task)
-        return lambda: (sealed, partial(output.place, data))
+            return self._threads.submit(self._run, task).result
+        if isinstance(task, Range):
+            chunk = self._compressor.compress_range(task)
+        else:
+            chunk = self._compressor.compress_group(task)
+        return lambda: chunk
 
-    def finish(self) -> None:
-        """Wait until all chunks are written, and end the processes; errors as for ``submit``."""
-        for worker in self._all:
-            _tell(worker, None, 0)
-        for worker in self._all:
-            _hear(worker, "the environment")
-            assert worker.process.stdin is not None
-            worker.process.stdin.close()
-
-    def _give(self, task: Task, number: int) -> tuple[Sealed, Place]:
-        worker = self._free.get()
+    def _run(self, task: Task) -> PackedChunk:
+        worker = self._idle.get()
         try:
-            _tell(worker, task, number)
-            sealed = _hear(worker, (task.found[0] if isinstance(task, Part) else task.found).source)
+            return worker.compressor.compress_range(task) if isinstance(task, Range) else _compress(worker, task)
         finally:
-            self._free.put(worker)
-        assert isinstance(sealed, Sealed)
-        return sealed, lambda pieces: worker.orders.append((number, pieces))
+            self._idle.put(worker)
 
 
 def main() -> None:
-    """What a worker does: messages come on file descriptor 0, answers go to 1."""
-    gc.disable()  # it would look through many small objects again and again, and find nothing
-    sealer = Sealer()
-    held: dict[int, bytes] = {}
+    """Run a worker process: read groups from file descriptor 0, write chunks to 1."""
+    gc.disable()  # it finds nothing in the many small objects
+    compressor = Compressor()
     while True:
         try:
-            seeking, orders, task, number = marshal.loads(_receive(0))  # noqa: S302 - from our own parent
+            message, detector = _receive(0)
         except EOFError:
-            os._exit(0)  # there is nothing to tidy up, and much to forget
-        if seeking:
-            sealer.seeking = pickle.loads(seeking)  # noqa: S301 - from our own parent
-        answer: Sealed | Exception | None = None
+            os._exit(0)  # no need to free memory
+        if detector:
+            compressor.detector = pickle.loads(detector)  # noqa: S301 - from the parent
+        package, rows, span, size, verbatim = marshal.loads(message)  # noqa: S302 - from the parent
+        group = Group(package, tuple(map(Source._make, rows)), span, size, verbatim)
         try:
-            for one, pieces in orders:
-                output.place(held.pop(one), pieces)
-            if task is not None:
-                answer, held[number] = _do(sealer, _task(task))
+            chunk = compressor.compress_group(group)
         except (ClusterctlError, OSError) as error:
-            answer = error
-        _send(1, pickle.dumps(answer))
+            _send(1, pickle.dumps(error), b"")
+        else:
+            _send(1, pickle.dumps(replace(chunk, data=b"")), chunk.data)
 
 
-def _do(sealer: Sealer, task: Task) -> tuple[Sealed, bytes]:
-    return sealer.part(task) if isinstance(task, Part) else sealer.range(task.found, task.offset, task.size)
+def _wait_for(task: Task, result: Callable[[], PackedChunk]) -> tuple[Task, PackedChunk]:
+    return task, result()
 
 
-def _plain(task: Task) -> Any:
-    """A task in types that marshal knows."""
-    if isinstance(task, Part):
-        return task.package, [tuple(found) for found in task.found], task.span, task.verbatim
-    return tuple(task.found), task.offset, task.size
-
-
-def _task(plain: Any) -> Task:
-    if len(plain) == 3:
-        found, offset, size = plain
-        return Range(Found._make(found), offset, size)
-    package, rows, span, verbatim = plain
-    return Part(package, tuple(map(Found._make, rows)), span, verbatim)
-
-
-def _start() -> _Worker:
+def _start_process() -> subprocess.Popen[bytes]:
     program = f"import sys; sys.path[:] = {sys.path!r}; from provision.env.packing.workers import main; main()"
-    command = [sys.executable, "-c", program]
-    return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdout is not None
+    with suppress(OSError):  # a user with many pipes may not enlarge this one, which would only save time
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, _PIPE)
+    return process
 
 
-def _tell(worker: _Worker, task: Task | None, number: int) -> None:
-    """Give a worker its next task, and what it must know before."""
-    message = worker.seeking, worker.orders, None if task is None else _plain(task), number
-    worker.seeking, worker.orders = b"", []
-    assert worker.process.stdin is not None
-    with suppress(BrokenPipeError):  # it was killed: its answer tells
-        _send(worker.process.stdin.fileno(), marshal.dumps(message))
-
-
-def _hear(worker: _Worker, what: str) -> Sealed | None:
-    """A worker's answer.
+def _compress(worker: _Worker, group: Group) -> PackedChunk:
+    """Have a process compress a group.
 
     Raises:
-        ClusterctlError: what went wrong in it, or it was killed when it packed ``what``.
-        OSError: it could not write.
+        ClusterctlError, OSError: the process reports it, or was killed.
     """
-    assert worker.process.stdout is not None
+    stdin, stdout = worker.process.stdin, worker.process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    rows = list(map(tuple, group.sources))
+    message = marshal.dumps((group.package, rows, group.span, group.size, group.verbatim))
+    detector, worker.detector = worker.detector, b""
     try:
-        answer = pickle.loads(_receive(worker.process.stdout.fileno()))  # noqa: S301 - from our own process
-    except EOFError as error:
-        raise UsageError(f"a process that packed {what} was killed", hint="is there enough free memory?") from error
+        _send(stdin.fileno(), message, detector)
+        pickled, data = _receive(stdout.fileno())
+    except (BrokenPipeError, EOFError) as error:
+        raise UsageError(
+            f"the process that packed {group.sources[0].file} was killed", hint="check that enough memory is free"
+        ) from error
+    answer = pickle.loads(pickled)  # noqa: S301 - from a child process
     if isinstance(answer, Exception):
         raise answer
-    assert answer is None or isinstance(answer, Sealed)
-    return answer
+    assert isinstance(answer, PackedChunk)
+    return replace(answer, data=data)
 
 
-def _send(descriptor: int, value: bytes) -> None:
-    view = memoryview(_LENGTH.pack(len(value)) + value)
+def _send(descriptor: int, first: bytes, second: bytes | bytearray) -> None:
+    for part in (_LENGTHS.pack(len(first), len(second)) + first, second):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+
+def _receive(descriptor: int) -> tuple[bytearray, bytearray]:
+    first, second = _LENGTHS.unpack(_read_exactly(descriptor, _LENGTHS.size))
+    return _read_exactly(descriptor, first), _read_exactly(descriptor, second)
+
+
+def _read_exactly(descriptor: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _receive(descriptor: int) -> bytes:
-    return _take(descriptor, _LENGTH.unpack(_take(descriptor, _LENGTH.size))[0])
-
-
-def _take(descriptor: int, size: int) -> bytes:
-    """Exactly ``size`` bytes."""
-    blocks = []
-    while size:
-        block = os.read(descriptor, min(size, 1 << 16))
-        if not block:
+        count = os.readv(descriptor, [view])
+        if not count:
             raise EOFError
-        blocks.append(block)
-        size -= len(block)
-    return b"".join(blocks)
+        view = view[count:]
+    return data

@@ -1,9 +1,8 @@
-"""Make the rewritten files of a release from those of another one, on the node.
+"""Derive the rewritten files of a release from those of another release on the node.
 
-Two releases of one root have paths of equal length, and what was rewritten for them differs in little: the release's
-name, and the hashes of rewritten files in RECORD and conda-meta. So a node can make nearly all of them by replacing
-words of equal length in a tar stream of the older ones, and need not be sent them. Whether a file came out right is
-decided by its digest; one that did not is sent.
+Two releases in one root have paths of equal length, and their rewritten files differ only in the release's name and in
+the hashes of rewritten files in RECORD and conda-meta. A node derives nearly all of them by replacing words of equal
+length in a tar stream of the older files. Each derived file's digest is checked; files that differ are sent.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _DIGEST = re.compile(rb"(?<![\w-])(?:[\w-]{43}|[0-9a-f]{64})(?![\w-])")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make files of a new release.
+    """How to derive files of a new release.
 
     Attributes:
-        words: pairs of words of equal length: what stands in the old files, and what replaces it.
-        entries: the files that come out right.
+        words: pairs of words of equal length: in the old files, and in the new ones.
+        entries: the files that can be derived.
     """
 
     words: tuple[tuple[bytes, bytes], ...] = ()
@@ -34,12 +33,12 @@ class Recipe:
 
     @property
     def script(self) -> bytes:
-        """The words as a script for sed; they hold nothing that means something to it."""
+        """The words as a script for sed; they have no special characters."""
         return b"".join(b"s/%b/%b/g\n" % pair for pair in self.words)
 
 
 def recipe(manifest: Manifest, prefix_files: Mapping[str, bytes], relocated: Relocated, old: PurePosixPath) -> Recipe:
-    """What of ``relocated`` can be made from the same files at the path ``old``, if they are the same there."""
+    """Which files of ``relocated`` can be derived from those of the release at ``old``."""
     before = {entry.path: (entry, data) for entry, data in relocate(manifest, prefix_files, old).files}
     new, was = relocated.prefix.name, old.name
     if len(new) != len(was) or relocated.prefix.parent != old.parent:
@@ -61,12 +60,12 @@ def recipe(manifest: Manifest, prefix_files: Mapping[str, bytes], relocated: Rel
 
 
 def _listed(records: Iterable[bytes]) -> set[bytes]:
-    """Every word in RECORD and conda-meta files that may be a digest."""
+    """All words in RECORD and conda-meta files that may be digests."""
     return {word for data in records for word in _DIGEST.findall(data)}
 
 
 def _hashes(old: str, new: str) -> Iterator[tuple[bytes, bytes]]:
-    """A digest as RECORD has it (base64 for URLs without padding, PEP 376) and as conda-meta has it."""
+    """A digest in RECORD's form (URL-safe base64 without padding, PEP 376) and in conda-meta's."""
     yield _record_hash(old), _record_hash(new)
     yield old.encode(), new.encode()
 

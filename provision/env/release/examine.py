@@ -1,4 +1,4 @@
-"""What a deploy must know about a node, and when the node is refused. Pure: a script, its output, and judgements."""
+"""Examine a node before a deploy, and decide whether it can take a release. Pure: a script, its output, reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Literal
 
 from provision.env.bundle.manifest import Manifest
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.report.words import size
 from provision.errors import ClusterctlError
 from provision.model import Inventory
@@ -20,7 +20,7 @@ from provision.script import whole
 # uname -m as conda names it (conda's platform is "linux-" and this).
 MACHINES = {"x86_64": "64", "aarch64": "aarch64", "ppc64le": "ppc64le", "s390x": "s390x"}
 
-# What a file or folder takes at least, and in multiples of which, on the file systems that nodes have.
+# Files and folders take multiples of this on nodes' file systems.
 BLOCK = 4096
 SPACE_MARGIN = 1.02  # for the file system's own tables
 
@@ -31,7 +31,7 @@ State = Literal["complete", "unpacked", "absent"]
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What ``examine`` found on a node. Sizes in bytes; None where the node could not say."""
+    """Facts about a node from ``examine``. Sizes in bytes; None if unknown."""
 
     machine: str = ""
     glibc: str = ""
@@ -42,17 +42,17 @@ class NodeFacts:
     releases_foreign: bool = False
     release: State = "absent"
     others: int = 0  # releases of other bundles
-    begun: bool = False  # a deploy has broken off, whose bytes are used or make room
+    begun: bool = False  # an interrupted deploy left files, which are used or deleted
     base: str = "/"
     writable: bool = False
     noexec: bool = False
-    relay_left: bool = False  # a key of a relay that was killed
+    relay_left: bool = False  # a killed relay left a key
     free_bytes: int | None = None
     free_inodes: int | None = None
 
 
 def examine(inventory: Inventory, release_id: str, relay: str) -> str:
-    """The read-only script whose output ``read_facts`` understands; ``relay`` marks the keys of relays."""
+    """The read-only script for ``read_facts``; ``relay`` marks the keys of relays."""
     return render(
         "release/examine.sh.j2",
         prefix=str(inventory.prefix),
@@ -63,18 +63,18 @@ def examine(inventory: Inventory, release_id: str, relay: str) -> str:
 
 
 def read_facts(out: str) -> NodeFacts:
-    """Facts from the output of ``examine``.
+    """Parse the output of ``examine``.
 
     Raises:
-        ClusterctlError: the output is not whole; the script was cut off.
-        ValueError, KeyError: it is not the output of ``examine``.
+        ClusterctlError: the output is incomplete.
+        ValueError, KeyError: the output is invalid.
     """
     facts = dict(re.findall(r"^fact ([a-z0-9_.]+)=(.*)$", out, flags=re.MULTILINE))
     if "end" not in facts:
         raise ClusterctlError("its answer is incomplete")
     state = facts["release"]
     if state not in ("complete", "unpacked", "absent"):
-        raise ValueError(f"a release that is {state!r}")
+        raise ValueError(f"unknown release state {state!r}")
     return NodeFacts(
         machine=facts["machine"],
         glibc=facts["glibc"].removeprefix("glibc "),
@@ -95,9 +95,9 @@ def read_facts(out: str) -> NodeFacts:
     )
 
 
-def is_current(facts: NodeFacts, places: Places) -> bool:
-    """Whether the release is complete on the node and the inventory's prefix points at it."""
-    return facts.release == "complete" and facts.prefix_link in (places.target, places.release)
+def is_current(facts: NodeFacts, paths: ReleasePaths) -> bool:
+    """Whether the release is complete on the node and current."""
+    return facts.release == "complete" and facts.prefix_link in (paths.target, paths.release)
 
 
 class Action(Enum):
@@ -115,7 +115,7 @@ class Action(Enum):
         return self in (Action.SEND, Action.REPAIR)
 
 
-def action(facts: NodeFacts, places: Places, *, repair: bool = False) -> Action:
+def action(facts: NodeFacts, paths: ReleasePaths, *, repair: bool = False) -> Action:
     """What a deploy has to do on a node."""
     if facts.release == "absent":
         return Action.SEND
@@ -123,11 +123,11 @@ def action(facts: NodeFacts, places: Places, *, repair: bool = False) -> Action:
         return Action.REPAIR
     if facts.release == "unpacked":
         return Action.TEST
-    return Action.NOTHING if is_current(facts, places) else Action.SWITCH
+    return Action.NOTHING if is_current(facts, paths) else Action.SWITCH
 
 
 def judge(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
-    """Why this node cannot take the release, or None. The reason ends with what to do."""
+    """Why this node cannot take the release, with what to do about it; None if it can."""
     return (
         _wrong_tools(facts)
         or _wrong_platform(facts, manifest)
@@ -139,7 +139,7 @@ def judge(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | N
 
 
 def space(sizes: Mapping[str, int]) -> int:
-    """Bytes that files of these sizes take on a disk."""
+    """The disk space for files of these sizes, in bytes."""
     blocks = sum(max(1, math.ceil(size / BLOCK)) for size in sizes.values())
     return int(blocks * BLOCK * SPACE_MARGIN)
 
@@ -149,7 +149,8 @@ def _wrong_tools(facts: NodeFacts) -> str | None:
     if not missing:
         return None
     packages = " ".join("coreutils" if tool == "sha256sum" else tool for tool in missing)
-    return f"{' and '.join(missing)} is missing; install it (Debian: apt-get install {packages})"
+    problem = "is missing; install it" if len(missing) == 1 else "are missing; install them"
+    return f"{' and '.join(missing)} {problem} (Debian: apt-get install {packages})"
 
 
 def _wrong_platform(facts: NodeFacts, manifest: Manifest) -> str | None:
@@ -167,7 +168,7 @@ def _wrong_platform(facts: NodeFacts, manifest: Manifest) -> str | None:
 def _not_ours(facts: NodeFacts, inventory: Inventory) -> str | None:
     releases = f"{inventory.root}/releases"
     if facts.prefix_other:
-        return f"{inventory.prefix} exists and is not clusterctl's; choose another prefix or move it away"
+        return f"{inventory.prefix} exists and is not clusterctl's; choose another prefix or move it"
     link = facts.prefix_link
     if link is not None and not link.startswith(("releases/", f"{releases}/")):
         return f"{inventory.prefix} is a link to {link}, not clusterctl's; choose another prefix or remove the link"
@@ -180,7 +181,7 @@ def _not_writable(facts: NodeFacts, inventory: Inventory) -> str | None:
     if facts.writable:
         return None
     return (
-        f"{facts.user} may not write in {facts.base}; choose a prefix below the user's home, "
+        f"{facts.user} has no permission to write in {facts.base}; choose a prefix below the user's home, "
         f"or let an administrator run: install -d -o {facts.user} {inventory.root}"
     )
 
@@ -188,11 +189,11 @@ def _not_writable(facts: NodeFacts, inventory: Inventory) -> str | None:
 def _not_executable(facts: NodeFacts) -> str | None:
     if not facts.noexec:
         return None
-    return f"{facts.base} is mounted noexec, nothing starts there; choose a prefix on another file system"
+    return f"{facts.base} is mounted noexec, so no program starts there; choose a prefix on another file system"
 
 
 def _too_small(facts: NodeFacts, manifest: Manifest) -> str | None:
-    # A release shares most of its files with the one before it, and a broken deploy has brought some of them.
+    # A release shares most of its files with the previous one or with an interrupted deploy.
     if facts.release != "absent" or facts.others or facts.begun:
         return None
     return lacks_space(
@@ -201,7 +202,7 @@ def _too_small(facts: NodeFacts, manifest: Manifest) -> str | None:
 
 
 def lacks_space(facts: NodeFacts, need: int, inodes: int) -> str | None:
-    """Why ``need`` bytes in ``inodes`` files and folders do not fit, or None."""
+    """Why ``need`` bytes in ``inodes`` files and folders do not fit; None if they do."""
     if facts.free_bytes is not None and facts.free_bytes < need:
         return (
             f"{size(facts.free_bytes)} free at {facts.base}, the environment needs {size(need)}; "

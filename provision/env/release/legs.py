@@ -1,13 +1,15 @@
-"""A release as legs: a chunk with what belongs to it, a range of a large file, and last what names the new prefix.
+"""A release as legs: chunks, ranges of large files, and last the files that contain the new prefix.
 
-A leg of a chunk holds, behind the chunk's own members, the files of its packages that could have held the prefix and do
-not need to be rewritten, and the list by which a later deploy recognises and checks all of them. Nothing in such a leg
-names a path: a node that has it in any release links it from there.
+A leg of a chunk has the chunk's members, then files near them in path order that turned out not to need rewriting, and
+the list by which a later deploy recognises and checks all of them. It does not contain the prefix: a node that has the
+leg in any release links it from there. The lists are for ``sha256sum -c``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,16 +19,15 @@ from functools import cached_property, partial
 import zstandard
 
 from provision.env.bundle import tar
-from provision.env.bundle.consistency import OURS
 from provision.env.bundle.manifest import Entry, Manifest, stream_order
+from provision.env.bundle.parse import OURS
 from provision.env.bundle.reader import Bundle
-from provision.env.release import lists
 from provision.env.relocation.relocate import Relocated
 from provision.env.source.scan import FOLDER_MTIME
 from provision.model import Leg, Wire
 
 FILES = f"{OURS}/files"  # the folder of lists
-STALE = f"{OURS}/stale"  # compiled files whose source was rewritten: removed, and compiled again on the node
+STALE = f"{OURS}/stale"  # .pyc files whose .py file was rewritten: removed, and compiled again on the node
 LINKS = f"{OURS}/links"
 DESCRIPTION = f"{OURS}/release.json"
 COMPLETE = f"{OURS}/complete"
@@ -36,30 +37,30 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Payload:
-    """Everything a node gets for one release."""
+    """Everything that a node receives for one release."""
 
     bundle: Bundle
     relocated: Relocated
 
-    def legs(self, wire: Wire, made: frozenset[str] = frozenset()) -> tuple[Leg, ...]:
-        """The legs in the order in which they are unpacked; the last one makes the release complete.
+    def legs(self, wire: Wire, derived: frozenset[str] = frozenset()) -> tuple[Leg, ...]:
+        """The legs in the order of unpacking; the last one completes the release.
 
         Args:
-            wire: their form on the wire.
-            made: paths of rewritten files that the node has made itself, see ``derive``.
+            wire: their encoding on the wire.
+            derived: rewritten files that the node derives itself; see ``derive``.
         """
         found = [self._chunk_leg(index, wire) for index in self._steady]
         found += [leg for entry in self._manifest.files if entry.raw for leg in self._ranges(entry, wire)]
-        return (*found, self._last_leg(wire, made))
+        return (*found, self._last_leg(wire, derived))
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """What a node may have in another release: the names of the lists of chunks and of large files."""
+        """The names of the lists of chunks and large files, which a node may have in another release."""
         large = (self._file_key(entry) for entry in self._manifest.files if entry.raw)
         return (*(self._chunk_key(index) for index in self._steady), *large)
 
     def chunks(self, keys: Collection[str]) -> frozenset[int]:
-        """The bundle's chunks that the legs of these keys are made of."""
+        """The numbers of the bundle's chunks in the legs with these keys."""
         tars = {index for index in self._steady if self._chunk_key(index) in keys}
         large = (entry for entry in self._manifest.files if entry.raw)
         ranges = {
@@ -71,7 +72,7 @@ class Payload:
         return frozenset(tars | ranges)
 
     def unpacked(self, keys: Iterable[str]) -> int:
-        """Bytes that the legs of these keys take where they are unpacked, not counting what a file system adds."""
+        """Bytes of the unpacked legs with these keys, without what a file system adds."""
         return sum(self._sizes[key] for key in keys)
 
     @cached_property
@@ -93,15 +94,15 @@ class Payload:
     def _chunk_key(self, index: int) -> str:
         steady = self._steady[index]
         chunk = self._manifest.chunks[index]
-        return lists.contents_key((entry for entry, _ in steady), chunk.key) if steady else chunk.key
+        return contents_key((entry for entry, _ in steady), chunk.key) if steady else chunk.key
 
     def _chunk_leg(self, index: int, wire: Wire) -> Leg:
         chunk = self._manifest.chunks[index]
         steady = self._steady[index]
         key = self._chunk_key(index)
         listed = [entry for entry in self._manifest.members(index) if entry.path not in self.relocated.stale_pyc]
-        behind = [*steady, *_own(f"{FILES}/{key}", lists.lines([*listed, *(entry for entry, _ in steady)]))]
-        end = _wired(b"".join(map(_member, behind)), wire)
+        extra = [*steady, *_own_file(f"{FILES}/{key}", checksum_lines([*listed, *(entry for entry, _ in steady)]))]
+        end = _encode(b"".join(map(_member, extra)), wire)
         size = chunk.compressed if wire == "zstd" else chunk.size
         return Leg(key, "tar", size + len(end), _then(self._read(index, wire), end))
 
@@ -109,7 +110,7 @@ class Payload:
         return partial(self.bundle.chunk_compressed if wire == "zstd" else self.bundle.chunk_blocks, index)
 
     def _file_key(self, entry: Entry) -> str:
-        return lists.contents_key([entry])
+        return contents_key([entry])
 
     def _ranges(self, entry: Entry, wire: Wire) -> Iterator[Leg]:
         offset = 0
@@ -129,8 +130,8 @@ class Payload:
             )
             offset += chunk.size
 
-    def _last_leg(self, wire: Wire, made: frozenset[str]) -> Leg:
-        """What depends on the prefix, what a linked chunk has not (links, folders), and what is ours."""
+    def _last_leg(self, wire: Wire, derived: frozenset[str]) -> Leg:
+        """The leg with files that contain the prefix, symlinks, folders and hard links, and clusterctl's own files."""
         manifest = self._manifest
         large = [entry for entry in manifest.files if entry.raw]
         final = {entry.path: entry for entry in manifest.files}
@@ -145,30 +146,30 @@ class Payload:
             "created": manifest.created,
             "versions": dict(manifest.versions),
         }
-        # Every other name of a file is listed as one too: a file that no list names was added later.
+        # Hard links are listed as files: a file in no list counts as added later.
         others = [
             replace(final[entry.target], path=entry.path)
             for entry in manifest.files
             if entry.type == "hard" and entry.path not in self.relocated.stale_pyc
         ]
         own = {
-            **({f"{FILES}/{lists.contents_key(others)}": lists.lines(others)} if others else {}),
-            f"{FILES}/{lists.contents_key(changed)}": lists.lines(changed),
-            **{f"{FILES}/{self._file_key(entry)}": lists.lines([entry]) for entry in large},
-            LINKS: lists.links(sorted(symlinks, key=lambda entry: entry.path)),
-            STALE: b"".join(lists.escaped(path) + b"\n" for path in sorted(self.relocated.stale_pyc)),
+            **({f"{FILES}/{contents_key(others)}": checksum_lines(others)} if others else {}),
+            f"{FILES}/{contents_key(changed)}": checksum_lines(changed),
+            **{f"{FILES}/{self._file_key(entry)}": checksum_lines([entry]) for entry in large},
+            LINKS: link_lines(sorted(symlinks, key=lambda entry: entry.path)),
+            STALE: b"".join(escape(path) + b"\n" for path in sorted(self.relocated.stale_pyc)),
             DESCRIPTION: json.dumps(description, sort_keys=True, indent=1).encode() + b"\n",
         }
-        sent = [(entry, data) for entry, data in rewritten if entry.path not in made]
+        sent = [(entry, data) for entry, data in rewritten if entry.path not in derived]
         members = [*sent, *((entry, b"") for entry in symlinks), *((entry, b"") for entry in self._tail())]
-        members += [member for path, data in own.items() for member in _own(path, data)]
-        members += [(Entry(OURS, "dir", 0o755, FOLDER_MTIME), b""), *_own(COMPLETE, b"")]
-        data = _wired(b"".join(map(_member, members)), wire)
-        key = lists.contents_key(changed, str(self.relocated.prefix), manifest.digest)
+        members += [member for path, data in own.items() for member in _own_file(path, data)]
+        members += [(Entry(OURS, "dir", 0o755, FOLDER_MTIME), b""), *_own_file(COMPLETE, b"")]
+        data = _encode(b"".join(map(_member, members)), wire)
+        key = contents_key(changed, str(self.relocated.prefix), manifest.digest)
         return Leg(key, "last", len(data), partial(_blocks, data))
 
     def _tail(self) -> tuple[Entry, ...]:
-        """Hard links, and the folders that would not come into being by themselves, or not with their mode."""
+        """Hard links, and the folders that tar would not create automatically with their mode."""
         files = self._manifest.files
         parents = {entry.path.rpartition("/")[0] for entry in files if entry.path not in self.relocated.stale_pyc}
         hard = [entry for entry in files if entry.type == "hard"]
@@ -178,14 +179,14 @@ class Payload:
 
 @dataclass(frozen=True)
 class _Split:
-    """The relocated files: with the chunk beside which they lie, and those that differ from what was packed."""
+    """The relocated files: unchanged ones by chunk, and rewritten ones."""
 
     steady: Mapping[int, tuple[tuple[Entry, bytes], ...]] = field(default_factory=dict)
     rewritten: tuple[tuple[Entry, bytes], ...] = ()
 
 
 def _divide(manifest: Manifest, relocated: Relocated) -> _Split:
-    """Give every relocated file that was not changed to the tar chunk of the file before it in path order."""
+    """Assign every unchanged relocated file to the tar chunk of the previous file in path order."""
     packed = {entry.path: entry.sha256 for entry in manifest.marked}
     chunked = [entry for entry in manifest.files if entry.type == "file" and entry.chunks and not entry.raw]
     paths = [entry.path for entry in chunked]
@@ -200,11 +201,11 @@ def _divide(manifest: Manifest, relocated: Relocated) -> _Split:
             steady[chunked[max(0, bisect_right(paths, entry.path) - 1)].chunks[0]].append((entry, data))
         else:
             rewritten.append((entry, data))
-    # A chunk of symlinks alone has no list; its links come with the last leg.
+    # A chunk with only symlinks has no list; its links are in the last leg.
     return _Split({index: tuple(steady[index]) for index in sorted(steady)}, tuple(rewritten))
 
 
-def _own(path: str, data: bytes) -> list[tuple[Entry, bytes]]:
+def _own_file(path: str, data: bytes) -> list[tuple[Entry, bytes]]:
     return [(Entry(path, "file", 0o644, FOLDER_MTIME, len(data)), data)]
 
 
@@ -213,7 +214,7 @@ def _member(member: tuple[Entry, bytes]) -> bytes:
     return b"".join((tar.entry_header(entry), data, bytes(tar.padding(len(data)))))
 
 
-def _wired(data: bytes, wire: Wire) -> bytes:
+def _encode(data: bytes, wire: Wire) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(data) if wire == "zstd" else data
 
 
@@ -228,3 +229,36 @@ def _then(blocks: Callable[[], Iterator[bytes]], end: bytes) -> Callable[[], Ite
 def _blocks(data: bytes) -> Iterator[bytes]:
     for start in range(0, len(data), _BLOCK):
         yield data[start : start + _BLOCK]
+
+
+def checksum_lines(entries: Iterable[Entry]) -> bytes:
+    """A line for every file among ``entries``, as ``sha256sum`` writes it."""
+    return b"".join(_checksum_line(entry) for entry in entries if entry.type == "file")
+
+
+def link_lines(entries: Iterable[Entry]) -> bytes:
+    """Two lines for every symlink: its path and its target, escaped like names in ``checksum_lines``."""
+    return b"".join(
+        b"%b\n%b\n" % (escape(entry.path), escape(entry.target)) for entry in entries if entry.type == "link"
+    )
+
+
+def escape(name: str) -> bytes:
+    r"""Escape backslash, newline and carriage return for ``printf %b``: ``\\``, ``\n`` and ``\r``."""
+    return os.fsencode(name).replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+
+
+def contents_key(entries: Iterable[Entry], *more: str) -> str:
+    """64 hex digits that identify files by path, mode and content, regardless of mtimes."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(b"%o %b %b\0" % (entry.mode, entry.sha256.encode(), os.fsencode(entry.path)))
+    for text in more:
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _checksum_line(entry: Entry) -> bytes:
+    name = escape(entry.path)
+    # coreutils: a line with an escaped name begins with a backslash
+    return b"%b%b  %b\n" % (b"\\" if b"\\" in name else b"", entry.sha256.encode(), name)

@@ -1,62 +1,78 @@
-"""The steps that make what has arrived a release, and the release the current one. Pure."""
+"""The steps that turn received files into a release, and make it the current one. Pure.
+
+``conda activate NAME`` works on nodes with conda, mamba or micromamba. Conda looks for a name in ``~/.conda/envs`` (and
+in its own ``envs`` folder, which may be another user's); mamba and micromamba look in theirs. A symlink there leads to
+the inventory's prefix, which leads to the current release: the name stays right after every deploy and rollback. The
+prefix is also listed in ``~/.conda/environments.txt``, like environments that conda creates. Source: conda 26.7,
+``base/context.py`` (``envs_dirs``) and ``core/envs_manager.py``; mamba 2, ``libmamba/src/api/configuration.cpp``
+(``envs_dirs_hook``).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from provision.env.bundle.manifest import Manifest
-from provision.env.release import lists
+from provision.env.release import legs
 from provision.env.release.derive import Recipe
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import Relocated
-from provision.model import Step
+from provision.model import Inventory, Step
 from provision.render import render
 
-COMPILED = ".clusterctl/files/compiled"  # the list of what the node compiled itself
+COMPILED = ".clusterctl/files/compiled"  # the list of files that the node compiled
 
-# Importing these and starting these is the proof that a release works; only those that were packed are tried.
+# A release works if these can be imported and started; only packed ones are tried.
 MODULES = ("torch", "deepspeed", "llamafactory")
 COMMANDS = (("torchrun", "--help"), ("deepspeed", "--help"), ("llamafactory-cli", "help"))
 
+# Where installers put conda by default; these folders are not in the PATH of ssh commands.
+_KINDS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "miniconda", "anaconda", "conda")
+_TOPS = ("/opt", "/usr/local")
+_MAMBAS = ("micromamba", ".local/share/mamba", "miniforge3", "mambaforge")  # in the home
 
-def gather(places: Places, *, repair: bool = False, base: str = "") -> str:
-    """The script that begins a release and takes what it shares with others; its input is ``wanted``.
+_NAME = re.compile(r"[^/\s:#]+\Z")  # conda rejects these in a name
+
+
+def gather(paths: ReleasePaths, *, repair: bool = False, base: str = "") -> str:
+    """The script that creates a release's folder and links files from other releases; its input is ``wanted``.
 
     Args:
-        places: of the release.
-        repair: a release that is there already is only a source of files that are as they should be.
-        base: the release from whose files the recipe makes new ones; empty for none.
+        paths: of the release.
+        repair: replace an existing release, and only use its intact files.
+        base: the release whose files the recipe changes into new ones; empty for none.
     """
     return render(
         "release/gather.sh.j2",
-        releases=places.releases,
-        id=places.release_id,
+        releases=paths.releases,
+        id=paths.release_id,
         replace="yes" if repair else "no",
         base=base,
     )
 
 
 def wanted(keys: Iterable[str], recipe: Recipe) -> bytes:
-    """The input of ``gather``: keys, the list of what the recipe makes, and its words, each ended by a line ``.``."""
-    listed = lists.lines(recipe.entries)
+    """The input of ``gather``: keys, the files of the recipe, and its words, each ended by a line ``.``."""
+    listed = legs.checksum_lines(recipe.entries)
     return b"".join((*(key.encode() + b"\n" for key in keys), b".\n", listed, b".\n", recipe.script))
 
 
 def activate(
-    places: Places, manifest: Manifest, relocated: Relocated, *, repair: bool = False, naming: Sequence[Step] = ()
+    paths: ReleasePaths, manifest: Manifest, relocated: Relocated, *, repair: bool = False, naming: Sequence[Step] = ()
 ) -> tuple[Step, ...]:
-    """From everything that has arrived to the current release. Killed between any two steps, a rerun goes on there.
+    """The steps from received files to the current release. After a kill between two steps, a rerun continues there.
 
     Args:
-        places: of the release.
+        paths: of the release.
         manifest: of the bundle.
-        relocated: its files as they must be there.
-        repair: a release that is there already is replaced.
-        naming: steps that make the prefix known, before it leads to this release.
+        relocated: its rewritten files.
+        repair: replace an existing release.
+        naming: steps that register the prefix, before it leads to this release.
     """
-    release = places.release
-    marked = render("release/exists.sh.j2", path=places.mark)
-    there = render("release/exists.sh.j2", path=places.incoming if repair else release)
+    release = paths.release
+    marked = render("release/exists.sh.j2", path=paths.mark)
+    there = render("release/exists.sh.j2", path=paths.incoming if repair else release)
     lacking = sorted(relocated.uncompiled)
     packed = {entry.path for entry in manifest.files}
     program = "import " + ", ".join(["sys", *(m for m in MODULES if manifest.versions.get(m))])
@@ -79,9 +95,9 @@ def activate(
             "complete",
             render(
                 "release/complete.sh.j2",
-                incoming=places.incoming,
+                incoming=paths.incoming,
                 release=release,
-                removing=places.removing,
+                removing=paths.removing,
             ),
             unless=f"! {there}" if repair else there,
         ),
@@ -94,28 +110,28 @@ def activate(
         ),
         Step("mark", render("release/mark.sh.j2", release=release), unless=marked),
         *naming,
-        switch(places),
-        discard("tidy", [places.transfer, places.removing, places.incoming]),
+        switch(paths),
+        discard("tidy", [paths.transfer, paths.removing, paths.incoming]),
     )
 
 
-def switch(places: Places) -> Step:
-    """Make a release the current one, in one rename."""
+def switch(paths: ReleasePaths) -> Step:
+    """Make a release the current one with one rename."""
     return Step(
         "switch",
         render(
             "release/switch.sh.j2",
-            root=str(places.root),
-            link=places.link.name,
-            target=places.target,
-            id=places.release_id,
+            root=str(paths.root),
+            link=paths.link.name,
+            target=paths.target,
+            id=paths.release_id,
         ),
-        unless=render("release/is_link.sh.j2", link=str(places.link), target=places.target),
+        unless=render("release/is_link.sh.j2", link=str(paths.link), target=paths.target),
     )
 
 
 def discard(name: str, paths: Sequence[str]) -> Step:
-    """Remove folders of ours that are no release."""
+    """Remove clusterctl's folders that are not releases."""
     return Step(
         name,
         render("release/tidy.sh.j2", paths=paths),
@@ -123,9 +139,30 @@ def discard(name: str, paths: Sequence[str]) -> Step:
     )
 
 
-def remove(places: Places) -> Step:
+def remove(paths: ReleasePaths) -> Step:
     """Remove a release."""
     return Step(
         "remove",
-        render("release/remove.sh.j2", release=places.release, removing=places.removing),
+        render("release/remove.sh.j2", release=paths.release, removing=paths.removing),
+    )
+
+
+def conda_name_steps(inventory: Inventory, manifest: Manifest) -> tuple[Step, ...]:
+    """The step that registers the environment's name. Without conda it changes nothing, and it never fails."""
+    name = manifest.name
+    if not _NAME.match(name) or name in (".", "..", "base", "root"):
+        return ()
+    values = {
+        "prefix": str(inventory.prefix),
+        "name": name,
+        "tops": [f"{top}/{kind}" for top in _TOPS for kind in _KINDS],
+        "kinds": list(_KINDS),
+        "mambas": list(_MAMBAS),
+    }
+    return (
+        Step(
+            "conda name",
+            render("release/conda_name.sh.j2", change=True, **values),
+            unless=render("release/conda_name.sh.j2", change=False, **values),
+        ),
     )

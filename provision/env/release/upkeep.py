@@ -1,4 +1,4 @@
-"""The releases of a node: which there are, which to go back to, which may go, and whether one is as it was. Pure."""
+"""The releases of a node: list them, choose those to roll back to or remove, and verify one. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SHOWN = 5  # files named in one finding
 
 @dataclass(frozen=True)
 class Releases:
-    """What ``listing`` found on a node.
+    """The releases of a node, from ``listing``.
 
     Attributes:
-        current: the release behind the inventory's prefix; None if there is none.
-        complete: releases that have passed their smoke test, with the time of it (seconds since 1970), oldest first.
-        broken: folders of releases that never did.
-        history: releases in the order in which they were to become the current one, the latest last.
-        used: releases from which processes run, with their ids.
-        left: folders, beside the releases, that commands which broke off have left.
-        same: equal on nodes that share the folder; empty where it is not known.
+        current: the release that the inventory's prefix leads to; None if there is none.
+        complete: releases that passed their smoke test, with its time (seconds since 1970), oldest first.
+        broken: folders of releases that did not.
+        history: releases in the order of switching, the latest last.
+        used: releases that processes run from, with process ids.
+        left: folders that interrupted commands left.
+        same: equal on nodes that share the folder; empty if unknown.
     """
 
     current: str | None = None
@@ -38,8 +38,8 @@ class Releases:
 
     @property
     def previous(self) -> str | None:
-        """The release that was the current one before; None if no other is left."""
-        # What was written behind the current one was never switched to.
+        """The release that was current before; None if there is no other."""
+        # Later entries than the current release were never switched to.
         before = len(self.history) - self.history[::-1].index(self.current) if self.current in self.history else None
         for release in reversed(self.history[:before]):
             if release != self.current and release in self.complete:
@@ -48,7 +48,7 @@ class Releases:
         return others[-1] if others else None
 
     def removable(self, keep: int) -> tuple[str, ...]:
-        """Releases that may go: all but the current one, those in use, and so many of the others that ``keep`` stay."""
+        """Releases to remove: all except the current one, used ones, and the latest others up to ``keep`` in total."""
         ordered = [*dict.fromkeys(reversed(self.history)), *reversed(list(self.complete))]
         stays = [release for release in dict.fromkeys([self.current, *ordered]) if release in self.complete][:keep]
         return tuple(
@@ -57,17 +57,17 @@ class Releases:
 
 
 def listing(inventory: Inventory, *, used: bool = False) -> str:
-    """The read-only script whose output ``read_listing`` understands; with ``used`` it looks at processes too."""
+    """The read-only script for ``read_listing``; with ``used`` it also examines processes."""
     return render("release/list.sh.j2", root=str(inventory.root), prefix=str(inventory.prefix), used=used)
 
 
 def read_listing(out: str) -> Releases:
-    """Releases from the output of ``listing``.
+    """Parse the output of ``listing``.
 
     Raises:
-        ClusterctlError: the output is not whole; the script was cut off.
+        ClusterctlError: the output is incomplete.
     """
-    rows = [line.split() for line in out.removesuffix("\n").split("\n")]  # splitlines would also cut elsewhere
+    rows = [line.split() for line in out.removesuffix("\n").split("\n")]  # splitlines also splits at other characters
     if rows[-1] != ["end"]:
         raise ClusterctlError("its answer is incomplete")
     releases = [(row[1], row[2] == "ok", _when(row[3])) for row in rows if row[:1] == ["release"]]
@@ -89,62 +89,62 @@ def read_listing(out: str) -> Releases:
 
 
 def _when(text: str) -> int:
-    """A time that a date can be made of: before the year 10000."""
+    """A time before the year 10000, so that it can become a date."""
     when = whole(text)
     if not 0 <= when < 253402300800:
-        raise ValueError(f"{text} is no time")
+        raise ValueError(f"{text} is not a time")
     return when
 
 
 def verify(release: str) -> str:
-    """The read-only script that compares a release, by its path, with its lists."""
+    """The read-only script that compares the release at a path with its lists."""
     return render("release/verify.sh.j2", release=release)
 
 
 def absent(node: str, has: Releases, wanted: str | None) -> Finding:
-    """The finding for a node without the release that is to be verified: the one that was named, or a current one."""
+    """The finding for a node without the release to verify: ``wanted``, or a current one."""
     there = ", ".join(has.complete) or "none"
     if wanted:
         fix = f"clusterctl releases --limit {node}"
-        return Finding("release", node, "FAIL", f"has no release {wanted}; there: {there}", fix=fix)
+        return Finding("release", node, "FAIL", f"has no release {wanted}; its releases: {there}", fix=fix)
     back = f"clusterctl rollback --to {list(has.complete)[-1]} --limit {node}" if has.complete else ""
     return Finding(
         "release",
         node,
         "FAIL",
-        f"has no current release; there: {there}",
+        f"has no current release; its releases: {there}",
         expected="a release that the inventory's prefix leads to",
-        why="nothing was deployed to the node, or its prefix was changed since",
+        why="no release was deployed to the node, or its prefix was changed",
         fix=back or f"clusterctl deploy --limit {node}",
     )
 
 
 def findings(node: str, release_id: str, out: str) -> Finding:
-    """What ``verify`` found on a node.
+    """The finding from the output of ``verify``.
 
     Raises:
-        ClusterctlError: the output is not whole; the script was cut off.
+        ClusterctlError: the output is incomplete.
     """
-    rows = out.removesuffix("\n").split("\n")  # splitlines would also cut names
+    rows = out.removesuffix("\n").split("\n")  # splitlines also splits names
     if rows[-1] != "end":
         raise ClusterctlError("its answer is incomplete")
     bad = [match.groups() for row in rows if (match := re.fullmatch(r"bad (\w+) (.+)", row))]
     checked = next((row.split()[1] for row in rows if row.startswith("checked ")), "0")
     if not bad:
-        return Finding("release", node, "OK", f"release {release_id}: {checked} files are as they were deployed")
+        return Finding("release", node, "OK", f"release {release_id}: {checked} files are unchanged")
     return Finding(
         "release",
         node,
         "FAIL",
         f"release {release_id}: {_counted(bad)}",
-        expected="what was deployed",
-        why="somebody or the disk changed it after its deploy; pip belongs into the environment that is packed",
+        expected="the deployed files",
+        why="a user, a program or a disk error changed the release; run pip in the environment that is packed instead",
         fix=f"clusterctl deploy --repair --limit {node}",
     )
 
 
 def _counted(bad: Sequence[tuple[str, ...]]) -> str:
-    """How many of each kind, with the first names."""
+    """The number of each kind, with the first names."""
     parts = []
     for kind, words in (("changed", "changed"), ("missing", "missing"), ("added", "added"), ("link", "links changed")):
         names = [name for what, name in bad if what == kind]

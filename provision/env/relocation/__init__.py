@@ -1,1 +1,1 @@
-"""Rewrite what names the old prefix. Pure: bytes in, bytes out."""
+"""Rewrite an environment's files for another prefix."""

@@ -11,7 +11,7 @@ from mmap import mmap
 from provision.env.relocation.prefixes import Search
 from provision.env.source import elf
 
-# Archives carry check sums of their parts: zip (also .pt and .npz), gzip, zstd, xz, bzip2.
+# Archives contain checksums of their parts: zip (also .pt and .npz), gzip, zstd, xz, bzip2.
 _ARCHIVES = (b"PK\x03\x04", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")
 
 # The rest of a path that compilers put into messages (__FILE__).
@@ -19,38 +19,38 @@ _SOURCE_FILE = re.compile(rb"/[^\0\n:]*\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|hxx|inl
 
 
 class CannotRewrite(ValueError):  # noqa: N818 - the message becomes a reason, not an error
-    """A binary that has to stay as it is; the message says why."""
+    """A binary that cannot be changed; the message says why."""
 
 
 def rewrite(data: bytes, search: Search, new: Mapping[str, str], *, room: int = 0, path: str = "") -> tuple[bytes, str]:
-    """Replace source paths in a binary; its length stays.
+    """Replace source paths in a binary without changing its size.
 
-    Where conda installed the file (``room``), the strings are NUL-padded to the length that they had with conda's
-    placeholder, and are shortened or lengthened within that. Elsewhere a shorter path is filled up with slashes, so
-    that not even the rest of its string moves: linkers let strings share their ends.
+    In a file from conda (``room``), strings are NUL-padded to their length with conda's placeholder, and can become
+    shorter or longer within that. In other files a shorter path is padded with slashes, so that the rest of its string
+    does not move: linkers let strings share their ends.
 
-    A longer path cannot be written. Where the loader searches it for libraries, one from ``$ORIGIN`` (the file's own
-    folder) stands for it if it fits. What is left matters in what conda declared, and in what a program loads, unless
-    it is only the name of a source file for messages; elsewhere (debug information, caches, archives) it is worth a
-    warning.
+    A longer path cannot be written. A path that the loader searches for libraries is replaced by a path from
+    ``$ORIGIN`` (the file's folder) if that fits. Remaining old paths are an error in binaries that conda declares and
+    in bytes that a program loads, unless they name a source file for messages. Elsewhere (debug information, caches,
+    archives) they give a warning.
 
     Args:
         data: the file.
         search: the sources.
         new: the new path of each relocation's target.
         room: the length of conda's placeholder; 0 without one.
-        path: where the file lies, relative to the prefix; empty if paths from ``$ORIGIN`` are not wanted.
+        path: the file's path, relative to the prefix; empty to write no ``$ORIGIN`` paths.
 
     Returns:
-        The new content, and why old paths were left in it; empty if none were.
+        The new content, and why old paths remain in it; empty if none do.
 
     Raises:
-        CannotRewrite: an old path would be left that matters.
+        CannotRewrite: an old path would remain that a program may use.
     """
     if room and (padded := _padded(data, search, new, room)) is not None:
         return padded, ""
     if data.startswith(_ARCHIVES):
-        return data, "it keeps the old path, since it is an archive with check sums inside"
+        return data, "it keeps the old path, since it is an archive with checksums"
     if path:
         data = _from_origin(data, search, new, path)
     too_long = [
@@ -62,12 +62,12 @@ def rewrite(data: bytes, search: Search, new: Mapping[str, str], *, room: int = 
         reason = f"it is a binary with room for a path of {min(len(match[0]) for match in too_long)} bytes"
         if room or matters(data, too_long):
             raise CannotRewrite(reason)
-        return search.replace(data, new, keep_length=True), f"it keeps the old path where nothing uses it: {reason}"
+        return search.replace(data, new, keep_length=True), f"it keeps the old path in unused places: {reason}"
     return search.replace(data, new, keep_length=True), ""
 
 
 def matters(data: bytes | mmap, found: list[re.Match[bytes]]) -> bool:
-    """Whether a running program may use one of the paths that were found."""
+    """Whether a running program may use one of the matched paths."""
     if data[:4] != elf.MAGIC:
         return False
     loaded = elf.loaded(data)
@@ -75,12 +75,12 @@ def matters(data: bytes | mmap, found: list[re.Match[bytes]]) -> bool:
 
 
 def names_source(data: bytes | mmap, end: int) -> bool:
-    """Whether a path that ends at ``end`` goes on to the name of a source file, as compilers write it for messages."""
+    """Whether a path that ends at ``end`` continues with the name of a source file, as in compilers' messages."""
     return _SOURCE_FILE.match(data, end) is not None
 
 
 def _from_origin(data: bytes, search: Search, new: Mapping[str, str], path: str) -> bytes:
-    """Paths that the loader searches, from the file's own folder wherever the new path is too long for its place."""
+    """Replace paths that the loader searches by paths from the file's folder if the new path is too long."""
     pieces = []
     done = 0
     for part in elf.run_paths(data):
@@ -97,13 +97,13 @@ def _from_origin(data: bytes, search: Search, new: Mapping[str, str], path: str)
 
 
 def _padded(data: bytes, search: Search, new: Mapping[str, str], room: int) -> bytes | None:
-    """Rewrite C strings within the room of conda's placeholder; None if they do not have that room."""
+    """Rewrite C strings within the room of conda's placeholder; None if they lack that room."""
     pieces = []
     done = 0
     for match, _ in search.occurrences(data):
         start = match.start()
         if start < done:
-            continue  # in the string that was rewritten last
+            continue  # in the string that was just rewritten
         end = data.find(b"\0", start)
         string = data[start:end]
         spare = sum(room - len(found.group()) for found, _ in search.occurrences(string))

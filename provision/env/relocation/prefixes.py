@@ -1,8 +1,8 @@
 """Find source paths in the bytes of a file, and replace them. Pure functions over bytes.
 
-A path counts only where it is whole: ``/opt/env2``, ``/opt/env.old`` and ``/data/opt/env`` are not ``/opt/env``, while
-``-I/opt/env/include`` and ``file:///opt/env`` hold it. All sources are sought at once, the longest first, so that an
-environment inside a checkout is not taken for a part of the checkout.
+Only a whole path matches: ``/opt/env2``, ``/opt/env.old`` and ``/data/opt/env`` are not ``/opt/env``, but
+``-I/opt/env/include`` and ``file:///opt/env`` contain it. One search finds all sources, the longest first: an
+environment inside a checkout does not count as part of the checkout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cached_property
 from mmap import mmap
 from urllib.parse import quote
 
-# What may stand in a path component without quotes: ASCII, and the first byte of a longer UTF-8 character.
+# Characters of an unquoted path component: ASCII, and the first byte of a longer UTF-8 character.
 _COMPONENT = rb"0-9A-Za-z_+@~\xc2-\xf4-"
 _ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
 _INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
@@ -28,23 +28,23 @@ Encode = Callable[[str], bytes]
 
 
 def plain(path: str) -> bytes:
-    """A path as itself."""
+    """A path unchanged."""
     return os.fsencode(path)
 
 
 def url(path: str) -> bytes:
-    """A path as in a ``file://`` URL."""
+    """A path in a ``file://`` URL."""
     return quote(os.fsencode(path)).encode()
 
 
 def escaped(path: str) -> bytes:
-    """A path as in ASCII JSON, without the quotes."""
+    """A path in ASCII JSON, without the quotes."""
     return json.dumps(path)[1:-1].encode()
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """One way in which files write a source path."""
+    """One way in which files contain a source path."""
 
     text: bytes
     target: str
@@ -53,10 +53,10 @@ class Spelling:
 
 @dataclass(frozen=True)
 class Search:
-    """The sources that are sought.
+    """Searches for source paths.
 
     Attributes:
-        relocations: pairs of source path and path relative to the prefix, as in the manifest.
+        relocations: pairs of a source path and a path relative to the prefix, as in the manifest.
     """
 
     relocations: tuple[tuple[str, str], ...]
@@ -80,7 +80,7 @@ class Search:
         return {spelling.text: spelling for spelling in self.spellings}
 
     def occurrences(self, data: bytes | mmap) -> Iterator[tuple[re.Match[bytes], Spelling]]:
-        """Where sources occur whole."""
+        """Where whole source paths occur."""
         for match in self._pattern.finditer(data):
             if not _longer(match):
                 yield match, self._by_text[match.group()]
@@ -88,9 +88,8 @@ class Search:
     def replace(self, data: bytes, new: Mapping[str, str], *, keep_length: bool = False) -> bytes:
         """Replace every occurrence by the new path of its target.
 
-        With ``keep_length`` a shorter path is filled up with slashes, which mean nothing at the end of a folder's name,
-        and a longer one is not written: every other byte keeps its place, and with it whatever points into the middle
-        of a string.
+        With ``keep_length`` a shorter path is padded with slashes, which mean nothing at the end of a folder, and a
+        longer one is not written: no other byte moves, so pointers into strings stay valid.
         """
 
         def one(match: re.Match[bytes]) -> bytes:
@@ -107,6 +106,6 @@ class Search:
 
 
 def _longer(match: re.Match[bytes]) -> bool:
-    """Whether what was found is the end of a longer path: ``/data`` before ``/opt/env``."""
+    """Whether a match is the end of a longer path, such as ``/data`` before ``/opt/env``."""
     before = match.string[max(0, match.start() - _LOOK_BEHIND) : match.start()]
     return _INSIDE_A_PATH.search(before) is not None

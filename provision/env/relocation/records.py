@@ -1,4 +1,4 @@
-"""Make lists of hashes true again after files were rewritten: ``RECORD`` and ``conda-meta``."""
+"""Update lists of hashes after files were rewritten: ``RECORD`` and ``conda-meta``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry
-from provision.env.source.owners import record_path
+from provision.env.source.packages import record_path
 from trainer.untrusted import parse_object
 
 
 def update(path: str, data: bytes, rewritten: Mapping[str, Entry], prefix: str) -> bytes:
-    """A list of hashes with those of the rewritten files; what it says of others stays.
+    """Update the hashes of rewritten files in a list; the other hashes do not change.
 
     Args:
-        path: the list's own path.
+        path: the path of the list.
         data: its content, already rewritten for the new prefix.
         rewritten: the new entries of rewritten files, by path.
-        prefix: the new prefix, by which a RECORD may name files outside ``site-packages``.
+        prefix: the new prefix; a RECORD may use it for files outside ``site-packages``.
     """
     return _conda(data, rewritten) if path.endswith(".json") else _record(path, data, rewritten, prefix)
 
@@ -38,7 +38,7 @@ def _record(path: str, data: bytes, rewritten: Mapping[str, Entry], prefix: str)
 
 
 def record_row(name: str, sha256: bytes, size: int, *, end: str) -> str:
-    """A row of a RECORD for a file; ``end`` ends the line."""
+    """A row of a RECORD for a file; ``end`` is the line end."""
     digest = urlsafe_b64encode(sha256).rstrip(b"=").decode()
     row = io.StringIO()
     csv.writer(row, lineterminator=end).writerow([name, f"sha256={digest}", size])
@@ -56,5 +56,5 @@ def _conda(data: bytes, rewritten: Mapping[str, Entry]) -> bytes:
                 one["sha256_in_prefix"] = entry.sha256
                 changed = True
     except (ValueError, KeyError, TypeError, AttributeError):
-        return data  # no package's file; conda will not believe it either
+        return data  # not a package's file; conda ignores it too
     return json.dumps(package, indent=2, sort_keys=True).encode() if changed else data

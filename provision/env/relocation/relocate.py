@@ -1,4 +1,4 @@
-"""Rewrite the files that hold a source path for a new prefix. Pure: bytes in, bytes out."""
+"""Rewrite the files that contain a source path for a new prefix. Pure: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from provision.env.bundle.manifest import Entry, Manifest
-from provision.env.relocation import binaries, bytecode, records, shebangs
+from provision.env.relocation import binaries, records, shebangs
 from provision.env.relocation.prefixes import Search
+from provision.env.source.packages import source_of
 from provision.errors import UsageError
 
-# Characters that every file takes as they are: shebangs, words of sh with and without quotes, Python strings. A space
-# only breaks an unquoted word; these others would mean something to a shell, or end an entry of PATH.
+# Characters that need no escaping anywhere: shebangs, sh words with and without quotes, Python strings. A space only
+# breaks an unquoted word; the excluded characters have a meaning in a shell, or end an entry of PATH.
 _PREFIX = re.compile(r"/[^\x00-\x1f\x7f\"'`$\\:;&|<>()*?\[\]{}#!~]+\Z")
+
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True)
 class Relocated:
-    """An environment's prefix-dependent files, as they must be at a new prefix.
+    """An environment's prefix-dependent files for a new prefix.
 
     Attributes:
         prefix: the new prefix.
         files: entries with their new size and digest (a link: its new target), and their bytes (none for a link).
-        stale_pyc: compiled files whose source was rewritten; they must not be unpacked.
-        uncompiled: Python files without a compiled one, for the environment's own Python to compile where it will lie,
-            each with the path of what comes of it.
-        warnings: what will not work everywhere.
-        unrewritable: paths that keep the old prefix, and why; the environment may not work without them.
+        stale_pyc: .pyc files whose .py file was rewritten; they must not be unpacked.
+        uncompiled: .py files without a .pyc file, each with the path of that file. The environment's own Python
+            compiles them on the node.
+        warnings: what does not work everywhere.
+        unrewritable: paths that keep the old prefix, and why; without them the environment may not work.
     """
 
     prefix: PurePosixPath
@@ -48,16 +52,16 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
     Args:
         manifest: of the bundle.
         prefix_files: ``Bundle.prefix_files()``.
-        new_prefix: where the environment will lie.
+        new_prefix: where the environment will be.
 
     Raises:
-        UsageError: the new prefix is not absolute, or holds characters that no script can carry.
+        UsageError: the new prefix is not absolute, or has characters that scripts cannot contain.
     """
     top = str(new_prefix)
     if not _PREFIX.match(top):
         raise UsageError(
             f"{top!r} cannot be a prefix",
-            hint="it must be absolute, without quotes, control characters and what means something to a shell",
+            hint="it must be absolute, without quotes, control characters and characters with a meaning in a shell",
         )
     search = Search(manifest.relocations)
     new = {target: posixpath.join(top, target).rstrip("/") for _, target in manifest.relocations}
@@ -72,7 +76,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
             links.append((replace(entry, target=os.fsdecode(target)), b""))
             continue
         if entry.raw:
-            unrewritable.append((entry.path, f"it is too large to be rewritten, and holds {manifest.source_prefix}"))
+            unrewritable.append((entry.path, f"it is too large to be rewritten, and contains {manifest.source_prefix}"))
             continue
         data = prefix_files[entry.path]
         try:
@@ -91,21 +95,51 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
         if updated != data:
             files[path] = _sized(entry, updated)
             rewritten[path] = files[path][0]
-    stale = bytecode.stale(manifest, rewritten)
+    stale = stale_bytecode(manifest, rewritten)
     return Relocated(
         prefix=new_prefix,
         files=tuple(sorted((*files.values(), *links), key=lambda pair: pair[0].path)),
         stale_pyc=stale,
-        uncompiled=bytecode.uncompiled(manifest, stale),
+        uncompiled=uncompiled_modules(manifest, stale),
         warnings=(*warnings, *_warnings(files.values(), top)),
         unrewritable=tuple(unrewritable),
     )
 
 
+def stale_bytecode(manifest: Manifest, rewritten: Container[str]) -> frozenset[str]:
+    """The .pyc files whose .py file is in ``rewritten``."""
+    return frozenset(
+        entry.path for entry in manifest.files if entry.path.endswith(".pyc") and source_of(entry.path) in rewritten
+    )
+
+
+def uncompiled_modules(manifest: Manifest, stale: Container[str]) -> dict[str, str]:
+    """Modules that Python would compile at every start, since a release is read-only.
+
+    Args:
+        manifest: of the bundle.
+        stale: .pyc files that are not unpacked.
+
+    Returns:
+        The .py files of the standard library, ``site-packages`` and checkouts that have no .pyc file for the
+        environment's Python, each with the path of that file.
+    """
+    version = _VERSION.match(manifest.python)
+    if version is None:
+        return {}
+    tops = (f"lib/python{version[1]}.{version[2]}/", *(f"{target}/" for _, target in manifest.relocations if target))
+    tag = f"cpython-{version[1]}{version[2]}"
+    sources = [entry.path for entry in manifest.files if entry.path.endswith(".py") and entry.path.startswith(tops)]
+    compiled = {entry.path for entry in manifest.files if entry.path.endswith(".pyc") and entry.path not in stale}
+    # compileall reads one path from each line, and strips spaces
+    lacking = {path: _bytecode_path(path, tag) for path in sources if path.splitlines() == [path.strip()]}
+    return {path: cached for path, cached in lacking.items() if cached not in compiled}
+
+
 def _rewrite(
     entry: Entry, data: bytes, search: Search, new: Mapping[str, str], programs: frozenset[bytes]
 ) -> tuple[bytes, str]:
-    """The new content of a file, and why old paths were left in it; empty if none were."""
+    """The new content of a file, and why old paths remain in it; empty if none do."""
     kinds = {mark.kind for mark in entry.marks}
     if "binary" in kinds:
         room = max(mark.room for mark in entry.marks)
@@ -131,13 +165,18 @@ def _sized(entry: Entry, data: bytes) -> tuple[Entry, bytes]:
 
 
 def _warnings(files: Iterable[tuple[Entry, bytes]], top: str) -> Iterator[str]:
-    """Scripts that had to get another form than one plain line."""
+    """Warnings about scripts that need more than one plain line to start."""
     scripts = [(entry, data) for entry, data in files if any(mark.kind == "shebang" for mark in entry.marks)]
     longer = [entry.path for entry, data in scripts if shebangs.form(data) == "exec"]
     if longer:
-        yield f"{top} is too long or holds a space: {len(longer)} Python scripts start by way of /bin/sh"
+        yield f"{top} is too long or contains a space: {len(longer)} Python scripts start through /bin/sh"
     for entry, data in scripts:
         if shebangs.form(data) == "long line":
             yield f"{entry.path}: its first line is too long for Linux before 5.1"
         elif shebangs.form(data) == "activated":
-            yield f"{entry.path}: its first line would be too long; it starts only where the environment is activated"
+            yield f"{entry.path}: its first line would be too long; it starts only in the activated environment"
+
+
+def _bytecode_path(path: str, tag: str) -> str:
+    folder, name = posixpath.split(path)
+    return f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"

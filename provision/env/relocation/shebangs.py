@@ -1,4 +1,4 @@
-"""The lines that name a script's interpreter: read them, and write them for another prefix."""
+"""The lines with a script's interpreter: read them, and write them for another prefix."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ LIMIT = 127  # bytes that Linux reads of a first line, without its end (BINPRM_B
 LATER_LIMIT = 255  # the same from Linux 5.1 on
 
 Form = Literal["line", "long line", "exec", "activated", "other"]
-"""How a script starts: by a line that every Linux reads, by one that Linux reads from 5.1 on, by way of ``/bin/sh``, by
-way of ``/usr/bin/env`` and so in an activated environment only; or it is no script."""
+"""How a script starts: with a line that every Linux reads, with a line that needs Linux 5.1, through ``/bin/sh``, or
+through ``/usr/bin/env`` and therefore only in an activated environment. ``other`` is not a script."""
 
 _LINE = re.compile(rb"#![ \t]*")
 _ENV = re.compile(
     rb"#![ \t]*/usr/bin/env[ \t]+(?:-S[ \t]*)?(?P<name>[^\s=/-][^\s=/]*)[ \t]*(?P<options>[^\r\n]*)(?:\r?\n|\Z)"
 )
-# What pip and uv (whose string ends in a third line), conda and rattler (whose string ends in a comment) write where a
-# line would be too long or hold a space; Python takes it for a string.
+# What pip and uv (whose string ends in a third line), conda and rattler (whose string ends in a comment) write if a
+# line would be too long or contain a space; Python reads it as a string.
 _EXEC = re.compile(
     rb"""#!/bin/sh\n'''exec' (?P<quote>["']?)(?P<program>/[^\n"']*?)(?P=quote)(?P<options>(?: -[^ \n]+)*)"""
     rb""" "\$0" "\$@"(?:\n' '''\n| \#'''\n)"""
@@ -27,7 +27,7 @@ _EXEC = re.compile(
 
 
 def head_end(data: bytes) -> int:
-    """Where the lines that name a script's interpreter end; 0 if it has none."""
+    """The end of the lines with a script's interpreter; 0 without any."""
     if match := _EXEC.match(data):
         return match.end()
     if data.startswith(b"#!"):
@@ -36,13 +36,13 @@ def head_end(data: bytes) -> int:
 
 
 def env_program(data: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """What a script wants from ``/usr/bin/env``: a program, its options, and then the lines after; None if nothing."""
+    """The program that a script asks ``/usr/bin/env`` for, its options, and the lines after; None for other scripts."""
     match = _ENV.match(data)
     return (match["name"], match["options"].strip(), data[match.end() :]) if match else None
 
 
 def split(data: bytes, search: Search) -> tuple[bytes, bytes, bytes] | None:
-    """A script's interpreter, its options and the lines after; None if the interpreter lies at no source."""
+    """A script's interpreter, its options and the lines after; None if the interpreter is in no source path."""
     end = head_end(data)
     if match := _EXEC.match(data):
         ours = next(search.occurrences(match["program"]), None)
@@ -51,17 +51,17 @@ def split(data: bytes, search: Search) -> tuple[bytes, bytes, bytes] | None:
     first = next(search.occurrences(data[:end]), None)
     if start is None or first is None or first[0].start() != start.end():
         return None
-    after = first[0].end()  # the source itself may hold spaces, what follows it does not
+    after = first[0].end()  # the source path may contain spaces, the rest does not
     inside, _, options = data[after:end].rstrip().partition(b" ")
     return first[0].group() + inside, options.strip(), data[end:]
 
 
 def write(program: bytes, options: bytes) -> bytes:
-    """The line, or lines, that start a script with ``program``.
+    """The lines that start a script with ``program``.
 
-    Where one line would be too long for some Linux, the path holds a space, or there are several options (Linux hands
-    them over as one), a Python script gets the form that ``sh`` reads as an ``exec`` and Python as a string. Other
-    languages have no such form: they keep the line as long as any Linux reads it, and are then left to activation.
+    If one line is too long for some Linux, the path contains a space, or there are several options (Linux passes them
+    as one), a Python script gets lines that ``sh`` reads as an ``exec`` and Python as a string. Other languages have no
+    such form: they get a line as long as any Linux reads it, and otherwise need the activated environment.
     """
     line = b"#!" + program + (b" " + options if options else b"")
     one_line = b" " not in program and b" " not in options

@@ -1,7 +1,7 @@
-"""Which cards an architecture means.
+"""The cards of a GPU architecture.
 
-Source: NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus); the A800, H800 and H20 are the A100's
-and H100's chips for another market. Data centre cards come first, since they are what clusters have.
+Source: NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus); the A800, H800 and H20 have the A100's
+and H100's chips. Data centre cards come first, since clusters have those.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def cards(architecture: str) -> str:
 
 
 def order(architecture: str) -> tuple[int, str]:
-    """Sorts architectures by number."""
+    """A key that sorts architectures by number."""
     match = _ARCHITECTURE.match(architecture)
     return (int(match[1]) if match else 0, architecture)

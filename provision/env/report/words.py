@@ -1,4 +1,4 @@
-"""Numbers and lists for people, on lines of 80 columns."""
+"""Format numbers, lists and tables for lines of 80 columns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 WIDTH = 80
-LABEL = 14  # columns of what a line is about
+LABEL = 14  # columns of a line's label
 
 
 def size(count: float) -> str:
-    """Bytes, in powers of 1000 as disks and networks are sold."""
+    """Bytes in powers of 1000, like the sizes of disks and networks."""
     for unit in ("B", "kB", "MB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -24,13 +24,13 @@ def number(count: int, one: str, many: str = "") -> str:
 
 
 def line(label: str, *parts: str) -> list[str]:
-    """A label, and what there is to say; each part begins on a line of its own. Nothing if there are no parts."""
+    """A label and its parts, each on a separate line. No lines without parts."""
     lines = [row for part in parts for row in _wrapped(part)]
     return [f"{label if not index else '':{LABEL}} {row}".rstrip() for index, row in enumerate(lines)]
 
 
 def some(items: Sequence[str], limit: int, more: str) -> list[str]:
-    """The first items, and how many there are beyond them; ``more`` is the option that shows all."""
+    """The first items, and the number of the others; ``more`` is the option that shows all."""
     if len(items) <= limit:
         return list(items)
     return [*items[:limit], f"and {len(items) - limit:,} more ({more})"]

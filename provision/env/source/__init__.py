@@ -1,1 +1,1 @@
-"""What lies in an environment, before any of it is packed."""
+"""The files of an environment on the machine that packs it."""

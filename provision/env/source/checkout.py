@@ -1,7 +1,7 @@
-"""Which files of a checkout travel.
+"""Choose the files of a checkout to pack.
 
-All that git tracks or would add; and of what it ignores, what Python needs: compiled extensions, generated modules, and
-the metadata of ``setup.py develop``. Without git, everything but caches.
+These are the files that git tracks or would add, and ignored files that Python needs: compiled extensions, generated
+modules, and the metadata of ``setup.py develop``. Without git, it is everything but caches.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _CACHES = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".nox"}
     | {".eggs", ".ipynb_checkpoints", ".venv", "venv", "node_modules"}
 )
-_LEFT_OUT = (".pyc", ".ccb")  # compiled anew on a node; bundles
+_SKIPPED = (".pyc", ".ccb")  # compiled again on the node; bundles
 _ENVIRONMENT_SIGNS = ("pyvenv.cfg", "conda-meta")
 
 _CODE = re.compile(r"\.py\Z|\.so(\.\d+)*\Z")
 _METADATA = (".egg-info", ".dist-info")
-_LARGE = 1 << 30  # bytes that git does not know; more are worth a word
+_LARGE = 1 << 30  # bytes of untracked files; more give a notice
 
-# Without what the caller's environment or a repository's own settings would make it do: another repository, hooks, a
-# program that watches files. What another user owns is listed all the same; nothing of it is run.
+# Ignores settings of the repository that start programs, such as fsmonitor. A repository of another user is listed as
+# well: nothing in it is run.
 _GIT = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkout's files that travel, and what people should know of them."""
+    """The files of a checkout to pack, and notices about them."""
 
     tree: scan.Tree
     notices: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Contents:
 
 @dataclass
 class _Listing:
-    """Paths relative to the checkout: what travels, what of it git does not track, what of a package stays behind."""
+    """Paths relative to the checkout: files to pack, untracked ones among them, and ignored files of packages."""
 
     kept: list[str] = field(default_factory=list)
     untracked: list[str] = field(default_factory=list)
@@ -51,38 +51,38 @@ class _Listing:
 
 
 def contents(root: Path, target: str, prefix: Path, references: Iterable[str] = ()) -> Contents:
-    """The files of a checkout that travel.
+    """List the files of a checkout to pack.
 
     Args:
         root: the checkout.
         target: where it goes, relative to the prefix.
-        prefix: the environment, which may lie inside the checkout and is no part of it.
-        references: folders in the checkout that the environment imports from; they travel even if git ignores them.
+        prefix: the environment. It may be inside the checkout and is not part of it.
+        references: folders in the checkout that the environment imports from. They are packed even if git ignores them.
     """
     environment = os.path.realpath(prefix)
 
-    def leave_out(path: str, name: str) -> bool:
-        if name in _CACHES or name.endswith(_LEFT_OUT):
+    def skip(path: str, name: str) -> bool:
+        if name in _CACHES or name.endswith(_SKIPPED):
             return True
         full = root / path
         return full.is_dir() and (_is_environment(full) or os.path.realpath(full) == environment)
 
-    listing = _list(root, "", leave_out)
+    listing = _list(root, "", skip)
     if listing is None:
-        tree = scan.walk(root, target, leave_out=leave_out)
+        tree = scan.walk(root, target, skip=skip)
         return Contents(tree, tuple(_links_out(tree, target)))
     kept = dict.fromkeys(listing.kept)
     for folder in references:
         inside = os.path.relpath(folder, root)
         if inside != "." and not any(path == inside or path.startswith(inside + "/") for path in kept):
-            found = scan.walk(Path(folder), inside, leave_out=lambda _path, name: name in _CACHES).found
+            found = scan.walk(Path(folder), inside, skip=lambda _path, name: name in _CACHES).sources
             kept |= dict.fromkeys(one.path for one in found)
     tree = scan.pick(root, target, kept)
     return Contents(tree, (*_notices(root, target, listing), *_links_out(tree, target)))
 
 
-def _list(root: Path, top: str, leave_out: scan.LeaveOut) -> _Listing | None:
-    """What git says of the folder ``top`` of a checkout, and of the repositories in it; None if it says nothing."""
+def _list(root: Path, top: str, skip: scan.Skip) -> _Listing | None:
+    """List the folder ``top`` of a checkout and the repositories in it with git; None without git or a repository."""
     folder = root / top
     tracked = _git(folder, "--cached")
     others = _git(folder, "--others", "--exclude-standard")
@@ -91,33 +91,33 @@ def _list(root: Path, top: str, leave_out: scan.LeaveOut) -> _Listing | None:
     listing = _Listing()
     for paths, into in ((tracked, (listing.kept,)), (others, (listing.kept, listing.untracked))):
         for path in (f"{top}{path}".rstrip("/") for path in paths):
-            if any(leave_out(part, part.rpartition("/")[2]) for part in _parts(path)):
+            if any(skip(part, part.rpartition("/")[2]) for part in _parts(path)):
                 continue
             if _is_folder(root / path):  # a submodule, or a repository inside this one
-                _add_nested(listing, root, path, leave_out)
+                _add_nested(listing, root, path, skip)
             else:
                 for paths_of in into:
                     paths_of.append(path)
     for path in _git(folder, "--others", "--ignored", "--exclude-standard", "--directory"):
-        _add_ignored(listing, root, top + path, top, leave_out)
+        _add_ignored(listing, root, top + path, top, skip)
     return listing
 
 
-def _add_nested(listing: _Listing, root: Path, path: str, leave_out: scan.LeaveOut) -> None:
-    nested = _list(root, path + "/", leave_out)
+def _add_nested(listing: _Listing, root: Path, path: str, skip: scan.Skip) -> None:
+    nested = _list(root, path + "/", skip)
     if nested is None:
-        listing.kept += _walk(root, path, leave_out)
+        listing.kept += _walk(root, path, skip)
         return
     listing.kept += nested.kept
     listing.untracked += nested.untracked
     listing.ignored += nested.ignored
 
 
-def _add_ignored(listing: _Listing, root: Path, path: str, top: str, leave_out: scan.LeaveOut) -> None:
-    """What git ignores travels if it is code of a package, or a package's metadata."""
+def _add_ignored(listing: _Listing, root: Path, path: str, top: str, skip: scan.Skip) -> None:
+    """Pack an ignored file if it is code or metadata of a package."""
     is_folder = path.endswith("/")
     path = path.rstrip("/")
-    if any(leave_out(part, part.rpartition("/")[2]) for part in _parts(path)):
+    if any(skip(part, part.rpartition("/")[2]) for part in _parts(path)):
         return
     if not is_folder:
         if _CODE.search(path) or any(part.endswith(_METADATA) for part in _parts(path)):
@@ -125,16 +125,16 @@ def _add_ignored(listing: _Listing, root: Path, path: str, top: str, leave_out: 
         elif _is_package(root, path.rpartition("/")[0]):
             listing.ignored.append(path)
     elif path.endswith(_METADATA):
-        listing.kept += _walk(root, path, leave_out)
+        listing.kept += _walk(root, path, skip)
     elif _may_hold_code(root, path, top):
-        code = [one for one in _walk(root, path, leave_out) if _CODE.search(one)]
+        code = [one for one in _walk(root, path, skip) if _CODE.search(one)]
         listing.kept += code
         if not code:
             listing.ignored.append(path + "/")
 
 
 def _may_hold_code(root: Path, folder: str, top: str) -> bool:
-    """Whether an ignored folder is a package or lies in one; ``build`` and ``dist`` in a project's top do not."""
+    """Whether an ignored folder is a package or in one. ``build`` and ``dist`` at the top of a project are not."""
     above = folder.rpartition("/")[0]
     if _is_package(root, folder) or _is_package(root, above):
         return True
@@ -145,27 +145,27 @@ def _notices(root: Path, target: str, listing: _Listing) -> Iterator[str]:
     if listing.ignored:
         more = f" and {len(listing.ignored) - 3} more" if len(listing.ignored) > 3 else ""
         names = ", ".join(listing.ignored[:3]) + more
-        yield f"{root}: git ignores {names} in a package: left behind; git add -f what the program needs"
+        yield f"{root}: git ignores {names} in a package: not packed; git add -f the files that the program needs"
     sizes = {path: _size(root / path) for path in listing.untracked}
     total = sum(sizes.values())
     if total > _LARGE:
         largest = max(sizes, key=lambda path: sizes[path])
         yield (
-            f"{root}: {total / 1e9:.1f} GB that git does not track travel to {target}, among them {largest}; "
-            "name what is not wanted in .gitignore"
+            f"{root}: {total / 1e9:.1f} GB of untracked files are packed as {target}, for example {largest}; "
+            "add unwanted files to .gitignore"
         )
 
 
 def _links_out(tree: scan.Tree, target: str) -> Iterator[str]:
-    for one in tree.found:
+    for one in tree.sources:
         if one.type == "link" and not one.target.startswith("/"):
             leads_to = posixpath.normpath(posixpath.join(posixpath.dirname(one.path), one.target))
             if leads_to != target and not leads_to.startswith(target + "/"):
-                yield f"{one.source} is a link to {one.target}, outside its checkout: it will lead nowhere on a node"
+                yield f"{one.file} links to {one.target}, outside its checkout: the link will be broken on a node"
 
 
 def _git(folder: Path, *options: str) -> list[str]:
-    """Paths relative to ``folder``; none where git, or a repository, is missing."""
+    """Paths relative to ``folder``; none without git or a repository."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environ |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
@@ -177,9 +177,9 @@ def _git(folder: Path, *options: str) -> list[str]:
     return [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
 
 
-def _walk(root: Path, path: str, leave_out: scan.LeaveOut) -> list[str]:
-    found = scan.walk(root / path, path, leave_out=lambda inner, name: leave_out(f"{path}/{inner}", name)).found
-    return [one.path for one in found]
+def _walk(root: Path, path: str, skip: scan.Skip) -> list[str]:
+    tree = scan.walk(root / path, path, skip=lambda inner, name: skip(f"{path}/{inner}", name))
+    return [one.path for one in tree.sources]
 
 
 def _is_package(root: Path, folder: str) -> bool:

@@ -1,20 +1,31 @@
-"""Editable installs: the checkouts that an environment imports from, and where they go."""
+"""Editable installs: find the checkouts that an environment imports from, and decide where they go in the prefix."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from provision.env.source import checkout, references, scan
+from provision.env.bundle.manifest import PACKAGE_FILE
+from provision.env.source import checkout, scan
+from trainer.untrusted import parse_object
 
 FOLDER = "src"  # of the checkouts, in the prefix
 
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
-_UNUSUAL = re.compile(r"[^\w.+-]+")  # what scripts and launchers stumble over in a path
+_UNUSUAL = re.compile(r"[^\w.+-]+")  # characters in a path that break scripts and launchers
+
+# Python programs that find modules elsewhere: setuptools' finders, hatchling's (through ``editables``) and
+# scikit-build-core's. They contain absolute paths as plain strings.
+_FINDERS = ("__editable__*.py", "_editable_impl_*.py", "_*_editable.py")
+
+# meson-python's finder runs ninja in a build folder whenever the package is imported.
+_REBUILDING = "_*_editable_loader.py"
 
 
 @dataclass(frozen=True)
@@ -24,8 +35,8 @@ class Checkout:
     Attributes:
         root: the project's folder, without symlinks.
         target: where it goes, relative to the prefix.
-        tree: its files that travel.
-        aliases: other paths that lead to it or into it, each with the path in the prefix that it stands for.
+        tree: the files to pack.
+        aliases: other paths of it or of folders in it, each with its path in the prefix.
     """
 
     root: str
@@ -39,10 +50,10 @@ class Editables:
     """What editable installs need.
 
     Attributes:
-        checkouts: the folders that travel, outer ones before those that lie in them.
+        checkouts: the folders to pack; a checkout comes before the checkouts inside it.
         dist_infos: the dist-info folders of editable installs, relative to the prefix.
-        aliases: other paths that lead into the prefix, each with the path in the prefix that it stands for.
-        notices: what could not be had, for people.
+        aliases: other paths that lead into the prefix, each with its path in the prefix.
+        notices: what is missing.
     """
 
     checkouts: tuple[Checkout, ...] = ()
@@ -52,69 +63,63 @@ class Editables:
 
     @property
     def relocations(self) -> tuple[tuple[str, str], ...]:
-        """Source paths and where they go."""
+        """Pairs of a source path and its path in the prefix."""
         return (*(pair for one in self.checkouts for pair in ((one.root, one.target), *one.aliases)), *self.aliases)
 
 
 @dataclass
-class _Found:
-    """References so far: for each project, which folders in it are imported from, as they are spelled."""
+class _References:
+    """The folders that an environment imports from, as it spells them: by project, and inside the prefix."""
 
-    roots: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    inner: set[str] = field(default_factory=set)
+    projects: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    inside: set[str] = field(default_factory=set)
     notices: list[str] = field(default_factory=list)
 
 
 def find_editables(prefix: Path, sites: Iterable[str], paths: frozenset[str]) -> Editables:
-    """Find every checkout that the traces of editable installs name, and list its files.
+    """Find every checkout that an editable install refers to, and list its files.
 
     Args:
         prefix: the environment.
         sites: its ``site-packages`` folders, relative to the prefix.
-        paths: every path in it; a checkout's place must not be one of them.
+        paths: every path in it. Checkouts do not use these.
     """
     sites = tuple(sites)
-    installs = dict(references.editable_installs(prefix, sites))
-    named = [folder for site in sites for folder in references.named_folders(prefix / site)]
-    inside = os.path.realpath(prefix)
-    found = _Found()
+    installs, named = _read_references(prefix, sites)
+    real = os.path.realpath(prefix)
+    found = _References()
     for folder in dict.fromkeys((*installs.values(), *named)):
-        _sort_in(found, folder, inside, is_root=folder in installs.values())
+        _add_reference(found, folder, real, is_root=folder in installs.values())
     found.notices += [
-        f"{name} builds its package anew on every import and cannot work elsewhere: pip install it without -e"
+        f"{name} rebuilds its package on every import and cannot work elsewhere: pip install it without -e"
         for site in sites
-        for name in references.rebuilding(prefix / site)
+        for name in rebuilding_finders(prefix / site)
     ]
-    known = (str(prefix), inside)
-    inner = [folder for folder in sorted(found.inner) if not any(_beneath(folder, top) for top in known)]
+    inside = [folder for folder in sorted(found.inside) if not any(_is_in(folder, top) for top in (str(prefix), real))]
     return Editables(
-        checkouts=tuple(_place(found, prefix, set(paths))),
+        checkouts=tuple(_place_checkouts(found, prefix, set(paths))),
         dist_infos=tuple(installs),
-        aliases=tuple(sorted({_alias(folder, inside, "") for folder in inner})),
+        aliases=tuple(sorted({_alias(folder, real, "") for folder in inside})),
         notices=tuple(found.notices),
     )
 
 
 def find_moved(prefix: Path, sites: Iterable[str], source_prefix: str) -> Editables:
-    """Editable installs of an environment that was moved: what they name outside it was left where it came from.
+    """Editable installs of an environment that was moved here: the folders outside it are on another machine.
 
     Args:
-        prefix: where the environment lies now.
+        prefix: where the environment is now.
         sites: its ``site-packages`` folders, relative to the prefix.
-        source_prefix: where it lay.
+        source_prefix: where it was.
     """
-    sites = tuple(sites)
-    installs = dict(references.editable_installs(prefix, sites))
-    named = [folder for site in sites for folder in references.named_folders(prefix / site)]
-    outside = [folder for folder in dict.fromkeys((*installs.values(), *named)) if not _beneath(folder, source_prefix)]
-    notices = tuple(
-        f"{folder} is imported from, but is no part of the environment: it is missing" for folder in outside
-    )
+    installs, named = _read_references(prefix, tuple(sites))
+    outside = [folder for folder in dict.fromkeys((*installs.values(), *named)) if not _is_in(folder, source_prefix)]
+    notices = tuple(f"{folder} is imported but not part of the environment: it is missing" for folder in outside)
     return Editables(dist_infos=tuple(installs), notices=notices)
 
 
 def project_root(folder: str) -> str:
-    """The project that ``folder`` is part of: the nearest folder with project metadata, else git's, else itself."""
+    """The project of ``folder``: the nearest folder with project metadata or .git, else the folder itself."""
     home = Path(_home())
     for candidate in (Path(folder), *Path(folder).parents):
         if candidate in (home, Path("/")):
@@ -124,61 +129,132 @@ def project_root(folder: str) -> str:
     return folder
 
 
-def _sort_in(found: _Found, folder: str, inside: str, *, is_root: bool) -> None:
-    """Decide whether a folder lies in the prefix, in a project, or cannot travel."""
+def editable_installs(prefix: Path, sites: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each editable install's dist-info folder (relative to the prefix) and the folder it was installed from."""
+    for site in sites:
+        for path in sorted((prefix / site).glob("*.dist-info/direct_url.json")):
+            if (root := editable_root(path)) is not None:
+                yield f"{site}/{path.parent.name}", root
+
+
+def named_folders(site: Path) -> Iterator[str]:
+    """The folders that .pth files, egg-links, finders and symlinks of a ``site-packages`` folder refer to."""
+    for path in sorted((*site.glob("*.pth"), *site.glob("*.egg-link"))):
+        lines = _read_text(path).splitlines()
+        for line in lines[:1] if path.suffix == ".egg-link" else lines:
+            if line.startswith("/"):
+                yield os.path.normpath(line.strip())
+    for path in sorted({path for pattern in _FINDERS for path in site.glob(pattern)}):
+        yield from map(_folder_of, _absolute_strings(_read_text(path)))
+    yield from (_folder_of(target) for target in _absolute_links(site))
+
+
+def rebuilding_finders(site: Path) -> Iterator[str]:
+    """Names of finders that rebuild their package on import."""
+    return (path.name for path in sorted(site.glob(_REBUILDING)))
+
+
+def _read_references(prefix: Path, sites: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    named = [folder for site in sites for folder in named_folders(prefix / site)]
+    return dict(editable_installs(prefix, sites)), named
+
+
+def _add_reference(found: _References, folder: str, prefix: str, *, is_root: bool) -> None:
+    """Decide whether a folder is in the prefix, in a project, or cannot be packed."""
     real = os.path.realpath(folder)
-    if _beneath(real, inside):
-        found.inner.add(folder)
+    if _is_in(real, prefix):
+        found.inside.add(folder)
     elif not Path(real).is_dir():
         found.notices.append(
-            f"{folder} does not exist, but a .pth file or an editable install names it: it stays behind"
+            f"{folder} does not exist, but a .pth file or an editable install names it: it is not packed"
         )
-    elif _beneath(_home(), real):
-        found.notices.append(f"{folder} is named by a .pth file and is no project: it stays behind")
+    elif _is_in(_home(), real):
+        found.notices.append(f"{folder} is named by a .pth file and is not a project: it is not packed")
     else:
-        around = [root for root in found.roots if _beneath(real, root)]
+        around = [root for root in found.projects if _is_in(real, root)]
         root = real if is_root else max(around, key=len) if around else project_root(real)
-        found.roots[root].add(folder)
+        found.projects[root].add(folder)
 
 
-def _place(found: _Found, prefix: Path, taken: set[str]) -> Iterator[Checkout]:
-    """Give every project its place: one that lies in another stays there."""
-    placed: list[Checkout] = []
-    for root, folders in sorted(found.roots.items()):
-        around = next((one for one in placed if _beneath(root, one.root)), None)
+def _place_checkouts(found: _References, prefix: Path, taken: set[str]) -> list[Checkout]:
+    """Choose a path in the prefix for every project. A project inside another one stays there."""
+    checkouts: list[Checkout] = []
+    for root, folders in sorted(found.projects.items()):
+        around = next((one for one in checkouts if _is_in(root, one.root)), None)
         if around:
             target = f"{around.target}/{os.path.relpath(root, around.root)}"
         else:
             name = _UNUSUAL.sub("-", Path(root).name).strip("-") or "checkout"
-            target = _free(f"{FOLDER}/{name}", taken)
+            target = _free_path(f"{FOLDER}/{name}", taken)
         taken.add(target)
         contents = checkout.contents(Path(root), target, prefix, sorted(map(os.path.realpath, folders)))
         found.notices += contents.notices
         aliases = tuple(sorted({_alias(folder, root, target) for folder in folders} - {(root, target)}))
-        placed.append(Checkout(root, target, contents.tree, aliases))
-    yield from placed
+        checkouts.append(Checkout(root, target, contents.tree, aliases))
+    return checkouts
 
 
 def _alias(folder: str, top: str, target: str) -> tuple[str, str]:
-    """The shortest beginning of a path that already leads into ``top``, and what it stands for beneath ``target``."""
-    beginnings = [path for path in (folder, *map(str, Path(folder).parents)) if _beneath(os.path.realpath(path), top)]
-    alias = min(beginnings, key=len)
+    """The shortest parent of a path that leads into ``top``, and the path below ``target`` that it stands for."""
+    parents = [path for path in (folder, *map(str, Path(folder).parents)) if _is_in(os.path.realpath(path), top)]
+    alias = min(parents, key=len)
     inner = os.path.realpath(alias)[len(top) :].strip("/")
     return alias, "/".join(part for part in (target, inner) if part)
+
+
+def editable_root(path: Path) -> str | None:
+    """The folder in an editable install's ``direct_url.json`` (PEP 610); None if the install is not editable."""
+    try:
+        data = parse_object(path.read_bytes(), limit=PACKAGE_FILE)
+        if not data.get("dir_info", {}).get("editable"):
+            return None
+        parts = urlsplit(str(data["url"]))
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return os.path.normpath(unquote(parts.path, errors="surrogateescape")) if parts.scheme == "file" else None
+
+
+def _absolute_strings(program: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("/"):
+            yield os.path.normpath(node.value)
+
+
+def _absolute_links(site: Path) -> Iterator[str]:
+    """Targets of absolute symlinks at the top of ``site-packages``, made by ``flit install -s`` or by hand."""
+    if site.is_dir():
+        for path in sorted(site.iterdir()):
+            if path.is_symlink() and (target := os.readlink(path)).startswith("/"):  # noqa: PTH115 - a str is wanted
+                yield os.path.normpath(target)
+
+
+def _folder_of(path: str) -> str:
+    return str(Path(path).parent) if Path(path).is_file() else path
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
 
 
 def _home() -> str:
     return os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
 
 
-def _beneath(path: str, top: str) -> bool:
+def _is_in(path: str, top: str) -> bool:
     return path == top or path.startswith(top.rstrip("/") + "/")
 
 
-def _free(target: str, taken: set[str]) -> str:
+def _free_path(target: str, taken: set[str]) -> str:
     number = 2
-    name = target
-    while name in taken:
-        name = f"{target}-{number}"
+    path = target
+    while path in taken:
+        path = f"{target}-{number}"
         number += 1
-    return name
+    return path

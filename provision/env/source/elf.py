@@ -1,4 +1,4 @@
-"""The little of ELF that is needed: the machine, and the newest glibc that a file asks for.
+"""Read ELF files: the platform, the newest glibc that a file needs, and its segments.
 
 Source of the offsets: the System V ABI, chapter 4, and the Linux Standard Base, "Symbol Versioning".
 """
@@ -29,7 +29,7 @@ Read = Callable[[int, int], bytes]
 
 
 def platform(head: bytes) -> str | None:
-    """Conda's name of the platform that an ELF file is for; None if it is none that is known."""
+    """Conda's name of the platform of an ELF file; None if it is unknown or the file is not ELF."""
     if head[:4] != MAGIC or len(head) < 20:
         return None
     order = "<" if head[5] == 1 else ">"
@@ -40,7 +40,7 @@ def glibc(read: Read) -> tuple[int, int] | None:
     """The newest ``GLIBC_x.y`` in the file's table of needed symbol versions.
 
     Returns:
-        The version; None if the file asks for none, is no ELF file, or a damaged one.
+        The version; None if the file needs none, is not ELF, or is damaged.
     """
     try:
         return max(_needed(read), default=None)
@@ -49,10 +49,10 @@ def glibc(read: Read) -> tuple[int, int] | None:
 
 
 def loaded(data: bytes | mmap) -> tuple[range, ...]:
-    """Which bytes of an ELF file a process sees (PT_LOAD); the rest is for linkers and debuggers.
+    """The bytes of an ELF file that a process loads (PT_LOAD); the rest is for linkers and debuggers.
 
     Returns:
-        Ranges of offsets; all of the file where its headers are damaged.
+        Ranges of offsets; the whole file if its headers are damaged.
     """
     order = "<" if data[5:6] == b"\1" else ">"
     try:
@@ -68,8 +68,8 @@ def segments(read: Read, order: str, *, wide: bool) -> list[tuple[int, int, int,
 
     Args:
         read: reads the file.
-        order: its byte order, as struct has it.
-        wide: it is one of 64 bits.
+        order: its byte order, as in struct.
+        wide: it is a 64-bit file.
 
     Raises:
         struct.error, OverflowError: it is damaged.
@@ -83,10 +83,10 @@ def segments(read: Read, order: str, *, wide: bool) -> list[tuple[int, int, int,
 
 
 def run_paths(data: bytes) -> tuple[range, ...]:
-    """Where the strings lie that name folders for the loader to search (DT_RPATH, DT_RUNPATH).
+    """The strings that list folders for the loader to search (DT_RPATH, DT_RUNPATH).
 
     Returns:
-        Ranges of offsets, in order; none if the file has none, is no ELF file, or a damaged one.
+        Ranges of offsets, in order; none if the file has none, is not ELF, or is damaged.
     """
     try:
         return tuple(sorted(_run_paths(data), key=lambda found: found.start))

@@ -1,4 +1,4 @@
-"""What a manifest says about an environment besides its files: platform, versions, GPU architectures."""
+"""Facts about an environment for its manifest: platform, versions, GPU architectures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PYTHON = re.compile(r"lib/python(\d+\.\d+)/")
 _NCCL = re.compile(r"nvidia-nccl(?:-cu\d+)?\Z|nccl\Z")
 _ARCHITECTURE = re.compile(rb"sm_\d{2,3}[af]?(?=[ ,;\0\]])")
 
-_BEFORE = (b"", b" ", b"=", b"\0")  # a word of its own, or nvcc's ``code=sm_90``
-_TELLING = ("libtorch_cuda", "libtorch_python")
+_BEFORE = (b"", b" ", b"=", b"\0")  # a separate word, or nvcc's ``code=sm_90``
+_TORCH_LIBRARIES = ("libtorch_cuda", "libtorch_python")
 
 
 def platform(prefix: Path) -> str:
@@ -37,7 +37,7 @@ def platform(prefix: Path) -> str:
 
 
 def python(packages: Iterable[Package], paths: Iterable[str]) -> str:
-    """The version of Python: all of it where conda knows it, else as far as the folder's name tells."""
+    """The version of Python: from conda, else major and minor version from the folder's name."""
     for package in packages:
         if package.name == "python" and package.kind == "conda":
             return package.version
@@ -45,7 +45,7 @@ def python(packages: Iterable[Package], paths: Iterable[str]) -> str:
 
 
 def versions(prefix: Path, packages: Iterable[Package], sites: Iterable[str]) -> dict[str, str | None]:
-    """Versions of what a training run rests on; None for what the environment lacks."""
+    """Versions of the packages that training needs; None for missing ones."""
     found = {package.name: package.version for package in packages}
     torch = found.get("torch") or found.get("pytorch")
     nccl = next((version for name, version in found.items() if _NCCL.match(name)), None)
@@ -59,11 +59,11 @@ def versions(prefix: Path, packages: Iterable[Package], sites: Iterable[str]) ->
 
 
 def has_architectures(path: str) -> bool:
-    """Whether a file of torch tells the GPU architectures that it was compiled for."""
+    """Whether a path is a library of torch that names the GPU architectures it was compiled for."""
     if "/torch/lib/" not in path:
         return False
     folder, _, name = path.rpartition("/")
-    return folder.endswith("/torch/lib") and name.startswith(_TELLING)
+    return folder.endswith("/torch/lib") and name.startswith(_TORCH_LIBRARIES)
 
 
 def architectures(data: bytes | memoryview) -> frozenset[str]:
@@ -76,9 +76,9 @@ def architectures(data: bytes | memoryview) -> frozenset[str]:
 
 
 def notices(found: Mapping[str, str | None], compiled: Iterable[str] | None) -> tuple[str, ...]:
-    """What could not be found out."""
+    """A notice for each fact that is missing."""
     if found.get("cuda") and compiled is None:
-        return ("the GPU architectures that torch was compiled for could not be read from its libraries",)
+        return ("the GPU architectures that torch was compiled for are not in its libraries",)
     return ()
 
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.env.bundle import consistency, parse, slices, tar
+from provision.env.bundle import parse, slices, tar
+from provision.env.bundle.index import MANIFEST, index_member, member_header
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles
 from provision.env.bundle.parse import LIMIT
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing import pack, writer
-from provision.env.source import owners, references
+from provision.env.source import editable, packages
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
 from provision.tasks.interchange import pack_archive
@@ -45,8 +46,8 @@ def with_manifest(path, data, *, size=None, split=0):
     begin = member.offset + member.compressed + tar.padding(member.compressed)
     content = path.read_bytes()[:begin]
     size = len(data) if size is None else size
-    index = writer.index_member(begin + tar.BLOCK, size, hashlib.sha256(data).hexdigest(), split)
-    end = writer.member_header(writer.MANIFEST, size) + data + bytes(tar.padding(len(data))) + tar.END
+    index = index_member(begin + tar.BLOCK, size, hashlib.sha256(data).hexdigest(), split)
+    end = member_header(MANIFEST, size) + data + bytes(tar.padding(len(data))) + tar.END
     out = path.with_name("hostile.ccb")
     out.write_bytes(index + content[len(index) :] + end)
     return out
@@ -87,9 +88,9 @@ STRINGS = {
     "relocation": (lambda d: d["relocations"][0].__setitem__(0, "/x\x1b"), "relocations"),
     "link with a NUL": (lambda d: entry_named(d, "share/dangling").update(target="a\0b"), "target of 'share/dangling'"),
     "long link": (lambda d: entry_named(d, "share/dangling").update(target="a" * 4096), "target of"),
-    "long path": (lambda d: d["files"][-1].update(path="src/" + "a/" * 2100 + "b"), "no disk holds it"),
-    "long component": (lambda d: d["files"][-1].update(path="src/" + "a" * 256), "no disk holds it"),
-    "long component in bytes": (lambda d: d["files"][-1].update(path="src/" + "é" * 128), "no disk holds it"),
+    "long path": (lambda d: d["files"][-1].update(path="src/" + "a/" * 2100 + "b"), "in one name"),
+    "long component": (lambda d: d["files"][-1].update(path="src/" + "a" * 256), "in one name"),
+    "long component in bytes": (lambda d: d["files"][-1].update(path="src/" + "é" * 128), "in one name"),
     "size as a float": (lambda d: entry_named(d, "bin/hello").update(size=5.0), "size of 'bin/hello' is 5.0"),
     "size as a bool": (lambda d: entry_named(d, "bin/hello").update(size=True), "size of 'bin/hello' is True"),
     "size not a number": (
@@ -153,14 +154,14 @@ class TestMemory:
         out = with_manifest(packed, b"{}", size=size)
         os.truncate(out, out.stat().st_size + size)
         tracemalloc.start()
-        with pytest.raises(BundleError, match=f"its manifest has {size} bytes, more than the {LIMIT} that are read"):
+        with pytest.raises(BundleError, match=f"its manifest has {size} bytes, more than the limit of {LIMIT}"):
             open_bundle(out)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
         tracemalloc.stop()
 
     def test_pack_writes_no_manifest_that_is_not_read(self, prefix, tmp_path, monkeypatch):
         monkeypatch.setattr(writer, "LIMIT", 1000)
-        with pytest.raises(BundleError, match="at most 1000 are read"):
+        with pytest.raises(BundleError, match="the limit is 1000"):
             pack.pack(prefix, tmp_path / "x.ccb", name="x", emit=ignore)
         assert not list(tmp_path.glob("*x.ccb*"))
 
@@ -174,15 +175,15 @@ class TestMemory:
             open_bundle(first)
 
     def test_missing_parts_are_counted_and_not_all_named(self, tmp_path):
-        error = slices.lacking(tmp_path / "x.ccb", [f"x.ccb.{number:03}" for number in range(5000)])
+        error = slices.parts_missing(tmp_path / "x.ccb", [f"x.ccb.{number:03}" for number in range(5000)])
         assert "and 4990 more" in str(error)
 
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            (lambda d: d["prefix_files"].update(size=consistency.PREFIX_FILES + 1), "prefix_files has"),
-            (lambda d: entry_named(d, "bin/hello").update(size=consistency.REWRITTEN + 1), "held in memory"),
-            (lambda d: entry_named(d, "share/sp ace").update(size=consistency.MEMBER + 1), "held in memory"),
+            (lambda d: d["prefix_files"].update(size=parse.PREFIX_FILES + 1), "prefix_files has"),
+            (lambda d: entry_named(d, "bin/hello").update(size=parse.REWRITTEN + 1), "in memory"),
+            (lambda d: entry_named(d, "share/sp ace").update(size=parse.MEMBER + 1), "in memory"),
         ],
     )
     def test_what_is_held_in_memory_has_limits(self, packed, change, said):
@@ -190,14 +191,14 @@ class TestMemory:
             open_bundle(patched(packed, change))
 
     def test_folders_within_folders_are_not_multiplied(self, monkeypatch):
-        monkeypatch.setattr(consistency, "_FOLDERS", 10_000)
+        monkeypatch.setattr(parse, "FOLDER_PATHS", 10_000)
         entries = tuple(Entry(f"{n}/" + "a/" * 500 + "f", "file", 0o644, 0, chunks=(0,)) for n in range(10))
         manifest = Manifest(
             name="a", tool="", created="", platform="", python="", source_prefix="/p", chunks=(),
             prefix_files=PrefixFiles("", 0, 0, 0), files=entries, relocations=(("/p", ""),),
         )  # fmt: skip
-        with pytest.raises(consistency.Inconsistent, match="paths of all folders"):
-            consistency.check(manifest)
+        with pytest.raises(parse.InvalidManifest, match="paths of all folders"):
+            parse.check(manifest)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +207,8 @@ class TestMemory:
 def test_files_of_packages_are_read_with_the_same_care(tmp_path, data):
     path = tmp_path / "x.json"
     path.write_bytes(data.encode("utf-8", "surrogatepass"))
-    list(owners._conda(path))
-    references._direct_url(path)
+    list(packages.read_conda_package(path))
+    editable.editable_root(path)
 
 
 # Any mutation of a valid manifest is the same manifest or refused.

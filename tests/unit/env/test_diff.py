@@ -10,9 +10,15 @@ import pytest
 from provision.env.bundle.manifest import Package
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.report.difference import Version, _facts, _packages, compare
-from provision.env.report.difference_text import difference_text
-from provision.env.report.ownership import owner, owners
+from provision.env.report.difference import (
+    Version,
+    compare,
+    difference_text,
+    fact_changes,
+    find_owners,
+    owner,
+    package_changes,
+)
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
 from provision.tasks.inspect import diff, differed
@@ -46,7 +52,7 @@ def test_equal_bundles_say_so(env, packs):
     difference = diff(packs(env, "a"), packs(env, "b"))
     assert difference.identical
     assert difference.sending == (0, 0, 0)
-    assert "the same release: a deploy would send nothing" in told(difference)
+    assert "the same release: a deploy sends nothing" in told(difference)
 
 
 def test_an_environment_rebuilt_from_the_same_packages_is_the_same_at_other_times(env, packs, helpers):
@@ -64,8 +70,8 @@ def test_an_environment_rebuilt_from_the_same_packages_is_the_same_at_other_time
     assert difference.sending == (0, 0, 0)
     assert difference.recompiled == 1
     text = told(difference)
-    assert "the same content, other times" in text
-    assert "1 file compiled anew from the same source" in text
+    assert "same content, different times" in text
+    assert "1 file compiled again from the same source" in text
     assert "0 of" in text
 
 
@@ -138,7 +144,7 @@ def test_names_and_versions_of_two_kinds_are_told_apart(packed):
     old = open_bundle(packed).manifest
     new = replace(old, packages=(Package("a", "1", "pypi"), Package("b", "2", "conda"), Package("b", "3", "pypi")))
     old = replace(old, packages=(Package("a", "1", "conda"), Package("b", "2", "conda")))
-    assert list(_packages(old, new)) == [
+    assert list(package_changes(old, new)) == [
         Version("a", "1 (conda)", "1 (pypi)"),
         Version("b", "2 (conda)", "2 (conda) and 3 (pypi)"),
     ]
@@ -148,12 +154,12 @@ def test_facts_that_differ_are_named(packed):
     old = open_bundle(packed).manifest
     old = replace(old, glibc="2.28", gpu_architectures=("sm_90", "sm_80"), versions={"cuda": "12.8", "torch": "2.9"})
     new = replace(old, glibc="2.34", gpu_architectures=("sm_100", "sm_90"), versions={"cuda": "13.0", "torch": "2.9"})
-    assert list(_facts(old, new)) == [
+    assert list(fact_changes(old, new)) == [
         Version("glibc", "2.28", "2.34"),
         Version("cuda", "12.8", "13.0"),
         Version("GPU architectures", "sm_80 sm_90", "sm_90 sm_100"),
     ]
-    assert list(_facts(old, old)) == []
+    assert list(fact_changes(old, old)) == []
 
 
 def test_owners_are_read_from_records_and_conda_meta():
@@ -164,7 +170,7 @@ def test_owners_are_read_from_records_and_conda_meta():
         "conda-meta/history": b"==> 2026 <==\n",
         f"{site}/bad-1.0.dist-info/RECORD": b'"\n',
     }
-    known = owners(files, "/p")
+    known = find_owners(files, "/p")
     assert known["bin/tool"] == "c"  # conda's word comes before pip's, as when chunks are made
     assert known[f"{site}/my/a.py"] == "my-pack"
     assert known["share/abs"] == "my-pack"

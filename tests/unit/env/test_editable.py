@@ -7,7 +7,7 @@ import pytest
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
 from provision.env.source import checkout, editable, scan
-from provision.env.source.survey import aliases, survey
+from provision.env.source.survey import find_aliases, scan_environment, survey
 from provision.errors import UsageError
 from provision.model import ignore
 
@@ -15,11 +15,11 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 
 def travelling(root, prefix, references=()):
-    return {one.path for one in checkout.contents(root, "src/p", prefix, references).tree.found if one.type != "dir"}
+    return {one.path for one in checkout.contents(root, "src/p", prefix, references).tree.sources if one.type != "dir"}
 
 
 def found_in(prefix):
-    paths = frozenset(one.path for one in scan.environment(prefix).found)
+    paths = frozenset(one.path for one in scan.walk_environment(prefix).sources)
     return editable.find_editables(prefix, ["lib/python3.11/site-packages"], paths)
 
 
@@ -82,7 +82,7 @@ def test_ignored_code_of_a_package_travels_and_ignored_folders_of_a_project_do_n
     for name in ignored:
         helpers.write(root / name, "x")
     found = checkout.contents(root, "src/p", tmp_path / "env")
-    paths = {one.path.removeprefix("src/p/") for one in found.tree.found}
+    paths = {one.path.removeprefix("src/p/") for one in found.tree.sources}
     assert {name: name in paths for name in ignored} == ignored
     assert [notice for notice in found.notices if "src/p/weights.bin" in notice]
 
@@ -155,7 +155,7 @@ def test_a_link_that_leaves_its_checkout_is_named(tmp_path, helpers):
     (root / "inside").symlink_to("./a.py")
     (root / "outside").symlink_to("../q/data")
     (notice,) = checkout.contents(root, "src/p", tmp_path / "env").notices
-    assert notice.startswith(f"{root}/outside is a link to ../q/data")
+    assert notice.startswith(f"{root}/outside links to ../q/data")
 
 
 def test_a_checkout_in_another_one_stays_there(tmp_path, helpers):
@@ -170,7 +170,7 @@ def test_a_checkout_in_another_one_stays_there(tmp_path, helpers):
 
 def test_a_checkout_does_not_travel_where_the_environment_has_no_folder_for_it(prefix, tmp_path):
     (prefix / "src").symlink_to("/mnt")
-    with pytest.raises(UsageError, match=r"opt/env/src is no folder: checkouts that travel would lie in it"):
+    with pytest.raises(UsageError, match=r"opt/env/src is not a folder, but checkouts must go there"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
 
 
@@ -187,7 +187,7 @@ def test_a_folder_that_git_knows_and_that_was_replaced_by_a_link_travels_as_the_
     assert not [path for path in travelling(checkout, prefix) if path.startswith("src/p/conf/")]
     manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
     open_bundle(tmp_path / "b.ccb").verify(ignore)
-    assert any("src/proj/conf is a link to" in text for text in manifest.notices)
+    assert any("src/proj/conf links to" in text for text in manifest.notices)
 
 
 def test_a_checkout_by_several_names_is_one_checkout(tmp_path, helpers):
@@ -284,7 +284,7 @@ def test_setup_py_develop(tmp_path, helpers):
 
 def test_a_checkout_inside_the_prefix_just_stays(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env", tmp_path / "env" / "src" / "proj")
-    assert survey(prefix).relocations == ((str(prefix), ""),)
+    assert survey(scan_environment(prefix)).relocations == ((str(prefix), ""),)
 
 
 def test_two_checkouts_of_one_name(tmp_path, helpers):
@@ -310,7 +310,7 @@ def test_an_interpreter_that_is_spelled_relative_to_somewhere_is_no_alias(prefix
         helpers.write(prefix / "bin" / name, f"#!{spelled}/bin/python\n", 0o755)
     for folder in (prefix, tmp_path):  # each of which makes one of them lead to the environment
         monkeypatch.chdir(folder)
-        assert aliases(prefix) == (str(link),)
+        assert find_aliases(prefix) == (str(link),)
 
 
 def test_where_nobody_has_a_home_checkouts_are_found(prefix, checkout, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from provision.env.packing.pack import pack
 from provision.env.source import elf
-from provision.env.source.survey import survey
+from provision.env.source.survey import scan_environment, survey
 from provision.model import ignore
 
 NO_NETWORK = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
@@ -186,7 +186,7 @@ def develop(prefix, root):
 
 @pytest.fixture(scope="module")
 def found(env):
-    return survey(env)
+    return survey(scan_environment(env))
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,8 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.source import data as riders
 from provision.env.source import scan
-from provision.env.source.exclude import leave_out
+from provision.env.source.survey import Survey, exclude_sources, find_data
 from provision.errors import UsageError
 from provision.model import Notice, ignore
 
@@ -17,7 +16,8 @@ from provision.model import Notice, ignore
 def found(*paths):
     """Files, and the folders (ending in a slash) among them, sorted by path."""
     return sorted(
-        scan.Found(path.rstrip("/"), "", "dir" if path.endswith("/") else "file", 0o644, 0, 1_000_000) for path in paths
+        scan.Source(path.rstrip("/"), "", "dir" if path.endswith("/") else "file", 0o644, 0, 1_000_000)
+        for path in paths
     )
 
 
@@ -47,15 +47,15 @@ TREE = found(
     ],
 )
 def test_patterns_mean_what_they_mean_in_a_gitignore_file(patterns, gone):
-    left, _ = leave_out(TREE, patterns)
-    assert {one.path for one in TREE} - {one.path for one in left} == gone
+    left = exclude_sources(TREE, patterns)
+    assert {one.path for one in TREE} - {one.path for one in left.kept} == gone
 
 
 def test_each_pattern_tells_how_much_it_leaves_out():
-    _, notices = leave_out(TREE, ["share/doc", "*.a", "!lib/keep.a", "*.nothing", "#comment"])
-    assert notices == (
-        "--exclude 'share/doc' leaves out 2 files of 2.0 MB",
-        "--exclude '*.a' leaves out 1 file of 1.0 MB",
+    notices = exclude_sources(TREE, ["share/doc", "*.a", "!lib/keep.a", "*.nothing", "#comment"])
+    assert notices.notices == (
+        "--exclude 'share/doc' excludes 2 files of 2.0 MB",
+        "--exclude '*.a' excludes 1 file of 1.0 MB",
         "--exclude '*.nothing' matches nothing",
         "--exclude '#comment' matches nothing",
     )
@@ -63,13 +63,13 @@ def test_each_pattern_tells_how_much_it_leaves_out():
 
 @pytest.mark.parametrize("pattern", ["*", "bin", "/bin/python", "python"])
 def test_an_environment_keeps_its_python(pattern):
-    with pytest.raises(UsageError, match="would leave out bin"):
-        leave_out(TREE, [pattern])
+    with pytest.raises(UsageError, match="would exclude bin"):
+        exclude_sources(TREE, [pattern])
 
 
 def test_a_pattern_that_is_none():
     with pytest.raises(UsageError, match=r"--exclude: .*'!'"):
-        leave_out(TREE, ["!"])
+        exclude_sources(TREE, ["!"])
 
 
 def packed_with(prefix, tmp_path, helpers, **options):
@@ -88,19 +88,19 @@ def test_what_is_left_out_is_neither_packed_nor_forgotten(prefix, tmp_path, help
     assert f"{helpers.SITE}/hello/plain.py" in paths
     told = [text for text in bundle.manifest.notices if "--exclude" in text]
     assert told == [text for text in notices if "--exclude" in text]
-    assert told[0].startswith("--exclude 'other/' leaves out 40 files")
+    assert told[0].startswith("--exclude 'other/' excludes 40 files")
     assert told[-1] == "--exclude 'nothing' matches nothing"
 
 
 def test_names_may_come_and_go_in_a_folder_that_is_left_out(prefix, tmp_path, helpers, monkeypatch):
-    real = scan.environment
+    real = scan.walk_environment
 
     def environment(path, **options):
         tree = real(path, **options)
         helpers.write(prefix / "share" / "hard" / "new", "x")
         return tree
 
-    monkeypatch.setattr(scan, "environment", environment)
+    monkeypatch.setattr(scan, "walk_environment", environment)
     bundle, _ = packed_with(prefix, tmp_path, helpers, exclude=["share/hard"])
     assert "share/hard" not in {entry.path for entry in bundle.manifest.files}
 
@@ -161,15 +161,15 @@ def test_a_link_that_is_given_is_followed_and_keeps_its_name(dataset, tmp_path, 
 
 def test_a_data_folder_may_be_named_by_a_dot(dataset, monkeypatch):
     monkeypatch.chdir(dataset)
-    assert riders.find([scan.Path()], []).names == ("corpus",)
+    assert find_data([scan.Path()], []).names == ("corpus",)
 
 
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
         (["sets/corpus", "other/corpus"], "would both be data/corpus"),
-        (["sets/taken"], "has a data/taken of its own"),
-        (["nowhere"], "there is no such file or folder"),
+        (["sets/taken"], "already has data/taken"),
+        (["nowhere"], "no such file or folder"),
         (["/"], "with a name"),
         (["socket"], "neither a file nor a folder"),
     ],
@@ -181,7 +181,7 @@ def test_data_that_cannot_travel(dataset, tmp_path, helpers, monkeypatch, paths,
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         with pytest.raises(UsageError, match=message):
-            riders.find([scan.Path(path) for path in paths], ["data/taken"])
+            find_data([scan.Path(path) for path in paths], ["data/taken"])
 
 
 def test_a_compiled_file_may_be_data(prefix, tmp_path, helpers):
@@ -200,7 +200,7 @@ def test_data_do_not_travel_where_the_environment_has_no_folder_for_them(prefix,
         (prefix / "data").symlink_to("/mnt")
     else:
         helpers.write(prefix / "data", "x")
-    with pytest.raises(UsageError, match=r"opt/env/data is no folder: data that travel would lie in it") as error:
+    with pytest.raises(UsageError, match=r"opt/env/data is not a folder, but data must go there") as error:
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, data=[dataset])
     assert "mv " in error.value.hint
     assert not (tmp_path / "b.ccb").exists()
@@ -209,7 +209,7 @@ def test_data_do_not_travel_where_the_environment_has_no_folder_for_them(prefix,
 
 
 def test_a_bundle_among_its_own_data_is_refused(prefix, dataset, helpers):
-    with pytest.raises(UsageError, match=r"would lie inside the data .*corpus"):
+    with pytest.raises(UsageError, match=r"would be inside the data .*corpus"):
         pack(prefix, dataset / "b.ccb", name="b", emit=ignore, data=[dataset])
     assert not (dataset / "b.ccb").exists()
 
@@ -234,15 +234,14 @@ def test_a_file_that_is_data_and_of_the_environment_is_two_files(prefix, tmp_pat
 
 
 def test_data_that_change_are_noticed(prefix, dataset, tmp_path, helpers, monkeypatch):
-    from provision.env.packing.pack import _Packing
     from provision.errors import BundleError
 
-    real = _Packing.run
+    real = Survey.check_folders
 
-    def run(self, *args):
-        real(self, *args)
+    def check(self):
         helpers.write(dataset / "empty" / "new", "x")
+        real(self)
 
-    monkeypatch.setattr(_Packing, "run", run)
-    with pytest.raises(BundleError, match=r"corpus/empty changed while it was packed"):
+    monkeypatch.setattr(Survey, "check_folders", check)
+    with pytest.raises(BundleError, match=r"corpus/empty changed during packing"):
         packed_with(prefix, tmp_path, helpers, data=[dataset])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry
-from provision.env.packing import chunks
-from provision.env.source import elf, facts, owners, scan
+from provision.env.packing.plan import plan_chunks
+from provision.env.source import elf, facts, packages, scan
 
 names = st.binary(min_size=1, max_size=300).filter(lambda b: b"\0" not in b and b.strip(b"/"))
 
@@ -63,7 +63,7 @@ def test_gpu_architectures():
 
 
 def found(path, size):
-    return scan.Found(path, "", "file", 0o644, 0, size)
+    return scan.Source(path, "", "file", 0o644, 0, size)
 
 
 @given(st.lists(st.integers(0, 6000), max_size=20), st.lists(st.integers(0, 6000), max_size=20))
@@ -74,33 +74,33 @@ def test_a_packages_chunks_do_not_depend_on_others(sizes, others):
     def owner(path):
         return path[0]
 
-    alone = chunks.plan(mine, owner, limit=5000)
-    together = chunks.plan([*mine, *theirs], owner, limit=5000)
-    assert [part for part in together.parts if part.package == "a"] == list(alone.parts)
-    assert [one for one in together.large if one.package == "a"] == list(alone.large)
-    in_parts = [one for part in alone.parts for one in part.found]
-    assert sorted([*in_parts, *(one.found for one in alone.large)]) == sorted(mine)
-    assert all(part.span <= 5000 for part in alone.parts)
-    assert [part.span for part in alone.parts] == sorted((part.span for part in alone.parts), reverse=True)
+    alone = plan_chunks(mine, owner, limit=5000)
+    together = plan_chunks([*mine, *theirs], owner, limit=5000)
+    assert [part for part in together.groups if part.package == "a"] == list(alone.groups)
+    assert [one for one in together.large if one.path[0] == "a"] == list(alone.large)
+    in_parts = [one for part in alone.groups for one in part.sources]
+    assert sorted([*in_parts, *alone.large]) == sorted(mine)
+    assert all(part.span <= 5000 for part in alone.groups)
+    assert [part.span for part in alone.groups] == sorted((part.span for part in alone.groups), reverse=True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), max_size=20))
 def test_a_source_and_what_was_compiled_from_it_are_never_cut_apart(sizes):
     files = [found(f"a/{n}.py", size) for n, (size, _) in enumerate(sizes)]
     files += [found(f"a/__pycache__/{n}.cpython-311.pyc", size) for n, (_, size) in enumerate(sizes)]
-    parts = chunks.plan(files, lambda _path: "a", limit=5000).parts
-    assert sorted(one for part in parts for one in part.found) == sorted(files)
+    parts = plan_chunks(files, lambda _path: "a", limit=5000).groups
+    assert sorted(one for part in parts for one in part.sources) == sorted(files)
     for part in parts:
-        assert list(part.found) == sorted(part.found)
-        assert part.span == sum(tar.file_span(one.path, one.size) for one in part.found)
-        sources = {owners.source_of(one.path) for one in part.found}
-        assert len(part.found) == 2 * len(sources)
+        assert list(part.sources) == sorted(part.sources)
+        assert part.span == sum(tar.file_span(one.path, one.size) for one in part.sources)
+        sources = {packages.source_of(one.path) for one in part.sources}
+        assert len(part.sources) == 2 * len(sources)
         assert part.span <= 5000 or len(sources) == 1
 
 
 def test_owners(prefix, helpers):
-    paths = [one.path for one in scan.environment(prefix).found]
-    owner = owners.find_owners(prefix, paths).owner
+    paths = [one.path for one in scan.walk_environment(prefix).sources]
+    owner = packages.find_owners(prefix, paths).owner
     site = helpers.SITE
     assert owner("bin/hello") == "hello"
     assert owner(f"{site}/hello/plain.py") == "hello"
@@ -118,10 +118,10 @@ def test_owners(prefix, helpers):
 def test_damaged_metadata_owns_nothing(prefix, helpers):
     helpers.write(prefix / "conda-meta" / "broken-1-0.json", "{")
     helpers.write(prefix / "conda-meta" / "odd-1-0.json", "[1]")
-    paths = [one.path for one in scan.environment(prefix).found]
-    assert "broken" not in {package.name for package in owners.find_owners(prefix, paths).packages}
+    paths = [one.path for one in scan.walk_environment(prefix).sources]
+    assert "broken" not in {package.name for package in packages.find_owners(prefix, paths).packages}
 
 
 @pytest.mark.parametrize("name", ["Foo.Bar_baz", "foo-bar-baz", "FOO--bar.baz"])
 def test_names(name):
-    assert owners.normalized(name) == "foo-bar-baz"
+    assert packages.normalized(name) == "foo-bar-baz"

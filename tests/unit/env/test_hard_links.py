@@ -11,7 +11,7 @@ from provision.env.bundle.manifest import FOLDERS
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
 from provision.env.source import scan
-from provision.env.source.survey import hard_links, survey
+from provision.env.source.survey import link_names, scan_environment, survey
 from provision.model import ignore
 
 TARS = [program for program in (["tar"], ["busybox", "tar"], ["bsdtar"]) if shutil.which(program[0])]
@@ -64,7 +64,7 @@ def test_names_outside_the_environment_make_no_hard_link(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env")
     cache = helpers.write(tmp_path / "cache" / "cached.py", "C = 1\n")
     os.link(cache, prefix / "share" / "cached.py")
-    found = {one.path: one for one in survey(prefix).found}
+    found = {one.path: one for one in survey(scan_environment(prefix)).sources}
     assert found["share/cached.py"].type == "file"
     assert found["share/cached.py"].size == 6
 
@@ -87,9 +87,9 @@ def test_a_left_out_first_name_leaves_the_file_to_the_next(tmp_path, helpers):
 
 def test_files_with_equal_numbers_on_two_disks_are_two_files():
     def found(path, inode):
-        return scan.Found(path, path, "file", 0o644, 0, 1, "", inode)
+        return scan.Source(path, path, "file", 0o644, 0, 1, "", inode)
 
-    names = hard_links([found("a", (1, 7)), found("b", (2, 7)), found("c", (1, 7)), found("d", None)])
+    names = link_names([found("a", (1, 7)), found("b", (2, 7)), found("c", (1, 7)), found("d", None)])
     assert [(one.path, one.type, one.target) for one in names] == [
         ("a", "file", ""),
         ("b", "file", ""),

@@ -9,8 +9,7 @@ import pytest
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, Package, PrefixFiles
 from provision.env.packing.pack import pack
 from provision.env.report import gpus
-from provision.env.report.overview import Overview
-from provision.env.report.overview_text import overview_data, overview_text
+from provision.env.report.overview import Overview, overview_data, overview_text
 from provision.env.report.words import columns, line, number, size
 from provision.errors import BundleError
 from provision.model import Progress, ignore
@@ -57,7 +56,7 @@ def manifest(**changes):
         "glibc": "2.28",
         "versions": {"torch": "2.11.0", "deepspeed": None, "llamafactory": "0.9.5", "cuda": "13.0", "nccl": "2.28.9"},
         "gpu_architectures": ("sm_100", "sm_80", "sm_90", "sm_999"),
-        "notices": ("share/x is a link to /data, outside the environment: the nodes must have it",),
+        "notices": ("share/x links to /data, outside the environment: the nodes must have it",),
     }
     return Manifest(**known | changes)
 
@@ -74,7 +73,7 @@ def test_people_read_what_they_ask_before_carrying_a_bundle_over():
         "sm_999  not in this version's table",
         "4.0 kB packed in 4 chunks, 8.2 kB unpacked",
         "4 (1 conda, 2 pypi, 1 editable)",
-        "/root/LLaMA-Factory travels as src/LLaMA-Factory",
+        "/root/LLaMA-Factory is packed as src/LLaMA-Factory",
         "/opt/conda/envs/llm",
         "lib/d.so: a prefix of up to 19 bytes fits",
         "lib/c.so: a prefix of up to 255 bytes fits",
@@ -152,7 +151,7 @@ def test_an_environment_without_cuda_says_so_and_one_without_torch_says_nothing_
     bare = manifest(gpu_architectures=None, versions={}, packages=())
     text = overview_text(Overview(bare, 1))
     assert "GPUs" not in text
-    assert "neither torch nor anything that trains" in text
+    assert "no torch and no training library" in text
 
 
 def test_long_paths_stay_whole():
@@ -181,8 +180,8 @@ def test_a_packed_environment_is_told_whole_and_verified(packed):
     assert overview.kinds["hard"] == sum(entry.type == "hard" for entry in overview.manifest.files)
     assert overview.needed > overview.unpacked
     data, text = inspected(inspection, packages=True, files=True, prefix=True)
-    assert "every byte is what the manifest says" in text
-    assert "travels as src/proj" in text
+    assert "every byte matches the manifest" in text
+    assert "is packed as src/proj" in text
     assert json.loads(json.dumps(data))["verified"] is True
     assert data["bundle"] == str(packed)
 
@@ -204,7 +203,7 @@ def test_a_bare_environment_can_be_told(tmp_path, helpers):
     helpers.write(prefix / "conda-meta/history", "")
     pack(prefix, tmp_path / "bare.ccb", name="bare", emit=ignore)
     text = overview_text(inspect(tmp_path / "bare.ccb", emit=ignore).overview, packages=True)
-    assert "no file holds it" in text
+    assert "no file contains it" in text
     assert "packages       none" in text
 
 

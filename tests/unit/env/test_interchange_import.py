@@ -13,7 +13,7 @@ import conda_pack
 import pytest
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.interchange import programs
+from provision.env.interchange import importing
 from provision.env.interchange.export import export
 from provision.env.interchange.importing import import_archive, name_of, origin
 from provision.env.packing.pack import pack
@@ -162,16 +162,19 @@ def archive_of(members, folder, name="bad.tar"):
 PYTHON = {"bin/python": b"\x7fELF", "conda-meta/history": b""}
 NOT_ENVIRONMENTS = {
     "no conda-meta": ({"a.txt": b"a"}, "no conda-meta folder"),
-    "no Python": ({"conda-meta/history": b"", "bin/ls": b""}, "no Python"),
+    "no Python": ({"conda-meta/history": b"", "bin/ls": b""}, "it has no bin/python"),
     "two": ({"a/conda-meta/history": b"", "b/conda-meta/history": b""}, "several environments"),
     "a parcel": ({**PYTHON, "meta/parcel.json": b"{}"}, "Cloudera parcel"),
-    "no prefix": ({**PYTHON, "bin/tool": b"#!/bin/sh\n"}, "nothing tells which prefix"),
-    "a foreign conda-unpack": ({**PYTHON, "bin/conda-unpack": b"print('hello')\n"}, "none that conda-pack writes"),
-    "no Python at all": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = [\n"}, "none that conda-pack writes"),
-    "an expression": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = [exit(1)]"}, "none that conda-pack writes"),
-    "an unknown mode": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = [('a', '/b', 'c')]"}, "does not know"),
-    "numbers": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = [(1, 2, 3)]"}, "does not know"),
-    "a nest": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = " + b"(" * 5000}, "none that conda-pack writes"),
+    "no prefix": ({**PYTHON, "bin/tool": b"#!/bin/sh\n"}, "the prefix in its files is unknown"),
+    "a foreign conda-unpack": ({**PYTHON, "bin/conda-unpack": b"print('hello')\n"}, "not from conda-pack"),
+    "no Python at all": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = [\n"}, "not from conda-pack"),
+    "an expression": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = [exit(1)]"}, "not from conda-pack"),
+    "an unknown mode": (
+        {**PYTHON, "bin/conda-unpack": b"_prefix_records = [('a', '/b', 'c')]"},
+        "has an invalid table",
+    ),
+    "numbers": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = [(1, 2, 3)]"}, "has an invalid table"),
+    "a nest": ({**PYTHON, "bin/conda-unpack": b"_prefix_records = " + b"(" * 5000}, "not from conda-pack"),
 }
 
 
@@ -192,7 +195,11 @@ def test_formats_that_are_not_read_are_refused_by_name(tmp_path):
         archive.writestr("conda-meta/history", "")
     (tmp_path / "env.squashfs").write_bytes(b"hsqs" + bytes(100))
     (tmp_path / "noise").write_bytes(b"noise")
-    for name, what in (("env.zip", "a zip file"), ("env.squashfs", "a squashfs image"), ("noise", "no archive")):
+    for name, what in (
+        ("env.zip", "a zip file"),
+        ("env.squashfs", "a squashfs image"),
+        ("noise", "not a known kind of archive"),
+    ):
         with pytest.raises(BundleError, match=what):
             import_archive(tmp_path / name, tmp_path / "out.ccb", emit=ignore)
 
@@ -275,8 +282,8 @@ def test_the_prefix_is_found_where_only_the_history_tells_it(tmp_path):
 
 
 def test_the_oldest_placeholder_is_no_prefix():
-    rows = [programs.Record("a", "/opt/anaconda1anaconda2" + "anaconda3", "text")] * 3
-    assert programs.prefix_of_records([*rows, programs.Record("b", "/env", "text")], ()) == "/env"
+    rows = [importing.Record("a", "/opt/anaconda1anaconda2" + "anaconda3", "text")] * 3
+    assert importing.prefix_of_records([*rows, importing.Record("b", "/env", "text")], ()) == "/env"
 
 
 def test_scripts_tell_the_prefix_that_most_of_them_name():
@@ -285,8 +292,8 @@ def test_scripts_tell_the_prefix_that_most_of_them_name():
         b"#!/a b/bin/python\n",
         b"#!/a b/bin/python\n",
     ]
-    assert programs.prefix_of_scripts(scripts) == "/a b"
-    assert programs.prefix_of_scripts([b"#!/usr/bin/env python\n", b"\x7fELF"]) == ""
+    assert importing.prefix_of_scripts(scripts) == "/a b"
+    assert importing.prefix_of_scripts([b"#!/usr/bin/env python\n", b"\x7fELF"]) == ""
 
 
 @pytest.mark.parametrize(

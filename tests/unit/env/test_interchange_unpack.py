@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from provision.env.interchange import compress
+from provision.env.interchange.export import gzip_stream
 from provision.env.interchange.unpack import format_of, unpack
 from provision.env.packing import temporary
 from provision.errors import BundleError
@@ -66,7 +66,7 @@ ESCAPES = {
     ),
     "a folder over a symlink": ([member("a", SYM, link="/etc"), member("a", DIR)], "'a'", "folder"),
     "through a file": ([member("a"), member("a/x")], "'a/x'", "through the file 'a'"),
-    "a file over a folder": ([member("a/x"), member("a")], "'a'", "no folder"),
+    "a file over a folder": ([member("a/x"), member("a")], "'a'", "is not a folder"),
     "a hard link outside": ([member("a", HARD, link="/etc/passwd")], "'a'", "/etc/passwd"),
     "a hard link up": ([member("a", HARD, link="../../secret")], "'a'", "../../secret"),
     "a hard link through a symlink": (
@@ -137,7 +137,7 @@ def test_what_is_unpacked_is_what_was_packed(tmp_path, folder):
     assert (folder / "early").stat().st_mtime == 0
     assert stat.S_IMODE((folder / "empty/folder").stat().st_mode) == 0o700
     assert (folder / ("l" * 150) / ("n" * 150)).is_file()
-    temporary.remove(folder)
+    temporary.delete_folder(folder)
     assert not folder.exists()
 
 
@@ -177,7 +177,7 @@ def test_a_truncated_archive_is_refused(tmp_path, folder, kind, where):
     if kind == "tar":
         whole = whole.rstrip(b"\0")  # the zeros at its end say nothing
     archive.write_bytes(whole[: int(len(whole) * where)])
-    with pytest.raises(BundleError, match=r"cut is damaged|no archive"):
+    with pytest.raises(BundleError, match=r"cut is damaged|not a known kind"):
         unpack(archive, folder, stage="s", emit=ignore)
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path, folder):
     data[1024 + 5] ^= 0x20
     archive = tmp_path / "bad.tar"
     archive.write_bytes(data)
-    with pytest.raises(BundleError, match=r"no member begins at byte 1024"):
+    with pytest.raises(BundleError, match=r"no member at byte 1024"):
         unpack(archive, folder, stage="s", emit=ignore)
 
 
@@ -214,7 +214,7 @@ def test_gzip_in_pieces_is_one_gzip_file(size, block):
     noise = random.Random(size)
     data = b"".join(noise.choice((b"abc", b"defg", noise.randbytes(9))) for _ in range(size // 3 + 1))[:size]
     blocks = (data[start : start + block] for start in range(0, size, block))
-    packed = b"".join(compress.gzipped(blocks, threads=3))
+    packed = b"".join(gzip_stream(blocks, threads=3))
     plain = io.BytesIO(packed)
     with gzip.GzipFile(fileobj=plain) as stream:
         assert stream.read() == data
@@ -226,5 +226,5 @@ def test_gzip_in_pieces_is_one_gzip_file(size, block):
 
 def test_pieces_know_the_end_of_the_one_before():
     noise = random.Random(3).randbytes(16 << 10)  # less than deflate's window
-    one, many = (len(b"".join(compress.gzipped([noise * times], threads=2))) for times in (64, 64 * 8))
+    one, many = (len(b"".join(gzip_stream([noise * times], threads=2))) for times in (64, 64 * 8))
     assert many < one + 8 * len(noise) / 2  # eight pieces, of which each but the first refers to what is before it

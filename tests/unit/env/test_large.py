@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from provision.env.bundle.manifest import Mark
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing import large
+from provision.env.packing import detect
 from provision.env.packing import pack as pack_module
-from provision.env.packing.large import LargeFile
-from provision.env.packing.marks import Seeking
+from provision.env.packing.detect import LargeFile, PrefixDetector
 from provision.env.packing.pack import pack
 from provision.env.relocation.prefixes import Search
 from provision.env.source import scan
@@ -23,7 +22,7 @@ from provision.errors import BundleError
 from provision.model import ignore
 
 PREFIX = b"/opt/env"
-SEEKING = Seeking(
+DETECTOR = PrefixDetector(
     Search((("/opt/env/src/x", "src/x"), ("/opt/env", ""))), {"lib/large": 255}, frozenset({b"python", b"other"})
 )
 ELF = Path("/bin/sh").read_bytes()
@@ -33,10 +32,10 @@ def look(tmp_path, data, path="lib/large", bound=1 << 30, step=3 << 20):
     """What is learnt of a file with this content."""
     source = tmp_path / "file"
     source.write_bytes(data)
-    found = scan.pick(tmp_path, "", ["file"]).found[-1]._replace(path=path)
+    found = scan.pick(tmp_path, "", ["file"]).sources[-1]._replace(path=path)
     descriptor = os.open(source, os.O_RDONLY)
     try:
-        file = LargeFile(found, descriptor, SEEKING, bound=bound)
+        file = LargeFile(found, descriptor, DETECTOR, rewritable=bound)
         for begin in range(0, len(data), step):
             file.read(begin, min(begin + step, len(data)))
         return file.marks(), file.digest, file.traits
@@ -62,12 +61,12 @@ def test_a_file_that_is_read_in_blocks_has_the_marks_of_one_that_is_read_whole(t
     content = b"".join(pieces)
     for data in (
         content,
-        b" " * (large._BLOCK + begin) + content,
-        b" " * (large._BLOCK + begin) + content + b" " * 9000,
+        b" " * (detect.BLOCK + begin) + content,
+        b" " * (detect.BLOCK + begin) + content + b" " * 9000,
     ):
-        found = scan.Found(path, "", "file", 0o644, 0, len(data))
+        found = scan.Source(path, "", "file", 0o644, 0, len(data))
         marks, digest, _ = look(tmp_path_factory.getbasetemp(), data, path)
-        assert marks == SEEKING.marks(found, data)
+        assert marks == DETECTOR.find_marks(found, data)
         assert digest == hashlib.sha256(data).hexdigest()
 
 
@@ -75,7 +74,7 @@ def test_what_a_large_file_needs_of_a_machine(tmp_path):
     _, _, traits = look(tmp_path, ELF + bytes(2 << 20))
     assert traits.glibc is not None
     where = "lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"
-    flags = b" sm_90 " + bytes(large._BLOCK - 10) + b"-gencode arch=compute_80,code=sm_80 "
+    flags = b" sm_90 " + bytes(detect.BLOCK - 10) + b"-gencode arch=compute_80,code=sm_80 "
     assert look(tmp_path, flags, where)[2].architectures == {"sm_80", "sm_90"}
     assert look(tmp_path, flags)[2].architectures == set()
 
@@ -96,7 +95,7 @@ def test_of_what_is_too_large_to_be_rewritten_only_programs_are_marked(tmp_path,
 
 
 def test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges(tmp_path, helpers, monkeypatch):
-    monkeypatch.setattr(large, "BOUND", 2 * helpers.LIMIT)
+    monkeypatch.setattr(detect, "REWRITABLE", 2 * helpers.LIMIT)
     prefix = helpers.make_env(tmp_path / "env")
     path = os.fsencode(str(prefix)) + b"/lib\0"
     start = ELF[:600] + path
@@ -110,7 +109,7 @@ def test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges(tmp_path
     assert found["lib/rewritten.so"].marks == (Mark("binary"),)
     assert not found["lib/rewritten.so"].chunks
     assert [text for text in manifest.notices if "huge.so" in text] == [
-        "lib/huge.so holds the prefix and is too large to be rewritten: it may not work elsewhere"
+        "lib/huge.so contains the prefix and is too large to be rewritten: it may not work on the nodes"
     ]
     bundle = open_bundle(tmp_path / "b.ccb")
     bundle.verify(ignore)
@@ -134,7 +133,7 @@ def test_a_large_file_that_changes_is_named(prefix, tmp_path, helpers, monkeypat
         return answer
 
     monkeypatch.setattr(LargeFile, real.__name__, change)
-    with pytest.raises(BundleError, match=r"big\.bin changed while it was packed"):
+    with pytest.raises(BundleError, match=r"big\.bin changed during packing"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
     assert not (tmp_path / "b.ccb").exists()
 
@@ -143,7 +142,7 @@ def test_a_large_file_that_changes_is_named(prefix, tmp_path, helpers, monkeypat
 def test_prefix_files_are_read_again_rather_than_kept_without_bound(
     packed, prefix, tmp_path, helpers, monkeypatch, held
 ):
-    monkeypatch.setattr(pack_module, "_HELD", held)
+    monkeypatch.setattr(pack_module, "HELD", held)
     manifest = pack(prefix, tmp_path / "b.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
     assert manifest.prefix_files.digest == open_bundle(packed).manifest.prefix_files.digest
     open_bundle(tmp_path / "b.ccb").verify(ignore)

@@ -10,9 +10,10 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.release import lists, steps
+from provision.env.release import legs as release_legs
+from provision.env.release import steps
 from provision.env.release.legs import Payload
-from provision.env.release.places import Places
+from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import relocate
 from provision.errors import BundleError
 from provision.model import Inventory, Node
@@ -60,7 +61,7 @@ def bundle(packed):
 
 def release(root, bundle):
     inventory = Inventory(Path("i.yaml"), PurePosixPath(root / "current"), (Node("n", "n"),))
-    places = Places.of(inventory, bundle.manifest.release_id)
+    places = ReleasePaths.of(inventory, bundle.manifest.release_id)
     relocated = relocate(bundle.manifest, bundle.prefix_files(), PurePosixPath(places.release))
     return places, relocated, Payload(bundle, relocated)
 
@@ -173,4 +174,4 @@ def test_names_that_lists_must_escape_are_escaped_as_sha256sum_does(tmp_path):
     from provision.env.bundle.manifest import Entry
 
     entry = Entry("new\nline\\x", "file", 0o644, 0, 1, said[1:65].decode())
-    assert lists.lines([entry]) == said
+    assert release_legs.checksum_lines([entry]) == said

@@ -7,20 +7,19 @@ import pytest
 
 from provision.env.bundle.manifest import Mark
 from provision.env.packing import reading
-from provision.env.packing.large import LargeFile
-from provision.env.packing.marks import Seeking
+from provision.env.packing.detect import LargeFile, PrefixDetector
 from provision.env.relocation.prefixes import Search
-from provision.env.source.scan import Found
+from provision.env.source.scan import Source
 
-SEEKING = Seeking(Search((("/opt/env", ""),)), {"lib/a.so": 255}, frozenset({b"python3", b"perl"}))
+DETECTOR = PrefixDetector(Search((("/opt/env", ""),)), {"lib/a.so": 255}, frozenset({b"python3", b"perl"}))
 
 
 def of_file(path, data):
-    return SEEKING.marks(Found(path, "", "file", 0o644, 0, len(data)), data)
+    return DETECTOR.find_marks(Source(path, "", "file", 0o644, 0, len(data)), data)
 
 
 def of_link(target):
-    return SEEKING.marks(Found("a", "", "link", 0o777, 0, target=target), b"")
+    return DETECTOR.find_marks(Source("a", "", "link", 0o777, 0, target=target), b"")
 
 
 @pytest.mark.parametrize(
@@ -62,9 +61,9 @@ def test_links(target, is_ours):
 
 
 def of_large_file(path):
-    found = Found("lib/a.so", str(path), "file", 0o644, path.stat().st_mtime_ns, path.stat().st_size)
-    with reading.opened(found) as descriptor:
-        file = LargeFile(found, descriptor, SEEKING, bound=0)
+    found = Source("lib/a.so", str(path), "file", 0o644, path.stat().st_mtime_ns, path.stat().st_size)
+    with reading.open_source(found) as descriptor:
+        file = LargeFile(found, descriptor, DETECTOR, rewritable=0)
         file.read(0, found.size)
         return file.marks()
 

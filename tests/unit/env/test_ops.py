@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.env.ops import baseline, installed
-from provision.env.ops.prebuild import Ops, prebuild, unbuilt
+from provision.env import ops as op_builder
+from provision.env.ops import BASELINES, FILE, Ops, choose, listing, prebuild, unbuilt, unbuilt_ops, update_record
 from provision.env.packing.pack import pack
 from provision.env.source.scan import walk
 from provision.errors import UsageError
@@ -27,12 +27,12 @@ BEFORE = (
 
 
 def test_the_baseline_is_named_or_the_platforms_own():
-    assert baseline.choose(None, "linux-64").name == "x86-64-v3"
-    assert baseline.choose("x86-64-v4", "linux-64").simd == "__AVX512__"
-    assert baseline.choose(None, "linux-aarch64").name == "armv8-a"
-    assert baseline.choose(None, "linux-s390x") is None
-    with pytest.raises(UsageError, match="'armv8-a' is no CPU baseline for linux-64"):
-        baseline.choose("armv8-a", "linux-64")
+    assert choose(None, "linux-64").name == "x86-64-v3"
+    assert choose("x86-64-v4", "linux-64").simd == "__AVX512__"
+    assert choose(None, "linux-aarch64").name == "armv8-a"
+    assert choose(None, "linux-s390x") is None
+    with pytest.raises(UsageError, match="'armv8-a' is not a CPU baseline for linux-64"):
+        choose("armv8-a", "linux-64")
 
 
 def executed(text):
@@ -42,7 +42,7 @@ def executed(text):
 
 
 def test_deepspeed_is_told_what_was_built_whatever_accelerator_a_node_has():
-    module = executed(installed.listing(BEFORE, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0+cpu"))
+    module = executed(listing(BEFORE, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0+cpu"))
     assert module.version == "0.19.8"
     assert module.installed_ops == {"cpu_adam": True, "async_io": False}
     assert module.torch_info == {"version": "2.13", "cuda_version": "0.0"}
@@ -53,13 +53,13 @@ def test_deepspeed_is_told_what_was_built_whatever_accelerator_a_node_has():
 
 def test_where_ops_were_built_before_the_accelerator_stays_theirs():
     before = BEFORE.replace("'async_io': False", "'async_io': True").replace("='cpu'", "='cuda'")
-    module = executed(installed.listing(before, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0"))
+    module = executed(listing(before, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0"))
     assert module.installed_ops == {"cpu_adam": True, "async_io": True}
     assert (module.accelerator_name == "cuda", module.accelerator_name == "cpu") == (True, False)
 
 
 def test_a_checkout_of_deepspeed_has_no_list_yet():
-    module = executed(installed.listing(None, names=["cpu_lion"], baseline="x", deepspeed="0.20", torch="2.13.0"))
+    module = executed(listing(None, names=["cpu_lion"], baseline="x", deepspeed="0.20", torch="2.13.0"))
     assert (module.version, module.installed_ops, module.torch_info["version"]) == ("0.20", {"cpu_lion": True}, "2.13")
 
 
@@ -68,7 +68,7 @@ def test_the_record_knows_new_and_changed_files():
         return f"{name},sha256={urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
 
     before = "a.py,sha256=x,1\nb.py,sha256=y,2\nx.dist-info/RECORD,,\n"
-    after = installed.record(before, {"b.py": b"new", "c.so": b"elf"})
+    after = update_record(before, {"b.py": b"new", "c.so": b"elf"})
     assert after == "a.py,sha256=x,1\n" + row("b.py", b"new") + "x.dist-info/RECORD,,\n" + row("c.so", b"elf")
 
 
@@ -76,11 +76,11 @@ def test_without_building_what_a_node_would_compile_is_named(tmp_path):
     site = "lib/python3.11/site-packages"
     assert unbuilt(tmp_path, [site]) == ()
     (tmp_path / site / "deepspeed").mkdir(parents=True)
-    listed = tmp_path / site / "deepspeed" / installed.FILE
+    listed = tmp_path / site / "deepspeed" / FILE
     listed.write_text(BEFORE)
     (notice,) = unbuilt(tmp_path, [site])
     assert notice.startswith("DeepSpeed compiles async_io, cpu_adam on the nodes")
-    listed.write_text(installed.listing(BEFORE, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0"))
+    listed.write_text(listing(BEFORE, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0"))
     (notice,) = unbuilt(tmp_path, [site])
     assert notice.startswith("DeepSpeed compiles async_io on the nodes")
     listed.write_text("installed_ops = {")
@@ -100,7 +100,7 @@ def test_what_was_built_is_packed_in_place_of_what_lay_there(prefix, tmp_path, h
     folder = tmp_path / "built"
     helpers.write(folder / helpers.SITE / "hello/plain.py", "X = 2\n")
     helpers.write(folder / helpers.SITE / "hello/ops/new.so", b"\x7fELF", 0o755)
-    found = walk(folder, "", leave_out=lambda _path, _name: False).found
+    found = walk(folder, "", skip=lambda _path, _name: False).sources
     additions = [one for one in found if one.type == "file" or not (prefix / one.path).exists()]
     manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, additions=additions, notices=("built",))
     helpers.place(tmp_path / "b.ccb", tmp_path / "new")
@@ -111,7 +111,7 @@ def test_what_was_built_is_packed_in_place_of_what_lay_there(prefix, tmp_path, h
 
 
 def test_an_environment_without_deepspeed_has_nothing_to_build(tmp_path):
-    assert prebuild(tmp_path, ["lib/python3.11/site-packages"], baseline.BASELINES[0], tmp_path / "cache") == Ops()
+    assert prebuild(tmp_path, ["lib/python3.11/site-packages"], BASELINES[0], tmp_path / "cache") == Ops()
     assert not (tmp_path / "cache").exists()
 
 
@@ -120,7 +120,7 @@ def test_a_python_that_fails_is_a_reason(tmp_path):
     (tmp_path / site / "deepspeed/ops/op_builder").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
-    ops = prebuild(tmp_path, [site], baseline.BASELINES[0], tmp_path / "cache")
+    ops = prebuild(tmp_path, [site], BASELINES[0], tmp_path / "cache")
     assert ops.built == ops.additions == ()
     ((_, why),) = ops.missing
     assert "No module named" in why
@@ -128,12 +128,12 @@ def test_a_python_that_fails_is_a_reason(tmp_path):
 
 
 def test_a_record_may_hold_empty_lines():
-    assert installed.record("a,,\n\nb,,\n", {}) == "a,,\n\nb,,\n"
+    assert update_record("a,,\n\nb,,\n", {}) == "a,,\n\nb,,\n"
 
 
 @pytest.mark.parametrize("text", ["installed_ops = {'a': x}", "x = dict.fromkeys()", "x = dict.fromkeys(y)", "\0"])
 def test_a_list_that_is_not_as_deepspeed_writes_it_tells_nothing(text):
-    assert installed.unbuilt(text) == ()
+    assert unbuilt_ops(text) == ()
 
 
 @pytest.fixture
@@ -148,14 +148,14 @@ def with_deepspeed(prefix, helpers, monkeypatch):
         (scratch / "result.json").write_text(json.dumps(result))
         return ""
 
-    monkeypatch.setattr("provision.env.ops.prebuild._compile", build)
+    monkeypatch.setattr(op_builder, "compile_ops", build)
     return prefix
 
 
 @pytest.mark.parametrize("cache", ["file", "/proc/nowhere"])
 def test_a_cache_that_cannot_be_used_is_a_reason(with_deepspeed, tmp_path, helpers, cache):
     helpers.write(tmp_path / "file", "x")
-    ops = prebuild(with_deepspeed, [helpers.SITE], baseline.BASELINES[0], tmp_path / cache)
+    ops = prebuild(with_deepspeed, [helpers.SITE], BASELINES[0], tmp_path / cache)
     assert ops.built == ops.additions == ()
     ((name, why),) = ops.missing
     assert name == "ops"
@@ -164,16 +164,16 @@ def test_a_cache_that_cannot_be_used_is_a_reason(with_deepspeed, tmp_path, helpe
 
 def test_a_record_that_cannot_be_understood_is_a_reason(with_deepspeed, tmp_path, helpers):
     (with_deepspeed / helpers.SITE / "deepspeed-1.0.dist-info" / "RECORD").write_bytes(b"\xff\xfe")
-    ops = prebuild(with_deepspeed, [helpers.SITE], baseline.BASELINES[0], tmp_path / "cache")
+    ops = prebuild(with_deepspeed, [helpers.SITE], BASELINES[0], tmp_path / "cache")
     assert "can't decode" in ops.missing[0][1]
 
 
 def test_each_environment_keeps_its_own_record(with_deepspeed, tmp_path, helpers):
     def record_of(prefix):
-        ops = prebuild(prefix, [helpers.SITE], baseline.BASELINES[0], tmp_path / "cache")
+        ops = prebuild(prefix, [helpers.SITE], BASELINES[0], tmp_path / "cache")
         assert ops.built == ("cpu_adam",)
         (record,) = [one for one in ops.additions if one.path.endswith("RECORD")]
-        return Path(record.source).read_text()
+        return Path(record.file).read_text()
 
     first = record_of(with_deepspeed)
     own = with_deepspeed / helpers.SITE / "deepspeed-1.0.dist-info" / "RECORD"
@@ -213,7 +213,7 @@ def ops(lab_env):
 def build(prefix):
     from lab_recipe import default_cache
 
-    return prebuild(prefix, [SITE], baseline.choose(None, "linux-64"), default_cache(), names=["cpu_adam"])
+    return prebuild(prefix, [SITE], choose(None, "linux-64"), default_cache(), names=["cpu_adam"])
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def with_ops(lab_env, ops, tmp_path_factory):
     for one in ops.additions:
         if one.type == "file":
             (prefix / one.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(one.source, prefix / one.path)
+            shutil.copy2(one.file, prefix / one.path)
     return prefix
 
 
@@ -246,19 +246,19 @@ def test_the_op_is_built_once_and_named(lab_env, ops, monkeypatch):
     assert ops.baseline == "x86-64-v3"
     paths = {one.path.removeprefix(f"{SITE}/") for one in ops.additions if one.type == "file"}
     assert {"deepspeed/ops/adam/cpu_adam_op.so", "deepspeed/git_version_info_installed.py"} <= paths
-    monkeypatch.setattr("provision.env.ops.prebuild._compile", lambda *_: pytest.fail("it is built again"))
+    monkeypatch.setattr(op_builder, "compile_ops", lambda *_: pytest.fail("it is built again"))
     assert build(lab_env) == ops
     record = next(one for one in ops.additions if one.path.endswith("RECORD"))
-    rows = {row[0]: row for row in csv.reader(Path(record.source).read_text().splitlines())}
+    rows = {row[0]: row for row in csv.reader(Path(record.file).read_text().splitlines())}
     for one in ops.additions:
         if one.type == "file" and not one.path.endswith(("RECORD", ".pyc")):
-            digest = urlsafe_b64encode(hashlib.sha256(Path(one.source).read_bytes()).digest()).rstrip(b"=").decode()
+            digest = urlsafe_b64encode(hashlib.sha256(Path(one.file).read_bytes()).digest()).rstrip(b"=").decode()
             assert rows[one.path.removeprefix(f"{SITE}/")][1] == f"sha256={digest}"
 
 
 def test_the_op_holds_no_path_of_the_packing_machine(lab_env, ops):
     (library,) = [one for one in ops.additions if one.path.endswith(".so")]
-    assert str(lab_env).encode() not in Path(library.source).read_bytes()
+    assert str(lab_env).encode() not in Path(library.file).read_bytes()
 
 
 @needs_root

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from provision.env.packing import output
+from provision.env.packing import writer
 from provision.errors import UsageError
 
 
@@ -15,10 +15,10 @@ def test_a_growing_file_is_written_to_the_disk_now_and_then(tmp_path, monkeypatc
         if len(synced) == 2:
             enough.set()
 
-    monkeypatch.setattr(output, "_sync", sync)
-    flusher = output.Flusher()
-    for size in range(0, 3 * output._FLUSH, output._FLUSH // 4):
-        flusher.tell(tmp_path / "file", size)
+    monkeypatch.setattr(writer, "flush_file", sync)
+    flusher = writer.Flusher()
+    for size in range(0, 3 * writer.FLUSH, writer.FLUSH // 4):
+        flusher.report(tmp_path / "file", size)
     assert enough.wait(30)
     flusher.close()
     assert synced == [tmp_path / "file"] * 2
@@ -29,10 +29,10 @@ def test_a_disk_that_fails_in_between_is_noticed_at_the_end(tmp_path, monkeypatc
         raise OSError(5, "Input/output error")
 
     def write():
-        with output.created(tmp_path / "x") as out:
-            out.reserve(output._FLUSH)
+        with writer.create_output(tmp_path / "x") as out:
+            out.write(bytes(writer.FLUSH))
 
-    monkeypatch.setattr(output, "_sync", fail)
+    monkeypatch.setattr(writer, "flush_file", fail)
     with pytest.raises(UsageError, match=r"cannot write .*: Input/output error"):
         write()
     assert not list(tmp_path.iterdir())
@@ -40,7 +40,7 @@ def test_a_disk_that_fails_in_between_is_noticed_at_the_end(tmp_path, monkeypatc
 
 def test_an_error_that_is_not_the_outputs_stays_what_it_is(tmp_path):
     def fail():
-        with output.created(tmp_path / "x"):
+        with writer.create_output(tmp_path / "x"):
             (tmp_path / "elsewhere" / "y").read_bytes()
 
     with pytest.raises(FileNotFoundError, match="elsewhere"):
@@ -49,6 +49,6 @@ def test_an_error_that_is_not_the_outputs_stays_what_it_is(tmp_path):
 
 def test_a_folder_that_stands_in_the_way(tmp_path):
     (tmp_path / "x").mkdir()
-    with pytest.raises(UsageError, match="cannot write"), output.created(tmp_path / "x"):
+    with pytest.raises(UsageError, match="cannot write"), writer.create_output(tmp_path / "x"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["x"]

@@ -164,31 +164,31 @@ def test_sockets_and_links_that_lead_outside_are_named(prefix, tmp_path):
         events = []
         manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append)
     assert any("share/socket" in notice for notice in manifest.notices)
-    assert any("bin/python3.11 is a link to" in notice for notice in manifest.notices)
+    assert any("bin/python3.11 links to" in notice for notice in manifest.notices)
     assert [event.text for event in events if isinstance(event, Notice)] == list(manifest.notices)
     assert "share/socket" not in {entry.path for entry in manifest.files}
 
 
 def test_a_file_that_changes_is_named(tmp_path, helpers):
     path = helpers.write(tmp_path / "file", "before")
-    found = scan.walk(tmp_path, "", leave_out=lambda *_: False).found[0]
+    found = scan.walk(tmp_path, "", skip=lambda *_: False).sources[0]
     helpers.write(path, "after it")
-    with pytest.raises(BundleError, match="file changed while it was packed"):
-        reading.read(found)
+    with pytest.raises(BundleError, match="file changed during packing"):
+        reading.read_source(found)
     path.unlink()
-    with pytest.raises(BundleError, match="file changed while it was packed"):
-        reading.read(found)
+    with pytest.raises(BundleError, match="file changed during packing"):
+        reading.read_source(found)
 
 
 def test_a_file_that_changes_fails_the_pack_and_leaves_nothing(prefix, tmp_path, monkeypatch, helpers):
-    real = scan.environment
+    real = scan.walk_environment
 
     def environment(path, **options):
         tree = real(path, **options)
         helpers.write(prefix / helpers.SITE / "other" / "7.py", "changed")
         return tree
 
-    monkeypatch.setattr(scan, "environment", environment)
+    monkeypatch.setattr(scan, "walk_environment", environment)
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match=r"other/7\.py changed"):
         pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore)
@@ -197,14 +197,14 @@ def test_a_file_that_changes_fails_the_pack_and_leaves_nothing(prefix, tmp_path,
 
 def test_an_unreadable_file_is_named(tmp_path, helpers, monkeypatch):
     helpers.write(tmp_path / "file", "secret")
-    found = scan.walk(tmp_path, "", leave_out=lambda *_: False).found[0]
+    found = scan.walk(tmp_path, "", skip=lambda *_: False).sources[0]
 
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)  # root may read everything
     with pytest.raises(UsageError, match="file: permission denied"):
-        reading.read(found)
+        reading.read_source(found)
 
 
 def test_a_full_disk_names_the_path_and_leaves_nothing(prefix, tmp_path, monkeypatch):

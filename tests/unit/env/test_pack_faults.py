@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from provision.env.packing.pack import _Packing, pack
+from provision.env.packing import writer
+from provision.env.packing.pack import pack
 from provision.env.source import scan
+from provision.env.source.survey import Survey
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, ignore
 
@@ -29,13 +31,13 @@ except ClusterctlError as error:
 
 def change_while_packing(monkeypatch, change):
     """Change something when everything has been read, before the end."""
-    real = _Packing.run
+    real = Survey.check_folders
 
-    def run(self, *args):
-        real(self, *args)
+    def check(self):
         change()
+        real(self)
 
-    monkeypatch.setattr(_Packing, "run", run)
+    monkeypatch.setattr(Survey, "check_folders", check)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def change_while_packing(monkeypatch, change):
 def test_what_comes_or_goes_while_packing_is_noticed(prefix, tmp_path, helpers, monkeypatch, change, named):
     change_while_packing(monkeypatch, lambda: change(prefix))
     (tmp_path / "out").mkdir()
-    with pytest.raises(BundleError, match=rf"/{named} changed while it was packed: something in it was added") as error:
+    with pytest.raises(BundleError, match=rf"/{named} changed during packing: a file in it was added") as error:
         pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
     assert "pack again" in error.value.hint
     assert not list((tmp_path / "out").iterdir())
@@ -70,20 +72,20 @@ def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_noticed(pre
         new.replace(path)
 
     change_while_packing(monkeypatch, replace)
-    with pytest.raises(BundleError, match="site-packages/other changed while it was packed"):
+    with pytest.raises(BundleError, match="site-packages/other changed during packing"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
 
 
 def test_a_folder_that_vanishes_while_it_is_looked_at_is_named(prefix, tmp_path, monkeypatch):
-    real = scan._inside
+    real = scan.list_folder
 
     def inside(folder):
         if folder.endswith("share/empty"):
             (prefix / "share" / "empty").rmdir()
         return real(folder)
 
-    monkeypatch.setattr(scan, "_inside", inside)
-    with pytest.raises(BundleError, match="changed while it was packed"):
+    monkeypatch.setattr(scan, "list_folder", inside)
+    with pytest.raises(BundleError, match="changed during packing"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
 
 
@@ -94,9 +96,9 @@ def test_editing_a_checkout_is_no_change_of_the_environment(prefix, checkout, tm
 
 def test_what_could_not_be_opened_again_is_no_bundle(prefix, tmp_path, helpers):
     (prefix / helpers.SITE / "linked").symlink_to(tmp_path)
-    added = scan.walk(helpers.write(tmp_path / "x", "x"), f"{helpers.SITE}/linked/x", leave_out=lambda *_: False).found
+    added = scan.walk(helpers.write(tmp_path / "x", "x"), f"{helpers.SITE}/linked/x", skip=lambda *_: False).sources
     (tmp_path / "out").mkdir()
-    with pytest.raises(BundleError, match=r"linked/x' lies beneath '.*/linked', which is no folder") as error:
+    with pytest.raises(BundleError, match=r"linked/x' is inside '.*/linked', which is not a folder") as error:
         pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, additions=added)
     assert "--exclude" in error.value.hint
     assert not list((tmp_path / "out").iterdir())
@@ -115,12 +117,12 @@ def test_a_pipe_stays_behind_and_is_named(prefix, tmp_path):
     events = []
     manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append)
     told = [event.text for event in events if isinstance(event, Notice)]
-    assert "share/pipe is a socket, pipe or device and stays behind" in told
+    assert "share/pipe is a socket, pipe or device and is not packed" in told
     assert "share/pipe" not in {entry.path for entry in manifest.files}
 
 
 def test_a_file_that_becomes_a_pipe_does_not_hang_the_pack(prefix, tmp_path, helpers, monkeypatch):
-    real = scan.environment
+    real = scan.walk_environment
 
     def environment(path, **options):
         tree = real(path, **options)
@@ -128,7 +130,7 @@ def test_a_file_that_becomes_a_pipe_does_not_hang_the_pack(prefix, tmp_path, hel
         os.mkfifo(prefix / "share" / "sp ace")
         return tree
 
-    monkeypatch.setattr(scan, "environment", environment)
+    monkeypatch.setattr(scan, "walk_environment", environment)
     with pytest.raises(BundleError, match="sp ace changed"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
 
@@ -177,8 +179,8 @@ def test_a_disk_without_large_files_gets_a_hint_to_split(prefix, tmp_path, monke
     def refuse(*_args):
         raise OSError(27, "File too large")
 
-    monkeypatch.setattr("provision.env.packing.output.place", refuse)
-    with pytest.raises(UsageError, match="no files that are so large") as error:
+    monkeypatch.setattr(writer.Output, "patch", refuse)
+    with pytest.raises(UsageError, match="does not support files of this size") as error:
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
     assert "--split" in error.value.hint
 

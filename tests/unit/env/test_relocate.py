@@ -11,9 +11,9 @@ import pytest
 
 from provision.env.bundle.manifest import Entry, Manifest, Mark, PrefixFiles
 from provision.env.bundle.reader import open_bundle
-from provision.env.relocation import binaries, bytecode, shebangs
+from provision.env.relocation import binaries, shebangs
 from provision.env.relocation.prefixes import Search
-from provision.env.relocation.relocate import relocate
+from provision.env.relocation.relocate import relocate, uncompiled_modules
 from provision.env.source import elf
 from provision.errors import UsageError
 
@@ -118,7 +118,7 @@ def test_the_longer_form_becomes_short_again():
     [
         (20, "#!{new}/bin/perl -w", None),
         (200, "#!{new}/bin/perl -w", "too long for Linux before 5.1"),
-        (300, "#!/usr/bin/env -S perl -w", "only where the environment is activated"),
+        (300, "#!/usr/bin/env -S perl -w", "only in the activated environment"),
     ],
 )
 def test_other_languages_have_no_longer_form(length, line, warning):
@@ -236,7 +236,7 @@ def test_debug_information_and_source_names_may_keep_a_path_that_does_not_fit(tm
     program = compiled(tmp_path, "#include <stdio.h>\n" + used.replace("W", '"/opt/env/src/a.c"'))
     content, left = binaries.rewrite(program, SEARCH, {"": "/longer/than/that"})
     assert content == program
-    assert "where nothing uses it" in left
+    assert "in unused places" in left
     with pytest.raises(binaries.CannotRewrite):
         binaries.rewrite(
             compiled(tmp_path, "#include <stdio.h>\n" + used.replace("W", '"/opt/env/share"')),
@@ -391,6 +391,6 @@ def test_scripts_run_at_the_new_prefix(packed, prefix, tmp_path, length):
 def test_modules_whose_names_compileall_would_misread_are_not_given_to_it(name):
     top = "lib/python3.11"
     files = [Entry(path, "file", 0o644, 0) for path in (f"{top}/{name}/y.py", f"{top}/{name}.py", f"{top}/x.py")]
-    lacking = bytecode.uncompiled(manifest_of(*files), frozenset())
+    lacking = uncompiled_modules(manifest_of(*files), frozenset())
     assert f"{top}/x.py" in lacking
     assert all(path.splitlines() == [path.strip()] for path in lacking)

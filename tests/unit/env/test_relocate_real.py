@@ -121,7 +121,7 @@ def test_every_script_that_starts_in_another_way_is_named(placed):
     named = {warning.partition(":")[0] for warning in relocated.warnings if warning.startswith("bin/")}
     others = {"bin/in-perl", "bin/in-perl-from-env", "bin/in-r"}
     assert named == (set() if length == 20 else others)
-    assert len([warning for warning in relocated.warnings if "by way of /bin/sh" in warning]) == (length > 20)
+    assert len([warning for warning in relocated.warnings if "through /bin/sh" in warning]) == (length > 20)
 
 
 @pytest.mark.skipif(not HAS["gcc"], reason="gcc is not installed here")

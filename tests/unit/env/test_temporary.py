@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.env.bundle.find import find_bundle
-from provision.env.packing import output, temporary
+from provision.env.bundle.slices import find_bundle
+from provision.env.packing import temporary, writer
 from provision.env.packing.pack import pack
 from provision.errors import UsageError
 from provision.model import ignore
@@ -22,21 +22,21 @@ OUT_OF = {errno.ENOSPC: r"\d+\.\d\d GB free in", errno.EDQUOT: "your disk quota 
 HANG = """
 import sys, time
 from pathlib import Path
-from provision.env.packing import output, temporary
+from provision.env.packing import temporary, writer
 def hang():
     print("ready", flush=True)
     time.sleep(600)
 out, how = Path(sys.argv[1]), sys.argv[2]
 if how == "folder":
-    with temporary.folder_beside(out) as folder:
+    with temporary.create_folder_beside(out) as folder:
         (folder / "inside").mkdir()
         (folder / "inside" / "file").write_text("x")
         hang()
 if how == "file":
-    with temporary.created(out) as file:
+    with temporary.create_file(out) as file:
         file.write(b"x")
         hang()
-with output.created(out, split=int(how)) as file:
+with writer.create_output(out, split=int(how)) as file:
     file.write(bytes(2500))
     hang()
 """
@@ -70,14 +70,14 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(prefix, tmp_path, hel
 
 @pytest.mark.parametrize("split", [0, 1000])
 def test_what_a_run_at_work_has_written_stays(tmp_path, split):
-    with output.created(tmp_path / "x", split=split) as mine:
+    with writer.create_output(tmp_path / "x", split=split) as mine:
         mine.write(bytes(2500))
         mine_at_work = set(names(tmp_path))
-        with output.created(tmp_path / "x", split=split) as other:
+        with writer.create_output(tmp_path / "x", split=split) as other:
             other.write(b"other")
-        with temporary.created(tmp_path / "x") as file:
+        with temporary.create_file(tmp_path / "x") as file:
             file.write(b"file")
-        with temporary.folder_beside(tmp_path / "x") as folder, temporary.created(tmp_path / "x"):
+        with temporary.create_folder_beside(tmp_path / "x") as folder, temporary.create_file(tmp_path / "x"):
             assert folder.is_dir()
         assert mine_at_work <= set(names(tmp_path))
     assert names(tmp_path) == (["x.000", "x.001", "x.002", "x.sha256"] if split else ["x"])
@@ -89,7 +89,7 @@ def test_where_there_are_no_locks_nothing_is_removed(tmp_path, monkeypatch):
 
     (tmp_path / ".0123abcd-x").write_text("may be at work")
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with temporary.created(tmp_path / "x") as file:
+    with temporary.create_file(tmp_path / "x") as file:
         file.write(b"x")
     assert names(tmp_path) == [".0123abcd-x", "x"]
 
@@ -103,7 +103,7 @@ def test_a_file_that_is_swept_away_before_it_is_locked_is_made_anew(tmp_path, mo
             swept[0].unlink()
 
     monkeypatch.setattr(temporary, "_lock", lock)
-    with temporary.created(tmp_path / "x") as file:
+    with temporary.create_file(tmp_path / "x") as file:
         file.write(b"x")
     assert len(swept) == 1
     assert (tmp_path / "x").read_bytes() == b"x"
@@ -122,7 +122,7 @@ def test_deploy_does_not_take_what_a_pack_is_writing_for_a_bundle(tmp_path):
 def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said(tmp_path, number):
     out = tmp_path / "out.tar"
     said = rf"no space left for .*out\.tar: {OUT_OF[number]}"
-    for writing in (temporary.created, temporary.folder_beside, output.created):
+    for writing in (temporary.create_file, temporary.create_folder_beside, writer.create_output):
         with pytest.raises(UsageError, match=said), writing(out):
             raise OSError(number, os.strerror(number))
         with pytest.raises(UsageError, match="cannot write"), writing(tmp_path / "nowhere/out.tar"):
@@ -134,15 +134,15 @@ def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said(tmp_path, num
 def test_a_quota_that_is_used_up_while_packing_is_said_and_leaves_nothing(
     prefix, tmp_path, helpers, monkeypatch, split
 ):
-    real, counted = os.pwrite, []
+    real, counted = writer.Output.write, []
 
-    def pwrite(*args):
-        counted.append(args)
-        if len(counted) > 3:
+    def write(output, data):
+        counted.append(data)
+        if len(counted) > 20:
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        return real(*args)
+        real(output, data)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(writer.Output, "write", write)
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match=r"no space left for .*b\.ccb: your disk quota is used up") as error:
         pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT, split=split)

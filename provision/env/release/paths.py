@@ -1,4 +1,4 @@
-"""Where things of one release lie on a node; docs/concepts.md, "On a node", has the whole picture."""
+"""The paths of a release on a node; docs/concepts.md, "On a node", describes all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from provision.model import Inventory
 
 
 @dataclass(frozen=True)
-class Places:
+class ReleasePaths:
     """The paths of one release, as text for scripts."""
 
     root: PurePosixPath
@@ -17,7 +17,7 @@ class Places:
     release_id: str
 
     @classmethod
-    def of(cls, inventory: Inventory, release_id: str) -> Places:
+    def of(cls, inventory: Inventory, release_id: str) -> ReleasePaths:
         """The paths of a release under an inventory's root."""
         return cls(inventory.root, inventory.prefix, release_id)
 
@@ -28,17 +28,17 @@ class Places:
 
     @property
     def release(self) -> str:
-        """The environment's real prefix; everything relocated names this path."""
+        """The environment's real prefix, which relocated files contain."""
         return f"{self.releases}/{self.release_id}"
 
     @property
     def target(self) -> str:
-        """What the inventory's prefix, a symlink, holds when this release is the current one."""
+        """The target of the inventory's prefix, a symlink, if this release is the current one."""
         return f"releases/{self.release_id}"
 
     @property
     def mark(self) -> str:
-        """Exists when the release is whole and has passed its smoke test."""
+        """Exists if the release is complete and passed its smoke test."""
         return f"{self.release}.ok"
 
     @property
@@ -48,10 +48,10 @@ class Places:
 
     @property
     def transfer(self) -> str:
-        """What a transfer keeps: which legs are there, units that were not unpacked yet."""
+        """The state of a transfer: received legs, and units that are not unpacked yet."""
         return f"{self.releases}/.transfer-{self.release_id}"
 
     @property
     def removing(self) -> str:
-        """A release that is on its way out; it is no release any more."""
+        """A release that is being removed."""
         return f"{self.releases}/.removing-{self.release_id}"

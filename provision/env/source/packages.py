@@ -1,4 +1,4 @@
-"""Which package each file belongs to, and which packages there are."""
+"""The packages of an environment, and the package that each file belongs to."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _COMPILED = re.compile(
 
 @dataclass(frozen=True)
 class Owners:
-    """Packages, the owner of each path that one of them lists, and the room conda left for prefixes in binaries."""
+    """Packages, the owner of each path that a package lists, and the placeholder lengths of binaries from conda."""
 
     packages: tuple[Package, ...] = ()
     by_path: Mapping[str, str] = field(default_factory=dict)
     rooms: Mapping[str, int] = field(default_factory=dict)
 
     def owner(self, path: str) -> str:
-        """The package that ``path`` belongs to, or the folder (ending in a slash) of a file that none owns."""
+        """The package that ``path`` belongs to, or a folder (ending in a slash) for a file without a package."""
         if known := self.by_path.get(path):
             return known
         source = source_of(path)
-        return self.by_path.get(source) or _folder(source)
+        return self.by_path.get(source) or _folder_of(source)
 
 
 def find_owners(prefix: Path, paths: Iterable[str], *, editable: Iterable[str] = ()) -> Owners:
@@ -53,7 +53,7 @@ def find_owners(prefix: Path, paths: Iterable[str], *, editable: Iterable[str] =
     records = []
     for path in paths:
         if path.startswith("conda-meta/") and path.endswith(".json"):
-            for package, files, found in _conda(prefix / path):
+            for package, files, found in read_conda_package(prefix / path):
                 packages[package.name, "conda"] = package
                 by_path |= dict.fromkeys([path, *files], package.name)
                 rooms |= found
@@ -82,7 +82,7 @@ def site_packages(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({match[1] for path in paths if (match := _SITE.match(path))}))
 
 
-def _conda(path: Path) -> Iterator[tuple[Package, list[str], dict[str, int]]]:
+def read_conda_package(path: Path) -> Iterator[tuple[Package, list[str], dict[str, int]]]:
     """The package of a ``conda-meta`` file, its files, and the placeholder lengths of its binaries."""
     try:
         data = parse_object(path.read_bytes(), limit=PACKAGE_FILE)
@@ -94,7 +94,7 @@ def _conda(path: Path) -> Iterator[tuple[Package, list[str], dict[str, int]]]:
             if one.get("file_mode") == "binary" and one.get("prefix_placeholder")
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return  # not a package's file, or one that conda could not read either: its files go by folder
+        return  # not a package, or one that conda cannot read either: its files are grouped by folder
     yield package, listed, rooms
 
 
@@ -107,7 +107,7 @@ def _record(prefix: Path, folder: str) -> Iterator[str]:
         text = (prefix / folder / "RECORD").read_text(encoding="utf-8", errors="surrogateescape")
         if '"' in text:
             names = [row[0] for row in csv.reader(text.splitlines()) if row]
-        else:  # as in nearly all; several times faster
+        else:  # nearly always, and several times faster
             names = [line.partition(",")[0] for line in text.splitlines()]
     except (OSError, csv.Error):
         return
@@ -117,9 +117,17 @@ def _record(prefix: Path, folder: str) -> Iterator[str]:
 def record_path(name: str, site: str, prefix: str) -> str:
     """A name in a RECORD, as a path relative to the prefix."""
     if name and not name.startswith((".", "/")) and not name.endswith("/") and "/." not in name and "//" not in name:
-        return f"{site}/{name}"  # as nearly all are
+        return f"{site}/{name}"  # nearly always
     path = posixpath.normpath(posixpath.join(prefix, site, name))
     return path[len(prefix) + 1 :] if path.startswith(prefix + "/") else path
+
+
+def is_record(path: str) -> bool:
+    """Whether a file lists hashes of others: a RECORD, or a package's file in ``conda-meta``."""
+    if not path.endswith(("/RECORD", ".json")):
+        return False
+    folder, name = posixpath.split(path)
+    return (name == "RECORD" and folder.endswith(".dist-info")) or (folder == "conda-meta" and name.endswith(".json"))
 
 
 def source_of(path: str) -> str:
@@ -130,8 +138,8 @@ def source_of(path: str) -> str:
     return f"{match[1]}{match[2]}.py" if match else path[:-1]
 
 
-def _folder(path: str) -> str:
-    """Where a file that no package owns is counted: its package folder, checkout, top folder, or ``/`` at the top."""
+def _folder_of(path: str) -> str:
+    """The folder of a file without a package: a package folder, checkout, top folder, or ``/`` at the top."""
     parts = path.split("/")
     depth = 4 if _SITE.match(path) else 2 if parts[0] in ("src", "lib") else 1
     return "/".join(parts[:-1][:depth]) + "/"

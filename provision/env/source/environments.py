@@ -1,4 +1,4 @@
-"""Find the environment that is meant: a path, a name, or the active one."""
+"""Find a conda environment by path or name, or the active one."""
 
 from __future__ import annotations
 
@@ -14,43 +14,42 @@ def find_env(spec: str | None, environ: Mapping[str, str]) -> Path:
     """The prefix of an environment.
 
     Args:
-        spec: a path (it holds a slash, or is a folder that exists), the name of a conda environment, or None for the
-            active one.
-        environ: the process's environment variables.
+        spec: a path (with a slash, or an existing folder), the name of a conda environment, or None for the active one.
+        environ: environment variables.
 
     Returns:
-        An absolute path as it was spelled; symlinks in it stay, since the environment's files may name it that way.
+        An absolute path. Symlinks in it stay, since the environment's files may contain it that way.
 
     Raises:
-        UsageError: there is no such environment, or it is none that can be packed.
+        UsageError: there is no such environment, or it cannot be packed.
     """
     if spec is None:
         active = environ.get("CONDA_PREFIX")
         if not active:
             raise UsageError(
                 "no environment is active (CONDA_PREFIX is not set)",
-                hint="activate one (conda activate NAME) or name it: clusterctl pack-env NAME_OR_PATH",
+                hint="activate one (conda activate NAME) or pass it: clusterctl pack-env NAME_OR_PATH",
             )
-        return checked(Path(active))
+        return check_environment(Path(active))
     if "/" in spec or _is_folder(spec):
-        return checked(Path(os.path.abspath(_expanded(spec))))  # noqa: PTH100 - resolve() would follow links
+        return check_environment(Path(os.path.abspath(_expanded(spec))))  # noqa: PTH100 - resolve() would follow links
     known = list(known_envs(environ))
     for prefix in known:
         if prefix.name == spec:
-            return checked(prefix)
+            return check_environment(prefix)
     if spec == "base":
         for root in _roots(environ):
             if _is_folder(root / "conda-meta"):
-                return checked(root)
+                return check_environment(root)
     names = ", ".join(sorted({prefix.name for prefix in known})) or "none"
     raise UsageError(
         f"there is no conda environment named {spec!r}; known: {names}",
-        hint="give its path instead: clusterctl pack-env /path/to/env",
+        hint="or pass its path: clusterctl pack-env /path/to/env",
     )
 
 
 def known_envs(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Every environment that conda or mamba would know here, in their order of search."""
+    """Every environment that conda or mamba finds, in their search order."""
     seen: set[Path] = set()
     for prefix in _candidates(environ):
         if prefix not in seen and _is_folder(prefix / "conda-meta"):
@@ -58,14 +57,14 @@ def known_envs(environ: Mapping[str, str]) -> Iterator[Path]:
             yield prefix
 
 
-def checked(prefix: Path) -> Path:
-    """``prefix``, once it is known to be an environment with a Python that starts.
+def check_environment(prefix: Path) -> Path:
+    """Check that ``prefix`` is an environment with an executable Python, and return it.
 
     Raises:
-        UsageError: it is not, or cannot be looked at.
+        UsageError: it is not, or it cannot be read.
     """
     try:
-        return _checked(prefix)
+        return _check(prefix)
     except OSError as error:
         raise UsageError(
             f"cannot read {prefix}: {(error.strerror or str(error)).lower()}",
@@ -73,13 +72,13 @@ def checked(prefix: Path) -> Path:
         ) from error
 
 
-def _checked(prefix: Path) -> Path:
+def _check(prefix: Path) -> Path:
     if not prefix.is_dir():
-        raise UsageError(f"{prefix} is not a folder", hint="conda env list names the environments")
+        raise UsageError(f"{prefix} is not a folder", hint="conda env list shows the environments")
     if not (prefix / "conda-meta").is_dir():
         raise UsageError(
             f"{prefix} is not a conda environment: it has no conda-meta folder",
-            hint="conda env list names the environments; a venv must be built again with conda",
+            hint="conda env list shows the environments; build a venv again with conda",
         )
     python = prefix / "bin" / "python"
     if not python.exists():
@@ -101,7 +100,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     if home:
         folders.append(Path(home) / ".conda" / "envs")
     for folder in folders:
-        with suppress(OSError):  # none, or none of this user's
+        with suppress(OSError):  # missing, or not readable by this user
             yield from sorted(path for path in folder.iterdir() if _is_folder(path))
     if home:
         yield from _listed(Path(home) / ".conda" / "environments.txt")
@@ -127,7 +126,7 @@ def _roots(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_folder(path: str | Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112 - False where this user may not look
+    return os.path.isdir(path)  # noqa: PTH112 - False without permission
 
 
 def _expanded(path: str) -> str:

@@ -1,1 +1,0 @@
-"""Extensions that DeepSpeed would compile on the nodes, built while packing instead."""
