@@ -34,7 +34,7 @@ from provision.model import (
     Step,
 )
 from provision.script import compile_steps, parse
-from provision.services.scripts import REVIEW
+from provision.services.kit.scripts import REVIEW
 from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks import services
 from provision.tasks.answers import failures, split

@@ -12,9 +12,8 @@ from provision.inventory import fold
 from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
 from provision.ospackages import node as on_node
 from provision.ospackages.facts import Facts, judge, read
-from provision.ospackages.node import Choice
+from provision.ospackages.node import Choice, Packages
 from provision.output_text import fold_equal
-from provision.services import os_packages as service
 from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.answers import reason
 from provision.tasks.hold import Lock, held
@@ -47,14 +46,21 @@ class _Work:
 
 
 def bring(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, dry_run: bool, emit: Emit
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    connections: Connections,
+    packages: Packages,
+    *,
+    dry_run: bool,
+    emit: Emit,
 ) -> dict[str, str]:
     """Ask every node what it lacks and what apt would do there, and send the bundle to those that lack something.
 
     Args:
-        inventory: the cluster, which asks for the service.
+        inventory: the cluster.
         nodes: those of its nodes that are meant.
         connections: the way to them.
+        packages: the bundles.
         dry_run: only ask; nothing is written on any node.
         emit: is told about the progress.
 
@@ -62,13 +68,11 @@ def bring(
         By node name, why its packages cannot be installed; nothing was changed there.
 
     Raises:
-        UsageError: a bundle is missing, or does not fit what the inventory says of it.
         BundleError: a bundle is damaged.
     """
-    options: service.Options = inventory.services["os_packages"]
-    chosen = service.choices(options, inventory)
+    chosen = packages.choices
     work = _Work(inventory, connections, emit)
-    found = _ask(work, nodes, chosen, options.replace)
+    found = _ask(work, nodes, chosen, packages.replace)
     lacking = [node for node in nodes if node.name not in work.failed and found[node.name].lacks]
     if not dry_run:
         for choice in chosen:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from provision import services
 from provision.model import Emit, Inventory, Node, StepResult
-from provision.services import plans, scripts
+from provision.services.kit import plans, scripts
 from provision.ssh.remote import Connections
 from provision.tasks.stages import Work
 
 if TYPE_CHECKING:
+    from provision.ospackages.node import Packages
     from provision.ssh.prompts import Prompts
 
 DEADLINE = 300.0  # seconds for a node and stage
@@ -82,8 +83,8 @@ def apply(
         scripts.write(scripts_to, plan)
     with nullcontext(connections) if connections else Connections(inventory, prompts) as pool:
         work = Work(pool, nodes, deadline, emit)
-        if "os_packages" in wanted:
-            work.failed.update(_bring_packages(inventory, nodes, pool, dry_run=dry_run, emit=emit))
+        for packages in plans.packages(inventory, wanted):
+            work.failed.update(_bring_packages(inventory, nodes, pool, packages, dry_run=dry_run, emit=emit))
         for stage in plans.STAGES:
             work.carry_out(stage, plans.TITLES[stage], plan.steps.get(stage, {}), dry_run=dry_run)
             if stage == "serve" and work.failed and not dry_run:
@@ -150,11 +151,9 @@ def undo(
         UsageError: a name that is no service.
         NodesFailedError: some nodes failed; a rerun goes on where they stopped.
     """
-    chosen = plans.known(names) or services.ORDER
-    wanted = tuple(name for name in services.ORDER if name in chosen)
-    # os_packages serves nobody, and its bundle may be gone by now.
-    asked = tuple(name for name in wanted if name in inventory.services and name != "os_packages")
-    serving = set(plans.planned(inventory, nodes, asked).nodes("serve"))
+    chosen = plans.known(names) or services.names()
+    wanted = tuple(name for name in services.ordered() if name in chosen)
+    serving = plans.servers(inventory, nodes, wanted)
     steps = tuple(scripts.undoing(name) for name in reversed(wanted))
     with Connections(inventory, prompts) as connections:
         work = Work(connections, nodes, deadline, emit)
@@ -172,9 +171,15 @@ def _changed(service: str, steps: Mapping[str, Sequence[StepResult]]) -> bool:
 
 
 def _bring_packages(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, *, dry_run: bool, emit: Emit
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    connections: Connections,
+    packages: Packages,
+    *,
+    dry_run: bool,
+    emit: Emit,
 ) -> dict[str, str]:
     """The offline repositories to the nodes that lack them; the nodes that could not take theirs."""
     from provision.tasks import os_packages  # noqa: PLC0415 - the transfer engine, which no other service needs
 
-    return os_packages.bring(inventory, nodes, connections, dry_run=dry_run, emit=emit)
+    return os_packages.bring(inventory, nodes, connections, packages, dry_run=dry_run, emit=emit)

@@ -11,8 +11,8 @@ from provision.errors import NodesFailedError
 from provision.hints import again
 from provision.model import Emit, Node, Progress, Result, StageFinished, StageStarted, Step, StepResult
 from provision.script import FROM_INPUT, parse
-from provision.services import plans
-from provision.services.scripts import script, verifying
+from provision.services.kit import plans
+from provision.services.kit.scripts import script, verifying
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import failures
 
