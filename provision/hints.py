@@ -2,8 +2,8 @@
 
 A hint is a command that works when it is pasted. Two things make it so:
 
-- ``again`` is the command that the user typed, with options added: ``--exclude gpu03``. Tasks find what was typed in
-  ``Inventory.typed``.
+- ``again`` is the command that the user typed, with options added: ``--exclude gpu03``. Tasks call it through their
+  ``Session``, which knows the command line.
 - ``complete`` gives every other ``clusterctl COMMAND`` of a text the inventory that the user named. Every text passes
   it once, where it is shown, so that code that knows no inventory may write ``clusterctl check``.
 """

@@ -99,7 +99,6 @@ class Inventory:
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of nodes, for --limit @GROUP
     base: PurePosixPath | None = None  # in place of the prefix's parent, where that is not ours
     alone: bool = False  # no file: this machine alone, whose runs are recorded beside ``path``
-    typed: CommandLine = UNTYPED  # the command that reads it, for hints
 
     @property
     def root(self) -> PurePosixPath:

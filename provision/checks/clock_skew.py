@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._clock import Offset, offset, shown, span
+from provision.checks.kit.clock import Offset, offset, shown, span
 from provision.model import Finding
 
 ID = "clock.skew"

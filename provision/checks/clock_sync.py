@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._clock import span
+from provision.checks.kit.clock import span
 from provision.model import Finding
 
 ID = "clock.sync"

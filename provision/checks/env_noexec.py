@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
 from provision.checks._host import pairs, unread
-from provision.checks._mounts import mount_of, mounts
+from provision.checks.kit.mounts import mount_of, mounts
 from provision.model import Finding
 
 ID = "env.noexec"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._fresh import Side, sides
+from provision.checks.kit.fresh import Side, sides
 from provision.model import Finding
 
 ID = "fs.fresh"

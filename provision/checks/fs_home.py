@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
 from provision.checks._host import pairs, unread
-from provision.checks._mounts import NETWORK, folders, lies
+from provision.checks.kit.mounts import NETWORK, folders, lies
 from provision.model import Finding, Node
 
 ID = "fs.home"

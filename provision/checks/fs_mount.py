@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
 from provision.checks._host import unread
-from provision.checks._mounts import Mount, Share, folders, hosts, mount_of, mounts, shares
+from provision.checks.kit.mounts import Mount, Share, folders, hosts, mount_of, mounts, shares
 from provision.model import Finding, Node
 
 ID = "fs.mount"

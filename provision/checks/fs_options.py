@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
 from provision.checks._host import many, number, unread
-from provision.checks._mounts import Mount, folders, mount_of, mounts
+from provision.checks.kit.mounts import Mount, folders, mount_of, mounts
 from provision.model import Finding, Node
 
 ID = "fs.options"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, warn
 from provision.checks._host import many, unread
-from provision.checks._mounts import folders, mount_of, mounts, plain
+from provision.checks.kit.mounts import folders, mount_of, mounts, plain
 from provision.model import Finding, Node
 
 ID = "fs.readonly"

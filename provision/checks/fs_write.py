@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok
 from provision.checks._host import pairs, unread
-from provision.checks._mounts import nearest
+from provision.checks.kit.mounts import nearest
 from provision.model import Finding, Node
 from provision.render import quote
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from provision.checks import Answer, Plan, fail, ok, warn
 from provision.checks._facts import GPUS
 from provision.checks._host import GIB, df, human, number, unread
-from provision.checks._mounts import mounts
+from provision.checks.kit.mounts import mounts
 from provision.model import Finding
 
 ID = "mem.shm"

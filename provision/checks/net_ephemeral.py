@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._pairs import blamed
 from provision.checks._ports import Tried, detail, heard
+from provision.checks.kit.pairs import blamed
 from provision.inventory import fold
 from provision.model import Finding
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from provision.checks import Answer, Plan, fail, ok, unknown
 from provision.checks._interfaces import RESOLVE
-from provision.checks._pairs import partners
+from provision.checks.kit.pairs import partners
 from provision.env.report.words import number
 from provision.model import Finding, Node
 from provision.render import words

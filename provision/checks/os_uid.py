@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from provision.checks import Answer, Plan
 from provision.checks._facts import SYSTEM
 from provision.checks._host import compared, number, pairs
-from provision.checks._mounts import shares
+from provision.checks.kit.mounts import shares
 from provision.model import Finding
 
 ID = "os.uid"

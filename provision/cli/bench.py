@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
@@ -16,8 +16,7 @@ from provision.inventory import select
 from provision.netbench import OPS, SIZES, parse_ops, parse_sizes
 from provision.output import Reporter
 from provision.summaries.bench import measured, measured_rows
-from provision.tasks.bench_nccl import Backend, bench
-from provision.tasks.bench_tune import write_tuning
+from provision.tasks.bench import Backend, BenchOptions, bench, write_tuning
 
 if TYPE_CHECKING:
     from provision.model import Inventory
@@ -70,17 +69,9 @@ def nccl_command(
     inventory = load_or_here(inventory_path, reporter, nodes=count, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude, count=count)
     chosen = parse_ops(ops) if ops is not None else () if pairs or tune else OPS
-    result = bench(
-        inventory,
-        nodes,
-        ops=chosen,
-        sizes=parse_sizes(sizes),
-        backend=backend,
-        pairs=pairs,
-        tune=tune,
-        prompts=prompts_of(reporter),
-        emit=reporter,
-    )
+    options = BenchOptions(chosen, parse_sizes(sizes), backend, pairs, tune)
+    with session_on(reporter, inventory, nodes) as session:
+        result = bench(session, options)
     data, text = measured(result)
     reporter.show(measured_rows(result))
     if result.tuning is None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from provision.errors import UsageError
 from provision.inventory import load, local_inventory, select
 from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
+from provision.session import Session
 from provision.tasks.failed import last_failed
 
 if TYPE_CHECKING:
@@ -55,6 +55,26 @@ def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts
     return None
 
 
+def session_on(
+    reporter: Reporter,
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    *,
+    dry_run: bool = False,
+    asks_sudo: bool = True,
+) -> Session:
+    """The session of a command that works on these nodes."""
+    return Session(
+        inventory,
+        nodes,
+        typed=reporter.typed,
+        prompts=prompts_of(reporter),
+        emit=reporter,
+        dry_run=dry_run,
+        asks_sudo=asks_sudo,
+    )
+
+
 def to_work_on(
     reporter: Reporter,
     inventory: Inventory,
@@ -92,7 +112,7 @@ def load_inventory(path: Path, reporter: Reporter) -> Inventory:
     inventory = load(path)
     for warning in inventory.warnings:
         reporter.warn(warning)
-    return replace(inventory, typed=reporter.typed)
+    return inventory
 
 
 def load_or_here(path: Path, reporter: Reporter, *, nodes: int | None = None, starts: bool = False) -> Inventory:
@@ -115,7 +135,7 @@ def load_or_here(path: Path, reporter: Reporter, *, nodes: int | None = None, st
     refuse_alone(nodes)
     here = local_inventory(starts=starts)
     reporter(Notice(f"no inventory: this machine alone, with the environment {here.prefix}"))
-    return replace(here, typed=reporter.typed)
+    return here
 
 
 def refuse_alone(nodes: int | None) -> None:

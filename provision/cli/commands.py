@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of, retrying, to_work_on
+from provision.cli.cluster import load_or_here, on_nodes, retrying, session_on, to_work_on
 from provision.cli.numbers import SECONDS, number
 from provision.cli.options import reporting
 from provision.output import Reporter
@@ -44,9 +44,8 @@ def run_on_nodes(
     if not nodes:
         return
     with remembered(inventory, "run", nodes):
-        result = run_command(
-            inventory, nodes, words, root=root, deadline=deadline, prompts=prompts_of(reporter), emit=reporter
-        )
+        with session_on(reporter, inventory, nodes) as session:
+            result = run_command(session, words, root=root, deadline=deadline)
         reporter.show(summaries.ran_rows(result))
         reporter.result(*summaries.ran(result))
         result.raise_failed()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
@@ -47,7 +47,8 @@ def diagnose_command(
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     word = run[0] if run else None
-    reporter.result(*diagnosed(diagnose(inventory, nodes, word, prompts=prompts_of(reporter), emit=reporter)))
+    with session_on(reporter, inventory, nodes) as session:
+        reporter.result(*diagnosed(diagnose(session, word)))
 
 
 COMMANDS = (diagnose_command,)

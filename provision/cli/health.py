@@ -8,16 +8,14 @@ import click
 
 from provision import summaries
 from provision.cli import numbers
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.options import reporting
 from provision.env.bundle.reader import open_bundle
 from provision.errors import NodesError, NodesFailedError, PreflightError
-from provision.hints import again
 from provision.inventory import fold, select
-from provision.model import Inventory
 from provision.output import Reporter
-from provision.tasks.answers import without
-from provision.tasks.check import DEADLINE, CheckResult, check
+from provision.session import Session
+from provision.tasks.check import DEADLINE, CheckOptions, CheckResult, check
 from provision.tasks.interchange import bundle_of
 from trainer.bounds import Bound
 
@@ -66,24 +64,16 @@ def check_command(
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     manifest = open_bundle(bundle_of(bundle, emit=reporter)).manifest if bundle else None
-    result = check(
-        inventory,
-        nodes,
-        level=level,
-        only=only,
-        manifest=manifest,
-        root=root,
-        deadline=deadline,
-        prompts=prompts_of(reporter),
-        emit=reporter,
-    )
+    options = CheckOptions(level, only, manifest, root, deadline)
+    with session_on(reporter, inventory, nodes, asks_sudo=bool(root)) as session:
+        result = check(session, options)
     reporter.show(summaries.finding_rows(result, verbose=verbose))
     reporter.result(*summaries.checked(result))
-    if error := _refusal(inventory, result):
+    if error := _refusal(session, result):
         raise error
 
 
-def _refusal(inventory: Inventory, result: CheckResult) -> NodesError | None:
+def _refusal(session: Session, result: CheckResult) -> NodesError | None:
     """The error that the findings amount to; they themselves have been shown."""
     failed = list(dict.fromkeys(finding.node for finding in result.having("FAIL")))
     around = fold([*failed, *result.unreachable])
@@ -91,14 +81,14 @@ def _refusal(inventory: Inventory, result: CheckResult) -> NodesError | None:
     if failed:
         said = f"{fold(failed)}: not ready for a training"
         good = set(result.nodes) - set(failed)
-        others = f"; to go on without: {again(inventory.typed, 'check', exclude=around)}" if good else ""
+        others = f"; to continue without: {session.again(exclude=around)}" if good else ""
         return PreflightError(
             f"{said}; {silent}" if result.unreachable else said,
             reasons=result.unreachable,
-            hint=f"fix it, then: {again(inventory.typed, 'check')}{others}",
+            hint=f"fix it, then: {session.again()}{others}",
         )
     if result.unreachable:
-        hint = without(inventory, result.unreachable, len(result.nodes) + len(result.unreachable), "check")
+        hint = session.without(result.unreachable, len(result.nodes) + len(result.unreachable))
         return NodesFailedError(silent, reasons=result.unreachable, hint=hint)
     return None
 

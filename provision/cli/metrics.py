@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.numbers import COUNT, INDEX, Number, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
@@ -63,9 +63,8 @@ def metrics_command(
         inventory = load_or_here(inventory_path, reporter)
         nodes = select(inventory, limit=limit, exclude=exclude)
         word = logs[0] if logs else None
-        found = read_run(
-            inventory, nodes, word, rank=rank, every=logging_steps, prompts=prompts_of(reporter), emit=reporter
-        )
+        with session_on(reporter, inventory, nodes) as session:
+            found = read_run(session, word, rank=rank, every=logging_steps)
     _show(reporter, found, last, as_csv_too=as_csv_too, as_json=as_json)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of, relaying, retrying, to_work_on
+from provision.cli.cluster import load_inventory, on_nodes, relaying, retrying, session_on, to_work_on
 from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
 from provision.env.bundle.find import find_bundle
@@ -15,8 +15,7 @@ from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
 from provision.inventory import fold, select
 from provision.output import Reporter
-from provision.tasks.answers import without
-from provision.tasks.deploy import deploy
+from provision.tasks.deploy import DeployOptions, deploy
 from provision.tasks.failed import remembered
 from provision.tasks.interchange import bundle_of
 from provision.tasks.push import push
@@ -62,20 +61,12 @@ def deploy_command(
     nodes = to_work_on(reporter, inventory, "deploy", limit=limit, exclude=exclude, retry_failed=retry_failed)
     if not nodes:
         return
-    with remembered(inventory, "deploy", nodes, dry_run=dry_run):
-        result = deploy(
-            inventory,
-            nodes,
-            bundle_of(bundle or find_bundle(Path()), emit=reporter),
-            prompts=prompts_of(reporter),
-            dry_run=dry_run,
-            scripts_to=scripts,
-            relay=relay == "on",
-            repair=repair,
-            accept_unrewritable=accept_unrewritable,
-            with_services=not no_services,
-            emit=reporter,
-        )
+    options = DeployOptions(scripts, relay == "on", repair, accept_unrewritable, not no_services)
+    with (
+        remembered(inventory, "deploy", nodes, dry_run=dry_run),
+        session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
+    ):
+        result = deploy(session, bundle_of(bundle or find_bundle(Path()), emit=reporter), options)
     reporter.result(*summaries.deployed(result, inventory))
 
 
@@ -86,13 +77,14 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
     """List the releases that lie on the nodes."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    found, silent = releases(inventory, nodes, prompts=prompts_of(reporter))
-    reporter.result(*summaries.listed(found))
-    if silent:
+    with session_on(reporter, inventory, nodes) as session:
+        found = releases(session)
+    reporter.result(*summaries.listed(found.ok))
+    if found.failed:
         raise NodesFailedError(
-            f"no answer from {len(silent)} of {len(nodes)} nodes",
-            reasons=silent,
-            hint=without(inventory, silent, len(nodes), "releases"),
+            f"no answer from {len(found.failed)} of {len(nodes)} nodes",
+            reasons=found.reasons,
+            hint=session.without(found.failed, len(nodes)),
         )
 
 
@@ -106,7 +98,8 @@ def rollback_command(
     """Make the previous release the current one again."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = rollback(inventory, nodes, to=to, prompts=prompts_of(reporter), emit=reporter)
+    with session_on(reporter, inventory, nodes) as session:
+        result = rollback(session, to)
     reporter.result(*summaries.switched(result))
 
 
@@ -121,7 +114,8 @@ def prune_command(
     """Remove old releases; never the current one, nor one that a process runs from."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = prune(inventory, nodes, keep=keep, dry_run=dry_run, prompts=prompts_of(reporter), emit=reporter)
+    with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
+        result = prune(session, keep)
     reporter.result(*summaries.pruned(result))
 
 
@@ -135,7 +129,8 @@ def verify_command(
     """Compare every file of the release on the nodes with what was deployed."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = verify(inventory, nodes, release=release, prompts=prompts_of(reporter), emit=reporter)
+    with session_on(reporter, inventory, nodes) as session:
+        result = verify(session, release)
     reporter.result(*summaries.verified(result.findings))
     changed = [each.node for each in result.findings if each.verdict != "OK" and each.node not in result.absent]
     parts = {
@@ -183,16 +178,8 @@ def push_command(
     """
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = push(
-        inventory,
-        nodes,
-        source,
-        destination,
-        relay=relay == "on",
-        dry_run=dry_run,
-        prompts=prompts_of(reporter),
-        emit=reporter,
-    )
+    with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
+        result = push(session, source, destination, relay=relay == "on")
     reporter.result(*summaries.pushed(result))
 
 

@@ -8,22 +8,20 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.interrupts import asking, asking_which, letting_go
 from provision.cli.numbers import COUNT, INDEX, Number, number
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError
-from provision.hints import again
 from provision.inventory import fold, select
 from provision.model import Notice
 from provision.output import Reporter
 from provision.output_text import Line, clean, fold_equal
 from provision.run.loglines import Entry
-from provision.tasks.begin import Following
 from provision.tasks.collect import collect
-from provision.tasks.gate import GateOptions
 from provision.tasks.logs import Logs, Wanted, logs
-from provision.tasks.resume import resume
+from provision.tasks.resume import ResumeOptions, resume
+from provision.tasks.start import Following
 from provision.tasks.stop import stop
 from trainer.bounds import Bound
 
@@ -96,16 +94,8 @@ def logs_command(
     shower = _Shower(reporter, follow=follow)
     wanted = Wanted(node, rank, None if count < 0 else count)
     try:
-        state = logs(
-            inventory,
-            nodes,
-            run,
-            wanted,
-            show=shower.past,
-            each=shower.line if follow else None,
-            prompts=prompts_of(reporter),
-            emit=reporter,
-        )
+        with session_on(reporter, inventory, nodes) as session:
+            state = logs(session, run, wanted, show=shower.past, each=shower.line if follow else None)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -118,7 +108,7 @@ def logs_command(
                 f"without the logs of {fold(shower.unreachable)}",
                 reasons=shower.unreachable,
                 hint="what was collected while the run was followed is in runs/ beside the inventory; to look again: "
-                + again(inventory.typed, "logs"),
+                + session.again(),
             )
 
 
@@ -146,9 +136,8 @@ def stop_command(
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     ask = None if yes else asking_which(reporter)
-    result = stop(
-        inventory, nodes, run, save=save, others_too=yes, ask=ask, prompts=prompts_of(reporter), emit=reporter
-    )
+    with session_on(reporter, inventory, nodes) as session:
+        result = stop(session, run, save=save, others_too=yes, ask=ask)
     reporter.result(*summaries.stopped_shown(result))
     result.raise_failed()
 
@@ -180,18 +169,9 @@ def resume_command(
     """
     inventory = load_or_here(inventory_path, reporter, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    with letting_go():
-        result = resume(
-            inventory,
-            nodes,
-            run,
-            options=GateOptions(force=force),
-            following=Following(detach, asking(reporter)),
-            count=count,
-            restarts=restarts,
-            prompts=prompts_of(reporter),
-            emit=reporter,
-        )
+    options = ResumeOptions(force, count, restarts, Following(detach, asking(reporter)))
+    with letting_go(), session_on(reporter, inventory, nodes) as session:
+        result = resume(session, run, options)
     reporter.result(*summaries.trained(result))
 
 
@@ -219,13 +199,14 @@ def collect_command(
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = collect(inventory, nodes, run, folder, only=only, fp32=fp32, prompts=prompts_of(reporter), emit=reporter)
+    with session_on(reporter, inventory, nodes) as session:
+        result = collect(session, run, folder, only=only, fp32=fp32)
     reporter.result(*summaries.collected(result))
     if result.failed:
         raise NodesFailedError(
             f"not everything of run {result.run} came from {len(result.failed)} of its nodes",
             reasons=result.failed,
-            hint=f"when {fold(result.failed)} is back: {again(inventory.typed, 'collect', words=(result.run,))}",
+            hint=f"when {fold(result.failed)} is back: {session.again(words=(result.run,))}",
         )
 
 

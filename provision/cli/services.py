@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from provision import services, summaries
-from provision.cli.cluster import load_inventory, on_nodes, prompts_of, retrying, to_work_on
+from provision.cli.cluster import load_inventory, on_nodes, retrying, session_on, to_work_on
 from provision.cli.numbers import DEADLINE, number
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError, UsageError
@@ -16,7 +16,6 @@ from provision.hints import again
 from provision.inventory import select
 from provision.output import Reporter
 from provision.tasks import services as tasks
-from provision.tasks.answers import without
 from provision.tasks.failed import remembered
 
 
@@ -85,17 +84,11 @@ def services_apply(
     nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
     if not nodes:
         return
-    with remembered(inventory, command, nodes, dry_run=dry_run):
-        result = tasks.apply(
-            inventory,
-            nodes,
-            names,
-            prompts=prompts_of(reporter),
-            dry_run=dry_run,
-            scripts_to=scripts,
-            deadline=deadline,
-            emit=reporter,
-        )
+    with (
+        remembered(inventory, command, nodes, dry_run=dry_run),
+        session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
+    ):
+        result = tasks.apply(session, names, scripts_to=scripts, deadline=deadline)
     reporter.result(*summaries.serviced(result, "apply"))
 
 
@@ -115,9 +108,8 @@ def services_status(
     """Say where the nodes differ from what the inventory asks for."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = tasks.apply(
-        inventory, nodes, names, prompts=prompts_of(reporter), dry_run=True, deadline=deadline, emit=reporter
-    )
+    with session_on(reporter, inventory, nodes, dry_run=True) as session:
+        result = tasks.apply(session, names, deadline=deadline)
     reporter.result(*summaries.serviced(result, "status"))
 
 
@@ -137,14 +129,15 @@ def services_verify(
     """Ask the running services whether they do their work: who follows which clock, whether a share is fresh."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
-    result = tasks.verify(inventory, nodes, names, prompts=prompts_of(reporter), deadline=deadline, emit=reporter)
+    with session_on(reporter, inventory, nodes) as session:
+        result = tasks.verify(session, names, deadline=deadline)
     reporter.result(*summaries.serviced(result, "verify"))
     wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
     if result.unreached:
         raise NodesFailedError(
             f"{len(result.unreached)} of {len(nodes)} nodes could not be asked",
             reasons=result.unreached,
-            hint=without(inventory, result.unreached, len(nodes), "services verify"),
+            hint=session.without(result.unreached, len(nodes)),
         )
     if wrong:
         raise NodesFailedError(
@@ -178,10 +171,11 @@ def services_undo(
     nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
     if not nodes:
         return
-    with remembered(inventory, command, nodes, dry_run=dry_run):
-        result = tasks.undo(
-            inventory, nodes, names, prompts=prompts_of(reporter), dry_run=dry_run, deadline=deadline, emit=reporter
-        )
+    with (
+        remembered(inventory, command, nodes, dry_run=dry_run),
+        session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
+    ):
+        result = tasks.undo(session, names, deadline=deadline)
     reporter.result(*summaries.serviced(result, "undo"))
 
 

@@ -14,6 +14,7 @@ from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory.choosing import wanted
 from provision.output import Reporter
+from provision.session import Session
 from provision.tasks.init import create, foreign, init
 from trainer.bounds import Bound
 
@@ -58,7 +59,8 @@ def init_command(
         if user or prefix:
             raise UsageError("--user and --prefix go with hosts: they are written into a new inventory")
         inventory = load_inventory(path, reporter)
-        reporter.result(*summaries.enrolled(init(inventory, prompts=prompts, emit=reporter)))
+        with Session(inventory, typed=reporter.typed, prompts=prompts, emit=reporter) as session:
+            reporter.result(*summaries.enrolled(init(session)))
         return
     found = foreign(source, group=group, emit=reporter) if source else None
     ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}

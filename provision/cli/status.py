@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of
+from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.options import reporting
 from provision.errors import NodesFailedError
 from provision.inventory import select
 from provision.output import Reporter
 from provision.summaries.runs import run_shown
 from provision.summaries.status import status_shown
-from provision.tasks.answers import without
 from provision.tasks.status import run_status, status
 
 
@@ -32,18 +31,20 @@ def status_command(
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     if run is not None:
-        one = run_status(inventory, nodes, run, prompts=prompts_of(reporter))
+        with session_on(reporter, inventory, nodes) as session:
+            one = run_status(session, run)
         reporter.result(*run_shown(one, time.time()))
         unreachable = one.unreachable
     else:
-        result = status(inventory, nodes, prompts=prompts_of(reporter), emit=reporter)
+        with session_on(reporter, inventory, nodes) as session:
+            result = status(session)
         reporter.result(*status_shown(result, time.time()))
         unreachable = result.unreachable
     if unreachable:
         raise NodesFailedError(
             f"no answer from {len(unreachable)} of {len(nodes)} nodes",
             reasons={},  # the result has said them
-            hint=without(inventory, unreachable, len(nodes), "status"),
+            hint=session.without(unreachable, len(nodes)),
         )
 
 

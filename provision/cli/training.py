@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from provision import summaries
-from provision.cli.cluster import load_or_here, on_nodes, prompts_of, refuse_alone
+from provision.cli.cluster import load_or_here, on_nodes, refuse_alone, session_on
 from provision.cli.interrupts import asking, letting_go
 from provision.cli.numbers import COUNT, INDEX, SECONDS, number
 from provision.cli.options import reporting
@@ -25,11 +26,11 @@ from provision.run import Job, from_words
 from provision.run.job import LAUNCHERS
 from provision.run.job_nodes import count_nodes
 from provision.run.shells import as_cmd, as_powershell, as_sh
+from provision.session import Session
 from provision.tasks import train as tasks
-from provision.tasks.begin import Following
 from provision.tasks.gate import GateOptions
-from provision.tasks.train import Policy, Training, find_config
-from provision.tasks.zero import CHOICES
+from provision.tasks.start import Following
+from provision.tasks.train import ZERO_CHOICES, Policy, Training, find_config
 
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
 _PATH = click.Path(path_type=Path)
@@ -44,7 +45,7 @@ _WHAT = (
     click.option("--accelerate-config", type=_PATH, metavar="FILE", help="What `accelerate config` has written."),
     click.option("--output", metavar="DIR", help="Where the script keeps its checkpoints, as the script is told it."),
     click.option("--resume-arg", metavar="TEXT", help="Tells the script to go on from '{checkpoint}'."),
-    click.option("--zero", type=click.Choice(CHOICES), help="Make DeepSpeed's configuration, of this stage."),
+    click.option("--zero", type=click.Choice(ZERO_CHOICES), help="Make DeepSpeed's configuration, of this stage."),
     click.option(
         "--env", "variables", metavar="NAME[=VALUE]", multiple=True, help="A variable, by default with its value here."
     ),
@@ -120,27 +121,28 @@ def train_command(
     env = _variables(variables, reporter)
     if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
         reporter(Notice(f"--env {', '.join(twice)}: replaced by the value before the typed command", "warning"))
+    inventory = replace(inventory, train=replace(inventory.train, env={**inventory.train.env, **env}))
     asked = Training(
         job=job,
         words=(*(("-m", module) if module else ()), *words),
         name=name,
         zero=zero,
-        env=env,
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else asking(reporter)),
     )
     if dry_run:
-        _show(reporter, inventory, nodes, asked, shell)
+        with session_on(reporter, inventory, nodes, dry_run=True) as session:
+            _show(reporter, session, asked, shell)
         return
-    with letting_go():
-        result = tasks.train(inventory, nodes, asked, prompts=prompts_of(reporter), emit=reporter)
+    with letting_go(), session_on(reporter, inventory, nodes) as session:
+        result = tasks.train(session, asked)
     reporter.result(*summaries.trained(result))
 
 
-def _show(reporter: Reporter, inventory: Any, nodes: Any, asked: Training, shell: str) -> None:
+def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:
     """What would run on each node, and what there is to know about it."""
-    spec, launched = tasks.dry_run(inventory, nodes, asked, prompts=prompts_of(reporter), emit=reporter)
+    spec, launched = tasks.dry_run(session, asked)
     for notice in launched.notices:
         reporter(notice)
     scripts = {str(plan["node"]): _SHELLS[shell](plan) for plan in launched.plans}

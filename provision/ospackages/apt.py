@@ -10,16 +10,16 @@ import hashlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from provision.errors import UsageError
-from provision.model import Emit, Progress, StageFinished, StageStarted
+from provision.model import Emit, Progress
 from provision.ospackages import apt_config, apt_index, apt_said
 from provision.ospackages.collection import Collected, Mirrors, Package, Wanted
 from provision.ospackages.releases import Release
+from provision.stages import stage
 
 STAGE = "os packages"
 
@@ -63,8 +63,22 @@ class Apt:
 
 
 def _collect(wanted: Wanted, folder: Path, emit: Emit) -> Collected:
-    began = time.monotonic()
-    emit(StageStarted(STAGE, f"Reading {wanted.mirrors.main} for {wanted.release.name}", unit="steps"))
+    title = f"Reading {wanted.mirrors.main} for {wanted.release.name}"
+    with stage(emit, STAGE, title, unit="steps") as shown:
+        known = _solve(wanted, folder)
+        _fetch(wanted, folder, tuple(known), emit)
+        packages = tuple(sorted(known, key=lambda each: each.name))
+        index = apt_index.packages_file(known.items())
+        shown.summary = f"{len(packages)} packages"
+    return Collected(
+        packages,
+        {each.file: _fetched(folder, each) for each in packages},
+        {"Packages": index, "Release": apt_index.release_file(wanted.release.name, wanted.architecture, index)},
+    )
+
+
+def _solve(wanted: Wanted, folder: Path) -> dict[Package, apt_index.Stanza]:
+    """The packages that apt would install, with their stanzas."""
     _write_settings(wanted, folder)
     updated = _apt(folder, "apt-get", "update")
     if updated.returncode:
@@ -79,15 +93,7 @@ def _collect(wanted: Wanted, folder: Path, emit: Emit) -> Collected:
     if virtual := [name for name in wanted.packages if name not in versions]:
         raise apt_said.virtual(wanted, virtual, apt_index.providers(known.values(), virtual))
     assert versions == {each.name: each.version for each in known}, "apt-cache did not show what apt-get had chosen"
-    _fetch(wanted, folder, tuple(known), emit)
-    packages = tuple(sorted(known, key=lambda each: each.name))
-    index = apt_index.packages_file(known.items())
-    emit(StageFinished(STAGE, time.monotonic() - began, summary=f"{len(packages)} packages"))
-    return Collected(
-        packages,
-        {each.file: _fetched(folder, each) for each in packages},
-        {"Packages": index, "Release": apt_index.release_file(wanted.release.name, wanted.architecture, index)},
-    )
+    return known
 
 
 def _fetch(wanted: Wanted, folder: Path, packages: tuple[Package, ...], emit: Emit) -> None:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from provision.checks._nvidia import SMI
-from provision.checks._probing import Probe
+from provision.checks.kit.probing import Probe
 from provision.model import Finding
 from provision.run.gate_rules import devices
 

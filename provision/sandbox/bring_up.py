@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from provision.errors import UsageError
-from provision.model import Emit, Progress, StageFinished, StageStarted, ignore
+from provision.model import Emit, ignore
 from provision.sandbox import disk, files, host, network, node
 from provision.sandbox.accounts import TRAINER
 from provision.sandbox.cluster import Sandbox
@@ -25,6 +24,7 @@ from provision.sandbox.rootfs import recipe as minimal_recipe
 from provision.sandbox.signals import interruptible, uninterrupted
 from provision.sandbox.state import NodeState, State, home, load_all, locked, save
 from provision.sandbox.take_down import remove
+from provision.stages import stage
 
 STAGE = "nodes"
 MOST_NODES = 250
@@ -86,23 +86,22 @@ def up(
             wish = _Wish(name, token, rootfs, link, directory.absolute(), storage, prefix, user, hostnames)
             state = _reserve(wish)
             lower = minimal(recipe, emit) if recipe else Path("/")
-            began = time.monotonic()
-            emit(StageStarted(STAGE, f"Starting {len(hostnames)} nodes", total=len(hostnames)))
-            key, host_keys = _make_disks(state, lower, password)
-            state = node.start(state, save)
-            node.wait_ready(state, lambda done: emit(Progress(STAGE, done, len(hostnames))))
-            contents = files.texts(state, key, host_keys)
-            state = replace(state, files=files.digests(contents))
-            save(state)
-            files.write(state, contents)
-            state = replace(state, made="up")
-            save(state)
+            with stage(emit, STAGE, f"Starting {len(hostnames)} nodes", len(hostnames)) as shown:
+                key, host_keys = _make_disks(state, lower, password)
+                state = node.start(state, save)
+                node.wait_ready(state, shown.progress)
+                contents = files.texts(state, key, host_keys)
+                state = replace(state, files=files.digests(contents))
+                save(state)
+                files.write(state, contents)
+                state = replace(state, made="up")
+                save(state)
+                shown.states = dict.fromkeys(hostnames, "up")
+                shown.summary = f"sandbox {state.name}, {state.subnet}"
         except BaseException:
             with uninterrupted():
                 _undo(token)
             raise
-    states = dict.fromkeys(hostnames, "up")
-    emit(StageFinished(STAGE, time.monotonic() - began, states, f"sandbox {state.name}, {state.subnet}"))
     return Sandbox(state)
 
 

@@ -10,16 +10,16 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from provision.errors import ClusterctlError
-from provision.model import Emit, Progress, StageFinished, StageStarted, ignore
+from provision.model import Emit, Progress, ignore
 from provision.sandbox import mirror
 from provision.sandbox.process import environment
+from provision.stages import stage
 
 STAGE = "rootfs"
 # debootstrap's minbase has tar, gzip, coreutils, perl-base and util-linux; no Python, zstd or rsync.
@@ -95,15 +95,15 @@ def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
 
 def _build(wanted: Recipe, root: Path, emit: Emit) -> None:
     source = mirror.mirror(wanted.suite)
-    began = time.monotonic()
-    emit(StageStarted(STAGE, f"Making the nodes' root: Debian {wanted.suite} from {source}", unit="steps"))
-    debootstrap = ["debootstrap", f"--variant={wanted.variant}", f"--include={','.join(wanted.packages)}"]
-    _debootstrap([*debootstrap, wanted.suite, str(root), source], emit)
-    for pattern in _REMOVE:
-        for path in root.glob(pattern):
-            path.unlink()
-    root.chmod(0o755)
-    emit(StageFinished(STAGE, time.monotonic() - began, summary=f"{wanted.suite}, kept in {cache() / wanted.digest}"))
+    title = f"Making the nodes' root: Debian {wanted.suite} from {source}"
+    with stage(emit, STAGE, title, unit="steps") as shown:
+        debootstrap = ["debootstrap", f"--variant={wanted.variant}", f"--include={','.join(wanted.packages)}"]
+        _debootstrap([*debootstrap, wanted.suite, str(root), source], emit)
+        for pattern in _REMOVE:
+            for path in root.glob(pattern):
+                path.unlink()
+        root.chmod(0o755)
+        shown.summary = f"{wanted.suite}, kept in {cache() / wanted.digest}"
 
 
 def _debootstrap(argv: Sequence[str], emit: Emit) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 from provision.errors import ClusterctlError, UsageError
-from provision.model import Emit, Notice, StageFinished, StageStarted, ignore
+from provision.model import Emit, Notice, ignore
 from provision.sandbox import files, network, node
 from provision.sandbox.host import mounts, require_root
 from provision.sandbox.signals import uninterrupted
 from provision.sandbox.state import State, forget, load
+from provision.stages import stage
 
 STAGE = "down"
 
@@ -36,11 +36,10 @@ def down(name: str, *, emit: Emit = ignore) -> None:
         raise UsageError(
             f"sandbox {name} is being made by process {state.creator.pid}", hint=f"kill {state.creator.pid}"
         )
-    began = time.monotonic()
-    emit(StageStarted(STAGE, f"Ending sandbox {name}", total=len(state.nodes)))
-    with uninterrupted():
-        remove(state, emit)
-    emit(StageFinished(STAGE, time.monotonic() - began, {each.name: "gone" for each in state.nodes}))
+    with stage(emit, STAGE, f"Ending sandbox {name}", len(state.nodes)) as shown:
+        with uninterrupted():
+            remove(state, emit)
+        shown.states = {each.name: "gone" for each in state.nodes}
 
 
 def remove(state: State, emit: Emit = ignore) -> None:

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from provision.errors import ClusterctlError, UsageError
-from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted, Step, ignore
+from provision.errors import UsageError
+from provision.model import Inventory, Node, Step
 from provision.render import render
 from provision.script import compile_steps, parse
-from provision.ssh.remote import Connections, NodeUnreachable, connect, fan_out
+from provision.ssh.remote import NodeUnreachable, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from provision.model import Remote
-    from provision.ssh.prompts import Prompts
+    from provision.ssh.remote import Connections
 
 _KEY_NAME = "clusterctl_key"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -43,46 +39,15 @@ class Enrolled:
     state: Literal["ready", "key installed"]
 
 
-def enrol(
-    inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None, emit: Emit = ignore
-) -> dict[str, Enrolled | ClusterctlError]:
-    """Make every node reachable without a question from now on.
+def enrol(inventory: Inventory, node: Node, pool: Connections) -> Enrolled:
+    """Make a node reachable without a question from now on.
 
-    The inventory's ``ssh.key`` is created when it is named and missing. Nodes that take no key yet get its public half
-    (or that of ``~/.ssh/id_ed25519``) into their ``authorized_keys``, over a login with the password.
+    A node that accepts no key yet gets the public half of the inventory's key (or that of ``~/.ssh/id_ed25519``) in its
+    ``authorized_keys``, over a login with the password.
 
-    Returns:
-        By node name, in order: what was done, or why it could not be.
+    Raises:
+        RemoteError: the node could not be enrolled.
     """
-    began = monotonic()
-    key = inventory.ssh.key
-    if key and create_key(key):
-        emit(Notice(f"created the ssh key {key}"))
-    emit(StageStarted("enrol", "Enrolling nodes", len(nodes), "nodes"))
-    telling = threading.Lock()
-    finished = 0
-
-    def work(node: Node) -> Enrolled:
-        nonlocal finished
-        try:
-            return _enrol(inventory, node, pool)
-        finally:
-            with telling:
-                finished += 1
-                emit(Progress("enrol", finished, len(nodes)))
-
-    with Connections(inventory, prompts) as pool:
-        results = fan_out(nodes, work)
-    states = {
-        name: result.state if isinstance(result, Enrolled) else getattr(result, "reason", str(result))
-        for name, result in results.items()
-    }
-    failed = sum(not isinstance(result, Enrolled) for result in results.values())
-    emit(StageFinished("enrol", monotonic() - began, states, failed=failed))
-    return results
-
-
-def _enrol(inventory: Inventory, node: Node, pool: Connections) -> Enrolled:
     remote = pool[node]
     if remote.by_key or node.is_local:
         return Enrolled(node.name, "ready")

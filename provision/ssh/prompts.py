@@ -27,6 +27,18 @@ class Prompts(Protocol):
         ...
 
 
+class WithoutSudo:
+    """Answers all questions except the one for sudo's password."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self.confirm_host_key = prompts.confirm_host_key
+        self.password = prompts.password
+
+    def sudo_password(self, _user: str, _where: str) -> str | None:
+        """None: the user is not asked."""
+        return None
+
+
 class PasswordRefused(Exception):  # noqa: N818 - never leaves this package
     """No password, or a wrong one; the message is the reason."""
 

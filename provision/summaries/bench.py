@@ -11,7 +11,7 @@ from provision.summaries._summary import Summary
 if TYPE_CHECKING:
     from provision.netbench.pairs import Judgement
     from provision.netbench.tuning import Setting, Tuning
-    from provision.tasks.bench_nccl import BenchResult
+    from provision.tasks.bench import BenchResult
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 

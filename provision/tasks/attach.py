@@ -1,4 +1,4 @@
-"""A run is followed to its end by a person or a script, who may let go of it, stop it, or go on."""
+"""Follows a run to its end. The user may detach from it, stop it, or continue to follow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provision.model import Emit, Node
 from provision.render import render
 from provision.run import plan_name
 from provision.run.follow import parsed
-from provision.tasks.streams import Stream, Streams, Way
+from provision.session.streams import Stream, Streams, Way
 
 if TYPE_CHECKING:
     from pathlib import PurePosixPath
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 Choice = Literal["detach", "stop", "continue"]
 Ask = Callable[[], Choice]
 
-# What an agent may need beyond its grace to see that every process is gone, where the others have ended already.
+# Seconds for an agent, beyond its grace, to see every process exit after the other nodes have ended.
 PATIENCE = 75.0
-LAST_WORD = 10.0  # seconds that a node without a connection has to come back, once all others have ended
-FORSAKEN = 900.0  # seconds without any node until the command gives up; the run may go on
+LAST_WORD = 10.0  # seconds for a node without a connection to come back after all others have ended
+FORSAKEN = 900.0  # seconds without any node until the command gives up; the run may still be running
 _LOOK = 1.0
 _SAME = (
     1.0  # seconds within which another interrupt is the same one: a wrapper passes on what the terminal has sent too
@@ -33,7 +33,7 @@ _SAME = (
 
 
 class HungUp(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: whoever follows a run lets go of it; in every other place it is an interrupt."""
+    """SIGTERM or SIGHUP: a command that follows a run detaches from it; any other command is interrupted."""
 
 
 class Attachment:
@@ -59,14 +59,14 @@ class Attachment:
         stop: Callable[[], object],
         ask: Ask | None = None,
     ) -> Literal["ended", "detached"]:
-        """Follow the run until it is over, or until somebody lets go of it.
+        """Follow the run until it ends, or until the user detaches.
 
         Args:
             way: the connections.
-            emit: is told about connections that are away.
-            until: let go of it as soon as this is true.
+            emit: receives notices about lost connections.
+            until: detach as soon as this is true.
             stop: stops the run on every node.
-            ask: what Ctrl-C is to do; None: stop.
+            ask: what Ctrl-C does; None: stop.
 
         Raises:
             InterruptedByUser: a second Ctrl-C, while the run was being stopped.
@@ -85,8 +85,8 @@ class Attachment:
     def _until_over(
         self, streams: Streams, until: Callable[[], bool] | None, stop: Callable[[], object], ask: Ask | None
     ) -> None:
-        """Wait, and do what Ctrl-C asks for; ``HungUp``: somebody lets go of the run."""
-        # It stops beside this thread, which goes on to take in what comes.
+        """Wait, and do what Ctrl-C asks for. Raises ``HungUp`` to detach."""
+        # The stop has its own thread: this one still reads events.
         stopper = threading.Thread(target=stop, name="stop", daemon=True)
         told = 0.0
         while True:
@@ -131,7 +131,7 @@ class Attachment:
         return Stream(node, way, script, line)
 
     def _wait(self, streams: Streams, until: Callable[[], bool] | None) -> None:
-        """Until the run is over or ``until`` is true; nodes that nobody gets through to are given up at some time."""
+        """Wait until the run ends or ``until`` is true. Nodes that cannot be reached are given up eventually."""
         follower = self.follower
         first_end: float | None = None
         while not (follower.over or (until and until())):
@@ -140,7 +140,7 @@ class Attachment:
                 if stream.failure and not follower.ended(stream.node.name):
                     follower.lost(stream.node.name, stream.failure)
             going = [stream for stream in streams.streams if not follower.ended(stream.node.name)]
-            if len(going) == len(streams.streams) - len(follower.unheard):  # of the others nobody has said an end
+            if len(going) == len(streams.streams) - len(follower.unheard):  # no node has reported its end
                 first_end = None
                 self._forsaken(going)
             else:
@@ -150,18 +150,18 @@ class Attachment:
             follower.turned.clear()
 
     def _give_up(self, going: Sequence[Stream], waited: float) -> None:
-        """Wait no longer for nodes whose others have ended ``waited`` seconds ago."""
+        """Give up nodes that are still running ``waited`` seconds after the others ended."""
         for stream in going:
             if min(waited, stream.away()) > LAST_WORD:
                 self.follower.lost(stream.node.name, "no connection; what became of the run there is not known")
             elif waited > PATIENCE:
-                self.follower.lost(stream.node.name, "its agent has not ended, though that of another node has")
+                self.follower.lost(stream.node.name, "its agent has not ended, but another node's agent has")
 
     def _forsaken(self, going: Sequence[Stream]) -> None:
         if going and all(stream.away() > FORSAKEN for stream in going):
             raise NodesFailedError(
                 f"no connection to any node of run {self.follower.run} for {FORSAKEN / 60:.0f} min; "
-                "whether it goes on there is not known",
+                "whether it is still running is not known",
                 reasons={},
                 hint=f"clusterctl logs -f {self.follower.run}",
             )

@@ -1,4 +1,4 @@
-"""The nodes of a network measurement: ``trainer/network`` goes there, runs as often as it takes, and goes again."""
+"""The nodes of a network measurement: ``trainer/network`` is sent there, runs, and is removed again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision import launchers
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
-from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
+from provision.model import Node
 from provision.netbench.events import parse
 from provision.netbench.failing import reason as why_failed
 from provision.netbench.failing import stage
@@ -23,17 +23,16 @@ from provision.run import RunSpec, Travel, Worker, gate_rules, new_run_id
 from provision.run.network_used import Used
 from provision.run.network_used import read as read_network
 from provision.run.sources import sources
-from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import reason
-from provision.tasks.prepare import Answer, missing, prepare, run_folder, unreachable, withdraw
+from provision.tasks.prepare import Answer, prepare, unreachable, withdraw
+from provision.tasks.runs import run_folder
 
 if TYPE_CHECKING:
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
 TIMEOUT = 120.0  # seconds for one operation, and for all nodes to come together
-_DEADLINE = 6 * 3600.0  # seconds for one measurement: it ends by itself long before
+_DEADLINE = 6 * 3600.0  # seconds for one measurement, which ends long before
 _NAME = "bench"  # in the id
-_UNWANTED = ("NCCL_DEBUG_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")  # what is said comes by the pipe, and no file stays
+_UNWANTED = ("NCCL_DEBUG_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")  # output comes through the pipe, and no file stays
 
 Event = Mapping[str, Any]
 OnEvent = Callable[[Event], None]
@@ -44,22 +43,25 @@ def silent(_event: Event) -> None:
 
 
 def network_used(events: Iterable[Event]) -> Used | None:
-    """The network that NCCL has used, as all ranks together say."""
+    """The network that NCCL used, as reported by all ranks."""
     return read_network("\n".join(event["text"] for event in events if event["event"] == "network"))
 
 
 class MeasureFailedError(NodesFailedError):
-    """Processes failed while they measured; the nodes themselves are there."""
+    """Processes failed while they measured; the nodes still answer."""
 
 
 @dataclass
 class World:
     """Nodes that are ready to measure."""
 
-    inventory: Inventory
-    nodes: tuple[Node, ...]
-    connections: Connections
+    session: Session
     spec: RunSpec
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """In the order of their ranks."""
+        return self.session.nodes
 
     @property
     def counts(self) -> list[int]:
@@ -87,39 +89,34 @@ class World:
         Args:
             work: see ``trainer/network/measure.py``.
             env: over the environment of a training run.
-            unset: variables of it that are not to be there.
-            on: is told every event, from threads of its own but one at a time.
+            unset: variables to remove from it.
+            on: receives every event, from other threads but one at a time.
 
         Raises:
             MeasureFailedError: a process failed; all were ended.
-            NodesFailedError: a node is gone.
+            NodesFailedError: a node was lost.
             InterruptedByUser: Ctrl-C; all were ended.
         """
         flight = _Flight(self, dict(work, counts=self.counts), env, unset, on)
         try:
-            answers = fan_out(self.nodes, flight.follow, limit=len(self.nodes))
+            outcome = self.session.each(flight.follow, limit=len(self.nodes))
         finally:
             flight.over.set()
             flight.wait()
-        gone = {
-            node.name: reason(answer, self.inventory, node)
-            for node in self.nodes
-            if isinstance(answer := answers[node.name], ClusterctlError)
-        }
-        if gone:
-            raise NodesFailedError("nodes were lost while the network was measured", reasons=gone)
+        if outcome.failed:
+            raise NodesFailedError("nodes were lost while the network was measured", reasons=outcome.reasons)
         if flight.failures:
             where = stage(flight.events, sum(self.counts))
             raise MeasureFailedError(
                 "the network could not be measured" + (f": {where}" if where else ""),
                 reasons=flight.failures,
-                hint="to look at ports, names and clocks between the nodes: clusterctl check --level 1",
+                hint="to check ports, names and clocks between the nodes: clusterctl check --level 1",
             )
         return flight.events
 
 
 class _Flight:
-    """One measurement while it goes on."""
+    """One running measurement."""
 
     def __init__(
         self, world: World, work: Mapping[str, Any], env: Mapping[str, str], unset: Sequence[str], on: OnEvent
@@ -132,18 +129,18 @@ class _Flight:
         self._ended = {node.name: threading.Event() for node in world.nodes}
 
     def follow(self, node: Node) -> None:
-        """Run the ranks of one node to their end; when they fail, all others end too."""
+        """Run the ranks of one node to their end; if they fail, all others end too."""
         spec = self._world.spec
         script = render(
             "netbench/measure.sh.j2", run=spec.id, node=node.name, release=str(spec.prefix), folder=str(spec.folder)
         )
         try:
-            result = self._world.connections[node].run(
+            result = self._world.session.connections[node].run(
                 script, stdin=self._input(node), on_line=lambda line: self._take(node, line), deadline=_DEADLINE
             )
             if result.rc != 0:
                 if not self.over.is_set():
-                    said = result.err.strip() or f"ended with status {result.rc} and without a word"
+                    said = result.err.strip() or f"ended with status {result.rc} without reporting"
                     self.failures.setdefault(node.name, said)
                 self.over.set()
         except ClusterctlError:
@@ -153,13 +150,13 @@ class _Flight:
             self._ended[node.name].set()
 
     def wait(self, seconds: float = 10.0) -> None:
-        """Until every node's script has ended, but not for ever."""
+        """Wait until every node's script has ended, but not forever."""
         until = time.monotonic() + seconds
         for ended in self._ended.values():
             ended.wait(max(0.0, until - time.monotonic()))
 
     def _input(self, node: Node) -> Iterator[bytes]:
-        """What to do, and then nothing until all is over."""
+        """The work, and then nothing until the measurement is over."""
         spec = self._world.spec
         index, counts = self._world.nodes.index(node), self._world.counts
         first = sum(counts[:index])
@@ -179,7 +176,7 @@ class _Flight:
     def _take(self, node: Node, line: str) -> None:
         event = parse(line, len(self._world.nodes))
         if event is None:
-            return  # a program of the node's own that prints
+            return  # another program of the node prints
         with self._lock:
             if event["event"] == "failed" and not self.over.is_set():
                 self.failures.setdefault(node.name, why_failed(event))
@@ -188,42 +185,35 @@ class _Flight:
 
 
 @contextmanager
-def world(
-    inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None, emit: Emit
-) -> Iterator[World]:
-    """Nodes that have the program, and their addresses, ports and interfaces; afterwards nothing of it is left there.
+def world(session: Session) -> Iterator[World]:
+    """Nodes with the program, and their addresses, ports and interfaces; afterwards it is removed from them.
 
     Raises:
-        PreflightError: nodes that cannot take part.
-        NodesFailedError: nodes that cannot be reached.
+        PreflightError: nodes cannot take part.
+        NodesFailedError: nodes do not answer.
     """
-    began = time.monotonic()
-    emit(StageStarted("prepare", "Preparing nodes", len(nodes), "nodes"))
+    inventory, nodes = session.inventory, session.nodes
     run = new_run_id(datetime.now(timezone.utc), _NAME)
-    luggage = Travel(config=Path(_NAME), config_name=_NAME, texts=sources("network"), entries=())
-    with Connections(inventory, prompts) as connections:
-        asked = prepare(inventory, nodes, connections, run, luggage, port=inventory.train.port)
-        try:
-            answers = {name: answer for name, answer in asked.items() if isinstance(answer, Answer)}
-            if error := unreachable(inventory, nodes, asked):
-                raise error
-            _refuse(nodes, answers, missing(inventory, nodes, asked))
-            head = nodes[0]
-            spec = RunSpec(
-                id=run,
-                workers=tuple(Worker(node, answers[node.name].facts) for node in nodes),
-                prefix=answers[head.name].prefix(inventory),
-                folder=run_folder(inventory, run),
-                config=_NAME,
-                master=head.train_address,
-                port=answers[head.name].facts.port or 0,
-                env=inventory.train.env,
-            )
-            states = {name: answer.facts.interface or "?" for name, answer in answers.items()}
-            emit(StageFinished("prepare", time.monotonic() - began, states))
-            yield World(inventory, tuple(nodes), connections, spec)
-        finally:
-            withdraw(inventory, nodes, connections, run, asked)
+    files = Travel(config=Path(_NAME), config_name=_NAME, texts=sources("network"), entries=())
+    asked = prepare(session, nodes, run, files, port=inventory.train.port)
+    try:
+        if error := unreachable(asked):
+            raise error
+        _refuse(nodes, asked.ok, asked.reasons)
+        head = nodes[0]
+        spec = RunSpec(
+            id=run,
+            workers=tuple(Worker(node, asked.ok[node.name].facts) for node in nodes),
+            prefix=asked.ok[head.name].prefix(inventory),
+            folder=run_folder(inventory, run),
+            config=_NAME,
+            master=head.train_address,
+            port=asked.ok[head.name].facts.port or 0,
+            env=inventory.train.env,
+        )
+        yield World(session, spec)
+    finally:
+        withdraw(asked, nodes, run)
 
 
 def _refuse(nodes: Sequence[Node], answers: Mapping[str, Answer], lacking: Mapping[str, str]) -> None:

@@ -1,39 +1,35 @@
-"""``clusterctl check``: what the checks of ``provision/checks`` find on every node, before a training does.
+"""``clusterctl check``: runs the checks of ``provision/checks`` on every node.
 
-Every node is asked once, by one script that holds the probes of all checks; those that need root's rights are asked
-again as root where the ssh user is another one. All judging is done here, over the answers of all nodes.
+Every node runs one script with the probes of all checks. Probes that need root run again as root if the ssh user is
+another one. All judging is done here, over the answers of all nodes.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from threading import Lock
 from typing import TYPE_CHECKING, Protocol, cast
 
 from provision import checks
 from provision.checks import Answer, Plan
-from provision.checks._choosing import choose, limits
-from provision.checks._probing import compile_probes, parse, probe_of
-from provision.errors import ClusterctlError, within
+from provision.checks.kit.choosing import choose, limits
+from provision.checks.kit.probing import compile_probes, parse, probe_of
+from provision.env.report.words import number
 from provision.hints import complete
 from provision.inventory import fold
-from provision.model import Emit, Finding, Inventory, Node, Notice, Progress, StageFinished, StageStarted
+from provision.model import Finding, Node, Notice
 from provision.script import FROM_INPUT
-from provision.ssh.remote import Connections, RootRefused, fan_out, reading
-from provision.tasks.answers import reason
+from provision.ssh.remote import RootRefused, reading
 
 if TYPE_CHECKING:
     from provision.env.bundle.manifest import Manifest
-    from provision.ssh.prompts import Prompts
+    from provision.session import Outcome, Session
 
 DEADLINE = 60.0  # seconds for a node; more than any probe may take
-_GRACE = 15.0  # seconds more until the connection is given up: a script ends by itself before
-_STAGE = "check"
+_GRACE = 15.0  # seconds more until the connection is given up: a script ends before that
 _AT_ONCE = 32  # nodes
 
 Answers = Mapping[str, Mapping[str, Answer]]  # by check, by node
@@ -42,9 +38,29 @@ Answers = Mapping[str, Mapping[str, Answer]]  # by check, by node
 class _Measure(Protocol):
     """A file of ``tasks/measures``."""
 
-    def measure(self, plan: Plan, connections: Connections, emit: Emit) -> Mapping[str, Answer]:
+    def measure(self, plan: Plan, session: Session) -> Mapping[str, Answer]:
         """Answers by node name; a node that could not take part has one that says so."""
         ...
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What is checked.
+
+    Attributes:
+        level: 0: each node by itself; 1: also ports, clocks and shares between nodes.
+        only: ids of checks, or first words of ids such as ``gpu``; empty for all.
+        manifest: of the bundle that will run on the nodes; without it, checks that need one are skipped.
+        root: whether probes run as root that need to: True also if sudo asks for a password, None only if it does
+            not, False never.
+        deadline: seconds for each node; what is not known by then is UNKNOWN.
+    """
+
+    level: int = 0
+    only: Sequence[str] = ()
+    manifest: Manifest | None = None
+    root: bool | None = None
+    deadline: float = DEADLINE
 
 
 @dataclass(frozen=True)
@@ -70,139 +86,89 @@ class CheckResult:
         return tuple(finding for finding in self.findings if finding.verdict == verdict)
 
 
-def check(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    *,
-    level: int = 0,
-    only: Sequence[str] = (),
-    manifest: Manifest | None = None,
-    root: bool | None = None,
-    deadline: float = DEADLINE,
-    prompts: Prompts | None = None,
-    emit: Emit,
-) -> CheckResult:
-    """Look at nodes and judge what they answer. Changes nothing on them.
+def check(session: Session, options: CheckOptions) -> CheckResult:
+    """Look at nodes and judge their answers. Changes nothing on them.
 
-    Args:
-        inventory: the cluster; its ``checks:`` section has thresholds, and checks that are not run.
-        nodes: those of its nodes that are meant.
-        level: 0: what every node says about itself; 1: what is between nodes as well.
-        only: ids of checks, or first words of ids such as ``gpu``; empty for all.
-        manifest: of the bundle that is to run on the nodes; without it, checks that compare with one are left out.
-        root: whether probes that need root's rights get them: True also where sudo asks for a password, None only where
-            it does not, False never.
-        deadline: seconds for a node; what is not known by then is UNKNOWN.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
+    The inventory's ``checks:`` section has thresholds, and checks that are turned off.
 
     Raises:
         UsageError: ``only`` names no check.
     """
-    began = time.monotonic()
-    chosen = choose(inventory.checks, level=level, only=only, bundle=manifest is not None)
-    plan = Plan(inventory, tuple(nodes), manifest, user=inventory.ssh.user or "")
+    inventory = session.inventory
+    chosen = choose(inventory.checks, level=options.level, only=options.only, bundle=options.manifest is not None)
+    plan = Plan(inventory, session.nodes, options.manifest, user=inventory.ssh.user or "")
     probed = tuple(each for each in chosen if not hasattr(checks.load(each), "MEASURE"))
-    asked = prompts if root else _NoSudo.of(prompts)
-    with Connections(inventory, asked) as connections:
-        visit = _Visit(plan, probed, connections, deadline, root is not False)
-        found, unreachable = _visit_all(visit, emit)
-        there = tuple(node for node in plan.nodes if node.name in found)
-        measured = _measured(replace(plan, nodes=there), chosen, connections, emit) if there else {}
-    answers: Answers = {each: {name: told[each] for name, told in found.items()} for each in probed} | dict(measured)
-    said = (finding for each in chosen for finding in judge(each, plan, answers[each])) if there else ()
-    findings = tuple(replace(finding, fix=complete(inventory.typed, finding.fix)) for finding in said)
-    return CheckResult(findings, chosen, tuple(found), unreachable, time.monotonic() - began)
+    outcome = _visit(session, plan, probed, options)
+    there = outcome.of(session.nodes)
+    answers: Answers = {
+        **{each: {name: visit.answers[each] for name, visit in outcome.ok.items()} for each in probed},
+        **_measured(session, replace(plan, nodes=there), chosen),
+    }
+    found = (finding for each in chosen for finding in judge(each, plan, answers[each])) if there else ()
+    findings = tuple(replace(finding, fix=complete(session.typed, finding.fix)) for finding in found)
+    names = tuple(node.name for node in there)
+    return CheckResult(findings, chosen, names, outcome.reasons, sum(session.seconds.values()))
 
 
+@dataclass(frozen=True)
 class _Visit:
-    """One node's share: every probe, in one script, or two where root is somebody else."""
+    """A node's answers by check, and why some of its probes could not run as root."""
 
-    def __init__(
-        self, plan: Plan, probed: tuple[str, ...], connections: Connections, deadline: float, as_root: bool
-    ) -> None:
-        self.plan = plan
-        self.refused: dict[str, RootRefused] = {}
-        self._probed = probed
-        self._connections = connections
-        self._deadline = deadline
-        self._for_root = [each for each in probed if as_root and getattr(checks.load(each), "ROOT", False)]
+    answers: dict[str, Answer]
+    refused: RootRefused | None = None
 
-    def __call__(self, node: Node) -> dict[str, Answer]:
-        if not self._probed:  # measures only: whether it can be reached is all that is asked
-            self._connections[node].run(":", deadline=self._deadline)
-            return {}
-        answers = self._ask(node, self._probed, root=False)
-        if self._for_root and not any(answer.root for answer in answers.values()):
-            try:
-                answers |= self._ask(node, self._for_root, root=True)
-            except RootRefused as refused:
-                self.refused[node.name] = refused
-        return answers
 
-    def _ask(self, node: Node, wanted: Sequence[str], *, root: bool) -> dict[str, Answer]:
-        probes = [probe_of(each, replace(self.plan, limits=limits(each, self.plan.inventory.checks)), node)
-                  for each in wanted]  # fmt: skip
-        script = compile_probes(probes, token=secrets.token_hex(8), limit=math.ceil(self._deadline))
-        result = self._connections[node].run(
-            FROM_INPUT, stdin=[script.text.encode()], deadline=self._deadline + _GRACE, root=root
-        )
+def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOptions) -> Outcome[_Visit]:
+    """Run every probe on every node, in one script, or in two where root is another user."""
+    for_root = [each for each in probed if options.root is not False and getattr(checks.load(each), "ROOT", False)]
+
+    def ask(node: Node, wanted: Sequence[str], *, root: bool) -> dict[str, Answer]:
+        probes = [probe_of(each, replace(plan, limits=limits(each, plan.inventory.checks)), node) for each in wanted]
+        script = compile_probes(probes, token=secrets.token_hex(8), limit=math.ceil(options.deadline))
+        stdin, deadline = script.text.encode(), options.deadline + _GRACE
+        result = session.run(node, FROM_INPUT, stdin=stdin, deadline=deadline, root=root)
         with reading(node):
             return parse(script, result.out)
 
-
-def _visit_all(visit: _Visit, emit: Emit) -> tuple[dict[str, dict[str, Answer]], dict[str, str]]:
-    """Every node's answers by check, and the reasons of nodes that gave none."""
-    nodes, began = visit.plan.nodes, time.monotonic()
-    emit(StageStarted(_STAGE, f"Looking at {len(nodes)} nodes" if len(nodes) > 1 else "Looking at 1 node", len(nodes)))
-    waiting = {node.name for node in nodes}
-    lock = Lock()
-
-    def work(node: Node) -> dict[str, Answer]:
+    def visit(node: Node) -> _Visit:
+        if not probed:  # measures only: nothing but whether the node can be reached
+            session.run(node, ":", deadline=options.deadline)
+            return _Visit({})
+        answers = ask(node, probed, root=False)
+        if not for_root or any(answer.root for answer in answers.values()):
+            return _Visit(answers)
         try:
-            return visit(node)
-        finally:
-            with lock:
-                waiting.discard(node.name)
-                note = f"waiting for {fold(node.name for node in nodes if node.name in waiting)}" if waiting else ""
-                emit(Progress(_STAGE, len(nodes) - len(waiting), len(nodes), note))
+            return _Visit(answers | ask(node, for_root, root=True))
+        except RootRefused as refused:
+            return _Visit(answers, refused)
 
-    outcomes = fan_out(nodes, work, limit=_AT_ONCE)
-    unreachable = {
-        node.name: reason(outcome, visit.plan.inventory, node)
-        for node in nodes
-        if isinstance(outcome := outcomes[node.name], ClusterctlError)
-    }
-    states = {name: within("unreachable: {}", why) for name, why in unreachable.items()}
-    emit(StageFinished(_STAGE, time.monotonic() - began, states))
-    if visit.refused:
-        why = next(iter(visit.refused.values()))
-        names = fold(node.name for node in nodes if node.name in visit.refused)
-        emit(Notice(f"{names}: not as root, so some of it stays unknown: {why.reason}"))
-    found = {name: outcome for name, outcome in outcomes.items() if not isinstance(outcome, ClusterctlError)}
-    return found, unreachable
+    outcome = session.work("check", f"Looking at {number(len(session.nodes), 'node')}", visit, limit=_AT_ONCE)
+    if refused := {name: visit.refused for name, visit in outcome.ok.items() if visit.refused}:
+        why = next(iter(refused.values())).reason
+        session.emit(Notice(f"{fold(refused)}: not as root, so some of it stays unknown: {why}"))
+    return outcome
 
 
-def _measured(plan: Plan, chosen: Sequence[str], connections: Connections, emit: Emit) -> Answers:
-    """What is between nodes; each measure is taken once, however many checks read it."""
+def _measured(session: Session, plan: Plan, chosen: Sequence[str]) -> Answers:
+    """The measures between nodes; each is taken once, however many checks read it."""
     taken: dict[str, Mapping[str, Answer]] = {}
     found: dict[str, Mapping[str, Answer]] = {}
-    for each in chosen:
+    for each in chosen if plan.nodes else ():
         name = getattr(checks.load(each), "MEASURE", None)
         if name is None:
             continue
         if name not in taken:
             measure = cast("_Measure", import_module(f"provision.tasks.measures.{name}"))
-            taken[name] = measure.measure(plan, connections, emit)
+            taken[name] = measure.measure(plan, session)
         found[each] = taken[name]
     return found
 
 
 def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    """What a check says about every node, in the order of the nodes.
+    """The findings of a check about every node, in the order of the nodes.
 
-    A judge that fails has met an answer that it was not written for: that is one check less on the node that gave it,
-    or where the answers of several nodes make it fail together, on all; never the end of all checks.
+    A judge that raises got an answer that it was not written for. The finding of the node that gave it is UNKNOWN, or
+    of all nodes if only their answers together make it raise. Other checks are not affected.
     """
     seen = replace(plan, limits=limits(check, plan.inventory.checks))
     found, mistake = _judged(check, seen, answers)
@@ -227,20 +193,3 @@ def _judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> tuple[dict
     except Exception as error:  # noqa: BLE001 - whatever it is
         text = " ".join(str(error).split())[:200]
         return {}, f"the check does not understand an answer ({type(error).__name__}: {text})"
-
-
-class _NoSudo:
-    """Answers all questions but the one for sudo's password."""
-
-    def __init__(self, prompts: Prompts) -> None:
-        self.confirm_host_key: Callable[[Node, str, str], bool] = prompts.confirm_host_key
-        self.password: Callable[[str, str], str | None] = prompts.password
-
-    @classmethod
-    def of(cls, prompts: Prompts | None) -> Prompts | None:
-        """``prompts``, if there is anybody to ask."""
-        return cls(prompts) if prompts else None
-
-    def sudo_password(self, _user: str, _where: str) -> str | None:
-        """None: nobody is asked."""
-        return None

@@ -1,64 +1,64 @@
-"""``clusterctl collect``: the logs of a run and its newest complete checkpoint come from all nodes to one folder here.
+"""``clusterctl collect``: brings a run's logs and its newest complete checkpoint from all nodes to one folder here.
 
 ::
 
     DIR/RUN/NODE/…            the node's own logs
-    DIR/RUN/output/…          the output folder: what all nodes have of it as one, of its checkpoints only the newest
+    DIR/RUN/output/…          the output folder: the files of all nodes together, of its checkpoints only the newest
     DIR/RUN/fp32/…            with --fp32, one set of weights made of a DeepSpeed checkpoint
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping, Sequence
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection as Names
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
-from provision.hints import again
 from provision.inventory import fold
-from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted
+from provision.model import Node
 from provision.render import render
 from provision.run import plan_name
 from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sources
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
-from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import reason
-from provision.tasks.fetch import There, fetch, lacking, listed
-from provision.tasks.fp32 import weights
-from provision.tasks.prepare import run_folder
-from provision.tasks.runs import by_name, find
+from provision.tasks.runs import by_name, find, run_folder
+from provision.transfer.fetch import There, fetch, lacking, listed
 from trainer import offers
 from trainer.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from provision.model import Remote
     from provision.run.found import Run
-    from provision.ssh.prompts import Prompts
+    from provision.session import Outcome, Session
+    from provision.stages import Stage
 
 OUTPUT = "output"
-_STAGE = "collect"
 _DEADLINE = 300.0
+_FP32_DEADLINE = 4 * 3600.0  # a model of many billion parameters is read and written in full
+_REMOVE_DEADLINE = 120.0
 _ANSWER = 64 << 20  # characters
+_PIECE = 1 << 20
 _NONE = Newest()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What came.
+    """What arrived.
 
     Attributes:
         run: its id.
-        folder: where it lies here.
-        files: how many came.
-        bytes: how many those are.
-        there: how many were here already.
-        checkpoint: the newest complete one, where it was collected.
-        fp32: where the fp32 weights lie here.
-        failed: by node name, why not everything came.
+        folder: the local folder.
+        files: how many arrived.
+        bytes: their size.
+        there: how many were here before.
+        checkpoint: the newest complete one, if it was collected.
+        fp32: the local folder of the fp32 weights.
+        failed: by node name, why not everything arrived.
     """
 
     run: str
@@ -71,45 +71,35 @@ class Collected:
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
-def collect(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    word: str | None,
-    to: Path,
-    *,
-    only: str | None = None,
-    fp32: bool = False,
-    prompts: Prompts | None = None,
-    emit: Emit,
-) -> Collected:
+def collect(session: Session, word: str | None, to: Path, *, only: str | None = None, fp32: bool = False) -> Collected:
     """Collect a run.
 
     Args:
-        inventory: the cluster.
-        nodes: those that are asked for it.
+        session: the command's session.
         word: the run; None: the newest.
-        to: the folder here in which the run's own is made.
+        to: the local folder that will contain the run's.
         only: ``logs`` or ``checkpoints``; None: both.
         fp32: also make fp32 weights of a DeepSpeed checkpoint, on rank 0's node.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
 
     Raises:
-        UsageError: no run is meant, or it has no such checkpoint.
+        UsageError: no run matches, or it has no such checkpoint.
         NodesFailedError: no node answered.
     """
     if fp32 and only == "logs":
-        raise UsageError("--fp32 needs the checkpoint, and --only logs leaves it out", hint="leave out --only")
-    with Connections(inventory, prompts) as connections:
-        run, found = find(inventory, nodes, connections, word)
-        return _Collection(inventory, run, connections, to / run.id, dict(found.unreachable), emit).all(only, fp32=fp32)
+        raise UsageError("--fp32 needs the checkpoint, and --only logs skips it", hint="omit --only")
+    run, found = find(session, word)
+    with session.stage("collect", f"Collecting {run.id}", None, "bytes") as shown:
+        collection = Collection(session, run, to / run.id, found.unreachable, shown)
+        collected = collection.collect(only, fp32=fp32)
+        shown.states = dict.fromkeys(collected.failed, "failed")
+    return collected
 
 
 def read_offer(said: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """A node's answer to ``OFFER``: its output folder, or null, and what it says about its checkpoints.
+    """A node's answer to ``OFFER``: its output folder, or null, and its checkpoints.
 
     Raises:
-        ClusterctlError: it is none.
+        ClusterctlError: the answer is damaged.
     """
     output, offer = said.get("output"), said.get("offer") or {}
     wrong = offers.problem(offer)
@@ -120,145 +110,152 @@ def read_offer(said: Mapping[str, Any], node: str) -> dict[str, Any]:
     return {"output": output, "offer": offer}
 
 
-class _Collection:
-    """One run on its way here."""
+class Collection:
+    """One run on its way here. ``failed`` has the nodes of which something is missing."""
 
     def __init__(
-        self,
-        inventory: Inventory,
-        run: Run,
-        connections: Connections,
-        here: Path,
-        unreachable: Mapping[str, str],
-        emit: Emit,
+        self, session: Session, run: Run, here: Path, unreachable: Mapping[str, str], shown: Stage | None = None
     ) -> None:
-        self.inventory, self.run, self.connections, self.here, self.emit = inventory, run, connections, here, emit
-        self.nodes = [by_name(inventory)[part.node] for part in run.parts if part.node not in unreachable]
+        self.session, self.run, self.here, self._shown = session, run, here, shown
+        self.nodes = [by_name(session.inventory)[part.node] for part in run.parts if part.node not in unreachable]
         self.ranks = {part.node: part.rank for part in run.parts}
-        self.folder = run_folder(inventory, run.id)
+        self.folder = run_folder(session.inventory, run.id)
         self.failed = {name: why for name, why in unreachable.items() if name in self.ranks or run.missing}
         self.files = self.bytes = self.there = 0
 
-    def all(self, only: str | None, *, fp32: bool) -> Collected:
-        """Everything that is wanted."""
-        began = time.monotonic()
-        checkpoint, made = _NONE, None
+    def collect(self, only: str | None, *, fp32: bool) -> Collected:
+        """Bring what the user asked for."""
+        checkpoint, weights = _NONE, None
         make_private(self.here)
-        self.emit(StageStarted(_STAGE, f"Collecting {self.run.id}", None, "bytes"))
         if only != "checkpoints":
             logs = {part.node: f"{self.folder.parent}/{part.logs}" for part in self.run.parts}
-            self._each(lambda node, remote: self._bring(remote, logs[node.name], self.here / node.name, None))
+            self._each(lambda remote: self._bring(remote, logs[remote.node.name], self.here / remote.node.name, None))
         if only != "logs":
-            checkpoint, made = self._output(fp32=fp32, needed=only == "checkpoints" or fp32)
-        self.emit(StageFinished(_STAGE, time.monotonic() - began, dict.fromkeys(self.failed, "failed")))
+            checkpoint, weights = self._output(fp32=fp32, needed=only == "checkpoints" or fp32)
         return Collected(
-            self.run.id, self.here, self.files, self.bytes, self.there, checkpoint, made, dict(self.failed)
+            self.run.id, self.here, self.files, self.bytes, self.there, checkpoint, weights, dict(self.failed)
         )
 
     def _output(self, *, fp32: bool, needed: bool) -> tuple[Newest, Path | None]:
-        """The output folder of all nodes, and what is made of it."""
-        said = self._offers()
-        places = {name: answer["output"] for name, answer in said.items() if answer["output"]}
-        offered: dict[str, Mapping[str, Any]] = {name: said[name]["offer"] for name in places}
+        """The output folder of all nodes, and the weights made of it."""
+        answers = self.offers()
+        places = {name: answer["output"] for name, answer in answers.items() if answer["output"]}
+        offered: dict[str, Mapping[str, Any]] = {name: answers[name]["offer"] for name in places}
         if not places:
-            if needed and said:
+            if needed and answers:
                 raise UsageError(
                     f"where run {self.run.id} keeps its checkpoints is not known",
-                    hint="start the next run with --output DIR; to collect the logs alone: "
-                    + again(self.inventory.typed, "collect", only="logs", words=(self.run.id,)),
+                    hint="start the next run with --output DIR; to collect only the logs: "
+                    + self.session.again(command="collect", only="logs", words=(self.run.id,)),
                 )
             return _NONE, None
-        found = self._newest(offered)
+        found = self.newest(offered)
         for name, why in found.refused:
-            self.emit(Notice(f"{name} is not taken: {why}", "warning"))
+            self.session.warn(f"{name} is skipped: {why}")
         if found.name is None and needed:
             text, hint = f"run {self.run.id} has no complete checkpoint", f"clusterctl diagnose {self.run.id}"
-            if self.failed:  # what they have may complete one
+            if self.failed:  # their files may complete one
                 raise NodesFailedError(f"{text} without {fold(self.failed)}", reasons=self.failed, hint=hint)
             raise UsageError(text, hint=hint)
-        chosen = self._take_output(places, offered, found)
-        made = None
-        if fp32 and found.name is not None:
-            if not chosen.zero:
-                raise UsageError(
-                    f"{found.name} is no checkpoint of DeepSpeed's ZeRO: there is nothing to put together",
-                    hint=f"its weights are as they are in {self.here / OUTPUT / found.name}",
-                )
-            head = next(node for node in self.nodes if node.name in places)  # rank 0's, unless that gave no answer
-            made = self.here / "fp32"
-            weights(
-                bulk(self.inventory, head, self.connections[head]),
-                str(self.folder),
-                f"{places[head.name]}/{found.name}",
-                self.here / OUTPUT / found.name,
-                [name for node, each in chosen.files.items() if node != head.name for name in each],
-                tag=found.name if chosen.tag else "",
-                to=made,
-                emit=self.emit,
+        chosen = self.take_output(places, offered, found)
+        if not fp32 or found.name is None:
+            return found, None
+        if not chosen.zero:
+            raise UsageError(
+                f"{found.name} is no checkpoint of DeepSpeed's ZeRO, so there are no parts to merge",
+                hint=f"its weights are in {self.here / OUTPUT / found.name}",
             )
-        return found, made
+        head = next(node for node in self.nodes if node.name in places)  # rank 0's, unless it gave no answer
+        foreign = [name for node, each in chosen.files.items() if node != head.name for name in each]
+        return found, self.weights(head, places[head.name], found.name, foreign, tag=found.name if chosen.tag else "")
 
-    def _take_output(
+    def take_output(
         self, places: Mapping[str, str], offered: Mapping[str, Mapping[str, Any]], found: Newest
     ) -> Sources:
-        there: dict[str, dict[str, There]] = {}
+        """Bring the output folder's files, each from one node that has it."""
+        lists = self._each(lambda remote: listed(remote, places[remote.node.name]), places).ok
+        chosen = sources({name: frozenset(files) for name, files in lists.items()}, offered, found.name)
 
-        def look(node: Node, remote: Remote) -> None:
-            there[node.name] = listed(remote, places[node.name])
+        def bring(remote: Remote) -> None:
+            name = remote.node.name
+            wanted = {path: lists[name][path] for path in sorted(chosen.files.get(name, ()))}
+            self._bring(remote, places[name], self.here / OUTPUT, wanted)
 
-        members = [node for node in self.nodes if node.name in places]
-        self._each(look, members)
-        names = {node.name: frozenset(there[node.name]) for node in members if node.name in there}
-        chosen = sources(names, offered, found.name)
-
-        def bring(node: Node, remote: Remote) -> None:
-            wanted = {name: there[node.name][name] for name in sorted(chosen.files.get(node.name, ()))}
-            self._bring(remote, places[node.name], self.here / OUTPUT, wanted)
-
-        self._each(bring, [node for node in members if chosen.files.get(node.name)])
+        self._each(bring, [name for name in lists if chosen.files.get(name)])
         return chosen
 
-    def _offers(self) -> dict[str, dict[str, Any]]:
+    def weights(self, head: Node, output: str, checkpoint: str, foreign: Sequence[str], *, tag: str) -> Path:
+        """Make one set of fp32 weights with the packed environment's own DeepSpeed, and bring it here.
+
+        The parts that other nodes wrote are here; the node receives those that it lacks. It works in a temporary
+        folder; the run's checkpoint stays as it is.
+
+        Raises:
+            NodesFailedError: DeepSpeed's tool failed.
+        """
+        remote, run, to = (
+            bulk(self.session.inventory, head, self.session.connections[head]),
+            self.folder,
+            self.here / "fp32",
+        )
+        here = self.here / OUTPUT / checkpoint
+        inside = [Path(each).relative_to(here.name).as_posix() for each in foreign if each.startswith(f"{here.name}/")]
+        script = render("run/to_fp32.sh.j2", run=str(run), checkpoint=f"{output}/{checkpoint}", tag=tag)
+        with self.session.stage("fp32", f"Making fp32 weights on {head.name}", None, "bytes") as shown:
+            try:
+                result = remote.run(script, stdin=_tar(here, sorted(inside)), deadline=_FP32_DEADLINE)
+                if result.rc != 0:
+                    raise NodesFailedError(
+                        f"the fp32 weights could not be made on {head.name}; the checkpoint itself is here",
+                        reasons={head.name: "\n".join(result.err.strip().splitlines()[-5:]) or f"status {result.rc}"},
+                        hint=f"by hand: python -m deepspeed.utils.zero_to_fp32 {here} OUTPUT",
+                    )
+                fetch(remote, f"{run}/fp32/weights", lacking(listed(remote, f"{run}/fp32/weights"), to), to)
+            finally:
+                remote.run(render("run/remove.sh.j2", folder=f"{run}/fp32"), deadline=_REMOVE_DEADLINE)
+            shown.states = {head.name: "done"}
+        return to
+
+    def offers(self) -> Mapping[str, dict[str, Any]]:
         """By node name in the order of ranks, its output folder and its checkpoints."""
 
         def ask(node: Node) -> dict[str, Any]:
             plan = f"{self.folder}/{plan_name(self.ranks[node.name])}"
-            return read_offer(self._program(self.connections[node], OFFER, [plan]), node.name)
+            return read_offer(self._program(node, OFFER, [plan]), node.name)
 
-        answers = fan_out(self.nodes, ask)
-        for node in self.nodes:
-            if isinstance(answer := answers[node.name], ClusterctlError):
-                self.failed[node.name] = reason(answer, self.inventory, node)
-        return {name: answer for name, answer in answers.items() if isinstance(answer, dict)}
+        outcome = self.session.each(ask, on=self.nodes)
+        self.failed |= outcome.reasons
+        return outcome.ok
 
-    def _newest(self, offered: Mapping[str, Mapping[str, Any]]) -> Newest:
+    def newest(self, offered: Mapping[str, Mapping[str, Any]]) -> Newest:
+        """The newest checkpoint that is complete over all nodes."""
         world = int(self.run.head.number("world_size") or len(self.run.parts))
         by_rank = {str(self.ranks[name]): offer for name, offer in offered.items()}
         head = next(node for node in self.nodes if node.name in offered)
-        said = self._program(self.connections[head], NEWEST, [str(world)], json.dumps(by_rank).encode())
-        return newest(said, {one["name"] for offer in offered.values() for one in offer.get("checkpoints", ())})
+        answer = self._program(head, NEWEST, [str(world)], json.dumps(by_rank).encode())
+        return newest(answer, {one["name"] for offer in offered.values() for one in offer.get("checkpoints", ())})
 
-    def _program(self, remote: Remote, program: str, arguments: Sequence[str], stdin: bytes = b"") -> dict[str, Any]:
+    def _program(self, node: Node, program: str, arguments: Sequence[str], stdin: bytes = b"") -> dict[str, Any]:
         script = render("run/agent_python.sh.j2", run=str(self.folder), program=program, arguments=list(arguments))
-        result = remote.run(script, stdin=[stdin], deadline=_DEADLINE)
+        result = self.session.run(node, script, stdin=stdin, deadline=_DEADLINE)
         try:
             return parse_object(result.out, limit=_ANSWER)
         except UntrustedError:
             why = (result.err.strip().splitlines() or [f"it ended with status {result.rc}"])[-1]
-            raise ClusterctlError(f"{remote.node.name}: its checkpoints cannot be read: {why}") from None
+            raise ClusterctlError(f"{node.name}: its checkpoints cannot be read: {why}") from None
 
-    def _each(self, work: Any, nodes: Sequence[Node] | None = None) -> None:
-        """Do the same with many nodes at once; those where it fails are kept with their reasons."""
+    def _each(self, work: Callable[[Remote], T], names: Names[str] | None = None) -> Outcome[T]:
+        """Do the same with many nodes at once, over connections for many bytes."""
 
-        def one(node: Node) -> None:
-            work(node, bulk(self.inventory, node, self.connections[node]))
+        def one(node: Node) -> T:
+            return work(bulk(self.session.inventory, node, self.session.connections[node]))
 
-        members = self.nodes if nodes is None else nodes
-        for node, answer in zip(members, fan_out(members, one).values(), strict=True):
-            if isinstance(answer, UsageError):  # this machine's own: it would be the same for all
-                raise answer
-            if isinstance(answer, ClusterctlError):
-                self.failed[node.name] = reason(answer, self.inventory, node)
+        outcome = self.session.each(one, on=[node for node in self.nodes if names is None or node.name in names])
+        for failure in outcome.failed.values():
+            if isinstance(failure.error, UsageError):  # this machine's own: it would be the same for all nodes
+                raise failure.error
+        self.failed |= outcome.reasons
+        return outcome
 
     def _bring(self, remote: Remote, folder: str, here: Path, wanted: Mapping[str, There] | None) -> None:
         """Bring the files of a folder here; all of them unless some are named."""
@@ -267,4 +264,21 @@ class _Collection:
         self.there += len(there) - len(missing)
         self.bytes += fetch(remote, folder, missing, here)
         self.files += len(missing)
-        self.emit(Progress(_STAGE, self.bytes))
+        if self._shown:
+            self._shown.progress(self.bytes)
+
+
+def _tar(folder: Path, names: Sequence[str]) -> Iterator[bytes]:
+    """Files of a folder as a tar; in GNU format, which every tar reads."""
+    for name in names:
+        path = folder / name
+        info = tarfile.TarInfo(name)
+        info.size, info.mtime = path.stat().st_size, int(path.stat().st_mtime)
+        yield info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+        left = info.size
+        with path.open("rb") as file:
+            while left and (piece := file.read(min(_PIECE, left))):
+                left -= len(piece)
+                yield piece
+        yield bytes(left + -info.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)

@@ -1,24 +1,18 @@
-"""``clusterctl run``: one command on many nodes, and what each of them said."""
+"""``clusterctl run``: one command on many nodes, and what each of them printed."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from provision.errors import ClusterctlError, NodesFailedError, UsageError
+from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
-from provision.model import CommandLine, Emit, Inventory, Node, Progress, Result, StageFinished, StageStarted
+from provision.model import CommandLine, Result
 from provision.render import words as quoted
-from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import hint, reason
 
 if TYPE_CHECKING:
-    from provision.ssh.prompts import Prompts
-
-AT_ONCE = 64  # nodes; what clush and pdsh come near to as well (64 and 32)
+    from provision.session import Session
 
 
 @dataclass(frozen=True)
@@ -26,9 +20,9 @@ class Commanded:
     """What became of a command.
 
     Attributes:
-        command: as sh has read it.
-        results: by node name, what it printed and how it ended, where it ran to its end.
-        failed: by node name, why it did not, or that its exit status was not 0.
+        command: the line of sh.
+        results: by node name, what it printed and its exit status, where it finished.
+        failed: by node name, why it did not finish, or its exit status if that is not 0.
         hint: what to do about the failures.
     """
 
@@ -51,13 +45,13 @@ class Commanded:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """The line of sh that stands for a command line.
+    """A command line as a line of sh.
 
-    One word is a line of sh already, as with ssh, pdsh and clush: ``'uptime | cut -c1-9'``. Several are an argv, and
-    each reaches the program as it was given.
+    One word is a line of sh, as with ssh, pdsh and clush: ``'uptime | cut -c1-9'``. Several words are a program and
+    its arguments, which reach it unchanged.
 
     Raises:
-        UsageError: there is nothing to run.
+        UsageError: there is no command.
     """
     if not any(word.strip() for word in words):
         raise UsageError("there is no command to run", hint="clusterctl run -- nvidia-smi -L")
@@ -65,69 +59,33 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def run_command(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    words: Sequence[str],
-    *,
-    root: bool = False,
-    deadline: float | None = None,
-    prompts: Prompts | None = None,
-    emit: Emit,
+    session: Session, words: Sequence[str], *, root: bool = False, deadline: float | None = None
 ) -> Commanded:
-    """Run a command on every node, on many at once; none waits for another. It reads nothing.
+    """Run a command on many nodes at once. It gets no input.
 
     Args:
-        inventory: the cluster.
-        nodes: those of its nodes that are meant.
+        session: the command's session.
         words: see ``command_line``.
         root: run it as root.
-        deadline: seconds that it may take on a node; None: any time.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
+        deadline: seconds on each node; None: no limit.
 
     Raises:
-        UsageError: there is nothing to run.
-        InterruptedByUser: Ctrl-C; what ran was told to end.
+        UsageError: there is no command.
+        InterruptedByUser: Ctrl-C; the command was stopped everywhere.
     """
     line = command_line(words)
-    began = time.monotonic()
-    emit(StageStarted("run", f"Running {_short(line)}", len(nodes), "nodes"))
-    lock = threading.Lock()
-    done = 0
-
-    def work(node: Node) -> Result:
-        nonlocal done
-        try:
-            return pool[node].run(line, deadline=deadline, root=root)
-        finally:
-            with lock:
-                done += 1
-                emit(Progress("run", done, len(nodes)))
-
-    with Connections(inventory, prompts) as pool:
-        answers = fan_out(nodes, work, limit=AT_ONCE)
-    failed = {}
-    for node in nodes:
-        answer = answers[node.name]
-        if isinstance(answer, ClusterctlError):
-            failed[node.name] = reason(answer, inventory, node)
-        elif answer.rc:
-            failed[node.name] = f"exit status {answer.rc}"
-    emit(
-        StageFinished(
-            "run",
-            time.monotonic() - began,
-            summary=f"{len(nodes) - len(failed)} of {len(nodes)} succeeded",
-            failed=len(failed),
-        )
+    outcome = session.work(
+        "run",
+        f"Running {_short(line)}",
+        lambda node: session.run(node, line, deadline=deadline, root=root),
+        wrong=lambda result: result.rc != 0,
     )
-    given = inventory.typed
-    typed = given if given.command else CommandLine("run", {"--root": ()} if root else {}, tuple(words))
+    bad = {name: f"exit status {result.rc}" for name, result in outcome.ok.items() if result.rc}
+    every = {**outcome.reasons, **bad}
+    failed = {node.name: every[node.name] for node in session.nodes if node.name in every}
+    typed = session.typed if session.typed.command else CommandLine("run", {"--root": ()} if root else {}, tuple(words))
     return Commanded(
-        line,
-        {name: answer for name, answer in answers.items() if isinstance(answer, Result)},
-        failed,
-        hint(answers.values(), "to run it again there: " + again(typed, "run", "--retry-failed")),
+        line, outcome.ok, failed, outcome.hint("to run it again there: " + again(typed, "run", "--retry-failed"))
     )
 
 

@@ -1,53 +1,60 @@
 """``clusterctl deploy``: a bundle becomes the current release on every node.
 
-The order of the work is the order of this file's ``deploy``: services, examine, judge, relocate, lock, send, activate.
+``deploy`` lists the stages in their order: services, examine, relocate, lock, gather, send, activate.
 """
 
 from __future__ import annotations
 
-import itertools
-import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from provision.env.bundle.reader import Bundle, open_bundle
 from provision.env.release import activation, examine, steps
+from provision.env.release.derive import Recipe, recipe
+from provision.env.release.examine import Action, NodeFacts
 from provision.env.release.legs import Payload
 from provision.env.release.places import Places
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
-from provision.hints import again
-from provision.model import (
-    CommandLine,
-    Emit,
-    Inventory,
-    Node,
-    Notice,
-    Progress,
-    Result,
-    StageFinished,
-    StageStarted,
-    Step,
-)
-from provision.script import compile_steps, parse
+from provision.model import Leg, Node, Step, Wire
+from provision.script import compile_steps, whole
 from provision.services.kit.scripts import REVIEW
-from provision.ssh.remote import Connections, fan_out, reading
+from provision.session import Failure, Lock, Outcome, Sharing
+from provision.session.sending import Sent, send
+from provision.ssh.remote import reading
 from provision.tasks import services
-from provision.tasks.answers import failures, split
-from provision.tasks.hold import Lock, held
-from provision.tasks.send import send
 from provision.tasks.services import ServicesResult
-from provision.transfer import clean, keys
+from provision.transfer import Target, clean, keys
 
 if TYPE_CHECKING:
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
 EXAMINE_DEADLINE = 60.0
+GATHER_DEADLINE = 3600.0  # reading and linking every file of a release, on a slow disk
 SMOKE_DEADLINE = 600.0
+_TIMED = ("gather", "verify", "send", "activate")
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """How a bundle is deployed.
+
+    Attributes:
+        scripts_to: with a dry run, a folder for the scripts, for review.
+        relay: nodes may pass the bytes on to one another.
+        repair: bring the release again where it exists; files that are OK are not sent.
+        accept_unrewritable: continue although some files will keep the old prefix.
+        services: set up the inventory's services first.
+    """
+
+    scripts_to: Path | None = None
+    relay: bool = True
+    repair: bool = False
+    accept_unrewritable: bool = False
+    services: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,12 @@ class DeployResult:
 
     Attributes:
         release_id: the release.
-        states: by node name ``unchanged``, ``deployed``, ``repaired``, or what it would have done.
+        states: by node name ``unchanged``, ``deployed``, ``repaired``, or what it would do.
         bytes_sent: by this machine, to all nodes together.
         seconds: of each stage.
         steps: seconds of each step of the activation, on the node where it took longest.
         dry_run: nothing was done.
-        services: what became of the node services; None where none were asked for.
+        services: what became of the node services; None if they were skipped.
     """
 
     release_id: str
@@ -75,236 +82,263 @@ class DeployResult:
     @property
     def changed(self) -> bool:
         """Whether the release was, or would be, brought to any node."""
-        return any(state != "unchanged" for state in self.states.values())
+        return any(state != Action.NOTHING.value for state in self.states.values())
 
 
-def deploy(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    bundle_path: Path,
-    *,
-    prompts: Prompts | None = None,
-    dry_run: bool = False,
-    scripts_to: Path | None = None,
-    relay: bool = True,
-    repair: bool = False,
-    accept_unrewritable: bool = False,
-    with_services: bool = True,
-    emit: Emit,
-) -> DeployResult:
+@dataclass(frozen=True)
+class _Release:
+    """A release on its way to nodes: its files, the lock on its folder, and the steps that make it current."""
+
+    payload: Payload
+    places: Places
+    lock: Lock
+    activating: tuple[Step, ...]
+    repair: bool
+
+
+@dataclass(frozen=True)
+class _Existing:
+    """What a node has of a release: keys of legs, paths of rewritten files, free bytes, and damaged releases."""
+
+    keys: frozenset[str]
+    rewritten: frozenset[str]
+    free: int | None
+    damaged: tuple[str, ...]
+
+    def lacks(self, leg: Leg) -> bool:
+        return not self.keys & {leg.key, leg.group}
+
+
+_DEFAULT = DeployOptions()
+
+
+def deploy(session: Session, bundle_path: Path, options: DeployOptions = _DEFAULT) -> DeployResult:
     """Bring a bundle to the nodes as the release behind the inventory's prefix.
 
-    Args:
-        inventory: the cluster.
-        nodes: those of its nodes that are meant.
-        bundle_path: the bundle.
-        prompts: how to ask for a password or about a host key; None: nobody can answer.
-        dry_run: examine and say what would be done; nothing is written on any node.
-        scripts_to: with ``dry_run``, a folder that the scripts are written to, for review.
-        relay: nodes may pass the bytes on to one another.
-        repair: bring the release again where it is there already; what is as it should be is not sent.
-        accept_unrewritable: go on although some files will keep the old prefix.
-        with_services: set up the inventory's services first.
-        emit: is told about the progress.
-
     Raises:
-        BundleError: the bundle is damaged or not a bundle, or holds files that cannot be made to work there.
-        PreflightError: nodes that cannot take the release; nothing was changed anywhere.
-        NodesFailedError: some nodes failed, the others are done.
+        BundleError: the bundle is damaged or no bundle, or has files that cannot work at the prefix.
+        PreflightError: nodes cannot take the release; nothing was changed.
+        NodesFailedError: some nodes failed; the others are done.
     """
     bundle = open_bundle(bundle_path)
-    places = Places.of(inventory, bundle.manifest.release_id)
-    serviced = None
-    with Connections(inventory, prompts) as connections:  # also for services: a password is asked for once
-        if with_services and inventory.services:
-            try:
-                serviced = services.apply(
-                    inventory, nodes, connections=connections, dry_run=dry_run, scripts_to=scripts_to, emit=emit
-                )
-            except NodesFailedError as error:
-                error.nothing_done = True  # of the deploy itself
-                raise
-        facts = _examine(inventory, nodes, connections, bundle, places, repair=repair, emit=emit)
-        todo = examine.describe(facts, places, repair=repair)
-        work = [node for node in nodes if todo[node.name] != "unchanged"]
-        if not dry_run:
-            _forget(inventory, [node for node in nodes if facts[node.name].relay_left], connections, places)
-        if not work and scripts_to is None:
-            return DeployResult(places.release_id, todo, dry_run=dry_run, services=serviced)
-        relocated = _relocate(bundle, places, inventory.typed, accept_unrewritable=accept_unrewritable, emit=emit)
-        naming = activation.steps(inventory, bundle.manifest)
-        activating = steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming)
-        if scripts_to is not None:
-            _write_scripts(scripts_to, nodes, steps.gather(places, repair=repair), activating)
-        if dry_run:
-            return DeployResult(places.release_id, todo, dry_run=dry_run, services=serviced)
-
-        seconds: dict[str, float] = {}
-        lock = Lock.of_releases(inventory)
-        with held(inventory, work, connections, lock, "deploy") as shared:
-            own = [node for node in work if not shared[node.name]]
-            receivers = [node for node in own if todo[node.name] in ("send", "repair")]
-            payload = Payload(bundle, relocated)
-            sent = send(
-                inventory, receivers, connections, lock, payload, places, facts, repair=repair, relay=relay, emit=emit
-            )
-            seconds |= sent.seconds
-            failed = sent.failed
-
-            began = time.monotonic()
-            times = _activate_all(
-                work, shared, failed, lambda these: _activate(these, connections, lock, activating, failed, emit)
-            )
-            seconds["activate"] = time.monotonic() - began
-    if failed:
-        raise _failed(inventory, failed, nodes)
-    states = {node.name: "unchanged" for node in nodes} | {
-        node.name: f"shared with {shared[node.name]}" if shared[node.name] else _past(todo[node.name]) for node in work
-    }
-    return DeployResult(places.release_id, states, sent.bytes, seconds, times, services=serviced)
-
-
-def _forget(inventory: Inventory, nodes: Sequence[Node], connections: Connections, places: Places) -> None:
-    """Remove the keys that the relay of a killed deploy has left, unless another one is at work there."""
-    if nodes:
-        with suppress(PreflightError), held(inventory, nodes, connections, Lock.of_releases(inventory), "deploy"):
-            clean(inventory, nodes, connections, places.releases)
-
-
-def _past(word: str) -> str:
-    return {"repair": "repaired"}.get(word, "deployed")
-
-
-def _failed(inventory: Inventory, failed: Mapping[str, str], nodes: Sequence[Node]) -> NodesFailedError:
-    done = [node.name for node in nodes if node.name not in failed]
-    return NodesFailedError(
-        f"deploy failed on {len(failed)} of {len(nodes)} nodes",
-        reasons=failed,
-        hint=f"fix what is named, then: {again(inventory.typed, 'deploy')}"
-        + (f"; {len(done)} nodes are done and stay unchanged" if done else ""),
+    places = Places.of(session.inventory, bundle.manifest.release_id)
+    serviced = _apply_services(session, options)
+    earlier = dict(session.seconds)
+    facts = _examine(session, bundle, places, repair=options.repair)
+    actions = {name: examine.action(fact, places, repair=options.repair) for name, fact in facts.items()}
+    _remove_old_keys(session, [node for node in session.nodes if facts[node.name].relay_left], places)
+    todo = [node for node in session.nodes if actions[node.name] is not Action.NOTHING]
+    planned = {name: action.value for name, action in actions.items()}
+    if not todo and options.scripts_to is None:
+        return DeployResult(places.release_id, planned, dry_run=session.dry_run, services=serviced)
+    release = _relocate(session, bundle, places, options)
+    if options.scripts_to is not None:
+        gather = steps.gather(places, repair=options.repair)
+        write_scripts(options.scripts_to, session.nodes, gather, release.activating)
+    if session.dry_run:
+        return DeployResult(places.release_id, planned, dry_run=True, services=serviced)
+    with session.locked(release.lock, on=todo) as sharing:
+        receivers = [node for node in sharing.own(todo) if actions[node.name].sends]
+        sent = _send(session, release, receivers, facts, relay=options.relay)
+        activated = activate_all(todo, sharing, sent.outcome, lambda nodes: _activate(session, release, nodes))
+    (sent.outcome & activated).required()
+    return DeployResult(
+        places.release_id,
+        planned | {node.name: _done(actions[node.name], sharing.owner(node)) for node in todo},
+        sent.bytes,
+        {key: session.seconds[key] - earlier.get(key, 0.0) for key in _TIMED if key in session.seconds},
+        _slowest(activated),
+        services=serviced,
     )
 
 
-def _relocate(
-    bundle: Bundle, places: Places, typed: CommandLine, *, accept_unrewritable: bool, emit: Emit
-) -> Relocated:
-    """The files that name the prefix, as they must be at the release's path."""
+def _apply_services(session: Session, options: DeployOptions) -> ServicesResult | None:
+    if not (options.services and session.inventory.services):
+        return None
+    try:
+        return services.apply(session, scripts_to=options.scripts_to)
+    except NodesFailedError as error:
+        error.nothing_done = True  # of the deploy itself
+        raise
+
+
+def _examine(session: Session, bundle: Bundle, places: Places, *, repair: bool) -> Mapping[str, NodeFacts]:
+    """Look at every node; one error names all that cannot take the release."""
+    outcome = session.ask(
+        "examine",
+        "Examining nodes",
+        examine.examine(session.inventory, places.release_id, keys.comment(session.inventory)),
+        lambda _, out: examine.read_facts(out),
+        deadline=EXAMINE_DEADLINE,
+        state=lambda facts: examine.action(facts, places, repair=repair).value,
+    )
+    problems = {name: examine.judge(facts, session.inventory, bundle.manifest) for name, facts in outcome.ok.items()}
+    refused = {name: problem for name, problem in problems.items() if problem}
+    return outcome.refuse(refused).required(cannot="cannot take the environment")
+
+
+def _remove_old_keys(session: Session, nodes: Sequence[Node], places: Places) -> None:
+    """Remove the keys that the relay of a killed deploy left, unless another deploy is running there."""
+    if nodes and not session.dry_run:
+        with suppress(PreflightError), session.locked(Lock.of_releases(session.inventory), on=nodes):
+            clean(session.inventory, nodes, session.connections, places.releases)
+
+
+def _relocate(session: Session, bundle: Bundle, places: Places, options: DeployOptions) -> _Release:
+    """The release, with the files that name the prefix as they must be at its path."""
     relocated = relocate(bundle.manifest, bundle.prefix_files(), places.root / "releases" / places.release_id)
     for warning in relocated.warnings:
-        emit(Notice(warning, "warning"))
+        session.warn(warning)
     if relocated.unrewritable:
         listed = "\n".join(f"  {path}: {why}" for path, why in relocated.unrewritable)
-        text = f"{len(relocated.unrewritable)} files cannot be made to work at {places.root}:\n{listed}"
-        if not accept_unrewritable:
-            raise BundleError(
-                text,
-                hint="choose a shorter prefix in the inventory, or go on without them: "
-                + again(typed, "deploy", "--accept-unrewritable"),
-            )
-        emit(Notice(text, "warning"))
-    return relocated
+        text = f"{len(relocated.unrewritable)} files cannot work at {places.root}:\n{listed}"
+        if not options.accept_unrewritable:
+            again = session.again("--accept-unrewritable")
+            raise BundleError(text, hint=f"choose a shorter prefix in the inventory, or continue without them: {again}")
+        session.warn(text)
+    return _Release(
+        Payload(bundle, relocated),
+        places,
+        Lock.of_releases(session.inventory),
+        _activation(session, bundle, places, relocated, repair=options.repair),
+        options.repair,
+    )
 
 
-def _examine(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    connections: Connections,
-    bundle: Bundle,
-    places: Places,
-    *,
-    repair: bool,
-    emit: Emit,
-) -> dict[str, examine.NodeFacts]:
-    """Look at every node; one error names all that cannot take the release."""
-    began = time.monotonic()
-    emit(StageStarted("examine", "Examining nodes", len(nodes), "nodes"))
-    script = examine.examine(inventory, places.release_id, keys.comment(inventory))
+def _activation(
+    session: Session, bundle: Bundle, places: Places, relocated: Relocated, *, repair: bool
+) -> tuple[Step, ...]:
+    naming = activation.steps(session.inventory, bundle.manifest)
+    return tuple(steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming))
 
-    def look(node: Node) -> examine.NodeFacts:
-        out = connections[node].run(script, deadline=EXAMINE_DEADLINE).out
-        with reading(node):
-            return examine.read_facts(out)
 
-    answers = fan_out(nodes, look)
-    judged = {
-        name: examine.judge(fact, inventory, bundle.manifest)
-        for name, fact in answers.items()
-        if isinstance(fact, examine.NodeFacts)
+def _send(
+    session: Session, release: _Release, nodes: Sequence[Node], facts: Mapping[str, NodeFacts], *, relay: bool
+) -> Sent:
+    """Bring the release's files to nodes: link or make what they can from existing files, and send the rest.
+
+    Raises:
+        BundleError: the bundle is damaged; nothing was sent.
+    """
+    payload, places = release.payload, release.places
+    gathered = _gather(session, release, nodes, facts)
+    wires: dict[str, Wire] = {node.name: "zstd" if "zstd" in facts[node.name].tools else "plain" for node in nodes}
+    lacking = {
+        name: [leg.key for leg in payload.legs(wires[name], existing.rewritten) if existing.lacks(leg)]
+        for name, existing in gathered.ok.items()
     }
-    problems = {name: problem for name, problem in judged.items() if problem}
-    facts = split(inventory, nodes, answers, command="deploy", also=problems)
-    if problems:
-        raise PreflightError(
-            f"{len(problems)} of {len(nodes)} nodes cannot take the environment; nothing was changed",
-            reasons=problems,
+    small = {
+        name: examine.lacks_space(
+            replace(facts[name], free_bytes=gathered.ok[name].free), payload.unpacked(lacking[name]), 0
         )
-    emit(StageFinished("examine", time.monotonic() - began, examine.describe(facts, places, repair=repair)))
-    return facts
+        for name in lacking
+    }
+    ready = gathered.refuse({name: why for name, why in small.items() if why})
+    if not ready.ok:
+        return Sent(ready)
+    payload.bundle.verify(session.emit, payload.chunks({key for name in ready.ok for key in lacking[name]}))
+    sent = Sent(ready)
+    # Only nodes that made the same files themselves get the same last leg: nearly always all of them do.
+    for rewritten in dict.fromkeys(existing.rewritten for existing in ready.ok.values()):
+        group = [node for node in ready.of(nodes) if ready.ok[node.name].rewritten == rewritten]
+        legs = {wires[node.name]: payload.legs(wires[node.name], rewritten) for node in group}
+        targets = [
+            Target(node, places.transfer, places.incoming, wires[node.name], "ssh" in facts[node.name].tools)
+            for node in group
+        ]
+        what = f"{payload.bundle.manifest.name} ({places.release_id})"
+        part = send(session, "send", what, targets, legs, relay=relay)
+        sent = Sent(sent.outcome & part.outcome, sent.bytes + part.bytes)
+    return sent
 
 
-def _activate_all(
-    work: Sequence[Node],
-    shared: Mapping[str, str],
-    failed: dict[str, str],
-    activate: Callable[[Sequence[Node]], dict[str, float]],
-) -> dict[str, float]:
-    """Activate on the nodes that hold their root, then on those that see the same files; the steps' seconds.
+def _gather(
+    session: Session, release: _Release, nodes: Sequence[Node], facts: Mapping[str, NodeFacts]
+) -> Outcome[_Existing]:
+    """Start the release on every node from the files that the node has."""
+    payload, places = release.payload, release.places
+    bases = {node.name: _base(facts[node.name], places) for node in nodes}
+    recipes = {base: _recipe(payload, places, base) for base in set(bases.values())}
 
-    A node that fails keeps its own reason. One that shares the root of a failed node is not tested, and its reason
-    names that node. A test that fails on a sharing node says nothing about the others.
+    def gather(node: Node) -> _Existing:
+        base = bases[node.name]
+        script = release.lock.guarded(steps.gather(places, repair=release.repair, base=base))
+        wanted = steps.wanted(payload.keys, recipes[base])
+        result = session.run(node, script, stdin=wanted, deadline=GATHER_DEADLINE)
+        if result.rc != 0 or not result.out.endswith("end\n"):
+            raise ClusterctlError(" ".join(result.err.split()) or "could not start the release")
+        rows = [line.split() for line in result.out.splitlines()]
+        entries = recipes[base].entries
+        with reading(node):
+            return _Existing(
+                keys=frozenset(row[1] for row in rows if row[:1] == ["have"]),
+                rewritten=frozenset(entries[whole(row[1])].path for row in rows if row[:1] == ["made"]),
+                free=next((whole(row[1]) for row in rows if row[:1] == ["free"]), None),
+                damaged=tuple(dict.fromkeys(row[1] for row in rows if row[:1] == ["damaged"])),
+            )
+
+    total = len(payload.keys)
+    outcome = session.work(
+        "gather",
+        "Looking for existing files",
+        gather,
+        on=nodes,
+        state=lambda existing: f"{len(existing.keys)} of {total} chunks",
+        changes=True,
+    )
+    for name, existing in outcome.ok.items():
+        for damaged in existing.damaged:
+            session.warn(
+                f"{name}: release {damaged} was changed after its deploy; its changed files are not reused "
+                f"(clusterctl verify --limit {name} lists them)"
+            )
+    return outcome
+
+
+def activate_all(
+    nodes: Iterable[Node],
+    sharing: Sharing,
+    before: Outcome[Any],
+    activate: Callable[[Sequence[Node]], Outcome[tuple[Any, ...]]],
+) -> Outcome[tuple[Any, ...]]:
+    """Activate on the nodes that own their folder, then on those that share one.
+
+    A node that shares the folder of a failed node is not tested, and its reason names that node. A test that fails on
+    a sharing node says nothing about the others.
 
     Args:
-        work: the nodes.
-        shared: by node name, the node that holds its root; "" for one that holds its own.
-        failed: the nodes that failed so far, each with its reason; those that fail here are added.
-        activate: activates on some nodes, and adds those that fail to ``failed``.
+        nodes: the nodes.
+        sharing: which of them share a folder.
+        before: what became of them so far; nodes that failed are skipped.
+        activate: activates on some nodes.
     """
-    times = activate([node for node in work if not shared[node.name] and node.name not in failed])
-    others = [node for node in work if shared[node.name]]
-    activate([node for node in others if shared[node.name] not in failed])
-    for node in others:
-        owner = shared[node.name]
-        if owner in failed:
-            failed.setdefault(node.name, f"shares its files with {owner}, which failed")
-    return times
-
-
-def _activate(
-    nodes: Sequence[Node],
-    connections: Connections,
-    lock: Lock,
-    activating: Sequence[Step],
-    failed: dict[str, str],
-    emit: Emit,
-) -> dict[str, float]:
-    """Make what has arrived a release, test it at its own path, then switch the prefix to it; the steps' seconds."""
-    if not nodes:
-        return {}
-    began = time.monotonic()
-    emit(StageStarted("activate", "Testing and switching", len(nodes), "nodes"))
-    tokens = {node.name: secrets.token_hex(8) for node in nodes}
-    finished = itertools.count(1)
-
-    def act(node: Node) -> Result:
-        script = lock.guarded(compile_steps(activating, token=tokens[node.name]))
-        result = connections[node].run(script, deadline=SMOKE_DEADLINE)
-        emit(Progress("activate", next(finished), len(nodes)))
-        return result
-
-    answers: dict[str, Result | ClusterctlError] = fan_out(nodes, act)
-    failed.update(failures(connections.inventory, nodes, answers, tokens))
-    states = {node.name: "failed" if node.name in failed else "current" for node in nodes}
-    emit(StageFinished("activate", time.monotonic() - began, states))
-    results = [parse(tokens[name], answer.out) for name, answer in answers.items() if isinstance(answer, Result)]
-    return {
-        step.name: max(each.seconds for result in results for each in result if each.name == step.name)
-        for result in results
-        for step in result
+    nodes = tuple(nodes)
+    done = activate([node for node in sharing.own(nodes) if node.name not in before.failed])
+    failed = {**done.failed, **before.failed}
+    others = [node for node in nodes if sharing.owner(node)]
+    done &= activate([node for node in others if sharing.owner(node) not in failed])
+    untested = {
+        node.name: Failure(f"shares its files with {owner}, which failed")
+        for node in others
+        if (owner := sharing.owner(node)) in failed
     }
+    return done & Outcome(done.session, {}, untested, changes=True)
 
 
-def _write_scripts(folder: Path, nodes: Sequence[Node], gather: str, activating: Sequence[Step]) -> None:
-    """The scripts as they would run, one file for each node and stage."""
+def _activate(session: Session, release: _Release, nodes: Sequence[Node]) -> Outcome[tuple[Any, ...]]:
+    """Complete the release, test it at its own path, then switch the prefix to it."""
+    plan = {node.name: release.activating for node in nodes}
+    return session.apply(
+        "activate", "Testing and switching", plan, lock=release.lock, deadline=SMOKE_DEADLINE, state="current"
+    )
+
+
+def write_scripts(folder: Path, nodes: Sequence[Node], gather: str, activating: Sequence[Step]) -> None:
+    """Write the scripts as they would run, one file for each node and stage.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
     text = compile_steps(activating, token=REVIEW)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -313,3 +347,31 @@ def _write_scripts(folder: Path, nodes: Sequence[Node], gather: str, activating:
             (folder / f"{node.name}-2-activate.sh").write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write the scripts to {folder}: {error.strerror}") from error
+
+
+def _done(action: Action, owner: str) -> str:
+    if owner:
+        return f"shared with {owner}"
+    return "repaired" if action is Action.REPAIR else "deployed"
+
+
+def _slowest(activated: Outcome[tuple[Any, ...]]) -> dict[str, float]:
+    """The seconds of each step, on the node where it took longest."""
+    done = [step for steps_done in activated.ok.values() for step in steps_done]
+    return {
+        name: max(step.seconds for step in done if step.name == name) for name in dict.fromkeys(s.name for s in done)
+    }
+
+
+def _base(facts: NodeFacts, places: Places) -> str:
+    """The other release that a node runs now; empty if there is none."""
+    current = PurePosixPath(facts.prefix_link or "").name
+    return current if current != places.release_id else ""
+
+
+def _recipe(payload: Payload, places: Places, base: str) -> Recipe:
+    """How to make rewritten files from those of the release ``base``."""
+    if not base:
+        return Recipe()
+    old = PurePosixPath(places.releases) / base
+    return recipe(payload.bundle.manifest, payload.bundle.prefix_files(), payload.relocated, old)

@@ -1,12 +1,11 @@
-"""``clusterctl diagnose``: what a run left behind is gathered from its nodes and from this machine, and judged.
+"""``clusterctl diagnose``: gathers a run's logs and events from its nodes and from this machine, and judges them.
 
-Nodes that are down do not hinder: what is here of them (the logs that an attached ``train`` has written) stands in.
+For a node that is down it uses the logs that an attached ``train`` wrote on this machine.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,23 +14,19 @@ from typing import TYPE_CHECKING, Any
 from provision.diagnosis import Diagnosis, Evidence, Record, reading, recorder
 from provision.diagnosis import diagnose as judged
 from provision.diagnosis.evidence import Event
-from provision.errors import ClusterctlError, NodesFailedError, UsageError
-from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
+from provision.env.report.words import number
+from provision.errors import NodesFailedError, UsageError
+from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import record as records
 from provision.run.found import LOST
-from provision.ssh.remote import Connections, fan_out
 from provision.tasks import runs
-from provision.tasks.answers import reason
-from provision.tasks.prepare import run_folder
 from trainer.untrusted import UntrustedError
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
-_STAGE = "diagnose"
-_AT_ONCE = 64  # nodes
 _DEADLINE = 60.0
 _MOST = 2 << 20  # bytes of each file that are read
 _LEAST = 128 << 10  # of a node among very many
@@ -41,45 +36,39 @@ _FILE = 64 << 20  # bytes of a file given by hand: its end
 Files = dict[str, str]
 
 
-def diagnose(
-    inventory: Inventory, nodes: Sequence[Node], word: str | None, *, prompts: Prompts | None = None, emit: Emit
-) -> Diagnosis:
-    """Say what is wrong with a run. Two round trips; changes nothing.
+def diagnose(session: Session, word: str | None) -> Diagnosis:
+    """Say what is wrong with a run, in two round trips. Changes nothing.
 
     Args:
-        inventory: the cluster.
-        nodes: those that are asked.
+        session: the command's session.
         word: the run's id or a part of it; None: the newest.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
 
     Raises:
-        UsageError: no run is meant, or several are.
+        UsageError: no run matches, or several do.
         NodesFailedError: no node answered, and this machine knows nothing of the run either.
     """
-    began = time.monotonic()
-    emit(StageStarted(_STAGE, f"Asking {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}", len(nodes)))
-    with Connections(inventory, prompts) as connections:
+    inventory = session.inventory
+    with session.stage("diagnose", f"Asking {number(len(session.nodes), 'node')}", len(session.nodes)) as shown:
         try:
-            run, known = runs.find(inventory, nodes, connections, word)
+            run, known = runs.find(session, word)
         except NodesFailedError as error:
-            emit(StageFinished(_STAGE, time.monotonic() - began, error.reasons, failed=len(error.reasons)))
-            return judged(_here(inventory, word, error))
-        texts, missing = _gathered(inventory, run, connections)
-    missing = {**{name: why for name, why in known.unreachable.items() if run.missing or name in run.nodes}, **missing}
-    emit(StageFinished(_STAGE, time.monotonic() - began, dict.fromkeys(missing, "no answer")))
+            shown.states, shown.failed = error.reasons, len(error.reasons)
+            shown.finish()
+            return judged(local_evidence(inventory, word, error))
+        texts, missing = _gathered(session, run)
+        missing = {**known.silent(run), **missing}
+        shown.states = dict.fromkeys(missing, "no answer")
     folder = records.folder_of(inventory.path, run.id)
     kept = records.read(folder) or {}
     ranks = {part.node: part.rank for part in run.parts} | _ranks(kept)
-    for name in missing:
-        texts.setdefault(name, _local(folder / name))
+    files = {**{name: local_files(folder / name) for name in missing}, **texts}
     state = "running" if run.live else "failed" if run.state == LOST else run.state
     gone = {part.node: _gone(part) for part in run.parts if part.state == LOST}
-    return judged(_evidence(run.id, state, texts, ranks, kept, missing, gone))
+    return judged(evidence_of(run.id, state, files, ranks, kept, missing, gone))
 
 
 def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
-    """Say what log files of any launcher tell. A file stands for a node, under its own name.
+    """Diagnose log files of any launcher. Each file counts as a node with the file's name.
 
     Raises:
         UsageError: a file cannot be read.
@@ -110,35 +99,24 @@ def _dump(path: Path) -> str | None:
     return recorder.lines(path.name, data) if recorder.is_dump(path.name, data) else None
 
 
-def _gathered(inventory: Inventory, run: Run, connections: Connections) -> tuple[dict[str, Files], dict[str, str]]:
-    """The texts of every part of a run, by node, and the reasons of nodes that gave none."""
-    nodes = runs.by_name(inventory)
+def _gathered(session: Session, run: Run) -> tuple[dict[str, Files], dict[str, str]]:
+    """The texts of every part of a run, by node, and why nodes gave none."""
+    nodes = runs.by_name(session.inventory)
     mark = f"@clusterctl:{secrets.token_hex(8)}"
     limit = max(_LEAST, min(_MOST, _TOGETHER // max(1, len(run.parts))))
     readers = {part.node: part.node if part.node in part.seen_on else part.seen_on[0] for part in run.parts}
-    scripts = {
-        part.node: render(
-            "run/evidence.sh.j2", logs=f"{run_folder(inventory, run.id).parent}/{part.logs}", mark=mark, limit=limit
-        )
-        for part in run.parts
-    }
+    folders = {part.node: f"{runs.run_folder(session.inventory, run.id).parent}/{part.logs}" for part in run.parts}
 
     def ask(node: Node) -> Files:
-        return split(connections[nodes[readers[node.name]]].run(scripts[node.name], deadline=_DEADLINE).out, mark)
+        script = render("run/evidence.sh.j2", logs=folders[node.name], mark=mark, limit=limit)
+        return split(session.run(nodes[readers[node.name]], script, deadline=_DEADLINE).out, mark)
 
-    answers = fan_out([nodes[name] for name in scripts if name in nodes], ask, limit=_AT_ONCE)
-    folders = {part.node: f"{run_folder(inventory, run.id).parent}/{part.logs}" for part in run.parts}
+    outcome = session.each(ask, on=[nodes[name] for name in folders if name in nodes])
     texts = {
-        name: {**answer, "where": f"{readers[name]}:{folders[name]}"} if answer else answer
-        for name, answer in answers.items()
-        if not isinstance(answer, ClusterctlError)
+        name: {**files, "where": f"{readers[name]}:{folders[name]}"} if files else files
+        for name, files in outcome.ok.items()
     }
-    missing = {
-        name: reason(answer, inventory, nodes[readers[name]])
-        for name, answer in answers.items()
-        if isinstance(answer, ClusterctlError)
-    }
-    return texts, missing
+    return texts, outcome.reasons
 
 
 def split(out: str, mark: str) -> Files:
@@ -151,13 +129,13 @@ def split(out: str, mark: str) -> Files:
 
 
 def _gone(part: Part) -> Event:
-    """That an agent is gone without having written an end: it wrote its state last when it lived."""
+    """The event of an agent that died without reporting: its state has the time at which it was last alive."""
     said = part.said
     return {"event": "gone", "time": said.get("time", 0), "attempt": said.get("attempt", 1), "node": part.node}
 
 
-def _here(inventory: Inventory, word: str | None, error: NodesFailedError) -> Evidence:
-    """What this machine alone knows of a run, where no node answers."""
+def local_evidence(inventory: Inventory, word: str | None, error: NodesFailedError) -> Evidence:
+    """What this machine knows of a run, if no node answers; raises ``error`` if it knows nothing."""
     known = records.kept(inventory.path)
     if not known:
         raise error
@@ -165,9 +143,9 @@ def _here(inventory: Inventory, word: str | None, error: NodesFailedError) -> Ev
     kept = known[run]
     folder = records.folder_of(inventory.path, run)
     ranks = _ranks(kept)
-    texts = {name: _local(folder / name) for name in ranks}
+    texts = {name: local_files(folder / name) for name in ranks}
     missing = {name: why for name, why in error.reasons.items() if name in ranks}
-    return _evidence(run, str(kept.get("state") or ""), texts, ranks, kept, missing)
+    return evidence_of(run, str(kept.get("state") or ""), texts, ranks, kept, missing)
 
 
 def _ranks(kept: Mapping[str, Any]) -> dict[str, int]:
@@ -175,7 +153,7 @@ def _ranks(kept: Mapping[str, Any]) -> dict[str, int]:
     return {str(name): rank for rank, name in enumerate(nodes)} if isinstance(nodes, Iterable) else {}
 
 
-def _evidence(
+def evidence_of(
     run: str,
     state: str,
     texts: Mapping[str, Files],
@@ -184,6 +162,17 @@ def _evidence(
     missing: Mapping[str, str],
     gone: Mapping[str, Event] = MappingProxyType({}),
 ) -> Evidence:
+    """The evidence of a run.
+
+    Args:
+        run: its id.
+        state: the run's state.
+        texts: by node name, its files.
+        ranks: by node name.
+        kept: this machine's record of the run.
+        missing: nodes that gave nothing, each with its reason.
+        gone: nodes whose agent died without reporting, each with the event for that.
+    """
     plans = kept.get("plans") if isinstance(kept.get("plans"), dict) else {}
     found = [
         _record(name, texts[name], ranks.get(name, 0), (plans or {}).get(name) or {}, gone.get(name))
@@ -201,7 +190,7 @@ def _record(name: str, files: Files, rank: int, plan: Mapping[str, Any], gone: E
     )
 
 
-def _local(folder: Path) -> Files:
+def local_files(folder: Path) -> Files:
     """The ends of a node's log files on this machine."""
     if not folder.is_dir():
         return {}

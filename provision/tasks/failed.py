@@ -1,8 +1,8 @@
-"""``--retry-failed``: which nodes a command has left undone, kept from one command to the next.
+"""``--retry-failed``: remembers which nodes a command did not finish.
 
-It is kept beside the inventory, as the pinned host keys are, in ``.clusterctl-failed.json``: a JSON object that maps
-the inventory's file name to the commands, and each command to names of nodes. The file is there only while there is
-something in it. A folder that cannot be written to keeps nothing, and no command fails for that.
+The file ``.clusterctl-failed.json`` is beside the inventory, like the pinned host keys: a JSON object that maps the
+inventory's file name to commands, and each command to names of nodes. An empty file is deleted. If the folder cannot
+be written, nothing is remembered, and no command fails for that.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _Kept = dict[str, dict[str, list[str]]]
 
 
 def last_failed(inventory: Inventory, command: str, nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Those of ``nodes`` that were left undone when ``command`` was last at work on them."""
+    """The nodes that the last ``command`` did not finish."""
     names = set(_load(inventory.path).get(inventory.path.name, {}).get(command, ()))
     return tuple(node for node in nodes if node.name in names)
 
 
 @contextmanager
 def remembered(inventory: Inventory, command: str, nodes: Sequence[Node], *, dry_run: bool = False) -> Iterator[None]:
-    """Do the work of ``command`` within this, so that a later one knows which nodes it has left undone.
+    """Run ``command`` within this, so that ``--retry-failed`` knows which nodes it did not finish.
 
-    An error that stopped it before it was done anywhere, and Ctrl-C, leave all of ``nodes`` undone; one that says
-    nothing about nodes (a wrong argument, a damaged bundle) leaves what is kept as it is, and so does a dry run. Nodes
-    that are not among ``nodes`` stay what they were.
+    An error before any node was finished, and Ctrl-C, leave all of ``nodes`` unfinished. An error that is not about
+    nodes (a wrong argument, a damaged bundle) changes nothing in the file, and neither does a dry run. Other nodes
+    stay as they were.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def remembered(inventory: Inventory, command: str, nodes: Sequence[Node], *, dry
 
 
 def undone(error: BaseException, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The names of those nodes that are not done when a command has ended with ``error``."""
+    """The names of the nodes that are not finished after a command ended with ``error``."""
     if isinstance(error, NodesFailedError) and not error.nothing_done:
         return tuple(node.name for node in nodes if node.name in error.reasons)
     return tuple(node.name for node in nodes)
@@ -88,7 +88,7 @@ def _write(path: Path, kept: Mapping[str, object]) -> None:
 
 
 def _load(inventory: Path) -> _Kept:
-    """What is kept; nothing where there is no such file, or one that is not ours."""
+    """The file's content; empty if the file does not exist or is not clusterctl's."""
     try:
         data = json.loads(inventory.with_name(FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,25 +1,55 @@
-"""The gate: what would let a run hang, crash or meet another one is found before anything is started.
+"""The gate: finds what would make a run hang, crash or collide with another run, before anything is started.
 
-Between the nodes' preparation and the launcher: one place that refuses. All nodes are asked at once, in two round trips
-beside that of the preparation; what they said is judged by the checks and by ``provision/run/gate_rules.py``.
+It stands between the nodes' preparation and the launcher, and is the one place that refuses a run. All nodes are asked
+at once, in two round trips after the preparation; the checks and ``provision/run/gate_rules.py`` judge the answers.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from provision.errors import ClusterctlError, PreflightError
-from provision.hints import again
-from provision.model import Emit, Finding, Inventory, Node, Notice, StageFinished, StageStarted
-from provision.run import Facts, Travel, content, gate_gpus, gate_rules, gate_words
-from provision.ssh.remote import Connections
+from provision.checks import Answer as Probed
+from provision.checks import Plan
+from provision.checks.kit.choosing import limits
+from provision.checks.kit.probing import compile_probes, parse, probe_of
+from provision.errors import ClusterctlError, InterruptedByUser, PreflightError
+from provision.model import Finding, Inventory, Node
+from provision.render import render
+from provision.run import Travel, content, gate_gpus, gate_rules, gate_words
+from provision.run.content import Content
+from provision.script import FROM_INPUT
+from provision.ssh.remote import reading
 from provision.tasks import prepare
 from provision.tasks.check import judge
-from provision.tasks.gate_ask import Question, Said, ask, of
-from provision.tasks.prepare import Answer, Asked
+from provision.tasks.gate_talk import Talked, talk
+from provision.tasks.prepare import Answer
+from provision.tasks.runs import run_folder
+
+if TYPE_CHECKING:
+    from provision.session import Outcome, Session
+
+# The checks that predict a hang or a crash, without those that the agent's facts answer. On every node:
+ALWAYS = ("fs.mount", "fs.readonly", "fs.stale", "fs.tmp", "env.noexec", "mem.shm", "lim.memlock", "net.loopback")
+# where there are GPUs:
+WITH_GPUS = (
+    *("gpu.driver", "gpu.recovery", "gpu.ecc", "gpu.computemode", "gpu.fabric", "gpu.fm", "gpu.nodes", "gpu.used"),
+    *("gpu.xid", "ib.state"),
+)
+# and where there are several nodes:
+BETWEEN = ("env.vars", "net.docker0", "net.duplicate", "net.iface", "net.route")
+PORTS = ("net.master", "net.ephemeral")
+CLOCK = ("clock.skew",)
+
+_DEADLINE = 15.0  # seconds for the probes of a node: what is not known by then is UNKNOWN
+_GRACE = 10.0  # seconds more until the connection is given up
+_READING = 2.0  # seconds in which a node reads its data and models
 
 
 @dataclass(frozen=True)
@@ -27,12 +57,12 @@ class GateOptions:
     """How strict the gate is.
 
     Attributes:
-        exclude_bad: go on with the nodes that can take part.
-        force: go on with all of them.
-        port: the MASTER_PORT that is wanted; None: the inventory's, else any that is free on rank 0.
-        visible: by node name, the CUDA_VISIBLE_DEVICES that the run will have; all GPUs of nodes not named.
-        asked: how many nodes were asked for, where a number was.
-        scratch: of a dry run, the temporary folder on the nodes that the agent goes to, in place of the run's folder.
+        exclude_bad: continue with the nodes that can take part.
+        force: continue with all nodes.
+        port: the requested MASTER_PORT; None: the inventory's, else any free one on rank 0.
+        visible: by node name, the run's CUDA_VISIBLE_DEVICES; all GPUs of nodes not named.
+        asked: the requested number of nodes, if there was one.
+        scratch: the temporary folder of a dry run on the nodes, in place of the run's folder.
     """
 
     exclude_bad: bool = False
@@ -45,13 +75,13 @@ class GateOptions:
 
 @dataclass(frozen=True)
 class Gated:
-    """What has passed.
+    """The nodes that passed.
 
     Attributes:
-        nodes: those that take part, in the order of their ranks.
+        nodes: in the order of their ranks.
         answers: of these, by name.
-        dropped: the others, each with its reason.
-        findings: about all nodes that answered, those that are OK too.
+        dropped: the other nodes, each with its reason.
+        findings: about all nodes that answered, also those that are OK.
     """
 
     nodes: tuple[Node, ...]
@@ -60,69 +90,106 @@ class Gated:
     findings: tuple[Finding, ...] = ()
 
 
+@dataclass(frozen=True)
+class Said:
+    """The nodes' answers to the gate.
+
+    Attributes:
+        answers: by check and by node.
+        content: by path and by node.
+        ports: what the agents found about ports.
+        lost: nodes whose connection broke, each with its reason.
+    """
+
+    answers: Mapping[str, Mapping[str, Probed]] = field(default_factory=dict)
+    content: Mapping[str, Mapping[str, Content]] = field(default_factory=dict)
+    ports: Mapping[str, Probed] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the gate asks.
+
+    Attributes:
+        inventory: the cluster, with this run's MASTER_PORT as its ``train.port``.
+        nodes: in the order of their ranks.
+        folder: the run's folder on the nodes.
+        paths: absolute paths with the same content on every node.
+        gpus: whether any node has GPUs.
+        link: the port of rank 0's agent; None if it has none.
+    """
+
+    inventory: Inventory
+    nodes: tuple[Node, ...]
+    folder: str
+    paths: tuple[str, ...] = ()
+    gpus: bool = False
+    link: int | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The same for checks."""
+        return Plan(self.inventory, self.nodes, user=self.inventory.ssh.user or "")
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The checks to run, without those that the inventory turns off."""
+        several = len(self.nodes) > 1
+        wanted = (*ALWAYS, *(WITH_GPUS if self.gpus else ()), *(BETWEEN if several else ()))
+        return tuple(each for each in wanted if each not in self.inventory.checks.off)
+
+
 @contextmanager
 def gate(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    connections: Connections,
-    run: str,
-    luggage: Travel | None,
-    options: GateOptions,
-    emit: Emit,
+    session: Session, nodes: Sequence[Node], run: str, files: Travel | None, options: GateOptions
 ) -> Iterator[Gated]:
-    """Every node that takes part, with the run's folder on it; when the block raises, the folders go again.
+    """The nodes that take part, with the run's folder on them. If the block raises, the folders are removed again.
 
     Args:
-        inventory: the cluster.
+        session: the command's session.
         nodes: in the order of their ranks.
-        connections: to them.
         run: its id.
-        luggage: what travels; None where the run's folder is there already, which then stays whatever happens.
-        options: how strict it is.
-        emit: is told about progress, warnings and dropped nodes.
+        files: the files to send; None if the nodes have the run's folder, which then stays in any case.
+        options: how strict it is. The folder of a dry run is always removed.
 
     Raises:
-        PreflightError: nodes that cannot take part; nothing was started.
-        NodesFailedError: nodes that cannot be reached; nothing was started.
+        PreflightError: nodes cannot take part; nothing was started.
+        NodesFailedError: nodes do not answer; nothing was started.
         InterruptedByUser: Ctrl-C; nothing was started.
     """
-    port = options.port or inventory.train.port
-    began = time.monotonic()
-    emit(StageStarted("prepare", "Preparing nodes", len(nodes), "nodes"))
-    asked = prepare.prepare(inventory, nodes, connections, run, luggage, port=port, scratch=options.scratch)
+    port = options.port or session.inventory.train.port
+    asked = prepare.prepare(session, nodes, run, files, port=port, scratch=options.scratch)
     try:
-        states = {name: _state(answer.facts) for name, answer in asked.items() if isinstance(answer, Answer)}
-        emit(StageFinished("prepare", time.monotonic() - began, states, failed=len(nodes) - len(states)))
-        passage = _Passage(inventory, tuple(nodes), connections, run, luggage, options, emit, asked)
-        passed = passage.through()
+        passed = _Passage(session, tuple(nodes), run, files, options, asked).through()
         if passed.dropped and all(answer.made for answer in passed.answers.values()):  # no folder is shared
             out = [node for node in nodes if node.name in passed.dropped]
-            prepare.withdraw(inventory, out, connections, run, asked, scratch=options.scratch)
+            prepare.withdraw(asked, out, run, scratch=options.scratch)
         yield passed
     except (ClusterctlError, KeyboardInterrupt):
-        if luggage is not None:
-            prepare.withdraw(inventory, nodes, connections, run, asked, scratch=options.scratch)
+        if files is not None:
+            prepare.withdraw(asked, nodes, run, scratch=options.scratch)
         raise
+    if options.scratch:
+        prepare.withdraw(asked, nodes, run, scratch=options.scratch)
 
 
 @dataclass
 class _Passage:
-    """One attempt to get through, over as many rounds as nodes are dropped in."""
+    """One attempt to pass, over as many rounds as it takes to drop nodes."""
 
-    inventory: Inventory
+    session: Session
     nodes: tuple[Node, ...]
-    connections: Connections
     run: str
-    luggage: Travel | None
+    files: Travel | None
     options: GateOptions
-    emit: Emit
-    asked: Asked
+    asked: Outcome[Answer]
     dropped: dict[str, str] = field(default_factory=dict)
 
     def through(self) -> Gated:
         """The nodes that take part."""
         left = self._answered()
-        answers = {node.name: answer for node in left if isinstance(answer := self.asked[node.name], Answer)}
+        answers = {node.name: self.asked.ok[node.name] for node in left}
         if left[0] != self.nodes[0]:
             left, answers = self._again(left)
         said: Said | None = None
@@ -137,7 +204,7 @@ class _Passage:
             facts = {name: answer.facts for name, answer in answers.items()}
             if self.options.force and not (set(gate_rules.hopeless(left, facts)) & set(bad)):
                 for name, why in bad.items():
-                    self.emit(Notice(f"forced: {name}: {why}", "warning"))
+                    self.session.warn(f"forced: {name}: {why}")
                 break
             rest = tuple(node for node in left if node.name not in bad)
             if not self.options.exclude_bad or not rest:
@@ -145,58 +212,48 @@ class _Passage:
             self.dropped |= bad
             if rest[0] == left[0]:
                 left = rest
-            else:  # what every node said about the way to rank 0 was about another one
+            else:  # rank 0 is another node now, so every node's answers about it are void
                 left, answers = self._again(rest)
                 said = None
         self._tell(left, findings)
         return Gated(left, answers, dict(self.dropped), findings)
 
     def _answered(self) -> tuple[Node, ...]:
-        """The nodes that are prepared, when those that are not may be left out."""
-        lost = prepare.missing(self.inventory, self.nodes, self.asked)
-        left = tuple(node for node in self.nodes if node.name not in lost)
+        """The prepared nodes, if the others may be dropped."""
+        lost, left = self.asked.reasons, self.asked.of(self.nodes)
         if lost and not (self.options.exclude_bad and left):
-            raise prepare.unreachable(self.inventory, self.nodes, self.asked) or self._refused(self.nodes, lost, left)
+            raise prepare.unreachable(self.asked) or self._refused(self.nodes, lost, left)
         self.dropped |= lost
         return left
 
     def _again(self, left: tuple[Node, ...]) -> tuple[tuple[Node, ...], dict[str, Answer]]:
-        """Ask the agents once more, since rank 0 is another node; whoever gives no answer any more is dropped."""
+        """Ask the agents again, because rank 0 is another node now. Nodes that no longer answer are dropped."""
+        port = self.options.port or self.session.inventory.train.port
         while True:
-            port = self.options.port or self.inventory.train.port
-            asked = prepare.prepare(
-                self.inventory, left, self.connections, self.run, None, port=port, scratch=self.options.scratch
-            )
-            lost = prepare.missing(self.inventory, left, asked)
-            rest = tuple(node for node in left if node.name not in lost)
+            asked = prepare.prepare(self.session, left, self.run, None, port=port, scratch=self.options.scratch)
+            rest = asked.of(left)
             if not rest:
-                raise self._refused(left, lost, rest)
-            self.dropped |= lost
+                raise self._refused(left, asked.reasons, rest)
+            self.dropped |= asked.reasons
             if rest[0] == left[0]:
                 break
             left = rest
-        before = {name: answer for name, answer in self.asked.items() if isinstance(answer, Answer)}
-        return rest, {
-            node.name: replace(answer, made=before[node.name].made)
-            for node in rest
-            if isinstance(answer := asked[node.name], Answer)
-        }
+        return rest, {node.name: replace(asked.ok[node.name], made=self.asked.ok[node.name].made) for node in rest}
 
     def _ask(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> Said:
-        began = time.monotonic()
-        self.emit(StageStarted("gate", "Looking for what would stop the run", len(nodes), "nodes"))
-        said = ask(self._question(nodes, answers), self.connections)
-        self.emit(StageFinished("gate", time.monotonic() - began, dict(said.lost), failed=len(said.lost)))
+        with self.session.stage("gate", "Looking for what would stop the run", len(nodes), "nodes") as shown:
+            said = ask(self._question(nodes, answers), self.session)
+            shown.states, shown.failed = said.lost, len(said.lost)
         return said
 
     def _question(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> Question:
         head = answers[nodes[0].name].facts
-        train = replace(self.inventory.train, port=head.port)
+        inventory = self.session.inventory
         return Question(
-            replace(self.inventory, train=train),
+            replace(inventory, train=replace(inventory.train, port=head.port)),
             nodes,
-            self.options.scratch or str(prepare.run_folder(self.inventory, self.run)),
-            self.luggage.there if self.luggage else (),
+            self.options.scratch or str(run_folder(inventory, self.run)),
+            self.files.there if self.files else (),
             gpus=any(answer.facts.gpus for answer in answers.values()),
             link=head.link_port,
         )
@@ -215,46 +272,133 @@ class _Passage:
             finding
             for check, each in said.answers.items()
             if check != gate_gpus.CHECK
-            for finding in judge(check, question.plan, of(each, nodes))
+            for finding in judge(check, question.plan, _of(each, nodes))
         )
         yield from gate_rules.weighed(found, facts)
         yield from gate_gpus.busy(nodes, said.answers.get(gate_gpus.CHECK, {}), facts, self.options.visible)
         names = {node.name for node in nodes}
         for path, by_node in said.content.items():
             here = {name: each for name, each in by_node.items() if name in names}
-            yield from content.compare(path, here, what=_key(self.luggage, path))
+            yield from content.compare(path, here, what=_key(self.files, path))
         for name, why in said.lost.items():
             if name in names:
                 yield Finding("gate.lost", name, "FAIL", why)
 
     def _refused(self, nodes: Sequence[Node], bad: Mapping[str, str], rest: Sequence[Node]) -> PreflightError:
-        command, typed = "resume" if self.luggage is None else "train", self.inventory.typed
-        way = "" if self.options.force else "to go on all the same: " + again(typed, command, "--force")
-        if not all(isinstance(self.asked[name], Answer) for name in bad):
+        command = "resume" if self.files is None else "train"
+        way = "" if self.options.force else "to continue anyway: " + self.session.again("--force", command=command)
+        if not all(name in self.asked.ok for name in bad):
             way = "to bring the environment: clusterctl deploy"
-        exclude = again(typed, command, "--exclude-bad") if command == "train" else ""
+        exclude = self.session.again("--exclude-bad", command=command) if command == "train" else ""
         return gate_words.refusal(nodes, bad, rest, exclude=exclude, way=way)
 
     def _tell(self, left: tuple[Node, ...], findings: Sequence[Finding]) -> None:
         for text in gate_words.warnings(findings):
-            self.emit(Notice(text, "warning"))
-        spare = [node.name for node in self.inventory.nodes if node not in self.nodes]
-        asked, typed = self.options.asked, self.inventory.typed
+            self.session.warn(text)
+        spare = [node.name for node in self.session.inventory.nodes if node not in self.nodes]
+        asked, typed = self.options.asked, self.session.typed
         for text in gate_words.dropped(self.nodes, left, self.dropped, spare=spare, asked=asked, typed=typed):
-            self.emit(Notice(text, "warning"))
+            self.session.warn(text)
 
 
-def _key(luggage: Travel | None, path: str) -> str:
-    """What the configuration calls a path; "" where it does not name it itself."""
-    settings = luggage.settings if luggage else {}
+def ask(question: Question, session: Session) -> Said:
+    """Ask all nodes everything: the probes of checks, and a talk with the agents, at the same time.
+
+    Raises:
+        InterruptedByUser: Ctrl-C.
+    """
+    several = len(question.nodes) > 1
+    _ = session.connections  # made in this thread
+    asked: dict[str, Callable[[], Any]] = {"checks": lambda: _probe(question, session)}
+    if several or question.paths:
+        asked["talk"] = lambda: _talk(question, session)
+    done = _together(asked)
+    talked: Talked = done.get("talk", Talked())
+    probed: Outcome[dict[str, Probed]] = done["checks"]
+    wanted = (*question.checks, *([gate_gpus.PROBE.check] if question.gpus else []))
+    answers: dict[str, Mapping[str, Probed]] = {
+        check: {name: each[check] for name, each in probed.ok.items()} for check in wanted
+    }
+    measured = {**dict.fromkeys(PORTS, talked.ports), **dict.fromkeys(CLOCK, talked.clock)} if several else {}
+    answers |= {check: said for check, said in measured.items() if check not in question.inventory.checks.off}
+    lost = {name: str(failure.error or failure.reason) for name, failure in probed.failed.items()}
+    return Said(answers, _contents(question, talked), talked.ports, lost)
+
+
+def _talk(question: Question, session: Session) -> Talked:
+    """What the agents say about content, clocks and ports."""
+    script = render(
+        "run/talk.sh.j2",
+        prefix=str(question.inventory.prefix),
+        run=question.folder,
+        patience=_READING,
+        paths=question.paths,
+    )
+    ports = [port for port in (question.inventory.train.port, question.link) if port]
+    return talk(session, question.nodes, script, patience=_READING, ports=ports)
+
+
+def _probe(question: Question, session: Session) -> Outcome[dict[str, Probed]]:
+    """Run the probes of the checks."""
+
+    def one(node: Node) -> dict[str, Probed]:
+        plans = {
+            each: replace(question.plan, limits=limits(each, question.inventory.checks)) for each in question.checks
+        }
+        probes = [probe_of(each, plan, node) for each, plan in plans.items()]
+        script = compile_probes(
+            [*probes, *([gate_gpus.PROBE] if question.gpus else [])],
+            token=secrets.token_hex(8),
+            limit=math.ceil(_DEADLINE),
+        )
+        result = session.run(node, FROM_INPUT, stdin=script.text.encode(), deadline=_DEADLINE + _GRACE)
+        with reading(node):
+            return parse(script, result.out)
+
+    return session.each(one, on=question.nodes)
+
+
+def _contents(question: Question, talked: Talked) -> dict[str, dict[str, Content]]:
+    """By path and node, the content; a node that gave no answer has content that cannot be read."""
+    found = {node.name: content.parse(talked.content.get(node.name, "")) for node in question.nodes}
+    silent = Content("unread", "the agent gave no answer")
+    return {path: {name: said.get(path, silent) for name, said in found.items()} for path in question.paths}
+
+
+def _together(asked: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Call several functions at once. Raises what one of them raises, and Ctrl-C at once."""
+    done: queue.SimpleQueue[tuple[str, Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work(name: str, call: Callable[[], Any]) -> None:
+        try:
+            done.put((name, call(), None))
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+            done.put((name, None, error))
+
+    for name, call in asked.items():
+        threading.Thread(target=work, args=(name, call), name=f"gate-{name}", daemon=True).start()
+    found: dict[str, Any] = {}
+    try:
+        while len(found) < len(asked):
+            name, value, error = done.get()
+            if error is not None:
+                raise error
+            found[name] = value
+    except KeyboardInterrupt:
+        raise InterruptedByUser("interrupted", hint="run the same command again") from None
+    return found
+
+
+def _of(answers: Mapping[str, Probed], nodes: Sequence[Node]) -> dict[str, Probed]:
+    """The answers of these nodes."""
+    return {node.name: answers[node.name] for node in nodes if node.name in answers}
+
+
+def _key(files: Travel | None, path: str) -> str:
+    """The configuration's key for a path; empty if it does not name the path."""
+    settings = files.settings if files else {}
     return next((key for key, value in settings.items() if isinstance(value, str) and path in value.split(",")), "")
 
 
 def _ranked(answer: Answer, rank: int) -> Answer:
     return answer if answer.facts.rank == rank else replace(answer, facts=replace(answer.facts, rank=rank))
-
-
-def _state(facts: Facts) -> str:
-    """A prepared node in a few words."""
-    gpus = f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else f"no GPU, {facts.cpus} cores"
-    return f"{facts.interface or 'no interface'}, {gpus}"

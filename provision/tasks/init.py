@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import ClusterctlError, InventoryError, NodesFailedError, UsageError
+from provision.errors import InventoryError, NodesFailedError, UsageError
 from provision.inventory import fold, loading, writing
 from provision.inventory.asking import Facts, read_facts
 from provision.inventory.choosing import Wanted, described, draft
 from provision.inventory.foreign import Found, read_file
-from provision.model import Emit, Inventory, Node, Notice, StageFinished, StageStarted
+from provision.model import Emit, Inventory, Node, Notice
 from provision.render import render
-from provision.ssh.enrol import Enrolled, default_key, enrol
-from provision.ssh.remote import Connections, fan_out, reading
-from provision.tasks.answers import hint, reason
+from provision.session import Outcome, Session
+from provision.ssh.enrol import Enrolled, create_key, default_key, enrol
 
 if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
@@ -47,19 +45,33 @@ class Created:
             raise _not_enrolled(self.failed, len(self.failed) + len(self.states), self.hint)
 
 
-def init(inventory: Inventory, *, prompts: Prompts | None = None, emit: Emit) -> dict[str, str]:
+def init(session: Session) -> dict[str, str]:
     """Pin every node's host key, and install an ssh key where only a password works.
 
     Returns:
         What was done for each node.
 
     Raises:
-        NodesFailedError: some nodes could not be enrolled, the others are done.
+        NodesFailedError: some nodes could not be enrolled; the others are done.
     """
-    results, failed = _enrol(inventory, prompts, emit)
-    if failed:
-        raise _not_enrolled(failed, len(inventory.nodes), _next(results, prompts, "then again: clusterctl init"))
-    return {name: answer.state for name, answer in results.items() if isinstance(answer, Enrolled)}
+    outcome = enrol_nodes(session)
+    if outcome.failed:
+        raise _not_enrolled(outcome.reasons, len(session.nodes), _next(outcome, "then again: clusterctl init"))
+    return {name: answer.state for name, answer in outcome.ok.items()}
+
+
+def enrol_nodes(session: Session) -> Outcome[Enrolled]:
+    """Enrol every node. Creates the inventory's ``ssh.key`` if it is named and missing."""
+    key = session.inventory.ssh.key
+    if key and create_key(key):
+        session.emit(Notice(f"created the ssh key {key}"))
+    return session.work(
+        "enrol",
+        "Enrolling nodes",
+        lambda node: enrol(session.inventory, node, session.connections),
+        state=lambda answer: answer.state,
+        changes=True,
+    )
 
 
 def create(
@@ -74,8 +86,8 @@ def create(
 ) -> Created:
     """Enrol the nodes of a new inventory, ask them what they are, and write it.
 
-    Nothing is written where no node can be reached. A node that fails while others do not has its line all the same,
-    with what is known of it.
+    Nothing is written if no node can be reached. A node that fails while others succeed gets its line too, with what is
+    known of it.
 
     Args:
         path: the inventory; there is none yet.
@@ -83,8 +95,8 @@ def create(
         ssh: ``user``, ``port`` and ``key`` of the inventory, as far as they are known.
         prefix: the inventory's prefix.
         found: the file that names the hosts, where it is one.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
+        prompts: answer questions about passwords and host keys.
+        emit: receives events.
 
     Raises:
         UsageError: ``path`` is there already, or cannot be written.
@@ -97,11 +109,13 @@ def create(
     if "key" not in ssh and (key := default_key()):
         settings["ssh"]["key"] = key
     sketch = _checked(path, draft(hosts), settings, hosts, found)
-    results, failed = _enrol(sketch, prompts, emit)
+    with Session(sketch, prompts=prompts, emit=emit) as session:
+        enrolled = enrol_nodes(session)
+    failed = enrolled.reasons
     ready = [node for node in sketch.nodes if node.name not in failed]
     then = "then write what is missing into the inventory, and run: clusterctl init"
     if not ready:
-        raise _not_enrolled(failed, len(hosts), _next(results, prompts, "nothing was written; run it again"))
+        raise _not_enrolled(failed, len(hosts), _next(enrolled, "nothing was written; run it again"))
     facts = _ask(sketch, ready, emit)
     places = {index: facts[node.name] for index, node in enumerate(sketch.nodes) if node.name in facts}
     nodes, notes = described(hosts, places)
@@ -116,14 +130,12 @@ def create(
             file.write(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    states = {names[name]: answer.state for name, answer in results.items() if isinstance(answer, Enrolled)}
-    return Created(
-        path, text, states, {names[name]: why for name, why in failed.items()}, _next(results, prompts, then)
-    )
+    states = {names[name]: answer.state for name, answer in enrolled.ok.items()}
+    return Created(path, text, states, {names[name]: why for name, why in failed.items()}, _next(enrolled, then))
 
 
 def foreign(path: Path, *, group: str | None = None, emit: Emit) -> Found:
-    """The nodes of an Ansible inventory, a hostfile or ClusterShell's groups; what has no counterpart is told.
+    """The nodes of an Ansible inventory, a hostfile or ClusterShell's groups; other entries are reported.
 
     Raises:
         UsageError: it cannot be read, or has no such group.
@@ -172,46 +184,27 @@ def _checked(
         ) from error
 
 
-def _enrol(
-    inventory: Inventory, prompts: Prompts | None, emit: Emit
-) -> tuple[dict[str, Enrolled | ClusterctlError], dict[str, str]]:
-    results = enrol(inventory, inventory.nodes, prompts=prompts, emit=emit)
-    failed = {
-        node.name: reason(answer, inventory, node)
-        for node in inventory.nodes
-        if not isinstance(answer := results[node.name], Enrolled)
-    }
-    return results, failed
-
-
 def _not_enrolled(failed: Mapping[str, str], count: int, what_next: str) -> NodesFailedError:
     return NodesFailedError(f"{len(failed)} of {count} nodes could not be enrolled", reasons=failed, hint=what_next)
 
 
-def _next(results: Mapping[str, object], prompts: Prompts | None, then: str) -> str:
-    asks = any(isinstance(each, ClusterctlError) and each.hint == "clusterctl init" for each in results.values())
-    if asks and prompts is None:
+def _next(enrolled: Outcome[Enrolled], then: str) -> str:
+    if "clusterctl init" in enrolled.hints and not enrolled.session.can_ask:
         return "run it on a terminal: there it can ask about host keys and for a password"
-    return hint(results.values(), then)
+    return enrolled.hint(then)
 
 
-def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> dict[str, Facts]:
-    """What nodes say about themselves; one that does not answer is told, and known by its address only."""
-    began = time.monotonic()
-    emit(StageStarted("ask", "Asking nodes what they are", len(nodes), "nodes"))
-    script = render("enrol/ask.sh.j2")
-
-    def ask(node: Node) -> Facts:
-        out = pool[node].run(script, deadline=_DEADLINE).out
-        with reading(node):
-            return read_facts(out)
-
-    with Connections(inventory) as pool:
-        answers = fan_out(nodes, ask)
-    facts = {name: answer for name, answer in answers.items() if isinstance(answer, Facts)}
-    silent = {node.name: answer for node in nodes if isinstance(answer := answers[node.name], ClusterctlError)}
-    emit(StageFinished("ask", time.monotonic() - began, failed=len(silent)))
-    if silent:
-        why = next(iter(silent.values()))
-        emit(Notice(f"{fold(silent)}: not asked what it is: {why}", "warning"))
-    return facts
+def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> Mapping[str, Facts]:
+    """Ask nodes what they are. The user is warned about a node that does not answer; only its address is known."""
+    with Session(inventory, nodes, emit=emit) as session:
+        outcome = session.ask(
+            "ask",
+            "Asking nodes what they are",
+            render("enrol/ask.sh.j2"),
+            lambda _, out: read_facts(out),
+            deadline=_DEADLINE,
+        )
+    if outcome.failed:
+        why = next(iter(outcome.failed.values()))
+        session.warn(f"{fold(outcome.failed)}: not asked what it is: {why.error}")
+    return outcome.ok

@@ -30,7 +30,7 @@ def inspect(bundle: Path, *, verify: bool = False, emit: Emit) -> Inspection:
     Args:
         bundle: its path.
         verify: read everything, and check it against the manifest.
-        emit: is told about the progress.
+        emit: receives events.
 
     Raises:
         BundleError: it is no bundle, damaged, truncated or too new.

@@ -1,7 +1,7 @@
 """``pack-env --format conda-pack``, and ``deploy`` of what conda-pack made.
 
-A bundle is packed first and then written as an archive: what goes out is what a deploy would bring. The bundle lies
-beside the archive until then, and takes as much room as a ``.tar.zst`` does.
+A bundle is packed first and then written as an archive, so the archive has what a deploy would bring. Until then the
+bundle is beside the archive, and takes as much room as a ``.tar.zst``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pack_archive(
         env: a path, the name of a conda environment, or None for the active one; or the path of a bundle.
         environ: the process environment, where the active environment is named.
         output: the archive's path; by default NAME.tar.gz in the current folder. One that exists is replaced.
-        emit: is told about the progress.
+        emit: receives events.
         options: further ones of ``pack``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``clusterctl metrics``: the numbers that a run, or logs of any trainer, tell step by step."""
+"""``clusterctl metrics``: the numbers that a run, or logs of any trainer, print step by step."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import fold
-from provision.model import Emit, Inventory, Node, Notice, Progress, StageFinished, StageStarted
+from provision.model import Emit
 from provision.render import render
 from provision.run import record as records
-from provision.ssh.remote import Connections, RemoteError
-from provision.tasks.answers import reason
-from provision.tasks.prepare import run_folder
-from provision.tasks.runs import by_name, find
+from provision.stages import Stage
+from provision.tasks.runs import by_name, find, run_folder
 from trainer.reader import MARKS, Reader, Reading, Series
 
 if TYPE_CHECKING:
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
-NAMES = ("trainer_log.jsonl", "train.log", "run.log")  # what a folder is read for: the first of these that it has
-KEPT = ("run.log", "rank0.log", "launcher.log")  # the same of what this machine keeps of a run's node
+NAMES = ("trainer_log.jsonl", "train.log", "run.log")  # the first of these that a folder has is read
+KEPT = ("run.log", "rank0.log", "launcher.log")  # the same in this machine's folder of a run's node
 _BLOCK = 256 << 10
-_PATIENCE = 2.0  # seconds before it is worth telling how far it is
+_PATIENCE = 2.0  # seconds before progress is shown
 _DEADLINE = 120.0
 _MOST = 64 << 20  # bytes of each log of a node
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log that is open. ``size``: its bytes; None where nothing tells, as of a pipe."""
+    """An open log. ``size``: its bytes; None if unknown, as of a pipe."""
 
     name: str
     file: BinaryIO
@@ -56,15 +54,15 @@ class Metrics:
 
 
 def open_log(path: Path) -> Log:
-    """Open a log, or the log that lies in a folder (``NAMES``).
+    """Open a log, or a folder's log (``NAMES``).
 
     Raises:
-        UsageError: there is none, or it cannot be read.
+        UsageError: it does not exist, or cannot be read.
     """
     try:
         file = next((path / name for name in NAMES if (path / name).is_file()), None) if path.is_dir() else path
         if file is None:
-            raise UsageError(f"no log lies in {path}: it has no {', '.join(NAMES)}", hint=f"name the file: {path}/FILE")
+            raise UsageError(f"no log in {path}: it has no {', '.join(NAMES)}", hint=f"name the file: {path}/FILE")
         opened = file.open("rb")
         about = path.stat() if file is path else file.stat()
     except OSError as error:
@@ -77,12 +75,12 @@ def read_logs(logs: Sequence[Log], *, rank: int | None = None, every: int | None
 
     Args:
         logs: closed when they are read.
-        rank: whose numbers; None: those of the lowest rank that tells a loss.
-        every: the Trainer's ``logging_steps``, for its lines where nothing else tells their steps.
-        emit: is told about the progress when it takes longer than two seconds.
+        rank: whose numbers; None: those of the lowest rank that prints a loss.
+        every: the Trainer's ``logging_steps``, for lines without a step.
+        emit: receives the progress if reading takes longer than two seconds.
 
     Raises:
-        UsageError: a log cannot be read any further, or none tells anything.
+        UsageError: a log cannot be read to its end, or has no numbers.
     """
     series = Series(rank)
     sizes = [log.size for log in logs]
@@ -95,81 +93,69 @@ def read_logs(logs: Sequence[Log], *, rank: int | None = None, every: int | None
                 meter.more(len(block))
         _add(series, reader.close())
     meter.end()
-    return _told(Metrics(series, tuple(log.name for log in logs), meter.done))
+    return _checked(Metrics(series, tuple(log.name for log in logs), meter.done))
 
 
-def read_run(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    word: str | None,
-    *,
-    rank: int | None = None,
-    every: int | None = None,
-    prompts: Prompts | None = None,
-    emit: Emit,
-) -> Metrics:
-    """Read what the node of a run's rank 0 has of it, or where no node answers what this machine has.
+def read_run(session: Session, word: str | None, *, rank: int | None = None, every: int | None = None) -> Metrics:
+    """Read the numbers of a run from rank 0's node, or from this machine if no node answers.
 
     Args:
-        inventory: the cluster.
-        nodes: those that are asked.
+        session: the command's session.
         word: the run's id or a part of it; None: the newest.
         rank: see ``read_logs``.
         every: see ``read_logs``.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
 
     Raises:
-        UsageError: no run is meant, several are, or it has told nothing yet.
-        NodesFailedError: no node answered, and this machine knows nothing of the run either.
+        UsageError: no run matches, several do, or it has printed nothing yet.
+        NodesFailedError: no node answered, and this machine has no log of the run either.
     """
-    began = time.monotonic()
-    emit(StageStarted("metrics", "Asking for the run's numbers"))
-    with Connections(inventory, prompts) as connections:
+    with session.stage("metrics", "Asking for the run's numbers") as shown:
         try:
-            run, found = find(inventory, nodes, connections, word)
+            run, found = find(session, word)
         except NodesFailedError as error:
-            emit(StageFinished("metrics", time.monotonic() - began, error.reasons, failed=len(error.reasons)))
-            return _here(inventory, word, error, rank=rank, every=every, emit=emit)
+            shown.states, shown.failed = error.reasons, len(error.reasons)
+            shown.finish()
+            return _local(session, word, error, rank=rank, every=every)
         head = run.head
-        node = by_name(inventory)[head.node if head.node in head.seen_on or not head.seen_on else head.seen_on[0]]
-        folder = f"{run_folder(inventory, run.id).parent}/{head.logs}"
+        node = by_name(session.inventory)[
+            head.node if head.node in head.seen_on or not head.seen_on else head.seen_on[0]
+        ]
+        folder = f"{run_folder(session.inventory, run.id).parent}/{head.logs}"
         script = render("run/metrics.sh.j2", logs=folder, marks=MARKS, limit=_MOST)
-        try:
-            out = connections[node].run(script, deadline=_DEADLINE).out
-        except RemoteError as error:
-            why = {node.name: reason(error, inventory, node)}
-            emit(StageFinished("metrics", time.monotonic() - began, why))
-            again = f"clusterctl status {run.id}"
-            failed = NodesFailedError(f"no numbers from {node.name}, which has them", reasons=why, hint=again)
-            return _here(inventory, run.id, failed, rank=rank, every=every, emit=emit)
-    emit(StageFinished("metrics", time.monotonic() - began))
+        outcome = session.each(lambda node: session.run(node, script, deadline=_DEADLINE).out, on=[node])
+        shown.states = outcome.reasons
+    if outcome.failed:
+        text = f"no numbers from {node.name}, which has them"
+        failed = NodesFailedError(text, reasons=outcome.reasons, hint=f"clusterctl status {run.id}")
+        return _local(session, run.id, failed, rank=rank, every=every)
     if found.unreachable and head.rank and run.missing:
-        text = f"rank 0's node is not among those that answered: these are the numbers of {head.node}"
-        emit(Notice(f"{text}; no answer from {fold(found.unreachable)}", "warning"))
+        text = f"rank 0's node did not answer: these are the numbers of {head.node}"
+        session.warn(f"{text}; no answer from {fold(found.unreachable)}")
     series, reader = Series(rank), Reader(every)
+    out = outcome.ok[node.name]
     _add(series, reader.feed(out))
     _add(series, reader.close())
-    return _told(Metrics(series, (run.id,), len(out)), f"clusterctl logs {run.id}")
+    return _checked(Metrics(series, (run.id,), len(out)), f"clusterctl logs {run.id}")
 
 
-def _here(
-    inventory: Inventory, word: str | None, error: NodesFailedError, *, rank: int | None, every: int | None, emit: Emit
+def _local(
+    session: Session, word: str | None, error: NodesFailedError, *, rank: int | None, every: int | None
 ) -> Metrics:
-    """What an attached ``train`` has written here of a run's first node."""
-    known = records.kept(inventory.path)
+    """Read what an attached ``train`` wrote here of a run's first node; raises ``error`` if there is nothing."""
+    known = records.kept(session.inventory.path)
     if not known:
         raise error
     run = records.choose(word, known)
     names = known[run].get("nodes") or ()
-    folder = records.folder_of(inventory.path, run) / (str(names[0]) if isinstance(names, list) and names else "")
+    folder = records.folder_of(session.inventory.path, run)
+    folder /= str(names[0]) if isinstance(names, list) and names else ""
     path = next((folder / name for name in KEPT if (folder / name).is_file()), None)
     if path is None:
         raise error
-    return read_logs([open_log(path)], rank=rank, every=every, emit=emit)
+    return read_logs([open_log(path)], rank=rank, every=every, emit=session.emit)
 
 
-def _told(found: Metrics, hint: str = "") -> Metrics:
+def _checked(found: Metrics, hint: str = "") -> Metrics:
     if not len(found.series):
         ranks = found.series.ranks
         if ranks:
@@ -190,7 +176,7 @@ def _add(series: Series, readings: Iterable[Reading]) -> None:
 
 
 def _blocks(name: str, file: BinaryIO) -> Iterator[bytes]:
-    """What comes, as soon as it comes."""
+    """The bytes of a file, as soon as they arrive."""
     read: Callable[[int], bytes] = getattr(file, "read1", file.read)
     while True:
         try:
@@ -203,22 +189,22 @@ def _blocks(name: str, file: BinaryIO) -> Iterator[bytes]:
 
 
 class _Meter:
-    """Tells how far the reading is, once it takes long."""
+    """Shows how far the reading is, once it takes long."""
 
     def __init__(self, total: int | None, emit: Emit) -> None:
         self.done = 0
         self._total, self._emit = total, emit
-        self._began = time.monotonic()
-        self._tells = False
+        self._started = time.monotonic()
+        self._shown: Stage | None = None
 
     def more(self, count: int) -> None:
         self.done += count
-        if not self._tells and time.monotonic() - self._began > _PATIENCE:
-            self._tells = True
-            self._emit(StageStarted("metrics", "Reading", self._total, "bytes"))
-        if self._tells:
-            self._emit(Progress("metrics", self.done, self._total))
+        if self._shown is None and time.monotonic() - self._started > _PATIENCE:
+            self._shown = Stage(self._emit, "metrics", "Reading", self._total, "bytes")
+            self._shown.start()
+        if self._shown:
+            self._shown.progress(self.done)
 
     def end(self) -> None:
-        if self._tells:
-            self._emit(StageFinished("metrics", time.monotonic() - self._began))
+        if self._shown:
+            self._shown.finish()

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING
 
 from provision.env.bundle import slices
 from provision.env.bundle.find import SUFFIX
+from provision.env.ops.baseline import choose
+from provision.env.ops.prebuild import prebuild, unbuilt
 from provision.env.packing.pack import pack
+from provision.env.source import facts
 from provision.env.source.find import find_env
 from provision.errors import UsageError
-from provision.tasks import ops
+from provision.model import Notice
+from provision.stages import stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from provision.env.bundle.manifest import Manifest
+    from provision.env.source.scan import Found
     from provision.model import Emit
 
 
@@ -35,7 +40,7 @@ class PackResult:
 
     Attributes:
         bundle: its name; no file of this name exists if it was split.
-        files: the files that it lies in: itself, or its parts.
+        files: its files: itself, or its parts.
     """
 
     bundle: Path
@@ -63,12 +68,12 @@ def pack_env(
         env: a path, the name of a conda environment, or None for the active one.
         environ: the process environment, where the active environment is named.
         output: the bundle's path; by default NAME.ccb in the current folder. One that exists is replaced.
-        exclude: patterns of what is left out, as in a .gitignore file, relative to the environment.
+        exclude: patterns of skipped files, as in a .gitignore file, relative to the environment.
         data: files and folders that travel with it, as ``data/NAME`` in the environment.
         split: bytes of a part, if the bundle is to lie in several files; else 0. See ``parse_size``.
         with_ops: build the extensions that DeepSpeed would compile on the nodes.
         cpu_baseline: the processors to build them for, by name.
-        emit: is told about the progress.
+        emit: receives events.
 
     Raises:
         UsageError: no such environment, or the output cannot be written.
@@ -83,7 +88,7 @@ def pack_env(
     if split and split < SMALLEST_PART:
         raise UsageError(f"parts of {split} bytes are too small", hint="--split 4G, or at least --split 1M")
     began = time.monotonic()
-    added, notices = ops.additions(prefix, wanted=with_ops, baseline=cpu_baseline, environ=environ, emit=emit)
+    added, notices = additions(prefix, wanted=with_ops, baseline=cpu_baseline, environ=environ, emit=emit)
     manifest = pack(
         prefix,
         out,
@@ -105,7 +110,7 @@ def refuse_folder(out: Path, hint: str) -> None:
     Raises:
         UsageError: there is a folder of that name.
     """
-    if os.path.isdir(out):  # noqa: PTH112 - False where this user may not look; that it cannot be written is said later
+    if os.path.isdir(out):  # noqa: PTH112 - False where this user may not look; the error comes later
         raise UsageError(f"{out} is a folder", hint=hint)
 
 
@@ -122,3 +127,41 @@ def parse_size(text: str) -> int:
         raise UsageError(f"{text!r} is no size", hint="such as 4G, 3900M, 700MB or 4GiB")
     base = 1024 if match["binary"] else 1000
     return int(float(match["number"]) * base ** _POWERS[(match["unit"] or "").upper()])
+
+
+def additions(
+    prefix: Path, *, wanted: bool, baseline: str | None, environ: Mapping[str, str], emit: Emit
+) -> tuple[tuple[Found, ...], tuple[str, ...]]:
+    """The files that are packed beside those of an environment, and what the bundle says about them.
+
+    Args:
+        prefix: the environment.
+        wanted: build; otherwise only say what the nodes would have to compile.
+        baseline: the processors to build for, by name; None: the platform's usual ones.
+        environ: the process environment, where the cache is named.
+        emit: receives events, also about extensions that could not be built.
+
+    Raises:
+        UsageError: no such baseline.
+    """
+    sites = sorted(str(path.relative_to(prefix)) for path in prefix.glob("lib/python*/site-packages") if path.is_dir())
+    if not wanted:
+        notices = unbuilt(prefix, sites)
+        found: tuple[Found, ...] = ()
+    else:
+        chosen = choose(baseline, facts.platform(prefix))
+        with stage(emit, "ops", "Building DeepSpeed's extensions (minutes the first time)", unit="steps") as shown:
+            ops = prebuild(prefix, sites, chosen, cache_folder(environ))
+            shown.summary = ", ".join(ops.built) or "none"
+        notices, found = ops.notices, ops.additions
+    for text in notices:
+        emit(Notice(text, "warning"))
+    return found, notices
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where things are kept between runs: ``$CLUSTERCTL_CACHE``, else clusterctl in the user's cache folder."""
+    if given := environ.get("CLUSTERCTL_CACHE"):
+        return Path(given)
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
+    return Path(environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "clusterctl"

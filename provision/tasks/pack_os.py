@@ -14,8 +14,7 @@ from provision.ospackages import bundle, families, releases
 from provision.ospackages.apt_config import SCHEMES
 from provision.ospackages.collection import Wanted
 from provision.sandbox import mirror as machine
-from provision.tasks.ops import cache_folder
-from provision.tasks.pack import refuse_folder
+from provision.tasks.pack import cache_folder, refuse_folder
 
 if TYPE_CHECKING:
     from provision.model import Emit
@@ -58,7 +57,7 @@ def pack_os(
         mirror: the archive's address; by default what this machine's apt uses for that release, else everybody's.
         security_mirror: that of the security updates, or ``none``.
         keyring: the keys that prove the archive; by default the distribution's.
-        emit: is told about the progress.
+        emit: receives events.
 
     Raises:
         UsageError: a release or package that does not exist, a mirror that fails, or an output that cannot be written.

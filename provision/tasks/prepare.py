@@ -1,37 +1,40 @@
-"""A run's folder goes to every node, and every node says what it is and how it reaches rank 0. Judges nothing."""
+"""Sends a run's folder to every node, and asks every node what it is and how it reaches rank 0. Judges nothing."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
 from provision.run.sources import sources
-from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import hint, reason, without
+from provision.session import Failure, Outcome
+from provision.tasks.runs import run_folder
+
+if TYPE_CHECKING:
+    from provision.session import Session
 
 LOCAL = "local"  # in place of a release's name: an environment that clusterctl did not deploy
 _PREPARE_DEADLINE = 600.0
 _PROBE_DEADLINE = 30.0
 _WITHDRAW_DEADLINE = 30.0
 _ANSWERS = 10.0  # seconds that an interrupted command waits for nodes that may be making the folder
-_AT_ONCE = 64  # nodes
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a prepared node said.
+    """A prepared node.
 
     Attributes:
-        release: the one its prefix points at, or ``LOCAL``.
+        release: the release behind its prefix, or ``LOCAL``.
         facts: of its agent.
-        made: the run's folder was made by this node: no other shares it, or this one was first.
+        made: this node made the run's folder: no other shares it, or this one was first.
     """
 
     release: str
@@ -39,149 +42,138 @@ class Answer:
     made: bool = False
 
     def prefix(self, inventory: Inventory) -> PurePosixPath:
-        """The release's own path, which stays when another one is deployed."""
+        """The release's own path, which stays the same when another release is deployed."""
         return inventory.prefix if self.release == LOCAL else inventory.root / "releases" / self.release
 
 
 class RefusedError(ClusterctlError):
-    """A node that answered, and cannot take part; ``made``: the run's folder is there all the same."""
+    """A node answered, and cannot take part. ``made``: it made the run's folder nevertheless."""
 
     def __init__(self, message: str, *, made: bool = False) -> None:
         super().__init__(message)
         self.made = made
 
 
-Asked = Mapping[str, Answer | ClusterctlError]  # by node name
-
-
-def run_folder(inventory: Inventory, run: str) -> PurePosixPath:
-    """A run's folder on the nodes."""
-    return inventory.root / "runs" / run
-
-
 def prepare(
-    inventory: Inventory,
+    session: Session,
     nodes: Sequence[Node],
-    connections: Connections,
     run: str,
-    luggage: Travel | None,
+    files: Travel | None,
     *,
     port: int | None = None,
     scratch: str = "",
-) -> Asked:
-    """Send the run's folder to every node and ask its agent for facts: one round trip.
+) -> Outcome[Answer]:
+    """Send the run's folder to every node and ask its agent for facts, in one round trip.
 
     Args:
-        inventory: the cluster.
+        session: the command's session.
         nodes: in the order of their ranks.
-        connections: to them.
         run: its id.
-        luggage: what travels; None where the run's folder is there already.
-        port: the MASTER_PORT that is wanted; None: any that is free.
-        scratch: of a dry run, the temporary folder that the agent alone goes to, in place of the run's folder.
-
-    Returns:
-        For each node its answer, a ``RefusedError``, or why it was not reached.
+        files: the files to send; None if the nodes have the run's folder.
+        port: the requested MASTER_PORT; None: any free one.
+        scratch: the temporary folder of a dry run, which gets the agent alone; empty for the run's folder.
 
     Raises:
-        InterruptedByUser: Ctrl-C. The folders that were made are removed again.
+        InterruptedByUser: Ctrl-C; the folders are removed again.
     """
-    folder = scratch or str(run_folder(inventory, run))
-    agent = sources("agent") if luggage is not None else {}
-    master = nodes[0].train_address
+    folder = scratch or str(run_folder(session.inventory, run))
+    agent = sources("agent") if files is not None else {}
 
     def ask(node: Node) -> Answer:
-        probe = ["--master", master, "--rank", str(nodes.index(node))]
+        probe = ["--master", nodes[0].train_address, "--rank", str(nodes.index(node))]
         probe += [] if scratch else ["--folder", folder]
-        if port is not None:
-            probe += ["--port", str(port)]
+        probe += [] if port is None else ["--port", str(port)]
         script = render(
             "run/prepare.sh.j2",
-            prefix=str(inventory.prefix),
-            root=str(inventory.root),
+            prefix=str(session.inventory.prefix),
+            root=str(session.inventory.root),
             run=folder,
             node=node.name,
             probe=probe,
-            sends=luggage is not None,
+            sends=files is not None,
             scratch=bool(scratch),
         )
-        if luggage is None:
-            result = connections[node].run(script, deadline=_PROBE_DEADLINE)
+        if files is None:
+            result = session.run(node, script, deadline=_PROBE_DEADLINE)
         else:
-            sent = replace(luggage, texts={}, entries=()) if scratch else luggage
-            result = connections[node].run(script, stdin=tar_stream(sent, agent), deadline=_PREPARE_DEADLINE)
+            sent = replace(files, texts={}, entries=()) if scratch else files
+            remote = session.connections[node]
+            result = remote.run(script, stdin=tar_stream(sent, agent), deadline=_PREPARE_DEADLINE)
         if result.rc != 0:
-            said = result.err.strip() or f"the script ended with status {result.rc}"
-            raise RefusedError(said, made="folder made" in result.out.splitlines())
+            why = result.err.strip() or f"the script ended with status {result.rc}"
+            raise RefusedError(why, made="folder made" in result.out.splitlines())
         release, folder_is, answer = (*result.out.split("\n", 2), "", "")[:3]
         return Answer(release.removeprefix("release "), Facts.parse(answer), folder_is == "folder made")
 
-    asked: dict[str, Answer | ClusterctlError] = {}
-    finished = {node.name: threading.Event() for node in nodes}
-
-    def ask_and_keep(node: Node) -> Answer:
-        try:
-            asked[node.name] = answer = ask(node)
-        except ClusterctlError as error:
-            asked[node.name] = error
-            raise
-        finally:
-            finished[node.name].set()
-        return answer
-
+    asked = _Asked(session, nodes)
     try:
-        return fan_out(nodes, ask_and_keep, limit=_AT_ONCE)
-    except InterruptedByUser:
-        if luggage is not None:
-            until = time.monotonic() + _ANSWERS
-            for each in finished.values():
-                each.wait(max(0.0, until - time.monotonic()))
+        return session.work(
+            "prepare", "Preparing nodes", asked.keep(ask), on=nodes, state=lambda answer: _state(answer.facts)
+        )
+    except (InterruptedByUser, KeyboardInterrupt):
+        if files is not None:
             # The script of a node without an answer ends with its connection, and removes what it was receiving.
-            withdraw(
-                inventory, [node for node in nodes if node.name in asked], connections, run, asked, scratch=scratch
-            )
+            withdraw(asked.outcome(), nodes, run, scratch=scratch)
         raise
 
 
-def missing(inventory: Inventory, nodes: Sequence[Node], asked: Asked) -> dict[str, str]:
-    """The nodes that gave no answer or have no environment, each with its reason."""
-    found = {}
-    for node in nodes:
-        answer = asked[node.name]
-        if isinstance(answer, RefusedError):
-            found[node.name] = str(answer)
-        elif isinstance(answer, ClusterctlError):
-            found[node.name] = reason(answer, inventory, node)
-    return found
+class _Asked:
+    """The answers so far: a command that is interrupted must know which nodes made the folder."""
+
+    def __init__(self, session: Session, nodes: Sequence[Node]) -> None:
+        self._session = session
+        self._ok: dict[str, Answer] = {}
+        self._failed: dict[str, Failure] = {}
+        self._finished = {node.name: threading.Event() for node in nodes}
+
+    def keep(self, ask: Callable[[Node], Answer]) -> Callable[[Node], Answer]:
+        """``ask``, with its answers kept."""
+
+        def one(node: Node) -> Answer:
+            try:
+                self._ok[node.name] = answer = ask(node)
+            except ClusterctlError as error:
+                self._failed[node.name] = Failure.of(error, self._session.inventory, node)
+                raise
+            finally:
+                self._finished[node.name].set()
+            return answer
+
+        return one
+
+    def outcome(self) -> Outcome[Answer]:
+        """The answers, after a while for nodes that may be making the folder."""
+        until = time.monotonic() + _ANSWERS
+        for each in self._finished.values():
+            each.wait(max(0.0, until - time.monotonic()))
+        return Outcome(self._session, dict(self._ok), dict(self._failed))
 
 
-def unreachable(inventory: Inventory, nodes: Sequence[Node], asked: Asked) -> NodesFailedError | None:
-    """The error for nodes that gave no answer at all; None when all did."""
-    silent = [name for name, answer in asked.items() if _is_silent(answer)]
+def unreachable(asked: Outcome[Answer]) -> NodesFailedError | None:
+    """The error for nodes that did not answer; None if all did."""
+    silent = [name for name, failure in asked.failed.items() if not isinstance(failure.error, RefusedError)]
     if not silent:
         return None
+    total = len(asked.ok) + len(asked.failed)
     return NodesFailedError(
-        f"no answer from {len(silent)} of {len(nodes)} nodes; nothing was started",
-        reasons=missing(inventory, nodes, asked),
-        hint=hint(asked.values(), without(inventory, silent, len(nodes), "train")),
+        f"no answer from {len(silent)} of {total} nodes; nothing was started",
+        reasons=asked.reasons,
+        hint=asked.hint(asked.session.without(silent, total)),
         nothing_done=True,
     )
 
 
-def withdraw(
-    inventory: Inventory,
-    nodes: Iterable[Node],
-    connections: Connections,
-    run: str,
-    asked: Asked,
-    *,
-    scratch: str = "",
-) -> None:
-    """Remove the run's folder from the nodes that made one: what is not started leaves nothing behind."""
-    script = render("run/withdraw.sh.j2", run=scratch or str(run_folder(inventory, run)))
-    makers = [node for node in nodes if getattr(asked[node.name], "made", False)]
-    fan_out(makers, lambda node: connections[node].run(script, deadline=_WITHDRAW_DEADLINE), limit=_AT_ONCE)
+def withdraw(asked: Outcome[Answer], nodes: Iterable[Node], run: str, *, scratch: str = "") -> None:
+    """Remove the run's folder from the nodes that made one, so that a run that does not start leaves nothing."""
+    session = asked.session
+    made = {name for name, answer in asked.ok.items() if answer.made}
+    made |= {name for name, failure in asked.failed.items() if getattr(failure.error, "made", False)}
+    script = render("run/withdraw.sh.j2", run=scratch or str(run_folder(session.inventory, run)))
+    makers = [node for node in nodes if node.name in made]
+    session.each(lambda node: session.run(node, script, deadline=_WITHDRAW_DEADLINE), on=makers)
 
 
-def _is_silent(answer: Answer | ClusterctlError) -> bool:
-    return isinstance(answer, ClusterctlError) and not isinstance(answer, RefusedError)
+def _state(facts: Facts) -> str:
+    """A prepared node in a few words."""
+    gpus = f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else f"no GPU, {facts.cpus} cores"
+    return f"{facts.interface or 'no interface'}, {gpus}"

@@ -1,117 +1,112 @@
-"""``clusterctl resume``: a run that has ended goes on from its newest complete checkpoint, on the same nodes.
+"""``clusterctl resume``: continues a run that has ended from its newest complete checkpoint, on the same nodes.
 
-The folder of the run is on the nodes already, with its code and its plans; they are read back from there, so that any
-machine with the inventory can do it. Only the ports, the agents' token and the number of restarts are new.
+The nodes have the run's folder with its code and its plans. The plans are read back from there, so any machine with the
+inventory can resume a run. Only the ports, the agents' token and the number of restarts are new.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
-from provision.hints import again
 from provision.inventory import fold
-from provision.model import UNTYPED, CommandLine, Emit, Inventory, Node, Notice
+from provision.model import Node
 from provision.render import render
 from provision.run import plan_name, record
 from provision.run.fewer import fewer, world_size
 from provision.run.job_nodes import VISIBLE
 from provision.run.result import TrainResult
-from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import hint, reason
-from provision.tasks.begin import Beginning, Following
 from provision.tasks.gate import GateOptions, gate
-from provision.tasks.prepare import run_folder
-from provision.tasks.runs import by_name, find
+from provision.tasks.runs import by_name, find, run_folder
+from provision.tasks.start import Following, Start
 from provision.tasks.stop import refuse_others
 from trainer.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from provision.run import Facts
     from provision.run.found import Run
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
 _DEADLINE = 30.0
 _PLAN = 16 << 20  # characters
+_FOLLOWING = Following()
 
 
-def resume(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    word: str | None,
-    *,
-    options: GateOptions,
-    following: Following,
-    count: int | None = None,
-    restarts: int | None = None,
-    prompts: Prompts | None = None,
-    emit: Emit,
-) -> TrainResult:
-    """Go on with a run.
+@dataclass(frozen=True)
+class ResumeOptions:
+    """How a run resumes.
+
+    Attributes:
+        force: continue although the gate refuses nodes.
+        count: on the first nodes of the run; None: on all that the session has.
+        restarts: how often it may restart automatically; None: as before.
+        following: how it is followed.
+    """
+
+    force: bool = False
+    count: int | None = None
+    restarts: int | None = None
+    following: Following = _FOLLOWING
+
+
+def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainResult:
+    """Resume a run on the session's nodes among its own.
 
     Args:
-        inventory: the cluster.
-        nodes: those on which it may continue: fewer than the inventory's mean the run's own among them.
+        session: the command's session.
         word: the run; None: the newest.
-        options: how strict the gate is; nodes cannot be left out.
-        following: how it is followed.
-        count: continue on the first so many of the run's nodes; None: on all that ``nodes`` has.
-        restarts: how often it may begin again by itself; None: as before.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
+        options: how it resumes.
 
     Raises:
-        UsageError: no run is meant, it is at work, it has finished, or it cannot be resumed.
+        UsageError: no run matches, it is running, it has finished, or it cannot be resumed.
         PreflightError: it is another user's, or a node cannot take part.
         NodesFailedError: nodes of it do not answer.
         RunFailedError: it failed; every node was stopped.
         InterruptedByUser: it was stopped.
     """
-    with Connections(inventory, prompts) as connections:
-        run, found = find(inventory, inventory.nodes, connections, word)
-        refuse_others(run, found, others_too=False, typed=inventory.typed)
-        chosen = remaining(run, found.unreachable, inventory, nodes, count)
-        refuse_resume(run, found.unreachable, inventory.typed, chosen=chosen)
-        members = [by_name(inventory)[name] for name in chosen or run.nodes]
-        plans = _plans(inventory, run, members, connections)
-        before = int(plans[0].get("nnodes", len(plans)))
-        refuse_plans(plans)
-        limited = {str(plan["node"]): plan["env"].get(VISIBLE) for plan in plans}
-        visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
-        strict = replace(options, exclude_bad=False, visible=visible)
-        with gate(inventory, members, connections, run.id, None, strict, emit) as passed:
-            head = passed.answers[members[0].name].facts
-            if len(members) < before:
-                moved = int(plans[0].get("node_rank", 0)) != 0
-                facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
-                plans = fewer(plans, members[0].train_address, facts)
-                _tell_fewer(run, members, before, plans, found.unreachable, emit)
-            fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=restarts)
-        kept = record.read(record.folder_of(inventory.path, run.id)) or {}
-        about = {
-            "master": f"{members[0].train_address}:{head.port}",
-            "prefix": str(plans[0]["prefix"]),
-            "folder": str(run_folder(inventory, run.id)),
-            "launcher": kept.get("launcher"),
-            "argv": kept.get("argv"),
-        }
-        return Beginning(inventory, connections, members, run.id, fresh, about).go(following, emit)
+    inventory = session.inventory
+    run, found = find(session, word, on=inventory.nodes)
+    refuse_others(session, run, found, others_too=False)
+    chosen = remaining(session, run, found.unreachable, options.count)
+    refuse_resume(session, run, found.unreachable, chosen=chosen)
+    members = [by_name(inventory)[name] for name in chosen or run.nodes]
+    plans = _plans(session, run, members)
+    before = int(plans[0].get("nnodes", len(plans)))
+    refuse_plans(plans)
+    limited = {str(plan["node"]): plan["env"].get(VISIBLE) for plan in plans}
+    visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
+    strict = GateOptions(force=options.force, visible=visible)
+    with gate(session, members, run.id, None, strict) as passed:
+        head = passed.answers[members[0].name].facts
+        if len(members) < before:
+            moved = int(plans[0].get("node_rank", 0)) != 0
+            facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
+            plans = fewer(plans, members[0].train_address, facts)
+            _tell_fewer(session, run, members, before, plans, found.unreachable)
+        fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
+    kept = record.read(record.folder_of(inventory.path, run.id)) or {}
+    about = {
+        "master": f"{members[0].train_address}:{head.port}",
+        "prefix": str(plans[0]["prefix"]),
+        "folder": str(run_folder(inventory, run.id)),
+        "launcher": kept.get("launcher"),
+        "argv": kept.get("argv"),
+    }
+    return Start(session, members, run.id, fresh, about).follow(options.following)
 
 
-def remaining(
-    run: Run, unreachable: Mapping[str, str], inventory: Inventory, nodes: Sequence[Node], count: int | None
-) -> tuple[str, ...] | None:
-    """The nodes of a run on which it continues, in the order of their ranks; None: the user chose none, so all of them.
+def remaining(session: Session, run: Run, unreachable: Mapping[str, str], count: int | None) -> tuple[str, ...] | None:
+    """The nodes of a run on which it continues, in the order of their ranks; None: the user chose none, so all.
 
     Raises:
         UsageError: none of the run's nodes was chosen, or it has fewer than ``count``.
     """
-    if count is None and len(nodes) == len(inventory.nodes):
+    if count is None and len(session.nodes) == len(session.inventory.nodes):
         return None
-    allowed = {node.name for node in nodes}
+    allowed = {node.name for node in session.nodes}
     among = [name for name in run.nodes if name in allowed]
     ran = f"run {run.id} ran on {fold(run.nodes)}"
     if not among:
@@ -123,47 +118,43 @@ def remaining(
         more = f"; {fold(silent)} did not answer" if silent else ""
         raise UsageError(
             f"--nodes {count}: {ran}{more}; it resumes on these nodes or fewer",
-            hint=again(inventory.typed, "resume", nodes=str(len(among)), words=(run.id,)),
+            hint=session.again(command="resume", nodes=str(len(among)), words=(run.id,)),
         )
     return tuple(among[:count])
 
 
 def _tell_fewer(
+    session: Session,
     run: Run,
     members: Sequence[Node],
     before: int,
     plans: Sequence[Mapping[str, Any]],
     unreachable: Mapping[str, str],
-    emit: Emit,
 ) -> None:
-    """Say what changes, and where something of the run may be left."""
+    """Warn about what changes, and where processes of the run may be left."""
     size, was = world_size(plans), int(run.head.number("world_size") or 0)
     ranks = ", ".join(f"{node.name} is node {rank}" for rank, node in enumerate(members[:8]))
     text = f"run {run.id} resumes on {len(members)} of {before} nodes: {ranks}; world size {size}"
     text += f" instead of {was}" if was and was != size else ""
-    emit(Notice(f"{text}. A global batch that is counted per rank becomes smaller", "warning"))
+    session.warn(f"{text}. A global batch that is counted per rank becomes smaller")
     if unreachable:
-        emit(Notice(f"{fold(unreachable)}: no answer, so processes of the run may be left there", "warning"))
+        session.warn(f"{fold(unreachable)}: no answer, so processes of the run may be left there")
 
 
 def refuse_resume(
-    run: Run,
-    unreachable: Mapping[str, str],
-    typed: CommandLine = UNTYPED,
-    *,
-    chosen: Sequence[str] | None = None,
+    session: Session, run: Run, unreachable: Mapping[str, str], *, chosen: Sequence[str] | None = None
 ) -> None:
-    """Refuse a run that cannot be gone on with; ``chosen`` are the nodes that it continues on, None for all.
+    """Refuse a run that cannot be resumed; ``chosen`` are the nodes that it continues on, None for all.
 
     Raises:
-        UsageError: it is at work, or it has finished.
+        UsageError: it is running, or it has finished.
         NodesFailedError: nodes of it do not answer.
     """
     if run.live:
-        at_work = fold(part.node for part in run.parts if part.live)
+        live = fold(part.node for part in run.parts if part.live)
         raise UsageError(
-            f"run {run.id} is at work on {at_work}",
-            hint=f"clusterctl logs -f {run.id}; to begin it again from its checkpoint, first: clusterctl stop {run.id}",
+            f"run {run.id} is running on {live}",
+            hint=f"clusterctl logs -f {run.id}; to restart it from its checkpoint, first: clusterctl stop {run.id}",
         )
     silent = {
         part.node: "no answer"
@@ -173,28 +164,28 @@ def refuse_resume(
     if silent or (run.missing and chosen is None):
         reasons = {**{name: why for name, why in unreachable.items() if name not in run.nodes}, **silent}
         raise NodesFailedError(
-            f"run {run.id} cannot go on without all of its nodes; nothing was started",
+            f"run {run.id} cannot resume without all of its nodes; nothing was started",
             reasons=reasons,
-            hint=f"when they are back: {again(typed, 'resume', words=(run.id,))}; on the other nodes: "
-            + again(typed, "resume", words=(run.id,), exclude=fold(reasons)),
+            hint=f"when they are back: {session.again(command='resume', words=(run.id,))}; on the other nodes: "
+            + session.again(command="resume", words=(run.id,), exclude=fold(reasons)),
             nothing_done=True,
         )
     if run.state == "finished":
         raise UsageError(
-            f"run {run.id} has finished: there is nothing to go on with",
+            f"run {run.id} has finished: there is nothing to resume",
             hint=f"clusterctl collect {run.id}",
         )
 
 
 def refuse_plans(plans: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a run whose plans do not say how to go on.
+    """Refuse a run whose plans do not say how to resume it.
 
     Raises:
-        UsageError: the run keeps no checkpoints that are known of.
+        UsageError: the run's checkpoints are not known.
     """
     if not plans[0].get("resume"):
         raise UsageError(
-            f"run {plans[0].get('run')} cannot be resumed: how its program is told to go on is not known",
+            f"run {plans[0].get('run')} cannot be resumed: which option makes its program resume is not known",
             hint="start the next one with: clusterctl train --output DIR --resume-arg '--resume={checkpoint}' SCRIPT",
         )
 
@@ -202,13 +193,13 @@ def refuse_plans(plans: Sequence[Mapping[str, Any]]) -> None:
 def renewed(
     plans: Sequence[Mapping[str, Any]], head: Facts, *, token: str, restarts: int | None = None
 ) -> list[dict[str, Any]]:
-    """The plans for going on: with fresh ports, another token for the agents' link, from the newest checkpoint.
+    """The plans with fresh ports and another token for the agents' link, to continue from the newest checkpoint.
 
     Args:
-        plans: in the order of their ranks, as they were.
-        head: what rank 0's node says about itself now.
+        plans: the old plans, in the order of their ranks.
+        head: rank 0's node now.
         token: hex digits that only the agents of this run know.
-        restarts: how often it may begin again by itself; None: as before.
+        restarts: how often it may restart automatically; None: as before.
     """
     fresh = []
     for plan in plans:
@@ -216,7 +207,7 @@ def renewed(
         new = {
             **plan,
             "resuming": True,
-            "checkpoint": None,  # from the beginning it is not gone on with, it is begun anew
+            "checkpoint": None,  # the agent finds the newest one
             "port": head.port or plan.get("port"),
             "link": {**link, "port": head.link_port or link["port"], "token": token} if link else None,
         }
@@ -229,10 +220,10 @@ def renewed(
 
 
 def read_plan(text: str) -> dict[str, Any]:
-    """The plan that a node has, as far as it is used here and in the record.
+    """A node's plan, with the types of all keys that are used here and in the record.
 
     Raises:
-        UntrustedError: it is none.
+        UntrustedError: it is no plan.
     """
     plan = parse_object(text, limit=_PLAN)
     kinds: dict[str, type | tuple[type, ...]] = {
@@ -255,29 +246,24 @@ def read_plan(text: str) -> dict[str, Any]:
     return plan
 
 
-def _plans(inventory: Inventory, run: Run, members: Sequence[Node], connections: Connections) -> list[dict[str, Any]]:
-    """What each node's agent was given, in the order of the ranks."""
-    folder = str(run_folder(inventory, run.id))
+def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[dict[str, Any]]:
+    """The plan of each node's agent, in the order of the ranks."""
+    folder = str(run_folder(session.inventory, run.id))
     ranks = {part.node: part.rank for part in run.parts}
 
     def read(node: Node) -> dict[str, Any]:
-        script = render("run/plan.sh.j2", run=folder, name=plan_name(ranks[node.name]))
-        result = connections[node].run(script, deadline=_DEADLINE)
+        name = plan_name(ranks[node.name])
+        result = session.run(node, render("run/plan.sh.j2", run=folder, name=name), deadline=_DEADLINE)
         try:
             return read_plan(result.out)
         except UntrustedError as error:
-            raise ClusterctlError(result.err.strip() or f"{folder}/{plan_name(ranks[node.name])} {error}") from None
+            raise ClusterctlError(result.err.strip() or f"{folder}/{name} {error}") from None
 
-    answers = fan_out(members, read)
-    bad = {
-        node.name: reason(answer, inventory, node)
-        for node in members
-        if isinstance(answer := answers[node.name], ClusterctlError)
-    }
-    if bad:
+    outcome = session.each(read, on=members)
+    if outcome.failed:
         raise PreflightError(
-            f"run {run.id} cannot be read on {len(bad)} of {len(members)} nodes; nothing was started",
-            reasons=bad,
-            hint=hint(answers.values(), f"clusterctl status {run.id}"),
+            f"run {run.id} cannot be read on {len(outcome.failed)} of {len(members)} nodes; nothing was started",
+            reasons=outcome.reasons,
+            hint=outcome.hint(f"clusterctl status {run.id}"),
         )
-    return [answer for answer in answers.values() if isinstance(answer, dict)]
+    return list(outcome.ok.values())

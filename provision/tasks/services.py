@@ -1,27 +1,28 @@
-"""``clusterctl services``, and the first part of a deploy: node services applied, asked, verified, undone.
+"""``clusterctl services``, and the first part of a deploy: node services applied, verified and undone.
 
-A stage is one script a node, in one round trip; every node ends a stage before any begins the next.
+A stage is one script for each node, in one round trip. Every node finishes a stage before the next one starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provision import services
-from provision.model import Emit, Inventory, Node, StepResult
+from provision.model import Step, StepResult
 from provision.services.kit import plans, scripts
-from provision.ssh.remote import Connections
-from provision.tasks.stages import Work
+from provision.session import Failure, Outcome
 
 if TYPE_CHECKING:
     from provision.ospackages.node import Packages
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
 DEADLINE = 300.0  # seconds for a node and stage
+Steps = tuple[StepResult, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ServicesResult:
     """
 
     services: tuple[str, ...]
-    steps: Mapping[str, tuple[StepResult, ...]]
+    steps: Mapping[str, Steps]
     seconds: Mapping[str, float] = field(default_factory=dict)
     dry_run: bool = False
     unreached: Mapping[str, str] = field(default_factory=dict)
@@ -49,137 +50,151 @@ class ServicesResult:
 
 
 def apply(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    names: Sequence[str] = (),
-    *,
-    prompts: Prompts | None = None,
-    connections: Connections | None = None,
-    dry_run: bool = False,
-    scripts_to: Path | None = None,
-    deadline: float = DEADLINE,
-    emit: Emit,
+    session: Session, names: Sequence[str] = (), *, scripts_to: Path | None = None, deadline: float = DEADLINE
 ) -> ServicesResult:
-    """Bring the services of the inventory to its nodes, and verify those that were changed.
+    """Bring the inventory's services to the nodes, and verify those that changed.
 
     Args:
-        inventory: the cluster.
-        nodes: those of its nodes that are meant; the plan itself knows all of them.
+        session: the command's session; a dry run runs the same scripts without their writes.
         names: only these services; none: all that the inventory asks for.
-        prompts: how to ask for a password or about a host key; None: nobody can answer.
-        connections: those of the command that this is a part of, in place of new ones that would ask again.
-        dry_run: run the same scripts with their writes left out.
-        scripts_to: with ``dry_run``, a folder that the scripts are written to, for review.
-        deadline: seconds that a node has for a stage.
-        emit: is told about the progress.
+        scripts_to: a folder for the scripts, for review.
+        deadline: seconds for each node and stage.
 
     Raises:
-        UsageError: a service that there is not, or that the inventory does not ask for.
-        NodesFailedError: some nodes failed, the others are done.
+        UsageError: no such service, or one that the inventory does not ask for.
+        NodesFailedError: some nodes failed; the others are done.
     """
-    wanted = plans.chosen(inventory, names)
-    plan = plans.planned(inventory, nodes, wanted)
+    wanted = plans.chosen(session.inventory, names)
+    plan = plans.planned(session.inventory, session.nodes, wanted)
     if scripts_to is not None:
         scripts.write(scripts_to, plan)
-    with nullcontext(connections) if connections else Connections(inventory, prompts) as pool:
-        work = Work(pool, nodes, deadline, emit)
-        for packages in plans.packages(inventory, wanted):
-            work.failed.update(_bring_packages(inventory, nodes, pool, packages, dry_run=dry_run, emit=emit))
-        for stage in plans.STAGES:
-            work.carry_out(stage, plans.TITLES[stage], plan.steps.get(stage, {}), dry_run=dry_run)
-            if stage == "serve" and work.failed and not dry_run:
-                served = set(plan.nodes("serve"))
-                if served & set(work.failed):
-                    lost = ", ".join(sorted(served & set(work.failed)))
-                    waiting = [name for name in plan.nodes("follow") if name not in work.failed]
-                    work.failed |= dict.fromkeys(waiting, f"waits for {lost}, which failed")
-        if not dry_run and work.changed:
-            changed = [name for name in wanted if _changed(name, work.steps)]
-            good = [node for node in nodes if node.name not in work.failed]
-            work.verify(plans.verifying(inventory, good, changed))
-    work.raise_failed("services apply", dry_run=dry_run)
-    return ServicesResult(wanted, work.done(), work.seconds, dry_run)
+    done: list[Outcome[Any]] = [
+        _bring_packages(session, packages) for packages in plans.packages(session.inventory, wanted)
+    ]
+    for stage in plans.STAGES:
+        done.append(_carry_out(session, stage, plans.TITLES[stage], plan.steps.get(stage, {}), done, deadline))
+        if stage == "serve" and not session.dry_run:
+            done.append(_without_servers(session, plan, _together(session, done)))
+    if not session.dry_run:
+        changed = tuple(name for name in wanted if _changed(name, _steps(session, done)))
+        good = [node for node in session.nodes if node.name not in _together(session, done).failed]
+        verified = _verify(session, plans.verifying(session.inventory, good, changed), deadline) if changed else None
+        done += [verified] if verified else []
+    _together(session, done).required(*_retry(session, "services apply"))
+    return _result(session, wanted, done)
 
 
-def verify(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    names: Sequence[str] = (),
-    *,
-    prompts: Prompts | None = None,
-    deadline: float = DEADLINE,
-    emit: Emit,
-) -> ServicesResult:
-    """Ask the services on the nodes whether they do their work; a step that fails says what is wrong.
-
-    Returns:
-        What every node said; ``unreached`` has those that could not be asked.
+def verify(session: Session, names: Sequence[str] = (), *, deadline: float = DEADLINE) -> ServicesResult:
+    """Ask the services on the nodes whether they work. A step that fails says what is wrong.
 
     Raises:
-        UsageError: a service that there is not, or that the inventory does not ask for.
+        UsageError: no such service, or one that the inventory does not ask for.
     """
-    wanted = plans.chosen(inventory, names)
-    with Connections(inventory, prompts) as connections:
-        work = Work(connections, nodes, deadline, emit)
-        work.verify(plans.verifying(inventory, nodes, wanted))
-    unreached = {name: why for name, why in work.failed.items() if name not in work.wrong}
-    return ServicesResult(wanted, work.done(), work.seconds, unreached=unreached)
+    wanted = plans.chosen(session.inventory, names)
+    outcome = _verify(session, plans.verifying(session.inventory, session.nodes, wanted), deadline)
+    return _result(session, wanted, [outcome])
 
 
-def undo(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    names: Sequence[str] = (),
-    *,
-    prompts: Prompts | None = None,
-    dry_run: bool = False,
-    deadline: float = DEADLINE,
-    emit: Emit,
-) -> ServicesResult:
-    """Bring back what was there before the services were applied, byte for byte; those who follow go first.
+def undo(session: Session, names: Sequence[str] = (), *, deadline: float = DEADLINE) -> ServicesResult:
+    """Restore what the nodes had before the services were applied, byte for byte. Servers come last.
 
     Args:
-        inventory: the cluster; it need not ask for the services any more.
-        nodes: those of its nodes that are meant.
+        session: the command's session; its inventory need not ask for the services any more.
         names: the services; none: all.
-        prompts: how to ask.
-        dry_run: say where there is something to undo.
-        deadline: seconds that a node has.
-        emit: is told about the progress.
+        deadline: seconds for each node.
 
     Raises:
-        UsageError: a name that is no service.
-        NodesFailedError: some nodes failed; a rerun goes on where they stopped.
+        UsageError: no such service.
+        NodesFailedError: some nodes failed; running it again continues where it stopped.
     """
     chosen = plans.known(names) or services.names()
     wanted = tuple(name for name in services.ordered() if name in chosen)
-    serving = plans.servers(inventory, nodes, wanted)
+    serving = plans.servers(session.inventory, session.nodes, wanted)
     steps = tuple(scripts.undoing(name) for name in reversed(wanted))
-    with Connections(inventory, prompts) as connections:
-        work = Work(connections, nodes, deadline, emit)
-        for number, title in ((0, "Undoing"), (1, "Undoing on servers")):
-            part = {node.name: steps for node in nodes if (node.name in serving) == bool(number)}
-            work.carry_out(f"undo-{number}", title, part, dry_run=dry_run)
-    work.raise_failed("services undo", dry_run=dry_run)
-    return ServicesResult(wanted, work.done(), work.seconds, dry_run)
+    done: list[Outcome[Any]] = []
+    for number, title in enumerate(("Undoing", "Undoing on servers")):
+        part = {node.name: steps for node in session.nodes if (node.name in serving) == bool(number)}
+        done.append(_carry_out(session, f"undo-{number}", title, part, done, deadline))
+    _together(session, done).required(*_retry(session, "services undo"))
+    return _result(session, wanted, done)
 
 
-def _changed(service: str, steps: Mapping[str, Sequence[StepResult]]) -> bool:
-    return any(
-        step.state == "changed" and step.name.startswith(f"{service}: ") for each in steps.values() for step in each
+def _carry_out(
+    session: Session,
+    key: str,
+    title: str,
+    steps: Mapping[str, tuple[Step, ...]],
+    before: Iterable[Outcome[Any]],
+    deadline: float,
+) -> Outcome[Steps]:
+    """One stage, on the nodes that have steps in it and have not failed in a stage ``before``."""
+    failed = _together(session, before).failed
+    return session.apply(
+        key,
+        title,
+        {name: mine for name, mine in steps.items() if name not in failed},
+        root=True,
+        deadline=deadline,
+        compiled=lambda mine, token: scripts.script(mine, token, dry_run=session.dry_run),
+        state=_state,
     )
 
 
-def _bring_packages(
-    inventory: Inventory,
-    nodes: Sequence[Node],
-    connections: Connections,
-    packages: Packages,
-    *,
-    dry_run: bool,
-    emit: Emit,
-) -> dict[str, str]:
-    """The offline repositories to the nodes that lack them; the nodes that could not take theirs."""
+def _verify(session: Session, plan: plans.Plan, deadline: float) -> Outcome[Steps]:
+    """Ask everything of every node at once. A service that fails does not keep the others from being asked."""
+    steps = {
+        node.name: tuple(step for stage in plans.STAGES for step in plan.steps.get(stage, {}).get(node.name, ()))
+        for node in session.nodes
+    }
+    return session.apply(
+        "verify", "Verifying services", steps, root=True, deadline=deadline, compiled=scripts.verifying, state=_state
+    )
+
+
+def _without_servers(session: Session, plan: plans.Plan, before: Outcome[Any]) -> Outcome[Any]:
+    """The failures of nodes whose server failed: they would wait for it in vain."""
+    lost = sorted(set(plan.nodes("serve")) & set(before.failed))
+    waiting = {name: Failure(f"waits for {', '.join(lost)}, which failed") for name in plan.nodes("follow") if lost}
+    return Outcome(session, {}, waiting, changes=True)
+
+
+def _bring_packages(session: Session, packages: Packages) -> Outcome[Any]:
+    """Send the offline repositories to the nodes that lack packages."""
     from provision.tasks import os_packages  # noqa: PLC0415 - the transfer engine, which no other service needs
 
-    return os_packages.bring(inventory, nodes, connections, packages, dry_run=dry_run, emit=emit)
+    return os_packages.bring(session, packages)
+
+
+def _together(session: Session, done: Iterable[Outcome[Any]]) -> Outcome[Any]:
+    return functools.reduce(operator.and_, done, Outcome(session, {}, changes=True))
+
+
+def _steps(session: Session, done: Iterable[Outcome[Any]]) -> dict[str, Steps]:
+    """Every step that ran, by node."""
+    found: dict[str, Steps] = {node.name: () for node in session.nodes}
+    for outcome in done:
+        for name in found:
+            found[name] += outcome.failed[name].steps if name in outcome.failed else outcome.ok.get(name) or ()
+    return found
+
+
+def _result(session: Session, wanted: tuple[str, ...], done: Sequence[Outcome[Any]]) -> ServicesResult:
+    silent = {name: failure.reason for outcome in done for name, failure in outcome.failed.items() if not failure.steps}
+    return ServicesResult(wanted, _steps(session, done), dict(session.seconds), session.dry_run, silent)
+
+
+def _retry(session: Session, command: str) -> tuple[str, ...]:
+    """The option for a hint. A dry run remembers no failed nodes, and services that stop a deploy leave all undone."""
+    return () if session.dry_run or session.typed.command not in {"", command} else ("--retry-failed",)
+
+
+def _changed(service: str, steps: Mapping[str, Steps]) -> bool:
+    mine = f"{service}: "
+    return any(step.state == "changed" and step.name.startswith(mine) for each in steps.values() for step in each)
+
+
+def _state(results: Steps) -> str:
+    for state in ("changed", "would change"):
+        if count := sum(step.state == state for step in results):
+            return f"{state} ({count} of {len(results)} steps)"
+    return "up to date"

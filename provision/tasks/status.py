@@ -1,33 +1,27 @@
-"""``clusterctl status``: what every node is doing at this moment, how far the clocks are apart, and the runs.
+"""``clusterctl status``: what every node is doing now, how far apart the clocks are, and the runs.
 
-Runs are found on the nodes, so that any machine with the inventory sees them, whoever started them.
+Runs are found on the nodes, so any machine with the inventory sees them, no matter who started them.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from provision.checks import Plan
-from provision.checks._choosing import limits
-from provision.checks._clock import Offset, offset
-from provision.errors import ClusterctlError
-from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
+from provision.checks.kit.choosing import limits
+from provision.checks.kit.clock import Offset, offset
+from provision.env.report.words import number
 from provision.render import quote
-from provision.run.found import Run, Told, gathered, told
-from provision.ssh.remote import Connections, fan_out, reading
+from provision.run.found import Run, gathered, told
 from provision.tasks import runs
-from provision.tasks.answers import reason
 from provision.tasks.measures import clock
 
 if TYPE_CHECKING:
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
-_STAGE = "status"
-_AT_ONCE = 64  # nodes
 _DEADLINE = 30.0
 
 # The prefix is a link to releases/NAME; read as text, since what it leads to may hang.
@@ -42,8 +36,8 @@ class NodeStatus:
     """A node that answered.
 
     Attributes:
-        uptime: seconds since it was started; None when it does not say.
-        release: the current one, "" when there is none.
+        uptime: seconds since it booted; None if it does not say.
+        release: the current release; empty if there is none.
     """
 
     uptime: float | None = None
@@ -55,11 +49,11 @@ class Status:
     """All nodes at one moment.
 
     Attributes:
-        nodes: those that answered, by name.
+        nodes: the nodes that answered, by name.
         unreachable: the others, each with its reason.
-        offsets: of the clocks against the controller's, for nodes that told the time.
-        apart: how far clocks may be apart, in seconds: ``skew_ms`` of the check clock.skew.
-        runs: those that the nodes have told of, by id, the oldest first.
+        offsets: of the nodes' clocks from the controller's.
+        apart: how far apart clocks may be, in seconds: ``skew_ms`` of the check clock.skew.
+        runs: by id, the oldest first.
         users: by node name, the uid that the inventory logs in as.
     """
 
@@ -71,66 +65,47 @@ class Status:
     users: Mapping[str, int | None] = field(default_factory=dict)
 
 
-def status(inventory: Inventory, nodes: Sequence[Node], *, prompts: Prompts | None = None, emit: Emit) -> Status:
-    """Ask every node. Two round trips; changes nothing.
-
-    Args:
-        inventory: the cluster.
-        nodes: those of its nodes that are meant.
-        prompts: how to ask for a password or about a host key.
-        emit: is told about the progress.
-    """
-    began = time.monotonic()
-    emit(StageStarted(_STAGE, f"Asking {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}", len(nodes)))
+def status(session: Session) -> Status:
+    """Ask every node, in two round trips. Changes nothing."""
+    inventory = session.inventory
     script = _SCRIPT.format(prefix=quote(inventory.prefix)) + runs.script(inventory)
     names = [node.name for node in inventory.nodes]
-    with Connections(inventory, prompts) as connections:
-
-        def ask(node: Node) -> tuple[NodeStatus, Told]:
-            out = connections[node].run(script, deadline=_DEADLINE).out
-            with reading(node):
-                return read(out), told(node.name, out, names)
-
-        said = fan_out(nodes, ask, limit=_AT_ONCE)
-        found = {name: answer for name, answer in said.items() if isinstance(answer, tuple)}
-        unreachable = {
-            node.name: reason(answer, inventory, node)
-            for node in nodes
-            if isinstance(answer := said[node.name], ClusterctlError)
-        }
-        emit(StageFinished(_STAGE, time.monotonic() - began, dict.fromkeys(unreachable, "no answer")))
-        there = tuple(node for node in nodes if node.name in found)
-        clocks = clock.measure(Plan(inventory, there), connections, emit) if there else {}
-    offsets = {name: one for name, answer in clocks.items() if (one := offset(answer))}
+    outcome = session.ask(
+        "status",
+        f"Asking {number(len(session.nodes), 'node')}",
+        script,
+        lambda node, out: (read(out), told(node.name, out, names)),
+        deadline=_DEADLINE,
+    )
+    there = outcome.of(session.nodes)
+    clocks = clock.measure(Plan(inventory, there), session) if there else {}
     return Status(
-        nodes={name: answer for name, (answer, _) in found.items()},
-        unreachable=unreachable,
-        offsets=offsets,
+        nodes={name: answer for name, (answer, _) in outcome.ok.items()},
+        unreachable=outcome.reasons,
+        offsets={name: one for name, answer in clocks.items() if (one := offset(answer))},
         apart=limits("clock.skew", inventory.checks)["skew_ms"] / 1e3,
-        runs=gathered(answer for _, answer in found.values()),
-        users={name: answer.uid for name, (_, answer) in found.items()},
+        runs=gathered(answer for _, answer in outcome.ok.values()),
+        users={name: answer.uid for name, (_, answer) in outcome.ok.items()},
     )
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run at one moment; ``unreachable``: nodes that did not answer and may be its, each with its reason."""
+    """One run at one moment; ``unreachable``: nodes that did not answer and may be the run's, each with its reason."""
 
     run: Run
     unreachable: Mapping[str, str]
 
 
-def run_status(inventory: Inventory, nodes: Sequence[Node], word: str, *, prompts: Prompts | None = None) -> RunStatus:
-    """Ask the nodes for one run. One round trip.
+def run_status(session: Session, word: str) -> RunStatus:
+    """Ask the nodes for one run, in one round trip.
 
     Raises:
-        UsageError: no run is meant, or several are.
+        UsageError: no run matches, or several do.
         NodesFailedError: no node answered.
     """
-    with Connections(inventory, prompts) as connections:
-        run, found = runs.find(inventory, nodes, connections, word)
-    silent = {name: why for name, why in found.unreachable.items() if name in run.nodes or run.missing}
-    return RunStatus(run, silent)
+    run, found = runs.find(session, word)
+    return RunStatus(run, found.silent(run))
 
 
 def read(out: str) -> NodeStatus:

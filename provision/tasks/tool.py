@@ -31,7 +31,7 @@ def pack_tool(*, output: Path | None = None, emit: Emit) -> ToolResult:
 
     Args:
         output: the file's path; by default clusterctl.run in the current folder. One that exists is replaced.
-        emit: is told about the progress.
+        emit: receives events.
 
     Raises:
         UsageError: the running Python cannot be carried, lacks a package, or the output cannot be written.

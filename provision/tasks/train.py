@@ -1,7 +1,7 @@
-"""``clusterctl train``: a training runs on several nodes, each with its rank.
+"""``clusterctl train``: runs a training on several nodes, each with its rank.
 
-The order of the work: read what was given, send the run's folder and pass the gate (``tasks/gate.py``), let a launcher
-make every node's plan, start the agents, and follow them to the end (``tasks/begin.py``).
+``train`` lists the stages in their order: pack the run's files, prepare the nodes and pass the gate
+(``tasks/gate.py``), let a launcher plan every node, start the agents and follow them (``tasks/start.py``).
 """
 
 from __future__ import annotations
@@ -9,44 +9,43 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import ClusterctlError, UsageError
-from provision.hints import again
+from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.launchers import launch
 from provision.masking import mask_words
-from provision.model import Emit, Inventory, Node, Notice
-from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id
+from provision.model import Inventory, Node, Notice
+from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id, pack
 from provision.run.config import MisspelledKeyError
+from provision.run.config_text import read
 from provision.run.job_nodes import VISIBLE, choose_nodes, workers
 from provision.run.result import TrainResult
-from provision.ssh.remote import Connections
-from provision.tasks.begin import Beginning, Following
 from provision.tasks.gate import Gated, GateOptions, gate
-from provision.tasks.prepare import run_folder
-from provision.tasks.zero import packed
+from provision.tasks.runs import run_folder
+from provision.tasks.start import Following, Start
+from trainer import ds_config
 
 if TYPE_CHECKING:
-    from provision.ssh.prompts import Prompts
+    from provision.session import Session
 
 DEFAULT_CONFIG = "train.yaml"
 GRACE = 10.0
+ZERO_CHOICES = ("0", "1", "2", "3", "2-offload", "3-offload")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What is done about failures.
+    """How failures are handled.
 
     Attributes:
-        restarts: how often a failed attempt is begun again.
+        restarts: how often a failed attempt is restarted.
         lost_after: seconds of silence after which a node counts as lost.
-        hang_after: seconds without progress that count as a hang; None: the run's own pace tells.
+        hang_after: seconds without progress that count as a hang; None: derived from the run's own pace.
         hang_policy: what a hang does, ``stop`` or ``warn``.
     """
 
@@ -58,23 +57,21 @@ class Policy:
 
 @dataclass(frozen=True)
 class Training:
-    """A training as it was asked for.
+    """The training that the user asked for.
 
     Attributes:
         job: what runs.
         words: what the user typed for it, for the record.
         name: a word for the run's id; None: the name of the config or script.
-        env: variables beside the inventory's, over which they win.
-        policy: what is done about failures.
+        policy: how failures are handled.
         gate: how strict the gate is.
-        zero: DeepSpeed's configuration to make where a config names none: a stage, or a stage with ``-offload``.
+        zero: the DeepSpeed configuration to make: a stage, or a stage with ``-offload``; None: none.
         following: how the run is followed.
     """
 
     job: Job
     words: tuple[str, ...] = ()
     name: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
     policy: Policy = Policy()
     gate: GateOptions = field(default_factory=GateOptions)
     zero: str | None = None
@@ -82,10 +79,10 @@ class Training:
 
 
 def find_config(config: Path | None, inventory: Inventory) -> Path:
-    """The configuration that is meant: the one given, the inventory's ``train.config``, or ``train.yaml`` here.
+    """The configuration to use: the given one, the inventory's ``train.config``, or ``train.yaml`` here.
 
     Raises:
-        UsageError: there is none.
+        UsageError: none of these exists.
     """
     if config is not None:
         return config
@@ -102,75 +99,54 @@ def find_config(config: Path | None, inventory: Inventory) -> Path:
     return here
 
 
-def train(
-    inventory: Inventory, nodes: Sequence[Node], asked: Training, *, prompts: Prompts | None = None, emit: Emit
-) -> TrainResult:
-    """Train over ``nodes``; the first of them is rank 0.
+def train(session: Session, asked: Training) -> TrainResult:
+    """Train on the session's nodes; the first of them is rank 0.
 
     Raises:
-        UsageError: what was given cannot be used.
-        PreflightError: nodes that cannot take part; nothing was started.
-        NodesFailedError: nodes that cannot be reached; nothing was started.
+        UsageError: an option, the configuration or the program cannot be used.
+        PreflightError: nodes cannot take part; nothing was started.
+        NodesFailedError: nodes do not answer; nothing was started.
         RunFailedError: the run failed; every node was stopped.
         InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
-    inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = _packed(inventory, asked)
-    for text in luggage.notices:
-        emit(Notice(text))
-    run = _run_id(asked)
-    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env))
-    with Connections(inventory, prompts) as connections:
-        with gate(inventory, chosen, connections, run, luggage, options, emit) as passed:
-            spec = _spec(inventory, passed, run, luggage, asked)
-            launched = launch(spec)
-            for notice in launched.notices:
-                emit(notice)
-            link_port = passed.answers[passed.nodes[0].name].facts.link_port
-            plans = linked(launched, spec, link_port, secrets.token_hex(16), asked.policy.lost_after)
-            about = {
-                "master": f"{spec.master}:{spec.port}",
-                "prefix": str(spec.prefix),
-                "folder": str(spec.folder),
-                "launcher": choose(asked.job),
-                "argv": mask_words(asked.words),
-            }
-        return Beginning(inventory, connections, passed.nodes, run, plans, about).go(asked.following, emit)
+    run, files, nodes = _pack(session, asked)
+    for text in files.notices:
+        session.emit(Notice(text))
+    with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
+        spec = _spec(session, passed, run, files, asked)
+        launched = launch(spec)
+        for notice in launched.notices:
+            session.emit(notice)
+        link_port = passed.answers[passed.nodes[0].name].facts.link_port
+        plans = linked(launched, spec, link_port, secrets.token_hex(16), asked.policy.lost_after)
+        about = {
+            "master": f"{spec.master}:{spec.port}",
+            "prefix": str(spec.prefix),
+            "folder": str(spec.folder),
+            "launcher": choose(asked.job),
+            "argv": mask_words(asked.words),
+        }
+    return Start(session, passed.nodes, run, plans, about).follow(asked.following)
 
 
-def dry_run(
-    inventory: Inventory, nodes: Sequence[Node], asked: Training, *, prompts: Prompts | None = None, emit: Emit
-) -> tuple[RunSpec, Launch]:
-    """What would be started. The nodes are asked for their facts, by an agent in a temporary folder that goes again.
+def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch]:
+    """What would start. An agent in a temporary folder, which is removed again, asks the nodes for their facts.
 
     Raises:
-        UsageError: what was given cannot be used.
-        PreflightError: nodes that cannot take part.
-        NodesFailedError: nodes that cannot be reached.
+        UsageError: an option, the configuration or the program cannot be used.
+        PreflightError: nodes cannot take part.
+        NodesFailedError: nodes do not answer.
     """
-    inventory, chosen = _chosen(inventory, nodes, asked)
-    luggage = _packed(inventory, asked)
-    run = _run_id(asked)
+    run, files, nodes = _pack(session, asked)
     scratch = f"/tmp/clusterctl-dry-run-{secrets.token_hex(8)}"  # noqa: S108 - on the nodes, under a random name
-    options = replace(asked.gate, visible=visible(asked.job, chosen, inventory.train.env), scratch=scratch)
-    found: list[tuple[RunSpec, Launch]] = []
-    with (
-        suppress(_DryRunOverError),
-        Connections(inventory, prompts) as connections,
-        gate(inventory, chosen, connections, run, luggage, options, emit) as passed,
-    ):
-        spec = _spec(inventory, passed, run, luggage, asked)
-        found.append((spec, launch(spec)))
-        raise _DryRunOverError("a dry run starts nothing")
-    return found[0]
-
-
-class _DryRunOverError(ClusterctlError):
-    """The end of a dry run: what was sent to the nodes goes again, as after a refusal."""
+    options = replace(_gate_options(session, asked, nodes), scratch=scratch)
+    with gate(session, nodes, run, files, options) as passed:
+        spec = _spec(session, passed, run, files, asked)
+        return spec, launch(spec)
 
 
 def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[dict[str, Any]]:
-    """The plans with the agents' link: where rank 0's agent listens, and the token by which they know one another.
+    """The plans with the agents' link: where rank 0's agent listens, and the token that identifies the agents.
 
     Raises:
         UsageError: rank 0's node has no port for it.
@@ -184,30 +160,58 @@ def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_a
     return [{**plan, "link": link} for plan in launched.plans]
 
 
-def _chosen(inventory: Inventory, nodes: Sequence[Node], asked: Training) -> tuple[Inventory, tuple[Node, ...]]:
-    """The inventory with the command line's variables, and the nodes that the job leaves."""
-    chosen = choose_nodes(asked.job, nodes)
-    env = {**inventory.train.env, **asked.env}
-    return replace(inventory, train=replace(inventory.train, env=env)), chosen
-
-
-def _packed(inventory: Inventory, asked: Training) -> Travel:
-    """The files that travel; the hint about a misspelled key is the user's command with ``--force``."""
+def _pack(session: Session, asked: Training) -> tuple[str, Travel, tuple[Node, ...]]:
+    """The run's id, the files to send, and the nodes that the job chooses."""
+    nodes = choose_nodes(asked.job, session.nodes)
     try:
-        return packed(asked.job, asked.zero, any_key=_takes_any_key(inventory, asked))
+        files = pack_files(asked.job, asked.zero, any_key=takes_any_key(session.inventory, asked))
     except MisspelledKeyError as error:
-        error.hint += ": " + again(inventory.typed, "train", "--force")
+        error.hint += ": " + session.again("--force", command="train")
         raise
+    return run_id(asked), files, nodes
 
 
-def _takes_any_key(inventory: Inventory, asked: Training) -> bool:
-    """Whether keys of a config that look misspelled are taken: with ``--force``, or where LLaMA-Factory takes them."""
+def takes_any_key(inventory: Inventory, asked: Training) -> bool:
+    """Whether a config's keys that look misspelled are accepted: with ``--force``, or if LLaMA-Factory accepts them."""
     extra = {**inventory.train.env, **asked.job.env}.get("ALLOW_EXTRA_ARGS", "0")
     return asked.gate.force or extra.lower() in ("1", "y", "true")
 
 
+def _gate_options(session: Session, asked: Training, nodes: Sequence[Node]) -> GateOptions:
+    return replace(asked.gate, visible=visible(asked.job, nodes, session.inventory.train.env))
+
+
+def pack_files(job: Job, zero: str | None, *, any_key: bool = False) -> Travel:
+    """The files of a job, with DeepSpeed's configuration beside its config if ``zero`` asks for one.
+
+    ``any_key`` accepts a config's keys that look misspelled.
+
+    Raises:
+        UsageError: the files cannot be used; the job is no config, or names a DeepSpeed configuration itself.
+    """
+    if zero is None:
+        return pack(job, any_key=any_key)
+    if job.kind != "config":
+        raise UsageError(
+            "--zero goes with a LLaMA-Factory config: a script has its own option",
+            hint=f"clusterctl ds-config --for own --stage {zero[0]} --gpu A100 --micro-batch 1 -o ds_config.json",
+        )
+    given = read(Path(job.target), job.args).data.get("deepspeed")
+    if given is not None:
+        raise UsageError(f"--zero {zero}: {job.target} has a DeepSpeed configuration: {given}", hint="omit --zero")
+    name = f"ds_zero{zero}.json"
+    text = ds_config.text(ds_config.make(zero_request(zero)))
+    return pack(replace(job, args=(*job.args, f"deepspeed={name}")), made={name: text.encode()}, any_key=any_key)
+
+
+def zero_request(zero: str) -> ds_config.Request:
+    """What ``--zero`` asks for; the Trainer fills in the rest. Offload moves everything that the stage can move."""
+    stage, offload = int(zero[0]), "cpu" if zero.endswith("-offload") else "none"
+    return ds_config.Request(stage=stage, offload_optimizer=offload, offload_param=offload if stage == 3 else "none")
+
+
 def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str]) -> dict[str, str]:
-    """By node name, the GPUs that a job will use, as CUDA_VISIBLE_DEVICES says it; all of a node that is not named."""
+    """By node name, the CUDA_VISIBLE_DEVICES of a job; a node that is not named uses all its GPUs."""
     said = {**env, **job.env}.get(VISIBLE)
     if said is not None:
         return {node.name: said for node in nodes}
@@ -217,7 +221,12 @@ def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str]) -> dict[str
     return chosen
 
 
-def _run_id(asked: Training) -> str:
+def run_id(asked: Training) -> str:
+    """A new run's id.
+
+    Raises:
+        UsageError: the name has characters that an id may not have.
+    """
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
             f"--name {shown(asked.name)}: a run's id takes a word of at most 41 letters, digits, dots, - and _",
@@ -226,25 +235,26 @@ def _run_id(asked: Training) -> str:
     return new_run_id(datetime.now(timezone.utc), asked.name or asked.job.target)
 
 
-def _spec(inventory: Inventory, passed: Gated, run: str, luggage: Travel, asked: Training) -> RunSpec:
-    """Everything the launcher needs to know."""
+def _spec(session: Session, passed: Gated, run: str, files: Travel, asked: Training) -> RunSpec:
+    """Everything that the launcher needs to know."""
     head = passed.nodes[0]
     facts = {name: answer.facts for name, answer in passed.answers.items()}
+    env = session.inventory.train.env
     return RunSpec(
         id=run,
-        workers=workers(asked.job, passed.nodes, facts, inventory.train.env),
-        prefix=passed.answers[head.name].prefix(inventory),
-        folder=run_folder(inventory, run),
-        config=luggage.config_name,
+        workers=workers(asked.job, passed.nodes, facts, env),
+        prefix=passed.answers[head.name].prefix(session.inventory),
+        folder=run_folder(session.inventory, run),
+        config=files.config_name,
         master=head.train_address,
         port=facts[head.name].port or 0,
-        progress=luggage.progress,
-        env=inventory.train.env,
+        progress=files.progress,
+        env=env,
         grace=GRACE,
         launcher=asked.job.launcher,
         job=asked.job,
-        settings=luggage.settings,
-        output=luggage.output,
+        settings=files.settings,
+        output=files.output,
         hang_after=asked.policy.hang_after,
         hang_policy=asked.policy.hang_policy,
         restarts=asked.policy.restarts,

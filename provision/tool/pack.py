@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from pathlib import Path
 import provision
 from provision.env.packing import temporary
 from provision.errors import UsageError
-from provision.model import Emit, Notice, StageFinished, StageStarted
+from provision.model import Emit, Notice
 from provision.render import render
+from provision.stages import stage
 from provision.tool import archive
 from provision.tool.contents import COMPLETE, Item, contents
 from provision.tool.interpreter import running
@@ -48,15 +48,13 @@ def pack(out: Path, *, emit: Emit) -> Tool:
     Raises:
         UsageError: something that is needed is not installed, or ``out`` cannot be written.
     """
-    began = time.monotonic()
     python = running()
     title = f"Packing clusterctl {provision.__version__} with Python {python.version}"
-    emit(StageStarted(archive.STAGE, title, unit="steps"))
-    found = contents(python)
-    for text in found.notices:
-        emit(Notice(text, "warning"))
-    digest, unpacked = write(out, found.items, emit=emit)
-    emit(StageFinished(archive.STAGE, time.monotonic() - began))
+    with stage(emit, archive.STAGE, title, unit="steps"):
+        found = contents(python)
+        for text in found.notices:
+            emit(Notice(text, "warning"))
+        digest, unpacked = write(out, found.items, emit=emit)
     return Tool(
         digest=digest,
         python=python.version,

@@ -19,7 +19,7 @@ from provision.env.source.owners import source_of
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.script import compile_steps
-from provision.tasks.hold import Lock
+from provision.session import Lock
 
 HERE = Path(__file__).parent / "scripts"
 STALE = "lib/python3.11/__pycache__/_sysconfigdata.cpython-311.pyc"

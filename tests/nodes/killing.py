@@ -15,6 +15,7 @@ from provision.cli import main as clusterctl
 from provision.inventory import load
 from provision.model import StageFinished, StageStarted
 from provision.output import Reporter
+from provision.session import Session
 from provision.tasks.deploy import deploy
 
 
@@ -47,7 +48,8 @@ def main() -> None:
         if len(events) == wanted:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    deploy(inventory, inventory.nodes, bundle, emit=emit)
+    with Session(inventory, emit=emit) as session:
+        deploy(session, bundle)
     sys.stdout.write(" ".join("started" if isinstance(event, StageStarted) else "finished" for event in events))
 
 

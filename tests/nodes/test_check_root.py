@@ -6,7 +6,8 @@ import pytest
 from sudo_nodes import ASKING, FREE, allow, install
 
 from provision import inventory, sandbox
-from provision.tasks.check import check
+from provision.session import Session
+from provision.tasks.check import CheckOptions, check
 
 PASSWORD = "correct $horse' battery"
 CHECKS = ("net.fw", "os.uid")  # only the first wants root's rights
@@ -29,12 +30,13 @@ def box(require_sandbox, tmp_path_factory):
 def look(box):
     """Runs the checks, and says on which nodes root was asked, and what was told to the user."""
 
-    def run(**options):
+    def run(*, prompts=None, root=None):
         for node in box.nodes:
             (box.node_root(node.name) / "tmp/nft").unlink(missing_ok=True)
         said = []
         cluster = inventory.load(box.inventory)
-        result = check(cluster, cluster.nodes, only=CHECKS, emit=said.append, **options)
+        with Session(cluster, prompts=prompts, emit=said.append, asks_sudo=bool(root)) as session:
+            result = check(session, CheckOptions(only=CHECKS, root=root))
         assert not result.unreachable
         asked = [box.node_root(node.name) / "tmp/nft" for node in box.nodes]
         rooted = [node.name for node, file in zip(box.nodes, asked, strict=True) if file.exists()]

@@ -18,6 +18,7 @@ from provision.env.bundle.reader import open_bundle
 from provision.errors import PreflightError
 from provision.inventory import load
 from provision.model import ignore
+from provision.session import Session
 from provision.tasks.deploy import deploy
 from tests.unit.pasting import commands_in
 
@@ -183,8 +184,8 @@ def test_a_node_that_cannot_take_it_refuses_and_nothing_is_changed_on_any(box, b
     before = {node: tree(box, node) for node in ("node01", "node02")}
     for case, (_, prefix, message) in REFUSED.items():
         cluster = load(inventory(box, tmp_path / case, prefix=prefix) / "inventory.yaml")
-        with pytest.raises(PreflightError) as refused:
-            deploy(cluster, cluster.nodes, bundle, emit=ignore)
+        with pytest.raises(PreflightError) as refused, Session(cluster) as session:
+            deploy(session, bundle)
         assert refused.value.exit_code == 4
         assert set(refused.value.reasons) == {"node02"}, case
         assert message in refused.value.reasons["node02"], case
@@ -261,7 +262,6 @@ def test_a_bundle_for_another_platform_is_refused(box, bundle, tmp_path, monkeyp
     import platform
 
     from provision.env.packing.pack import pack
-    from provision.model import ignore
 
     folder = inventory(box, tmp_path / "i", prefix="/opt/arm/current")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")

@@ -13,10 +13,12 @@ from local_sshd import PASSWORD, LocalSshd, make_key
 
 from provision.errors import UsageError
 from provision.inventory import load
-from provision.model import Notice, StageFinished
-from provision.ssh.enrol import Enrolled, create_key, enrol, public_key
+from provision.model import Notice, StageFinished, ignore
+from provision.session import Session
+from provision.ssh.enrol import Enrolled, create_key, public_key
 from provision.ssh.openssh import OpenSshRemote
 from provision.ssh.remote import HostKeyUnknown, NodeUnreachable, connect
+from provision.tasks.init import enrol_nodes
 
 pytestmark = [
     pytest.mark.root,
@@ -57,6 +59,13 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return folder
+
+
+def enrol(inventory, nodes, *, prompts=None, emit=ignore):
+    """By node, what was done or the error."""
+    with Session(inventory, nodes, prompts=prompts, emit=emit) as session:
+        outcome = enrol_nodes(session)
+    return {node.name: outcome.ok.get(node.name) or outcome.failed[node.name].error for node in nodes}
 
 
 def fresh(server, nodes, **options):

@@ -26,6 +26,7 @@ from provision.errors import ClusterctlError
 from provision.inventory import load
 from provision.model import StageStarted, ignore
 from provision.script import compile_steps
+from provision.session import Session, session
 from provision.tasks.deploy import deploy
 from provision.tasks.releases import prune, rollback, verify
 
@@ -34,6 +35,12 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(1200)]
 KILLING = Path(__file__).with_name("killing.py")
 MOMENTS = int(os.environ.get("CLUSTERCTL_MOMENTS", "3"))  # 100 before a release
 ROOT = "/opt/kills"
+
+
+def do(inventory, task, *given, emit=ignore):
+    """Run a task in its own session, as a command does."""
+    with Session(inventory, emit=emit) as opened:
+        return task(opened, *given)
 
 
 class Cluster:
@@ -47,12 +54,12 @@ class Cluster:
         self.forget()
 
     def deploy(self, bundle):
-        return deploy(self.inventory, self.inventory.nodes, bundle, emit=ignore)
+        return do(self.inventory, deploy, bundle)
 
     def forget(self):
         """Back to the old release alone."""
-        rollback(self.inventory, self.inventory.nodes, to=self.old_id, emit=ignore)
-        prune(self.inventory, self.inventory.nodes, keep=1, emit=ignore)
+        do(self.inventory, rollback, self.old_id)
+        do(self.inventory, prune, 1)
 
     def check(self, note):
         """One of the two releases is current and runs; the rerun completes, and then everything is as it should be."""
@@ -64,7 +71,7 @@ class Cluster:
             on(self.box, node, "env", "-i", f"{ROOT}/releases/{self.old_id}/bin/tool")
         result = self.deploy(self.new)
         assert set(result.states.values()) <= {"deployed", "unchanged"}, note
-        findings = verify(self.inventory, self.inventory.nodes, emit=ignore).findings
+        findings = do(self.inventory, verify).findings
         assert [finding.verdict for finding in findings] == ["OK", "OK"], (note, findings)
         for node in ("node01", "node02"):
             left = set(on(self.box, node, "ls", "-A", f"{ROOT}/releases").split())
@@ -169,7 +176,7 @@ def test_the_script_on_the_node_is_killed_at_every_step(cluster, monkeypatch):
             return "\n".join(lines)
 
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["provision.tasks.deploy"], "compile_steps", cut)
+            patch.setattr(session, "compile_steps", cut)
             with contextlib.suppress(Exception):
                 cluster.deploy(cluster.new)
                 pytest.fail(f"{names[index]} was not killed")
@@ -208,7 +215,7 @@ def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
     box, into = cluster.box, "/opt/small"
     on(box, "node02", "sh", "-c", f"mkdir -p {into} && mount -t tmpfs -o size=40m tmpfs {into}")
     mine = load(inventory(box, tmp_path / "small", prefix=f"{into}/current") / "inventory.yaml")
-    first = deploy(mine, mine.nodes, cluster.folder / "old.ccb", emit=ignore)
+    first = do(mine, deploy, cluster.folder / "old.ccb")
 
     def fill(event):
         if isinstance(event, StageStarted) and event.stage == "send":
@@ -216,7 +223,7 @@ def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
 
     for _ in range(2):
         with pytest.raises(ClusterctlError) as failed:
-            deploy(mine, mine.nodes, cluster.new, emit=fill)
+            do(mine, deploy, cluster.new, emit=fill)
         assert "no space left on the device" in str(failed.value.reasons["node02"])
         assert on(box, "node02", "readlink", f"{into}/current").strip() == f"releases/{first.release_id}"
         on(box, "node02", "env", "-i", f"{into}/current/bin/tool")
@@ -228,9 +235,9 @@ def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
         assert set(on(box, "node02", "ls", "-A", into).split()) == {"current", "releases"}
         size = on(box, "node02", "sh", "-c", f"du -cks {into}/releases/.[it]*-* | tail -n 1").split()[0]
         assert int(size) << 10 <= 1.2 * cluster.new.stat().st_size
-    result = deploy(mine, mine.nodes, cluster.new, emit=ignore)
+    result = do(mine, deploy, cluster.new)
     assert result.states["node02"] == "deployed"
-    assert [finding.verdict for finding in verify(mine, mine.nodes, emit=ignore).findings] == ["OK", "OK"]
+    assert [finding.verdict for finding in do(mine, verify).findings] == ["OK", "OK"]
     left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
     expected = {f"{name}{end}" for name in (first.release_id, cluster.new_id) for end in ("", ".ok")}
     assert left == {".clusterctl", ".history", *expected}

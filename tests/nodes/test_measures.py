@@ -17,9 +17,10 @@ from relaying import share_folder
 
 from provision import inventory as inventory_file
 from provision.checks import Plan, judged, load
-from provision.checks._clock import offset
 from provision.checks._ports import heard
-from provision.model import Node, TrainDefaults, ignore
+from provision.checks.kit.clock import offset
+from provision.model import Node, TrainDefaults
+from provision.session import Conversation, Session
 from provision.ssh.remote import Connections
 from provision.tasks.measures import clock, ports, shares
 
@@ -80,7 +81,7 @@ def firewall(box, name, *rules, hook="input"):
 
 def test_nodes_that_reach_each_other(pool, sandbox):
     seen = plan(pool)
-    answers = ports.measure(seen, pool, ignore)
+    answers = ports.measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
     for check in ("net.master", "net.ephemeral"):
         assert verdicts(check, seen, answers) == dict.fromkeys(answers, "OK")
     for node in seen.nodes:
@@ -118,7 +119,7 @@ def test_dropped_refused_and_from_another_address_are_told_apart(pool, sandbox):
     in_network(sandbox, third, "ip", "route", "add", *route)
     try:
         with firewall(sandbox, second, "tcp dport 1024-65535 drop"), firewall(sandbox, first, "tcp dport 29500 reject"):
-            answers = ports.measure(seen, pool, ignore)
+            answers = ports.measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
     finally:
         in_network(sandbox, third, "ip", "route", "delete", *route)
         in_network(sandbox, third, "ip", "address", "delete", f"{other}/16", "dev", "eth0")
@@ -147,7 +148,7 @@ def test_a_master_port_that_somebody_has(pool, sandbox):
             assert time.monotonic() < until
             time.sleep(0.02)
         seen = plan(pool, train=TrainDefaults(port=4711))
-        answers = ports.measure(seen, pool, ignore)
+        answers = ports.measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
     finally:
         sandbox.enter(first, ["kill", started.stdout.strip()])
     master = found("net.master", seen, answers)
@@ -159,17 +160,17 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
     with Connections(inventory_file.load(sandbox.inventory)) as broken:
         seen = plan(broken)
         node = seen.nodes[0]
-        ear = ports.Ear(node, broken, ports._listen(seen, node, "0123"))
+        ear = Conversation(node, broken.__getitem__, ports._listen(seen, node, "0123"), beat=1.0)
         ear.start()
-        assert ear.answered.wait(LATE)
-        places = [f":{port:04X} " for each in ear.ports.values() for port in each]
+        assert ear.until("ready", LATE)
+        places = [f":{port:04X} " for each in ports.open_ports(ear.lines).values() for port in each]
         assert len(places) == 3
         broken[node]._transport.sock.close()  # no goodbye, as when the controller is killed
         until = time.monotonic() + LATE
         while any(place in line and " 0A " in line for line in listening(sandbox, node.name) for place in places):
             assert time.monotonic() < until, "it listens on"
             time.sleep(0.05)
-        ear.let_go()
+        ear.close()
 
 
 def test_a_node_that_cannot_be_reached_says_so(pool):
@@ -177,7 +178,7 @@ def test_a_node_that_cannot_be_reached_says_so(pool):
     nobody = Node("nobody", first.address, port=1)  # refused at once
     seen = Plan(pool.inventory, (first, nobody))
     for measure in (ports.measure, clock.measure):
-        answers = measure(seen, pool, ignore)
+        answers = measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
         assert "nobody" in answers["nobody"].err
     assert verdicts("clock.skew", seen, answers) == {first.name: "OK", "nobody": "UNKNOWN"}
 
@@ -195,7 +196,7 @@ def test_skew_is_found_within_its_error_bars_with_and_without_nanoseconds(pool, 
         for place in places.values():
             place.chmod(0o755)
         seen = plan(pool)
-        answers = clock.measure(seen, pool, ignore)
+        answers = clock.measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
     finally:
         for place in places.values():
             place.unlink()
@@ -260,7 +261,7 @@ def test_a_share_that_is_fresh_one_that_is_local_and_one_that_hangs(pool, sandbo
         shared(sandbox, silent, [first], "/srv/mixed"),
         hung(sandbox, third, "/srv/mixed"),
     ):
-        answers = shares.measure(seen, pool, ignore)
+        answers = shares.measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
         findings = found("fs.fresh", seen, answers)
         assert {name: finding.verdict for name, finding in findings.items()} == {
             first: "OK",

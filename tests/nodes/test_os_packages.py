@@ -165,7 +165,7 @@ def test_a_removal_is_refused_until_it_is_allowed_and_undo_brings_back_what_gave
         assert "cc-clock 1 installed" in installed(box, "node02")
 
         allowed = services("apply", "bundle: made-up.osb, packages: [cc-clock], replace: [cc-old-clock]")
-        assert "node01: cc-old-clock gives way" in allowed.stderr
+        assert "node01: cc-old-clock will be removed" in allowed.stderr
         assert "node01: set up (packages)" in allowed.stdout, allowed.stderr
         assert "cc-clock 1 installed" in installed(box)
         undone = services("undo", "bundle: made-up.osb")

@@ -15,6 +15,7 @@ from provision import sandbox as sandboxes
 from provision.data import tree
 from provision.inventory import load
 from provision.model import StageStarted
+from provision.session import Session
 from provision.tasks.push import push as push_task
 from provision.transfer import engine
 
@@ -271,7 +272,7 @@ def test_a_file_system_of_its_own_that_only_the_user_may_write_in(box, tmp_path)
     (top / "second").write_bytes(bytes(25 << 20))
     result = run("push", top, path, cwd=folder)
     assert result.returncode == 4
-    assert "node[01-02]: 41.9 MB free, 52.4 MB are needed; free some space" in " ".join(result.stderr.split())
+    assert "node[01-02]: 41.9 MB free, 52.4 MB needed; free some space" in " ".join(result.stderr.split())
     for name in ("node01", "node02", "node03"):
         assert without_folder_times(there(box, name, path)) == wanted
         on(box, name, "umount", path)
@@ -315,13 +316,10 @@ def test_nodes_that_lack_different_things_get_them_in_one_transfer(box, folder, 
     on(box, "node01", "rm", f"{path}/model.safetensors")
     on(box, "node03", "rm", f"{path}/model.safetensors")
     cluster, stages = load(folder / "inventory.yaml"), []
-    result = push_task(
-        cluster,
-        cluster.nodes,
-        data,
-        path,
-        emit=lambda event: stages.append(event.stage) if isinstance(event, StageStarted) else None,
-    )
+    with Session(
+        cluster, emit=lambda event: stages.append(event.stage) if isinstance(event, StageStarted) else None
+    ) as session:
+        result = push_task(session, data, path)
     assert stages == ["compare", "send", "place"]
     assert LARGE < result.bytes_sent < 1.3 * LARGE  # once through this machine's cable, though two nodes need it
     wanted = without_folder_times(here(data))

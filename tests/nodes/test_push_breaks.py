@@ -205,7 +205,7 @@ def test_one_push_at_a_time_to_a_place(slow, big, tmp_path):
     refused = run("push", other, path, cwd=slow.directory, first=SMALL)
     assert refused.returncode == 4
     said = " ".join(refused.stderr.split())
-    assert f"another command of root on {os.uname().nodename}, process {child.pid} has been at work here for" in said
+    assert f"another command of root on {os.uname().nodename}, process {child.pid} has been running here for" in said
     assert "nothing was changed" in said
     finish(child)
     assert same(slow, "node01", f"{path}/big.bin", other / "big.bin")

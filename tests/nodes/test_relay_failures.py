@@ -16,9 +16,9 @@ from relaying import Nodes, Payload, kill
 
 from provision import inventory as inventory_file
 from provision.model import Notice, Progress
+from provision.session import Lock, Session
 from provision.ssh import openssh
 from provision.ssh.remote import Connections
-from provision.tasks.hold import Lock, held
 from provision.transfer import clean, keys, lane, muster
 
 PAYLOAD = Payload(16)
@@ -169,7 +169,8 @@ def test_a_lane_that_is_cut_takes_no_lock_with_it_where_there_is_no_system_ssh(m
         kill(nodes.box, "node01", "transfer/receive", signal.SIGSTOP)
 
     when = When(0.3, stop)
-    with held(nodes.inventory, nodes.inventory.nodes, nodes.connections, Lock(f"{nodes.root}/x.lock"), "push"):
+    session = Session(nodes.inventory, connections=nodes.connections)
+    with session.locked(Lock(f"{nodes.root}/x.lock")):
         before = [path.read_text() for path in owner]
         done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=3)
         assert [path.read_text() for path in owner] == before

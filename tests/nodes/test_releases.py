@@ -110,7 +110,7 @@ def test_rollback_without_another_release_is_refused_before_anything_is_changed(
     release = deploy(folder, bundles[0])["release"]
     result = run("rollback", cwd=folder)
     assert result.returncode == 4
-    assert "no release to go to" in result.stderr
+    assert "no earlier release" in result.stderr
     unknown = run("rollback", "--to", "0123", cwd=folder)
     assert unknown.returncode == 4
     for hint in commands_in(unknown.stderr):
@@ -204,7 +204,7 @@ def test_two_deploys_at_once_exclude_each_other_and_a_dead_one_does_not_hold(mak
     other = run("deploy", bundle, cwd=box.directory)
     assert other.returncode == 4
     text = " ".join(other.stderr.split())
-    assert "taken by another command; nothing was changed" in text
+    assert "locked by another command; nothing was changed" in text
     assert f"process {one.pid}" in text
     one.kill()
     again = run("deploy", bundle, cwd=box.directory)

@@ -17,9 +17,10 @@ LAYERS = (
     {"__init__", "errors", "model"},
     # pure: everything that decides
     {"inventory", "render", "script", "env", "data", "checks", "services", "launchers", "output_text", "run", "tool"}
-    | {"ospackages", "netbench", "diagnosis", "hints", "masking"},
+    | {"ospackages", "netbench", "diagnosis", "hints", "masking", "stages"},
     # what reaches nodes
     {"ssh", "sandbox", "transfer"},
+    {"session"},
     {"tasks"},
     # what prints
     {"output", "screen", "cli", "summaries"},
@@ -122,6 +123,31 @@ def test_only_the_connection_imports_fabric_and_paramiko():
     fabfile = ROOT / "fabfile.py"
     if fabfile.exists():
         assert "paramiko" not in tops(fabfile)
+
+
+SHOWS = {
+    "stages",
+    "session",
+    "output",
+    "output_text",
+}  # what makes the events of stages, keeps their times, prints them
+
+
+def test_one_place_runs_and_shows_stages():
+    """A task calls its session: it neither emits the start and end of a stage nor fans out by itself."""
+    events = {"provision.model.StageStarted", "provision.model.StageFinished"}
+    for path in sources("provision"):
+        if name_of(path) not in SHOWS | {"env"}:  # env: the packer's, which knows no session, still emits its own
+            assert not imports(path) & events, path.relative_to(ROOT)
+        if name_of(path) not in {"session", "ssh", "transfer"}:
+            fans = {name for name in imports(path) if name.endswith(".fan_out")}
+            assert not fans, path.relative_to(ROOT)
+
+
+def test_tasks_use_no_private_names_of_others():
+    for path in sources("provision/tasks") + sources("provision/session"):
+        private = {name for name in imports(path) if any(part.startswith("_") for part in name.split(".")[1:])}
+        assert private <= {"__future__.annotations"}, path.relative_to(ROOT)
 
 
 def test_only_output_and_cli_import_rich_and_click():

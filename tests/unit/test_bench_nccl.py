@@ -196,7 +196,7 @@ def test_a_stage_tells_who_did_not_come():
 
 def test_summaries_are_json_and_fit_the_screen():
     from provision.summaries.bench import measured, measured_rows
-    from provision.tasks.bench_nccl import BenchResult
+    from provision.tasks.bench import BenchResult
 
     pairs = fabric(3, slow=("gpu02",))
     result = BenchResult(

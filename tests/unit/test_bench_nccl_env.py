@@ -11,7 +11,7 @@ from provision.errors import UsageError
 from provision.inventory import load
 from provision.inventory.env_edit import with_env
 from provision.netbench.tuning import CHANNELS, SOCKETS, THREADS, Setting, Tuning
-from provision.tasks.bench_tune import write_tuning
+from provision.tasks.bench import write_tuning
 
 BASE = "# my cluster\nprefix: /opt/llm/current\nnodes:\n  gpu01: 10.0.0.1   # the first\n"
 VALUES = {THREADS: "4", CHANNELS: "8"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from provision import checks
-from provision.checks._choosing import choose, limits, problems
+from provision.checks.kit.choosing import choose, limits, problems
 from provision.errors import InventoryError, UsageError
 from provision.inventory import load
 from provision.model import CheckOptions
@@ -135,7 +135,8 @@ def test_only_checks_that_an_inventory_names_are_imported(tmp_path):
     )
     code = (
         "import sys; from pathlib import Path; from provision.inventory import load; load(Path('inventory.yaml'))\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('provision.checks.') and '._' not in name))"
+        "print(*sorted(name for name in sys.modules if name.startswith('provision.checks.') and '._' not in name"
+        " and '.kit' not in name))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["provision.checks.clock_skew"]

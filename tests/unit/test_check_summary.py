@@ -10,7 +10,8 @@ from provision import summaries
 from provision.checks import Answer, Plan, fail, ids, judged, load, not_here, ok, unknown, warn
 from provision.cli.health import _refusal
 from provision.errors import NodesFailedError, PreflightError
-from provision.model import Inventory, Node
+from provision.model import CommandLine, Inventory, Node
+from provision.session import Session
 from provision.tasks.check import CheckResult, judge
 
 NAMES = [f"gpu{number:02}" for number in range(1, 17)]
@@ -18,6 +19,7 @@ TEMP = "gpu.temp"
 
 
 CLUSTER = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
+SESSION = Session(CLUSTER, typed=CommandLine("check"))
 
 
 def result(*findings, unreachable=None, checks=None):
@@ -92,15 +94,15 @@ def test_the_numbers():
 def test_the_exit_code_is_4_for_what_is_found_and_5_for_who_is_not():
     bad = fail(TEMP, "gpu03", "97 C", expected="", fix="x")
     harmless = [warn(TEMP, "gpu01", "86 C", expected="", fix="x"), unknown(TEMP, "gpu02", "?")]
-    assert _refusal(CLUSTER, result(*harmless)) is None
-    refused = _refusal(CLUSTER, result(*harmless, bad))
+    assert _refusal(SESSION, result(*harmless)) is None
+    refused = _refusal(SESSION, result(*harmless, bad))
     assert isinstance(refused, PreflightError)
     assert "--exclude gpu03" in refused.hint
-    away = _refusal(CLUSTER, result(*harmless, unreachable={"gpu16": "timed out"}))
+    away = _refusal(SESSION, result(*harmless, unreachable={"gpu16": "timed out"}))
     assert isinstance(away, NodesFailedError)
     assert away.reasons == {"gpu16": "timed out"}
     assert "no answer from 1 of 16 nodes" in str(away)
-    both = _refusal(CLUSTER, result(bad, unreachable={"gpu16": "timed out"}))
+    both = _refusal(SESSION, result(bad, unreachable={"gpu16": "timed out"}))
     assert (both.exit_code, both.reasons) == (4, {"gpu16": "timed out"})
     assert "--exclude 'gpu[03,16]'" in both.hint
 
@@ -132,7 +134,7 @@ def test_what_does_not_apply_is_counted_apart_and_named():
     assert data["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "OK": 1, "N/A": 2}
     assert text.endswith("1 OK, 2 n/a (no NVIDIA GPU)")
     assert "all OK" not in text
-    assert _refusal(CLUSTER, found) is None
+    assert _refusal(SESSION, found) is None
     assert rows(*found.findings) == []
     assert "n/a  gpu.ecc  gpu02: no NVIDIA GPU, no nvidia-smi" in rows(*found.findings, verbose=True)
 

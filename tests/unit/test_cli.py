@@ -13,7 +13,7 @@ import pytest
 from provision.env.bundle.reader import open_bundle
 from provision.errors import UsageError
 from provision.model import Node, Step
-from provision.tasks.deploy import _write_scripts
+from provision.tasks.deploy import write_scripts
 from provision.tool import pack as tool_pack
 from provision.tool.contents import Contents, Item
 
@@ -129,10 +129,10 @@ def test_what_the_system_refuses_and_nobody_has_words_for_is_no_traceback(run, m
 def test_scripts_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write the scripts to .*/file: File exists"):
-        _write_scripts(tmp_path / "file", [Node("n", "n")], "true", [Step("s", "true")])
+        write_scripts(tmp_path / "file", [Node("n", "n")], "true", [Step("s", "true")])
     with pytest.raises(UsageError, match=r"cannot write the scripts to .*/file/in: Not a directory"):
-        _write_scripts(tmp_path / "file" / "in", [Node("n", "n")], "true", [Step("s", "true")])
-    _write_scripts(tmp_path / "new" / "folder", [Node("n", "n")], "true", [Step("s", "true")])
+        write_scripts(tmp_path / "file" / "in", [Node("n", "n")], "true", [Step("s", "true")])
+    write_scripts(tmp_path / "new" / "folder", [Node("n", "n")], "true", [Step("s", "true")])
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["n-1-gather.sh", "n-2-activate.sh"]
 
 

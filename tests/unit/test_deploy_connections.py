@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from provision.errors import NodesFailedError
-from provision.model import Inventory, Node, ignore
+from provision.model import Inventory, Node, Result
 from provision.services import limits
-from provision.tasks import deploy, services, stages
+from provision.session import session
+from provision.tasks import deploy
 from provision.tasks.failed import undone
 
 
@@ -18,63 +19,52 @@ class StopHereError(Exception):
     pass
 
 
-def test_a_deploy_and_its_services_share_their_connections(monkeypatch, tmp_path):
+BUNDLE = SimpleNamespace(manifest=SimpleNamespace(release_id="0" * 12))
+
+
+@pytest.fixture
+def cluster(monkeypatch, tmp_path):
+    monkeypatch.setattr(deploy, "open_bundle", lambda _: BUNDLE)
+    nodes = (Node("gpu01", "10.0.0.1"), Node("gpu02", "10.0.0.2"))
+    return Inventory(
+        tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), nodes, services={"limits": limits.Options()}
+    )
+
+
+def test_a_deploy_and_its_services_share_their_connections(monkeypatch, cluster):
     made, used = [], []
 
     class Pool:
         def __init__(self, inventory, prompts):
             made.append((self, prompts))
 
-        def __enter__(self):
-            return self
+        def __getitem__(self, node):
+            used.append(self)
+            return SimpleNamespace(node=node, run=lambda *_, **__: Result(0, ""))
 
-        def __exit__(self, *_):
+        def close(self):
             used.append("closed")
 
-    def examine(_inventory, _nodes, connections, *_, **__):
-        used.append(connections)
+    def examine(*_, **__):
         raise StopHereError
 
-    monkeypatch.setattr(deploy, "Connections", Pool)
-    monkeypatch.setattr(services, "Connections", Pool)
-    monkeypatch.setattr(deploy, "open_bundle", lambda _: SimpleNamespace(manifest=SimpleNamespace(release_id="0" * 12)))
-    monkeypatch.setattr(stages.Work, "carry_out", lambda work, *_, **__: used.append(work._connections))
-    monkeypatch.setattr(deploy, "_examine", examine)
-    inventory = Inventory(
-        tmp_path / "inventory.yaml",
-        PurePosixPath("/opt/env"),
-        (Node("gpu01", "10.0.0.1"),),
-        services={"limits": limits.Options()},
-    )
+    monkeypatch.setattr(session, "Connections", Pool)
+    monkeypatch.setattr(deploy.examine, "examine", examine)
     prompts = object()
-    with pytest.raises(StopHereError):
-        deploy.deploy(inventory, inventory.nodes, Path("x.ccb"), prompts=prompts, emit=ignore)
+    with pytest.raises(StopHereError), session.Session(cluster, prompts=prompts) as opened:
+        deploy.deploy(opened, Path("x.ccb"))
     ((pool, asked),) = made
     assert asked is prompts
-    assert used[-1] == "closed"
-    assert set(used[:-1]) == {pool}
+    assert used == [pool, pool, "closed"]  # the services of two nodes
 
 
-def test_services_that_fail_on_one_node_leave_the_deploy_undone_on_all(monkeypatch, tmp_path):
+def test_services_that_fail_on_one_node_leave_the_deploy_undone_on_all(monkeypatch, cluster):
     """Nothing was deployed anywhere yet, so ``deploy --retry-failed`` means every node."""
 
     def fail(*_, **__):
         raise NodesFailedError("limits failed on 1 of 2 nodes", reasons={"gpu02": "no room"})
 
-    class Pool:
-        def __init__(self, *_): ...
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_): ...
-
-    monkeypatch.setattr(deploy, "Connections", Pool)
-    monkeypatch.setattr(deploy, "open_bundle", lambda _: SimpleNamespace(manifest=SimpleNamespace(release_id="0" * 12)))
     monkeypatch.setattr(deploy.services, "apply", fail)
-    nodes = (Node("gpu01", "10.0.0.1"), Node("gpu02", "10.0.0.2"))
-    inventory = Inventory(
-        tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), nodes, services={"limits": limits.Options()}
-    )
     with pytest.raises(NodesFailedError) as failed:
-        deploy.deploy(inventory, nodes, Path("x.ccb"), emit=ignore)
-    assert undone(failed.value, nodes) == ("gpu01", "gpu02")
+        deploy.deploy(session.Session(cluster), Path("x.ccb"))
+    assert undone(failed.value, cluster.nodes) == ("gpu01", "gpu02")

@@ -17,6 +17,7 @@ from recorded_runs.cases import FOLDER
 from provision.errors import UsageError
 from provision.inventory import load
 from provision.model import Result
+from provision.session import Session
 from provision.ssh.remote import NodeUnreachable
 from provision.tasks import diagnose as task
 
@@ -35,23 +36,14 @@ class Shell:
 class Nodes:
     """Connections to nodes that share a folder, of which node03 is down."""
 
-    def __init__(self, inventory, prompts=None):
-        pass
-
     def __getitem__(self, node):
         if node.name == "node03":
             raise NodeUnreachable(node, "no route to host")
         return Shell(node)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
 
 @pytest.fixture
-def cluster(tmp_path, monkeypatch):
+def cluster(tmp_path):
     """Three nodes and a run of two of them, whose folder they share."""
     path = tmp_path / "inventory.yaml"
     nodes = "".join(f"  node0{number}: 192.0.2.{number}\n" for number in (1, 2, 3))
@@ -61,12 +53,11 @@ def cluster(tmp_path, monkeypatch):
         shutil.copytree(FOLDER / "cuda_oom" / name, logs)
         state = {"run": "20261122-071500-sft-3f2a", "node": name, "node_rank": rank, "nnodes": 2, "state": "failed"}
         (logs / "state.json").write_text(json.dumps(state))
-    monkeypatch.setattr(task, "Connections", Nodes)
     return load(path)
 
 
 def test_a_run_is_judged_by_what_its_nodes_have(cluster):
-    result = task.diagnose(cluster, cluster.nodes, "3f2a", emit=lambda _: None)
+    result = task.diagnose(Session(cluster, connections=Nodes()), "3f2a")
     assert (result.run, result.state) == ("20261122-071500-sft-3f2a", "failed")
     assert (result.verdict.node, result.verdict.rank, result.verdict.first.cause.id) == ("node02", 3, "cuda.oom")
     assert result.missing == ()  # node03 is down, and no part of this run
@@ -80,11 +71,11 @@ def test_an_agent_that_is_gone_without_a_word_is_the_failure(cluster):
         state = json.loads((folder / "state.json").read_text())
         state |= {"state": "running", "pid": 999999999, "start": "1", "time": 1795331700.0, "attempt": 1}
         (folder / "state.json").write_text(json.dumps(state))
-    result = task.diagnose(cluster, cluster.nodes, None, emit=lambda _: None)
+    result = task.diagnose(Session(cluster, connections=Nodes()), None)
     assert result.state == "failed"
     assert result.verdict.first.cause.id == "agent.killed"
 
 
 def test_a_run_that_does_not_exist(cluster):
     with pytest.raises(UsageError, match="no run is called nothing"):
-        task.diagnose(cluster, cluster.nodes, "nothing", emit=lambda _: None)
+        task.diagnose(Session(cluster, connections=Nodes()), "nothing")

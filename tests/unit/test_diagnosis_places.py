@@ -133,10 +133,10 @@ def test_a_nodes_lines_are_those_of_its_file(tmp_path, shell, limit):
 
 def test_a_copy_here_is_named_with_its_path(tmp_path):
     (tmp_path / "rank1.log").write_text("x\nKeyError: 'x'\n")
-    (result,) = [diagnose(Evidence((reading.record("node01", task._local(tmp_path)),), "r", "failed"))]
+    (result,) = [diagnose(Evidence((reading.record("node01", task.local_files(tmp_path)),), "r", "failed"))]
     assert at(result.verdict.first.place) == "KeyError: 'x'"
     (tmp_path / "rank1.log").unlink()
-    assert task._local(tmp_path) == {}
+    assert task.local_files(tmp_path) == {}
 
 
 # Times without a year

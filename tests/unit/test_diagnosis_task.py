@@ -71,7 +71,7 @@ def test_what_a_run_prints_is_no_part_of_the_answer(tmp_path):
 def test_what_a_node_sent_is_judged(tmp_path):
     recorded = FOLDER / "cuda_oom" / "node02"
     files = task.split(run(script(recorded)), MARK)
-    evidence = task._evidence(
+    evidence = task.evidence_of(
         "r", "failed", {"node02": files}, {"node02": 1}, {"plans": {"node02": {"first_rank": 2}}}, {}
     )
     verdict = diagnose(evidence).verdict
@@ -93,7 +93,7 @@ def test_what_is_here_stands_in_where_no_node_answers(inventory):
     (folder / "node02" / "rank1.log").write_text("RuntimeError: CUDA error: invalid device ordinal\n")
     (folder / "node02" / "launcher.log").write_text("closing signal SIGTERM\n")
     down = NodesFailedError("no answer", reasons={"node01": "no route", "node02": "no route"})
-    evidence = task._here(inventory, "3f2a", down)
+    evidence = task.local_evidence(inventory, "3f2a", down)
     result = diagnose(evidence)
     assert (result.verdict.node, result.verdict.rank) == ("node02", 1)
     assert result.verdict.first.cause.id == "cuda.ordinal"
@@ -104,7 +104,7 @@ def test_what_is_here_stands_in_where_no_node_answers(inventory):
 def test_where_nothing_is_here_either_the_nodes_silence_is_the_error(inventory):
     down = NodesFailedError("no answer", reasons={"node01": "no route"})
     with pytest.raises(NodesFailedError):
-        task._here(inventory, None, down)
+        task.local_evidence(inventory, None, down)
 
 
 def test_a_log_of_another_launcher():

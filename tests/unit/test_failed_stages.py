@@ -9,10 +9,10 @@ from provision.errors import NodesFailedError, Reason, within
 from provision.model import Inventory, Node, StageFinished, StageStarted
 from provision.output import Reporter
 from provision.output_text import error_lines, finished_lines, fold_equal
+from provision.session import Failure
 from provision.ssh.session import unreachable
 from provision.ssh.wire import NodeUnreachable
 from provision.summaries.status import status_shown
-from provision.tasks.answers import reason
 from provision.tasks.status import Status
 
 MARKS = ("✓", "!", "✗")
@@ -49,9 +49,9 @@ def dead(count, port=None):
     nodes = tuple(Node(f"gpu{each:02}", f"10.0.0.{each}", port=port and port + each) for each in numbers)
     inventory = Inventory(None, None, nodes)
     return {
-        node.name: reason(
+        node.name: Failure.of(
             unreachable(node, ConnectionRefusedError(), f"{node.address} port {node.port or 22}", 10), inventory, node
-        )
+        ).reason
         for node in nodes
     }
 

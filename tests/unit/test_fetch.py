@@ -14,8 +14,8 @@ import pytest
 
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Node, Result
-from provision.tasks import fetch as fetching
-from provision.tasks.fetch import Escape, There, fetch, lacking, listed
+from provision.transfer import fetch as fetching
+from provision.transfer.fetch import Escape, There, fetch, lacking, listed
 
 NODE = Node("node01", "10.0.0.1")
 BUSYBOX = ("cat", "find", "stat", "tar", "xargs", "base64", "head", "sh", "grep")

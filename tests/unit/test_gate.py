@@ -12,14 +12,14 @@ import pytest
 from provision.checks import Answer as Said
 from provision.errors import NodesFailedError, PreflightError
 from provision.inventory import local_inventory
-from provision.model import Inventory, Node, Notice, ignore
+from provision.model import Inventory, Node, Notice
 from provision.run import Facts, Travel, travel
 from provision.run.content import Content
-from provision.ssh.remote import Connections, NodeUnreachable
+from provision.session import Failure, Outcome, Session
+from provision.ssh.remote import NodeUnreachable
 from provision.tasks import gate as gate_module
-from provision.tasks import gate_ask, prepare
-from provision.tasks.gate import GateOptions, gate
-from provision.tasks.gate_ask import Question
+from provision.tasks import prepare
+from provision.tasks.gate import GateOptions, Question, gate
 from provision.tasks.prepare import Answer, RefusedError
 
 NODES = tuple(Node(f"node0{number}", f"10.0.0.1{number}") for number in (1, 2, 3, 4))
@@ -47,11 +47,12 @@ class Cluster:
         monkeypatch.setattr(prepare, "withdraw", self.withdraw)
         monkeypatch.setattr(gate_module, "ask", self.ask)
 
-    def prepare(self, _inventory, nodes, _connections, _run, luggage, *, port=None, scratch=""):
-        self.prepared.append(([node.name for node in nodes], luggage is not None, port))
-        return {
-            node.name: self.missing.get(node.name) or self.answer(node, rank, nodes) for rank, node in enumerate(nodes)
-        }
+    def prepare(self, session, nodes, _run, files, *, port=None, scratch=""):
+        self.prepared.append(([node.name for node in nodes], files is not None, port))
+        ok = {node.name: self.answer(node, rank, nodes) for rank, node in enumerate(nodes)}
+        failed = {node.name: Failure.of(self.missing[node.name], INVENTORY, node) for node in nodes
+                  if node.name in self.missing}  # fmt: skip
+        return Outcome(session, {name: one for name, one in ok.items() if name not in failed}, failed)
 
     def answer(self, node, rank, nodes):
         said = Facts(
@@ -60,15 +61,18 @@ class Cluster:
         )  # fmt: skip
         return Answer("abc", replace(said, **self.facts.get(node.name, {})), made=not self.shared or rank == 0)
 
-    def ask(self, question, _connections):
+    def ask(self, question, _session):
         self.questions.append(question)
-        return gate_ask.Said(answers=self.answers, content=self.content)
+        return gate_module.Said(answers=self.answers, content=self.content)
 
-    def withdraw(self, _inventory, nodes, _connections, _run, asked, scratch=""):
-        self.withdrawn += [node.name for node in nodes if getattr(asked[node.name], "made", False)]
+    def withdraw(self, asked, nodes, _run, scratch=""):
+        made = {name for name, answer in asked.ok.items() if answer.made}
+        made |= {name for name, failure in asked.failed.items() if getattr(failure.error, "made", False)}
+        self.withdrawn += [node.name for node in nodes if node.name in made]
 
     def through(self, *, nodes=NODES[:3], luggage=LUGGAGE, inventory=INVENTORY, **options):
-        with gate(inventory, nodes, None, "run-1", luggage, GateOptions(**options), self.told.append) as passed:
+        session = Session(inventory, nodes, emit=self.told.append, connections=object())
+        with gate(session, nodes, "run-1", luggage, GateOptions(**options)) as passed:
             return passed
 
     @property
@@ -112,7 +116,7 @@ def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
     assert "did not answer within 4 s" in refused.value.reasons["node02"]
     assert "(fs.stale)" in refused.value.reasons["node02"]
     assert refused.value.hint == (
-        "to go on with node[01,03]: clusterctl train --exclude-bad; to go on all the same: clusterctl train --force"
+        "to go on with node[01,03]: clusterctl train --exclude-bad; to continue anyway: clusterctl train --force"
     )
     assert cluster.withdrawn == ["node01", "node02", "node03"]
 
@@ -172,10 +176,15 @@ def test_a_run_that_goes_on_in_its_folder_never_loses_it(cluster):
 def test_when_the_launcher_refuses_the_folders_go(cluster):
     with (
         pytest.raises(PreflightError, match="no launcher"),
-        gate(INVENTORY, NODES[:2], None, "run-1", LUGGAGE, GateOptions(), cluster.told.append),
+        gate(Session(INVENTORY, connections=object()), NODES[:2], "run-1", LUGGAGE, GateOptions()),
     ):
         raise PreflightError("no launcher", reasons={})
     assert cluster.withdrawn == ["node01", "node02"]
+
+
+def test_the_folder_of_a_dry_run_always_goes(cluster):
+    cluster.through(scratch="/tmp/x")
+    assert cluster.withdrawn == ["node01", "node02", "node03"]
 
 
 def test_force_goes_on_and_names_each_finding(cluster):
@@ -274,10 +283,9 @@ def test_this_machine_alone_passes_without_ssh(here, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     luggage = replace(LUGGAGE, config=tmp_path, there=(str(tmp_path / "model"),))
-    told = []
     with (
-        Connections(here) as connections,
-        gate(here, here.nodes, connections, "run-1", luggage, GateOptions(force=True), told.append) as passed,
+        Session(here) as session,
+        gate(session, here.nodes, "run-1", luggage, GateOptions(force=True)) as passed,
     ):
         (node,) = passed.nodes
         answer = passed.answers[node.name]
@@ -295,9 +303,9 @@ def test_this_machine_alone_passes_without_ssh(here, tmp_path):
 def test_a_path_that_is_not_there_refuses_and_the_folder_goes(here, tmp_path):
     luggage = replace(LUGGAGE, config=tmp_path)
     with (
-        Connections(here) as connections,
+        Session(here) as session,
         pytest.raises(PreflightError) as refused,
-        gate(here, here.nodes, connections, "run-1", luggage, GateOptions(), ignore),
+        gate(session, here.nodes, "run-1", luggage, GateOptions()),
     ):
         pass
     assert "model_name_or_path /data/llama is missing" in next(iter(refused.value.reasons.values()))

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks._clock import offset
 from provision.checks._ports import heard
-from provision.model import LOCAL, Node
+from provision.checks.kit.clock import offset
+from provision.model import LOCAL, Inventory, Node
 from provision.render import render
 from provision.run.content import parse
+from provision.session import Session
 from provision.ssh.local import LocalRemote
 from provision.tasks.gate_talk import talk
 
@@ -42,6 +43,10 @@ def here():
         remote.close()
 
 
+def session(here):
+    return Session(Inventory(None, None, NODES), connections=here)
+
+
 @pytest.fixture
 def script(tmp_path):
     (tmp_path / "bin").mkdir()
@@ -61,7 +66,7 @@ def free_ports(number):
 
 def test_all_reach_all(here, script):
     ports = free_ports(2)
-    talked = talk(NODES, here, script("/nowhere"), patience=1, ports=ports)
+    talked = talk(session(here), NODES, script("/nowhere"), patience=1, ports=ports)
     for node in NODES:
         said = heard(talked.ports[node.name])
         assert said.own == node.data_address
@@ -82,7 +87,7 @@ def test_all_reach_all(here, script):
 def test_a_port_that_is_taken_and_one_whose_owner_says_something_else(here, script):
     with socket.create_server(("", 0)) as other:
         (free,) = free_ports(1)
-        talked = talk(NODES[:2], here, script(), patience=1, ports=[other.getsockname()[1], free])
+        talked = talk(session(here), NODES[:2], script(), patience=1, ports=[other.getsockname()[1], free])
     assert heard(talked.ports["node01"]).master == "busy"
     assert heard(talked.ports["node02"]).to("node01", "master") is None
     assert heard(talked.ports["node02"]).to("node01", "link").state == "open"
@@ -90,13 +95,13 @@ def test_a_port_that_is_taken_and_one_whose_owner_says_something_else(here, scri
 
 def test_an_address_that_leads_elsewhere(here, script):
     nodes = (NODES[0], replace(NODES[1], data_address="nowhere.invalid"))
-    talked = talk(nodes, here, script(), patience=1, ports=free_ports(1))
+    talked = talk(session(here), nodes, script(), patience=1, ports=free_ports(1))
     assert {one.state for one in heard(talked.ports["node01"]).tried} == {"unreachable"}
     assert {one.state for one in heard(talked.ports["node02"]).tried} == {"open"}
 
 
 def test_one_node_is_asked_for_content_alone(here, script, tmp_path):
-    talked = talk(NODES[:1], here, script(str(tmp_path)), patience=1, ports=[])
+    talked = talk(session(here), NODES[:1], script(str(tmp_path)), patience=1, ports=[])
     assert parse(talked.content["node01"])[str(tmp_path)].state == "folder"
     assert not talked.ports
     assert not talked.clock
@@ -104,7 +109,7 @@ def test_one_node_is_asked_for_content_alone(here, script, tmp_path):
 
 def test_a_node_whose_agent_does_not_start_says_why_and_the_others_go_on(here, script):
     here.remotes["node02"] = Broken(NODES[1])
-    talked = talk(NODES, here, script(), patience=1, ports=free_ports(1))
+    talked = talk(session(here), NODES, script(), patience=1, ports=free_ports(1))
     assert "no such agent" in heard(talked.ports["node02"]).problem
     assert offset(talked.clock["node02"]) is None
     assert {one.state for one in heard(talked.ports["node03"]).tried} == {"open"}

@@ -217,7 +217,7 @@ def test_hints_that_repeat_the_command_come_from_the_builder():
     for path in SOURCES:
         for line, text in _hints(ast.parse(path.read_text(encoding="utf-8"))):
             assert "run the same command again" not in text or path.name in {"__init__.py", "gate_ask.py"}, (path, line)
-            assert "to go on without: --exclude" not in text, (path, line)
+            assert "to continue without: --exclude" not in text, (path, line)
 
 
 # --- commands that fail ---------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_one_silent_node_is_left_out_by_the_command_that_was_typed(folder, capsy
         words = argv[:2] if argv[0] == "services" else argv[:1]
         _, said = told([*words, "-i", "my prod.yaml", *argv[len(words) :]], capsys)
         hint = next(line for line in said.splitlines() if line.startswith("try: "))
-        wanted = f"to go on without: clusterctl {' '.join(words)} -i 'my prod.yaml' --exclude gpu02"
+        wanted = f"to continue without: clusterctl {' '.join(words)} -i 'my prod.yaml' --exclude gpu02"
         if words[1:] == ["apply"]:
             wanted = "clusterctl services apply -i 'my prod.yaml' --retry-failed"
         assert wanted in hint, (argv, said)

@@ -13,35 +13,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks import Answer, Plan
-from provision.checks._clock import offset
-from provision.checks._fresh import steps
+from provision.checks.kit.clock import offset
+from provision.checks.kit.fresh import steps
 from provision.data import there
 from provision.env.release import examine, upkeep
 from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
-from provision.model import Finding, Inventory, Node, Result, StepState, ignore
+from provision.model import Finding, Inventory, Node, Result, StepState
 from provision.ospackages import facts as os_facts
 from provision.run import gate_gpus
 from provision.run.loglines import entry
 from provision.script import parse
+from provision.session import Session
 from provision.ssh.remote import AnswerUnreadable, reading
 from provision.summaries.nodes import listed
 from provision.summaries.status import status_shown
 from provision.tasks import check, releases, status
-from provision.tasks.fetch import parse_list
 from provision.tasks.measures.clock import bounds
-from provision.tasks.measures.ports import Ear
+from provision.tasks.measures.ports import open_ports
 from provision.transfer import survey
+from provision.transfer.fetch import parse_list
 
 NODE = Node("gpu01", "10.0.0.1")
 DIGITS = "9" * 5000
 
 
 def ports(out):
-    ear = Ear(NODE, None, "")
-    for line in out.splitlines():
-        ear._hear(line)
-    return ear.ports
+    return open_ports(out.splitlines())
 
 
 def steps_of(out):
@@ -175,8 +173,7 @@ def test_status_keeps_what_the_others_say(cluster, monkeypatch):
     monkeypatch.setattr(status, "gathered", lambda _: {})
     monkeypatch.setattr(status.clock, "measure", lambda *_: {})
     answers = {"gpu01": "hostile", "gpu02": "uptime 77.5\n"}
-    monkeypatch.setattr(status, "Connections", lambda inventory, _prompts: Nodes(inventory, answers))
-    found = status.status(cluster, cluster.nodes, emit=ignore)
+    found = status.status(Session(cluster, connections=Nodes(cluster, answers)))
     assert found.nodes["gpu02"].uptime == 77.5
     assert "its answer cannot be read" in found.unreachable["gpu01"]
 
@@ -184,9 +181,10 @@ def test_status_keeps_what_the_others_say(cluster, monkeypatch):
 def test_releases_names_the_node_whose_answer_is_none(cluster):
     good = "current 0123456789ab\nrelease 0123456789ab ok 1700000000\nend\n"
     connections = Nodes(cluster, {"gpu01": good.replace("1700000000", DIGITS), "gpu02": good})
-    with pytest.raises(ClusterctlError, match="no answer from 1 of 2") as caught:
-        releases._list(cluster, cluster.nodes, connections, command="releases")
-    assert list(caught.value.reasons) == ["gpu01"]
+    found = releases.releases(Session(cluster, connections=connections))
+    assert list(found.failed) == ["gpu01"]
+    with pytest.raises(ClusterctlError, match="no answer from 1 of 2"):
+        found.required()
 
 
 def test_a_check_that_one_answer_makes_fail_still_judges_the_others(cluster, monkeypatch):

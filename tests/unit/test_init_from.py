@@ -40,9 +40,7 @@ def files(tmp_path):
 @pytest.fixture
 def create(tmp_path, monkeypatch):
     """Runs ``init --from`` with nodes that are all ready and say nothing about themselves."""
-    monkeypatch.setattr(
-        init, "enrol", lambda _, nodes, **__: {each.name: Enrolled(each.name, "ready") for each in nodes}
-    )
+    monkeypatch.setattr(init, "enrol", lambda _, node, __: Enrolled(node.name, "ready"))
     monkeypatch.setattr(init, "_ask", lambda *_: {})
     monkeypatch.setattr(init, "default_key", lambda: None)
 

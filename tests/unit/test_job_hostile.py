@@ -19,7 +19,7 @@ from provision.inventory import load as load_inventory
 from provision.run import Job, config_keys, config_text, from_words, job_code, job_own, new_run_id
 from provision.run.config import travel
 from provision.run.job_code import pack
-from provision.tasks.train import Training, _run_id, _takes_any_key, find_config
+from provision.tasks.train import Training, find_config, run_id, takes_any_key
 
 GOOD = "stage: sft\nmodel_name_or_path: /m\n"
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -233,8 +233,8 @@ def test_force_and_llamafactorys_own_switch_take_any_key(config, tmp_path):
     assert "max_stesp" in notice
     (tmp_path / "inventory.yaml").write_text("prefix: /x/current\nnodes: {a: 10.0.0.1}\n")
     inventory = load_inventory(tmp_path / "inventory.yaml")
-    assert not _takes_any_key(inventory, Training(Job()))
-    assert _takes_any_key(inventory, Training(Job(env={"ALLOW_EXTRA_ARGS": "1"})))
+    assert not takes_any_key(inventory, Training(Job()))
+    assert takes_any_key(inventory, Training(Job(env={"ALLOW_EXTRA_ARGS": "1"})))
 
 
 def test_the_keys_are_those_of_the_installed_release(lab_env):
@@ -281,11 +281,11 @@ NASTY = [
 @pytest.mark.parametrize("name", NASTY)
 def test_a_hostile_name_is_refused_with_one_that_works(name):
     with pytest.raises(UsageError, match="--name") as caught:
-        _run_id(Training(Job(target="t.py"), name=name))
+        run_id(Training(Job(target="t.py"), name=name))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 200
     (better,) = re.fullmatch(r"--name ([A-Za-z0-9._-]+)", caught.value.hint).groups()
-    _run_id(Training(Job(target="t.py"), name=better))
+    run_id(Training(Job(target="t.py"), name=better))
 
 
 @given(st.text(max_size=400))

@@ -12,9 +12,10 @@ from provision.errors import NodesFailedError, UsageError
 from provision.model import Inventory, Node, Result
 from provision.run.checkpoint import Newest, Sources
 from provision.run.found import gathered, told
+from provision.session import Session
 from provision.ssh import remote
 from provision.ssh.remote import NodeUnreachable
-from provision.tasks import collect as collecting
+from provision.tasks.collect import Collection
 
 NODES = (Node("gpu01", "127.0.0.1"), Node("gpu02", "127.0.0.2"))
 LISTING = "current 0123456789ab\nrelease 0123456789ab ok 1700000000\nend\n"
@@ -79,16 +80,16 @@ def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
     tmp_path.chmod(0o755)
     found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
-    monkeypatch.setattr(collecting._Collection, "_offers", lambda _self: {"gpu01": {"output": "/out", "offer": {}}})
-    monkeypatch.setattr(collecting._Collection, "_newest", lambda _self, _offers: Newest())
-    silent = collecting._Collection(inventory, found["r1"], None, tmp_path, {"gpu02": "no route"}, lambda _event: None)
+    monkeypatch.setattr(Collection, "offers", lambda _self: {"gpu01": {"output": "/out", "offer": {}}})
+    monkeypatch.setattr(Collection, "newest", lambda _self, _offers: Newest())
+    silent = Collection(Session(inventory), found["r1"], tmp_path, {"gpu02": "no route"})
     with pytest.raises(NodesFailedError, match="no complete checkpoint without gpu02") as failed:
-        silent.all("checkpoints", fp32=False)
+        silent.collect("checkpoints", fp32=False)
     assert failed.value.reasons == {"gpu02": "no route"}
     assert tmp_path.stat().st_mode & 0o777 == 0o700  # logs and configurations hold tokens
-    every = collecting._Collection(inventory, found["r1"], None, tmp_path, {}, lambda _event: None)
+    every = Collection(Session(inventory), found["r1"], tmp_path, {})
     with pytest.raises(UsageError, match="no complete checkpoint"):
-        every.all("checkpoints", fp32=False)
+        every.collect("checkpoints", fp32=False)
 
 
 def test_fp32_weights_are_made_on_a_node_that_answered(tmp_path, monkeypatch):
@@ -97,12 +98,9 @@ def test_fp32_weights_are_made_on_a_node_that_answered(tmp_path, monkeypatch):
     found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
     whole = Sources({"gpu02": frozenset({"checkpoint-3/model"})}, zero=True)
     made = []
-    monkeypatch.setattr(collecting._Collection, "_offers", lambda _self: {"gpu02": {"output": "/out", "offer": {}}})
-    monkeypatch.setattr(collecting._Collection, "_newest", lambda _self, _offers: Newest("checkpoint-3"))
-    monkeypatch.setattr(collecting._Collection, "_take_output", lambda *_: whole)
-    monkeypatch.setattr(collecting, "bulk", lambda _inventory, node, _connection: node.name)
-    monkeypatch.setattr(collecting, "weights", lambda node, _run, folder, *_, **_more: made.append((node, folder)))
-    connections = dict.fromkeys(node.name for node in NODES) | dict.fromkeys(NODES)
-    every = collecting._Collection(inventory, found["r1"], connections, tmp_path, {}, lambda _event: None)
-    assert every.all("checkpoints", fp32=True).fp32 == tmp_path / "fp32"
-    assert made == [("gpu02", "/out/checkpoint-3")]
+    monkeypatch.setattr(Collection, "offers", lambda _self: {"gpu02": {"output": "/out", "offer": {}}})
+    monkeypatch.setattr(Collection, "newest", lambda _self, _offers: Newest("checkpoint-3"))
+    monkeypatch.setattr(Collection, "take_output", lambda *_: whole)
+    monkeypatch.setattr(Collection, "weights", lambda _, head, *given, **__: made.append((head.name, *given[:2])))
+    Collection(Session(inventory), found["r1"], tmp_path, {}).collect("checkpoints", fp32=True)
+    assert made == [("gpu02", "/out", "checkpoint-3")]

@@ -14,7 +14,7 @@ import pytest
 
 from provision import checks
 from provision.checks import Plan
-from provision.checks._probing import LONGEST, Probe, Script, compile_probes, parse, probe_of
+from provision.checks.kit.probing import LONGEST, Probe, Script, compile_probes, parse, probe_of
 from provision.errors import ClusterctlError
 from provision.model import Inventory, Node
 from provision.render import quote

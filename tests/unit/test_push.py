@@ -11,9 +11,9 @@ from provision.data.node import Spot, expected, moves, paths
 from provision.data.there import There, Thing
 from provision.data.tree import look, plan
 from provision.errors import ClusterctlError, PreflightError, UsageError
-from provision.model import Inventory, Node, ignore
-from provision.tasks.hold import Lock
-from provision.tasks.push import _Push, _refuse_small
+from provision.model import Inventory, Node
+from provision.session import Lock
+from provision.tasks.push import Shipment, refuse_full
 
 INVENTORY = Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), (Node("node01", ""),))
 ODD = ("new\nline", "\nfirst", "vt\x0b", "nel\x85", "ls\u2028", "cr\r", "tab\t", "a b", "no \udcff utf", "-n")
@@ -217,17 +217,15 @@ def test_what_broken_pushes_have_left_counts_as_room(source):
     pushed = plan(tree, data.differing(tree, has))
     assert pushed.room == 2 * pushed.size > 1100  # one leg, which lies there twice for a moment
     for free, staged in ((pushed.room, None), (pushed.room - 500, 500), (0, pushed.room)):
-        _refuse_small(work(tree, pushed, There(free_bytes=free, staged=staged)), INVENTORY.nodes)
+        refuse_full(work(tree, pushed, There(free_bytes=free, staged=staged)), INVENTORY.nodes)
     with pytest.raises(PreflightError) as caught:
-        _refuse_small(work(tree, pushed, has), INVENTORY.nodes)
+        refuse_full(work(tree, pushed, has), INVENTORY.nodes)
     assert caught.value.reasons["node01"].startswith("600 B free beside 500 B of a broken push in /d/.clusterctl")
 
 
 def work(tree, pushed, has):
     spot = Spot.of(INVENTORY, "/d", folder=True)
-    return _Push(
-        INVENTORY, None, tree, spot, ignore, Lock("/d.lock"), {"node01": data.lack(tree, has, "/d")}, {"node01": pushed}
-    )
+    return Shipment(tree, spot, {"node01": data.lack(tree, has, "/d")}, {"node01": pushed}, Lock("/d.lock"))
 
 
 def test_a_random_tree_loses_nothing(tmp_path):

@@ -26,6 +26,7 @@ from provision.model import Progress, StageFinished, StageStarted
 from provision.output import Reporter
 from provision.render import render
 from provision.run import record as records
+from provision.session import Session
 from provision.summaries.metrics import curve
 from provision.tasks import metrics as task
 from trainer.reader import MARKS
@@ -124,7 +125,7 @@ def test_a_rank_of_several():
         (["none.log"], r"cannot read none\.log: No such file"),
         (["./none"], "cannot read none: No such file"),
         ([FOLDER / "README.md"], "no line tells a step, a loss or a time"),
-        ([FOLDER.parent / "env"], "no log lies in .*env: it has no trainer_log.jsonl, train.log, run.log"),
+        ([FOLDER.parent / "env"], "no log in .*env: it has no trainer_log.jsonl, train.log, run.log"),
         (["--csv", "--json", FOLDER / "gpt.log"], "--csv or --json: not both"),
     ],
 )
@@ -222,17 +223,11 @@ class Nodes:
     def __init__(self, *_):
         self.asked = []
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
     def __getitem__(self, node):
         self.asked.append(node.name)
         return types.SimpleNamespace(run=self.run)
 
-    def run(self, text, deadline):
+    def run(self, text, **_):
         done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, timeout=60, check=True)
         return types.SimpleNamespace(out=done.stdout)
 
@@ -247,14 +242,13 @@ def test_a_runs_numbers_come_from_its_first_node(inventory, monkeypatch, tmp_pat
     monkeypatch.setattr(
         task, "find", lambda *_: (types.SimpleNamespace(id="r", head=head), types.SimpleNamespace(unreachable={}))
     )
-    monkeypatch.setattr(task, "Connections", lambda *_: nodes)
     monkeypatch.setattr(task, "run_folder", lambda _inventory, run: tmp_path / "runs" / run)
-    found = task.read_run(inventory, inventory.nodes, "r", emit=lambda _: None)
+    found = task.read_run(Session(inventory, connections=nodes), "r")
     assert list(found.series) == rows("nanogpt.log")
     assert (found.names, nodes.asked) == (("r",), [asked])
     (logs / "run.log").write_text("it loads\n")
     with pytest.raises(UsageError, match="r: no line tells") as refused:
-        task.read_run(inventory, inventory.nodes, "r", emit=lambda _: None)
+        task.read_run(Session(inventory, connections=nodes), "r")
     assert refused.value.hint == "clusterctl logs r"
 
 
@@ -265,16 +259,15 @@ def test_what_is_here_stands_in_where_no_node_answers(inventory, monkeypatch):
         raise down
 
     monkeypatch.setattr(task, "find", silent)
-    monkeypatch.setattr(task, "Connections", Nodes)
     folder = records.folder_of(inventory.path, "20261122-071500-sft-3f2a")
     with pytest.raises(NodesFailedError):
-        task.read_run(inventory, inventory.nodes, None, emit=lambda _: None)
+        task.read_run(Session(inventory, connections=Nodes()), None)
     records.write(folder, {"run": folder.name, "nodes": ["node01", "node02"], "plans": {}})
     with pytest.raises(NodesFailedError):
-        task.read_run(inventory, inventory.nodes, "3f2a", emit=lambda _: None)
+        task.read_run(Session(inventory, connections=Nodes()), "3f2a")
     (folder / "node01").mkdir()
     (folder / "node01" / "rank0.log").write_bytes(data("gpt.log"))
-    found = task.read_run(inventory, inventory.nodes, "3f2a", emit=lambda _: None)
+    found = task.read_run(Session(inventory, connections=Nodes()), "3f2a")
     assert list(found.series) == rows("gpt.log")
 
 

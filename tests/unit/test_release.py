@@ -107,7 +107,7 @@ def test_current_means_complete_and_linked(places):
     assert not examine.is_current(NodeFacts(release="complete", prefix_link="releases/else"), places)
 
 
-def test_describe_says_what_each_node_lacks(places):
+def test_the_action_says_what_each_node_needs(places):
     facts = {
         "a": NodeFacts(release="complete", prefix_link=places.target),
         "b": NodeFacts(release="complete"),
@@ -115,8 +115,9 @@ def test_describe_says_what_each_node_lacks(places):
         "d": NodeFacts(),
     }
     expected = {"a": "unchanged", "b": "switch", "c": "test and switch", "d": "send"}
-    assert examine.describe(facts, places) == expected
-    assert examine.describe(facts, places, repair=True) == {"a": "repair", "b": "repair", "c": "repair", "d": "send"}
+    assert {name: examine.action(fact, places).value for name, fact in facts.items()} == expected
+    repairs = {name: examine.action(fact, places, repair=True).value for name, fact in facts.items()}
+    assert repairs == {"a": "repair", "b": "repair", "c": "repair", "d": "send"}
 
 
 def test_an_answer_that_was_cut_off_is_noticed():

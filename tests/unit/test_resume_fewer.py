@@ -14,6 +14,7 @@ from provision.model import Inventory, Node
 from provision.run import Facts, Job, RunSpec, Worker
 from provision.run.fewer import fewer, world_size
 from provision.run.found import gathered, told
+from provision.session import Session
 from provision.tasks.resume import refuse_resume, remaining, renewed
 from provision.tasks.train import linked
 
@@ -118,25 +119,25 @@ WITHOUT_THIRD = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 1))
     ],
 )
 def test_the_nodes_that_a_run_continues_on(run, nodes, count, chosen):
-    assert remaining(run, {}, CLUSTER, nodes, count) == chosen
-    refuse_resume(run, {}, chosen=chosen)
+    assert remaining(Session(CLUSTER, nodes), run, {}, count) == chosen
+    refuse_resume(Session(CLUSTER), run, {}, chosen=chosen)
 
 
 def test_more_nodes_than_the_run_had_are_refused_with_what_works():
     with pytest.raises(UsageError, match=r"--nodes 4: run r1 ran on gpu\[01-03\]") as refused:
-        remaining(ALL, {}, CLUSTER, NODES, 4)
+        remaining(Session(CLUSTER, NODES), ALL, {}, 4)
     assert refused.value.hint == "clusterctl resume --nodes 3 r1"
     with pytest.raises(UsageError, match="none of these nodes was chosen"):
-        remaining(ALL, {}, CLUSTER, NODES[3:], None)
+        remaining(Session(CLUSTER, NODES[3:]), ALL, {}, None)
 
 
 def test_a_silent_node_stops_a_resume_unless_it_was_excluded():
     silent = {"gpu03": "no route"}
     with pytest.raises(NodesFailedError) as refused:
-        refuse_resume(WITHOUT_THIRD, silent)
+        refuse_resume(Session(CLUSTER), WITHOUT_THIRD, silent)
     assert "clusterctl resume --exclude gpu03 r1" in refused.value.hint
-    chosen = remaining(WITHOUT_THIRD, silent, CLUSTER, (*NODES[:2], NODES[3]), None)
-    refuse_resume(WITHOUT_THIRD, silent, chosen=chosen)
+    chosen = remaining(Session(CLUSTER, (*NODES[:2], NODES[3])), WITHOUT_THIRD, silent, None)
+    refuse_resume(Session(CLUSTER), WITHOUT_THIRD, silent, chosen=chosen)
 
 
 # --- afterwards -----------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from provision.run.loglines import entry
 from provision.run.proof import proof
 from provision.summaries.runs import run_data, run_lines, run_shown
 from provision.tasks.collect import read_offer
-from provision.tasks.fetch import parse_list
 from provision.tasks.measures import clock
 from provision.tasks.resume import read_plan
 from provision.tasks.status import RunStatus
+from provision.transfer.fetch import parse_list
 from trainer import offers
 from trainer.untrusted import UntrustedError
 

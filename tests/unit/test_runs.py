@@ -14,24 +14,25 @@ import pytest
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.inventory import load
-from provision.model import Inventory, Node, Result
+from provision.model import CommandLine, Inventory, Node, Result
 from provision.render import render
 from provision.run import record
 from provision.run.checkpoint import folders, sources
 from provision.run.found import LOST, UNKNOWN, gathered, pace_of, told
 from provision.run.loglines import Entry, entry, merged, pattern
 from provision.run.proof import proof
+from provision.session import Outcome, Session
 from provision.summaries.run_commands import stopped_shown
 from provision.summaries.runs import run_lines, run_shown
 from provision.tasks import runs as runs_module
-from provision.tasks.answers import without
-from provision.tasks.fetch import Escape, There, fetch, lacking, listed, parse_list
 from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, find, script
 from provision.tasks.status import RunStatus
 from provision.tasks.stop import Stopped, judged, refuse_others
+from provision.transfer.fetch import Escape, There, fetch, lacking, listed, parse_list
 
 NODE = Node("node01", "10.0.0.1")
+SESSION = Session(Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), (NODE,)))
 
 
 class Shell:
@@ -212,7 +213,7 @@ def test_runs_here_that_everybody_may_read_are_closed_by_the_next_command(tmp_pa
     (tmp_path / "elsewhere").mkdir(mode=0o755)
     (tmp_path / "elsewhere/run.json").write_text("{}")
     (tmp_path / "runs/link").symlink_to(tmp_path / "elsewhere")
-    runs_module.find_all(inventory, [NODE], {NODE: Shell()})
+    runs_module.find_all(Session(inventory, [NODE], connections={NODE: Shell()}))
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "runs").iterdir()}
     assert modes == {"r1": 0o700, "r2": 0o700, "no run": 0o755, "link": 0o755}
 
@@ -279,8 +280,9 @@ def test_going_on_is_offered_where_it_can_work(tmp_path):
 
 def test_without_any_answer_nobody_is_left_to_go_on_with():
     cluster = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
-    assert without(cluster, ["node02"], 2, "status") == "to go on without: clusterctl status --exclude node02"
-    assert "--exclude" not in without(cluster, ["node01", "node02"], 2, "status")
+    session = Session(cluster, typed=CommandLine("status"))
+    assert session.without(["node02"], 2) == "to continue without: clusterctl status --exclude node02"
+    assert "--exclude" not in session.without(["node01", "node02"], 2)
 
 
 def test_one_run_is_shown_with_each_of_its_nodes():
@@ -379,16 +381,17 @@ PROVED = proof('{"left": [], "step": 12, "saved": true}\nproved processes\nprove
 def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
     (tmp_path / "inventory.yaml").write_text("prefix: /x/current\nnodes: {\"node[01-02]\": '10.0.0.[1-2]'}\n")
     inventory = load(tmp_path / "inventory.yaml")
+    session = Session(inventory)
     both = {node.name: PROVED for node in inventory.nodes}
-    done = judged(inventory, "r1", inventory.nodes, both, port=23456)
+    done = judged(session, "r1", Outcome(session, both), port=23456)
     done.raise_failed()
     assert stopped_shown(done)[1].splitlines() == [
         "run r1 stopped on node[01-02]: no process left, no GPU memory held, port 23456 free",
         "its work is saved at step 12; to go on: clusterctl resume r1",
     ]
-    again = judged(inventory, "r1", inventory.nodes, both, port=None, already="stopped")
+    again = judged(session, "r1", Outcome(session, both), port=None, already="stopped")
     assert "had ended before (stopped) on node[01-02]: no process left" in stopped_shown(again)[1]
-    half = judged(inventory, "r1", inventory.nodes, {**both, "node02": proof("", "no python")}, port=None)
+    half = judged(session, "r1", Outcome(session, {**both, "node02": proof("", "no python")}), port=None)
     with pytest.raises(NodesFailedError, match="not proved to be gone on 1 of 2 nodes") as caught:
         half.raise_failed()
     assert list(caught.value.reasons) == ["node02"]
@@ -397,27 +400,27 @@ def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
 def test_a_run_of_somebody_else_is_refused_and_its_owner_named():
     run = runs_of(("node01", answer(said(uid=1001))))["r1"]
     with pytest.raises(PreflightError, match="not yours") as caught:
-        refuse_others(run, Runs({}, {}, {"node01": 1000}), others_too=True)
+        refuse_others(SESSION, run, Runs({}, {}, {"node01": 1000}), others_too=True)
     assert caught.value.reasons == {"node01": "it is alice's"}
     with pytest.raises(PreflightError) as caught:
-        refuse_others(run, Runs({}, {}, {"node01": 0}), others_too=False)
+        refuse_others(SESSION, run, Runs({}, {}, {"node01": 0}), others_too=False)
     assert "--yes" in caught.value.hint
-    refuse_others(run, Runs({}, {}, {"node01": 0}), others_too=True)
-    refuse_others(run, Runs({}, {}, {"node01": 1001}), others_too=False)
+    refuse_others(SESSION, run, Runs({}, {}, {"node01": 0}), others_too=True)
+    refuse_others(SESSION, run, Runs({}, {}, {"node01": 1001}), others_too=False)
 
 
 def test_what_cannot_be_gone_on_with_is_refused():
     both = [("node01", answer(said())), ("node02", answer(said("node02", 1)))]
-    with pytest.raises(UsageError, match=r"run r1 is at work on node\[01-02\]"):
-        refuse_resume(runs_of(*both)["r1"], {})
+    with pytest.raises(UsageError, match=r"run r1 is running on node\[01-02\]"):
+        refuse_resume(SESSION, runs_of(*both)["r1"], {})
     done = [(name, answer(said(name, rank, "finished"), stat="")) for rank, name in enumerate(("node01", "node02"))]
     with pytest.raises(UsageError, match="has finished"):
-        refuse_resume(runs_of(*done)["r1"], {})
+        refuse_resume(SESSION, runs_of(*done)["r1"], {})
     with pytest.raises(NodesFailedError, match="without all of its nodes") as caught:
-        refuse_resume(runs_of(("node01", answer(said(state="failed"), stat="")))["r1"], {"node02": "no route"})
+        refuse_resume(SESSION, runs_of(("node01", answer(said(state="failed"), stat="")))["r1"], {"node02": "no route"})
     assert caught.value.reasons == {"node02": "no route"}
     failed = [(name, answer(said(name, rank, "failed"), stat="")) for rank, name in enumerate(("node01", "node02"))]
-    refuse_resume(runs_of(*failed)["r1"], {})
+    refuse_resume(SESSION, runs_of(*failed)["r1"], {})
 
 
 # --- logs ----------------------------------------------------------------------------------------
@@ -575,19 +578,19 @@ def going(*ids):
 def test_a_stop_means_the_run_that_is_running(monkeypatch, ids, word, meant):
     inventory, found = going(*ids)
     monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
-    assert find(inventory, [NODE], None, word, live_first=True)[0].id == meant
+    assert find(Session(inventory, [NODE]), word, live_first=True)[0].id == meant
 
 
 def test_several_running_runs_are_named_with_the_command_for_each(monkeypatch):
     inventory, found = going("1-sft*", "2-sft*", "3-dpo")
     monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
     with pytest.raises(UsageError, match="2 runs are running: 1-sft on node01, 2-sft on node01") as refused:
-        find(inventory, [NODE], None, None, live_first=True)
+        find(Session(inventory, [NODE]), None, live_first=True)
     assert refused.value.hint == "name one: clusterctl stop 1-sft; clusterctl stop 2-sft"
     with pytest.raises(UsageError, match="sft can mean 2 runs"):
-        find(inventory, [NODE], None, "sft", live_first=True)
+        find(Session(inventory, [NODE]), "sft", live_first=True)
     asked = []
-    assert find(inventory, [NODE], None, None, live_first=True, ask=lambda runs: asked.append(runs) or runs[1])[
+    assert find(Session(inventory, [NODE]), None, live_first=True, ask=lambda runs: asked.append(runs) or runs[1])[
         0
     ].id == ("2-sft")
     assert [run.id for run in asked[0]] == ["1-sft", "2-sft"]
@@ -612,9 +615,9 @@ def test_a_terminal_says_what_it_will_stop_and_asks(monkeypatch, capsys, ids, ty
     monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
     ask = asking_which(Reporter(out=io.StringIO(), err=io.StringIO()))
     if meant:
-        assert find(inventory, [NODE], None, None, live_first=True, ask=ask)[0].id == meant
+        assert find(Session(inventory, [NODE]), None, live_first=True, ask=ask)[0].id == meant
     else:
         with pytest.raises(InterruptedByUser, match="nothing was stopped"):
-            find(inventory, [NODE], None, None, live_first=True, ask=ask)
+            find(Session(inventory, [NODE]), None, live_first=True, ask=ask)
     shown = capsys.readouterr()
     assert "1-a  on node01, of alice" in shown.err + shown.out

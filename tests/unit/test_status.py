@@ -5,8 +5,8 @@ import re
 import pytest
 
 from provision.checks import Answer
-from provision.checks._clock import Offset, line, offset, shown, skews, span
-from provision.checks._pairs import EVERY_PAIR, blamed, pairs
+from provision.checks.kit.clock import Offset, line, offset, shown, skews, span
+from provision.checks.kit.pairs import EVERY_PAIR, blamed, pairs
 from provision.model import Node
 from provision.summaries.status import WIDTH, status_shown
 from provision.tasks.measures.clock import bounds, combined

@@ -11,11 +11,11 @@ from provision.inventory import load
 from provision.model import Node, Result
 from provision.run import Facts, Job, Launch, RunSpec, Worker, new_run_id
 from provision.run.result import output_of
+from provision.session import Session
 from provision.summaries.training import trained
-from provision.tasks import begin
-from provision.tasks.begin import Beginning, Following
 from provision.tasks.resume import refuse_plans, renewed
-from provision.tasks.train import Training, _run_id, find_config, linked, visible
+from provision.tasks.start import Following, Start
+from provision.tasks.train import Training, find_config, linked, run_id, visible
 
 PROVED = '{"event": "stopped", "left": []}\nproved processes\nproved ports\nproved gpus\n'
 NAMES = ("node01", "node02")
@@ -85,10 +85,10 @@ def test_the_gpus_that_a_job_will_use(inventory, job, env, expected):
 
 
 def test_a_name_becomes_a_part_of_the_id_or_is_refused():
-    assert "-first-try-" in _run_id(Training(Job(target="x/sft.yaml"), name="first_try"))
-    assert "-sft-" in _run_id(Training(Job(target="x/sft.yaml")))
+    assert "-first-try-" in run_id(Training(Job(target="x/sft.yaml"), name="first_try"))
+    assert "-sft-" in run_id(Training(Job(target="x/sft.yaml")))
     with pytest.raises(UsageError, match="--name two words") as caught:
-        _run_id(Training(Job(), name="two words"))
+        run_id(Training(Job(), name="two words"))
     assert caught.value.hint == "--name two-words"
 
 
@@ -121,12 +121,14 @@ class Remote:
     """A node whose agent starts as ``start`` says, and then tells ``events``."""
 
     node: Node
-    start: Result
+    start: Result | Exception
     events: tuple
     stops: list
 
     def run(self, script, *, stdin=None, on_line=None, deadline=None, root=False):
         if "agent start" in script:
+            if isinstance(self.start, Exception):
+                raise self.start
             return self.start
         if "agent stop" in script:
             self.stops.append(self.node.name)
@@ -158,8 +160,8 @@ def go(inventory):
                 return remotes[node.name]
 
         about = {"folder": "/x/runs/r1", "master": "m:1", "prefix": "/x/releases/1"}
-        beginning = Beginning(inventory, Connections(), nodes, "r1", plans(**more), about)
-        return beginning.go(following or Following(), lambda _event: None)
+        session = Session(inventory, connections=Connections())
+        return Start(session, nodes, "r1", plans(**more), about).follow(following or Following())
 
     return go
 
@@ -224,7 +226,9 @@ def test_a_run_that_fails_says_where_and_what_to_type(go, inventory):
 
 
 def test_a_run_that_nobody_gets_through_to_may_go_on(go, inventory):
-    with pytest.raises(NodesFailedError, match=r"gets through to node\[01-02\] any more; run r1 may go on") as caught:
+    with pytest.raises(
+        NodesFailedError, match=r"node\[01-02\] can no longer be reached; run r1 may still be running"
+    ) as caught:
         go((), ())
     assert caught.value.hint == "clusterctl logs -f r1; clusterctl status r1"
     assert record(inventory)["state"] == "running"
@@ -239,13 +243,9 @@ def test_a_run_that_another_command_stops_is_said_to_be_stopped(go, inventory):
     assert record(inventory)["state"] == "stopped"
 
 
-def test_ctrl_c_while_the_agents_are_started_leaves_none(go, monkeypatch):
-    def fan_out(_nodes, _work, **_options):
-        raise InterruptedByUser("interrupted")
-
-    monkeypatch.setattr(begin, "fan_out", fan_out)
+def test_ctrl_c_while_the_agents_are_started_leaves_none(go):
     with pytest.raises(InterruptedByUser, match="run r1 was interrupted and stopped on every node"):
-        go((), ())
+        go((), (), starts={"node01": InterruptedByUser("interrupted")})
     assert sorted(go.stops) == list(NAMES)
 
 

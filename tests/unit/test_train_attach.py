@@ -11,10 +11,11 @@ import pytest
 from provision.errors import InterruptedByUser, NodesFailedError
 from provision.model import Node, Notice, Result
 from provision.run.follow import Follower
+from provision.session import streams
+from provision.session.streams import Stream, Streams
 from provision.ssh.remote import HostKeyChanged, NodeUnreachable
-from provision.tasks import attach, streams
+from provision.tasks import attach
 from provision.tasks.attach import Attachment, HungUp
-from provision.tasks.streams import Stream, Streams
 
 A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")
 END = {"event": "end", "state": "finished"}
@@ -129,7 +130,7 @@ def test_a_mistake_in_a_reading_thread_ends_the_command(follow):
 def test_when_no_node_answers_any_more_the_command_gives_up(follow, monkeypatch):
     monkeypatch.setattr(attach, "FORSAKEN", 0.1)
     down = [Remote(node, *itertools.repeat([NodeUnreachable(node, "no answer")], 1000)) for node in (A, B)]
-    with pytest.raises(NodesFailedError, match="whether it goes on there is not known"):
+    with pytest.raises(NodesFailedError, match="whether it is still running is not known"):
         follow(*down)
 
 
@@ -307,7 +308,8 @@ def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeyp
     from pathlib import Path
 
     from provision.model import Inventory
-    from provision.tasks.begin import Beginning, Following
+    from provision.session import Session
+    from provision.tasks.start import Following, Start
 
     def out_of_reach(self, _way, _emit, **_options):
         self.follower.take("a", STARTED)
@@ -316,11 +318,11 @@ def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeyp
         return "detached"
 
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), (A, B))
-    monkeypatch.setattr(Beginning, "_start", lambda *_: {})
+    monkeypatch.setattr(Start, "_start", lambda *_: {})
     monkeypatch.setattr(Attachment, "follow", out_of_reach)
     plans = [{"node": node.name, "env": {}, "prefix": "/opt"} for node in (A, B)]
-    beginning = Beginning(inventory, None, (A, B), "r1", plans, {"folder": "/x/runs/r1"})
+    start = Start(Session(inventory), (A, B), "r1", plans, {"folder": "/x/runs/r1"})
     with pytest.raises(NodesFailedError, match="whether run r1 started on b is not known") as failed:
-        beginning.go(Following(detach=True), lambda _event: None)
+        start.follow(Following(detach=True))
     assert failed.value.reasons == {"b": "no route to host"}
     assert failed.value.exit_code == 5

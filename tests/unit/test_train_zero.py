@@ -7,7 +7,7 @@ import yaml
 
 from provision.errors import UsageError
 from provision.run import from_words
-from provision.tasks.zero import CHOICES, packed
+from provision.tasks.train import ZERO_CHOICES, pack_files
 from trainer.ds_config import autos
 
 CONFIG = "stage: sft  # of LLaMA-Factory\nmodel_name_or_path: /models/x\ndo_train: true"
@@ -22,9 +22,9 @@ def job(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("zero", CHOICES)
+@pytest.mark.parametrize("zero", ZERO_CHOICES)
 def test_a_configuration_is_made_and_named(job, zero):
-    luggage = packed(job(CONFIG), zero)
+    luggage = pack_files(job(CONFIG), zero)
     said = luggage.texts["job/train.yaml"].decode()
     assert said == f"{CONFIG}\ndeepspeed: ds_zero{zero}.json\n"
     config = json.loads(luggage.texts[f"job/ds_zero{zero}.json"])
@@ -35,7 +35,7 @@ def test_a_configuration_is_made_and_named(job, zero):
 
 
 def test_without_it_the_config_travels_as_it_is(job):
-    luggage = packed(job(CONFIG), None)
+    luggage = pack_files(job(CONFIG), None)
     assert luggage.texts["job/train.yaml"].decode() == CONFIG
     assert not [name for name in luggage.texts if "ds_" in name]
 
@@ -43,20 +43,20 @@ def test_without_it_the_config_travels_as_it_is(job):
 @pytest.mark.parametrize("given", ["ds.json", "/etc/ds.json", "{zero_optimization: {stage: 1}}"])
 def test_what_the_user_gave_is_never_changed(job, given):
     with pytest.raises(UsageError, match="has a DeepSpeed configuration"):
-        packed(job(f"{CONFIG}\ndeepspeed: {given}\n"), "2")
+        pack_files(job(f"{CONFIG}\ndeepspeed: {given}\n"), "2")
 
 
 def test_an_argument_counts_as_given(job):
     with pytest.raises(UsageError, match="has a DeepSpeed configuration: mine"):
-        packed(job(CONFIG, "deepspeed=mine.json"), "2")
+        pack_files(job(CONFIG, "deepspeed=mine.json"), "2")
 
 
 def test_an_empty_value_is_none(job):
-    luggage = packed(job(f"{CONFIG}\ndeepspeed: null\n"), "3")
+    luggage = pack_files(job(f"{CONFIG}\ndeepspeed: null\n"), "3")
     assert yaml.safe_load(luggage.texts["job/train.yaml"])["deepspeed"] == "ds_zero3.json"
 
 
 def test_a_script_is_told_in_its_own_way(job):
     with pytest.raises(UsageError, match="goes with a LLaMA-Factory config") as refused:
-        packed(job("print()", name="train.py"), "2")
+        pack_files(job("print()", name="train.py"), "2")
     assert "ds-config --for own --stage 2" in refused.value.hint

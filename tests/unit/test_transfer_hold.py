@@ -1,38 +1,31 @@
-"""What is said of a node that another command has taken."""
-
-from types import SimpleNamespace
+"""What is said of a node that another command has locked, and which nodes a failure reaches over a shared folder."""
 
 import pytest
 
 from provision.errors import PreflightError
-from provision.model import Node
-from provision.tasks import deploy, hold
+from provision.model import Inventory, Node
+from provision.session import Failure, Outcome, Session, Sharing, lock
+from provision.tasks import deploy
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        ("5", "has been at work here for 5 s"),
-        ("7200", "has been at work here for 120 min"),
-        ("-86400", "is at work here"),  # the clock was set back meanwhile
+        ("5", "has been running here for 5 s"),
+        ("7200", "has been running here for 120 min"),
+        ("-86400", "is running here"),  # the clock was set back meanwhile
     ],
 )
-def test_how_long_another_command_has_been_at_work(seconds, said):
-    holders = [
-        SimpleNamespace(node=Node("a", "10.0.0.1"), state="held a boot"),
-        SimpleNamespace(node=Node("b", "10.0.0.2"), state=f"busy {seconds} me on head, process 7"),
-    ]
-    with pytest.raises(PreflightError, match="1 of 2 nodes are taken") as refused:
-        hold._refuse_busy(holders)
+def test_how_long_another_command_has_been_running(seconds, said):
+    with pytest.raises(PreflightError, match="1 of 2 nodes are locked") as refused:
+        lock.refuse_busy({"a": "held a boot", "b": f"busy {seconds} me on head, process 7"})
     assert refused.value.reasons == {"b": f"another command of me on head, process 7 {said}"}
 
 
 def test_a_node_that_shares_a_root_names_the_node_that_holds_it():
     """The host's own name is not always its name in the inventory."""
-    owners = {"host-a boot-1": "gpu01"}
-    assert hold._shared("shared host-a boot-1", owners) == "gpu01"
-    assert hold._shared("held host-a boot-1", owners) == ""
-    assert hold._shared("shared host-b boot-2", owners) == "host-b"
+    states = {"gpu01": "held host-a boot-1", "gpu02": "shared host-a boot-1", "gpu03": "shared host-b boot-2"}
+    assert lock.sharing(states).owners == {"gpu01": "", "gpu02": "gpu01", "gpu03": "host-b"}
 
 
 NODES = [Node(f"gpu0{number}", f"10.0.0.{number}") for number in range(1, 6)]
@@ -66,13 +59,15 @@ SHARED = {"gpu01": "", "gpu02": "gpu01", "gpu03": "gpu01", "gpu04": "", "gpu05":
 )
 def test_every_node_keeps_its_own_reason(before, bad, reasons, tested):
     seen = []
-    failed = dict(before)
+    session = Session(Inventory(None, None, tuple(NODES)))
+    failures = {name: Failure(why) for name, why in before.items()}
 
     def activate(nodes):
         seen.extend(node.name for node in nodes)
-        failed.update({node.name: bad[node.name] for node in nodes if node.name in bad})
-        return {}
+        failed = {node.name: Failure(bad[node.name]) for node in nodes if node.name in bad}
+        return Outcome(session, {node.name: () for node in nodes if node.name not in bad}, failed, changes=True)
 
-    deploy._activate_all(NODES, SHARED, failed, activate)
-    assert failed == reasons
+    sent = Outcome(session, {}, failures, changes=True)
+    done = deploy.activate_all(NODES, Sharing(SHARED), sent, activate)
+    assert (sent & done).reasons == reasons
     assert sorted(seen) == tested

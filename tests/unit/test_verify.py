@@ -6,7 +6,8 @@ import pytest
 
 from provision.cli import main
 from provision.errors import PreflightError
-from provision.model import Inventory, Node, Result, ignore
+from provision.model import Inventory, Node, Result
+from provision.session import session
 from provision.ssh.remote import RemoteError
 from provision.tasks import releases
 
@@ -26,10 +27,7 @@ class Nodes:
     def __init__(self, *_):
         pass
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         pass
 
     def __getitem__(self, node):
@@ -52,7 +50,7 @@ class Shell:
 
 @pytest.fixture(autouse=True)
 def nodes(monkeypatch):
-    monkeypatch.setattr(releases, "Connections", Nodes)
+    monkeypatch.setattr(session, "Connections", Nodes)
 
 
 def inventory(*names):
@@ -61,7 +59,7 @@ def inventory(*names):
 
 def verify(*names, release=None):
     cluster = inventory(*names)
-    return releases.verify(cluster, cluster.nodes, release=release, emit=ignore)
+    return releases.verify(session.Session(cluster), release)
 
 
 def test_a_node_without_a_release_keeps_no_other_from_being_verified():

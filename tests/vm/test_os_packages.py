@@ -14,7 +14,7 @@ def test_packages_come_without_a_route_and_the_daemon_waits_for_its_configuratio
     assert lab.client.out("systemctl is-active systemd-timesyncd || :") == "active"
 
     first = clusterctl(*APPLY)
-    assert "vm[1-2]: systemd-timesyncd gives way" in first.stderr
+    assert "vm[1-2]: systemd-timesyncd will be removed" in first.stderr
     assert "set up (packages)" in first.stdout
     status = "dpkg-query -W -f '${db:Status-Status} ' chrony systemd-timesyncd; systemctl is-active chrony || :"
     for machine in lab.machines:

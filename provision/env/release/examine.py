@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 from provision.env.bundle.manifest import Manifest
@@ -99,15 +100,30 @@ def is_current(facts: NodeFacts, places: Places) -> bool:
     return facts.release == "complete" and facts.prefix_link in (places.target, places.release)
 
 
-def describe(facts: Mapping[str, NodeFacts], places: Places, *, repair: bool = False) -> dict[str, str]:
-    """One short word for each node: what a deploy has to do there."""
-    words = {"complete": "switch", "unpacked": "test and switch", "absent": "send"}
+class Action(Enum):
+    """What a deploy does on a node; the value is what the user reads."""
+
+    NOTHING = "unchanged"
+    SWITCH = "switch"
+    TEST = "test and switch"
+    SEND = "send"
+    REPAIR = "repair"
+
+    @property
+    def sends(self) -> bool:
+        """Whether files go to the node."""
+        return self in (Action.SEND, Action.REPAIR)
+
+
+def action(facts: NodeFacts, places: Places, *, repair: bool = False) -> Action:
+    """What a deploy has to do on a node."""
+    if facts.release == "absent":
+        return Action.SEND
     if repair:
-        words |= {"complete": "repair", "unpacked": "repair"}
-    return {
-        name: "unchanged" if is_current(fact, places) and not repair else words[fact.release]
-        for name, fact in facts.items()
-    }
+        return Action.REPAIR
+    if facts.release == "unpacked":
+        return Action.TEST
+    return Action.NOTHING if is_current(facts, places) else Action.SWITCH
 
 
 def judge(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:

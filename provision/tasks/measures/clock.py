@@ -1,9 +1,9 @@
-"""How far the nodes' clocks are apart, with error bars, over connections that are open already; chrony is not needed.
+"""How far apart the nodes' clocks are, with error bars, over the open connections; chrony is not needed.
 
 A node that says its time between the moments ``sent`` and ``heard`` is ahead by at least ``time - heard`` and at most
 ``time - sent`` (Cristian's algorithm, Distributed Computing 3, 1989). Where several samples allow less than each, so
-much the better (Marzullo's intersection, as in NTP: RFC 5905, 11.2.1). So also a date without ``%N`` (busybox), which
-knows whole seconds only, tells more than that: the samples are spread over a second, and one of them sees it end.
+much the better (Marzullo's intersection, as in NTP: RFC 5905, 11.2.1). This also sharpens a date without ``%N``
+(busybox), which has whole seconds only: the samples are spread over a second, and one of them sees it end.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._clock import Offset, line
-from provision.errors import ClusterctlError
-from provision.model import Emit, Node, Remote, StageFinished, StageStarted
-from provision.ssh.remote import DeadlineExceeded, fan_out
+from provision.checks.kit.clock import Offset
+from provision.checks.kit.clock import line as clock_line
+from provision.model import Node, Remote
+from provision.ssh.remote import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from provision.ssh.remote import Connections
+    from provision.errors import ClusterctlError
+    from provision.session import Session
 
 SAMPLES = 10
 _SPREAD = 0.11  # seconds between samples of whole seconds: ten of them cover one
@@ -32,24 +33,20 @@ _PAUSE = threading.Event()  # never set
 Bounds = tuple[float, float]  # the offset lies between them, in seconds
 
 
-def measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answer]:
-    """The offset of every node against one steady clock of the controller; an unreachable node says why."""
-    began = time.monotonic()
-    emit(StageStarted("clock", "Comparing the clocks", len(plan.nodes)))
-    base = time.time() - began  # the controller's own clock may be set meanwhile: its monotonic one is not
+def measure(plan: Plan, session: Session) -> dict[str, Answer]:
+    """The offset of every node from one steady clock of the controller; an unreachable node's answer says why."""
+    base = time.time() - time.monotonic()  # the controller's own clock may be set meanwhile: its monotonic one is not
 
     def one(node: Node) -> Answer:
-        samples, whole = _sample(connections[node], base)
+        samples, whole = _sample(session.connections[node], base)
         offset = combined(samples)
         if offset is None:
             return Answer(err="date gave no time")
-        return Answer(line(offset, len(samples), whole_seconds=whole))
+        return Answer(clock_line(offset, len(samples), whole_seconds=whole))
 
     # A few at a time: threads that wait for one another would lengthen the error bars.
-    said = fan_out(plan.nodes, one, limit=16)
-    states = {name: "unreachable" if isinstance(answer, ClusterctlError) else "done" for name, answer in said.items()}
-    emit(StageFinished("clock", time.monotonic() - began, states))
-    return {name: _answer(answer) for name, answer in said.items()}
+    outcome = session.work("clock", "Comparing the clocks", one, on=plan.nodes, state=lambda _: "done", limit=16)
+    return {**outcome.ok, **{name: broken(failure.error) for name, failure in outcome.failed.items()}}
 
 
 def combined(samples: Sequence[Bounds]) -> Offset | None:
@@ -101,7 +98,6 @@ def _sample(remote: Remote, base: float) -> tuple[list[Bounds], bool]:
     return found, whole
 
 
-def _answer(answer: Answer | ClusterctlError) -> Answer:
-    if isinstance(answer, DeadlineExceeded):
-        return Answer(state="hung")
-    return Answer(rc=1, err=str(answer)) if isinstance(answer, ClusterctlError) else answer
+def broken(error: ClusterctlError | None) -> Answer:
+    """The answer of a node that failed."""
+    return Answer(state="hung") if isinstance(error, DeadlineExceeded) else Answer(rc=1, err=str(error))

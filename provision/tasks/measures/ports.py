@@ -4,110 +4,62 @@ from __future__ import annotations
 
 import re
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._pairs import pairs
+from provision.checks.kit.pairs import pairs
 from provision.checks.net_ports import DEFAULT
-from provision.errors import ClusterctlError
-from provision.model import Emit, Node, Result, StageFinished, StageStarted
+from provision.model import Node, Result
 from provision.render import render, words
-from provision.ssh.remote import DeadlineExceeded, fan_out
+from provision.session import Conversation, talking
+from provision.tasks.measures.clock import broken
 
 if TYPE_CHECKING:
-    from provision.ssh.remote import Connections
+    from provision.session import Session
 
 TIMEOUT = 4  # seconds for a connection: its first packet is sent again after 1 and 3
 RANDOM = 2  # random ports on each node
-_READY = 10.0  # seconds until a listener must have said where it listens
-_LIFE = 60  # seconds that a listener lives at most, whatever becomes of its connection
+_READY = 10.0  # seconds for a listener to say where it listens
+_LIFE = 60  # seconds that a listener lives at most, even if its connection stays
 _BEAT = 1.0
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
-class Ear(threading.Thread):
-    """Runs the listener of one node, and keeps what it says. ``let_go`` ends it."""
+def measure(plan: Plan, session: Session) -> dict[str, Answer]:
+    """Every node's answer about its ports and those of others; an unreachable node's answer says why.
 
-    def __init__(self, node: Node, connections: Connections, script: str) -> None:
-        super().__init__(daemon=True)
-        self.node = node
-        self.lines: list[str] = []
-        self.failure: ClusterctlError | None = None
-        self.answered = threading.Event()
-        self._connections = connections
-        self._script = script
-        self._let_go = threading.Event()
-
-    def run(self) -> None:
-        """Listen until ``let_go``."""
-        try:
-            result = self._connections[self.node].run(
-                self._script, stdin=self._held_open(), on_line=self._hear, deadline=_LIFE + _READY
-            )
-            if not self.answered.is_set():
-                self.lines.append(f"problem {' '.join(result.err.split()) or 'the listener ended at once'}")
-        except ClusterctlError as error:
-            self.failure = error
-        finally:
-            self.answered.set()
-
-    def let_go(self) -> None:
-        """End the listener's input, and with it the listener."""
-        self._let_go.set()
-
-    @property
-    def ports(self) -> dict[str, list[int]]:
-        """Where it listens, by kind."""
-        found: dict[str, list[int]] = {}
-        for line in self.lines:
-            if (said := line.split())[:1] == ["listen"] and said[3:] == ["open"] and _PORT.fullmatch(said[2]):
-                found.setdefault(said[1], []).append(int(said[2]))
-        return found
-
-    def _held_open(self) -> Iterator[bytes]:
-        while not self._let_go.wait(_BEAT):
-            yield b"\n"
-
-    def _hear(self, line: str) -> None:
-        if line == "ready":
-            self.answered.set()
-        elif line.strip():
-            self.lines.append(line.strip())
-
-
-def measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answer]:
-    """What every node says about its ports and those of others; an unreachable one says why.
-
-    Two round trips: all listeners, then all connections. Nothing stays on a node: a listener ends with its connection.
+    Two round trips: all listeners, then all connections. A listener ends with its connection.
     """
-    began = time.monotonic()
-    emit(StageStarted("ports", "Trying the nodes' ports", len(plan.nodes)))
     token = secrets.token_hex(8)
-    ears = {node.name: Ear(node, connections, _listen(plan, node, token)) for node in plan.nodes}
-    try:
-        for ear in ears.values():
-            ear.start()
+    connect = session.connections.__getitem__
+    listeners = {
+        node.name: Conversation(node, connect, _listen(plan, node, token), deadline=_LIFE + _READY, beat=_BEAT)
+        for node in plan.nodes
+    }
+    with talking(listeners.values(), patience=5.0):
         until = time.monotonic() + _READY
-        for ear in ears.values():
-            ear.answered.wait(max(0.0, until - time.monotonic()))
-        said = fan_out(
-            plan.nodes,
-            lambda node: connections[node].run(_connect(plan, node, ears, token), deadline=TIMEOUT + _READY),
-            limit=64,
+        for listener in listeners.values():
+            listener.until("ready", max(0.0, until - time.monotonic()))
+        outcome = session.work(
+            "ports",
+            "Trying the nodes' ports",
+            lambda node: session.run(node, _connect(plan, node, listeners, token), deadline=TIMEOUT + _READY),
+            on=plan.nodes,
+            state=lambda _: "done",
         )
-    finally:
-        for ear in ears.values():
-            ear.let_go()
-        for ear in ears.values():
-            with suppress(RuntimeError):  # never started
-                ear.join(5)
-    states = {name: "unreachable" if isinstance(result, ClusterctlError) else "done" for name, result in said.items()}
-    emit(StageFinished("ports", time.monotonic() - began, states))
-    return {name: _answer(ears[name], result) for name, result in said.items()}
+    answers = {name: _answer(listeners[name], result) for name, result in outcome.ok.items()}
+    return answers | {name: broken(failure.error) for name, failure in outcome.failed.items()}
+
+
+def open_ports(lines: Iterable[str]) -> dict[str, list[int]]:
+    """Where a listener listens, by kind, from what it printed."""
+    found: dict[str, list[int]] = {}
+    for line in lines:
+        if (said := line.split())[:1] == ["listen"] and said[3:] == ["open"] and _PORT.fullmatch(said[2]):
+            found.setdefault(said[1], []).append(int(said[2]))
+    return found
 
 
 def _listen(plan: Plan, node: Node, token: str) -> str:
@@ -116,18 +68,18 @@ def _listen(plan: Plan, node: Node, token: str) -> str:
     return _script(plan, "listen", token, (node.name, node.train_address, _LIFE, *wanted))
 
 
-def _connect(plan: Plan, node: Node, ears: Mapping[str, Ear], token: str) -> str:
+def _connect(plan: Plan, node: Node, listeners: Mapping[str, Conversation], token: str) -> str:
     master, port = plan.nodes[0], plan.inventory.train.port or DEFAULT
     wanted: list[str | int] = []
     for one, other in pairs(plan.nodes):
-        if one != node or ears[other.name].failure is not None:
+        if one != node or listeners[other.name].failure is not None:
             continue
         if other == master:
             wanted += [other.name, "master", other.train_address, port]
-        for random in ears[other.name].ports.get("random", ()):
+        for random in open_ports(_said(listeners[other.name])).get("random", ()):
             wanted += [other.name, "random", other.train_address, random]
     script = _script(plan, "connect", token, (TIMEOUT, *wanted))
-    busy = node == master and any(line.startswith(f"listen master {port} busy") for line in ears[node.name].lines)
+    busy = node == master and any(line.startswith(f"listen master {port} busy") for line in _said(listeners[node.name]))
     return f"(\n{render('measures/owner.sh.j2', port=port)})\n{script}" if busy else script
 
 
@@ -144,10 +96,14 @@ def _script(plan: Plan, mode: str, token: str, arguments: Sequence[str | int]) -
     )
 
 
-def _answer(ear: Ear, result: Result | ClusterctlError) -> Answer:
-    if isinstance(result, DeadlineExceeded):
-        return Answer(state="hung")
-    if isinstance(result, ClusterctlError):
-        return Answer(rc=1, err=str(result))
-    lines = [*ear.lines, *(line for line in result.out.splitlines() if not line.startswith("tool "))]
+def _said(listener: Conversation) -> list[str]:
+    """The lines of a listener about its ports, or why it did not listen."""
+    said = [text.strip() for text in list(listener.lines) if text.strip()]
+    if "ready" not in said and listener.result is not None:
+        said.append(f"problem {' '.join(listener.result.err.split()) or 'the listener ended at once'}")
+    return [text for text in said if text != "ready"]
+
+
+def _answer(listener: Conversation, result: Result) -> Answer:
+    lines = [*_said(listener), *(line for line in result.out.splitlines() if not line.startswith("tool "))]
     return Answer("\n".join(lines) + "\n", result.rc, err=result.err[-500:])

@@ -1,12 +1,11 @@
-"""Whether what one node writes into an NFS share is there on the others, and back, with a deadline for every touch.
+"""Whether the other nodes see a file that one node writes into an NFS share, and back, with a deadline for every touch.
 
-The server of a share writes first where it is one of the nodes, else the first of them that mounts it.
+The server of a share writes first if it is one of the nodes, else the first node that mounts it.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._fresh import Side, outcome, steps
-from provision.checks._mounts import Share, shares
+from provision.checks.kit.fresh import Side, outcome, steps
+from provision.checks.kit.mounts import Share, shares
 from provision.errors import ClusterctlError
-from provision.model import Emit, Node, Result, StageFinished, StageStarted
+from provision.model import Node, Result
 from provision.render import render
-from provision.ssh.remote import fan_out, reading
+from provision.ssh.remote import reading
 
 if TYPE_CHECKING:
-    from provision.ssh.remote import Connections
+    from provision.session import Session
 
 LIMIT = 5  # seconds for one touch of a share
 _TOUCHES = 3  # of a share by one script, at most
@@ -46,8 +45,8 @@ class _Meant:
         return str(PurePosixPath(self.share.path) / f".clusterctl-fresh-{self.token}")
 
 
-def measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answer]:
-    """How every node sees the inventory's shares. Three round trips, one more where a file went astray; none stays."""
+def measure(plan: Plan, session: Session) -> dict[str, Answer]:
+    """How every node sees the inventory's shares, in three round trips, or four if a file went astray."""
     names = [node.name for node in plan.nodes]
     meant = [
         _Meant(number, share, share.server if share.server in names else names[0], secrets.token_hex(8))
@@ -55,48 +54,41 @@ def measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answe
     ]
     if not meant:
         return {name: Answer("no shares\n") for name in names}
-    began = time.monotonic()
-    emit(StageStarted("shares", "Trying the shared folders", len(plan.nodes)))
-    work = _Work(plan.nodes, connections)
-    begun = work.run("server", {each: {each.first} for each in meant})
-    written = {each for each in meant if _outcome(begun, each.first, "write", each) == "fine"}
-    said = work.run("client", {each: {*names} - {each.first} for each in meant}, written)
-    ended = work.run(
-        "end", {each: {each.first} for each in meant if _outcome(begun, each.first, "write", each) != "hung"}
-    )
-    sides = {name: [_side(each, name, begun, said, ended, alone=len(names) == 1) for each in meant] for name in names}
-    # The first node has removed what it saw; elsewhere, each removes its own.
-    work.run("tidy", {each: {name for name in names if _strayed(sides[name][each.number])} for each in meant})
-    emit(StageFinished("shares", time.monotonic() - began, dict.fromkeys(names, "done")))
+    with session.stage("shares", "Trying the shared folders", len(plan.nodes)) as shown:
+        begun = _touch(session, "server", {each: {each.first} for each in meant})
+        written = {each for each in meant if _outcome(begun, each.first, "write", each) == "fine"}
+        said = _touch(session, "client", {each: {*names} - {each.first} for each in meant}, written)
+        ends = {each: {each.first} for each in meant if _outcome(begun, each.first, "write", each) != "hung"}
+        ended = _touch(session, "end", ends)
+        alone = len(names) == 1
+        sides = {name: [_side(each, name, begun, said, ended, alone=alone) for each in meant] for name in names}
+        # The first node removed the files that it saw; each other node removes its own.
+        astray = {each: {name for name in names if _strayed(sides[name][each.number])} for each in meant}
+        _touch(session, "tidy", astray)
+        shown.states = dict.fromkeys(names, "done")
     return {name: _answer(sides[name], begun.get(name), said.get(name)) for name in names}
 
 
-class _Work:
-    """Runs one stage on the nodes that have a part in it."""
+def _touch(
+    session: Session, role: str, parts: Mapping[_Meant, AbstractSet[str]], written: AbstractSet[_Meant] = frozenset()
+) -> Said:
+    """Touch shares: ``parts`` has the names of the nodes that touch each of them."""
 
-    def __init__(self, nodes: Sequence[Node], connections: Connections) -> None:
-        self._nodes = nodes
-        self._connections = connections
+    def one(node: Node) -> Result:
+        mine = [each for each, names in parts.items() if node.name in names]
+        values = [
+            {"number": each.number, "path": each.share.path, "file": each.file, "written": each in written}
+            for each in mine
+        ]
+        script = render("measures/shares.sh.j2", shares=values, role=role, node=node.name, limit=LIMIT)
+        result = session.run(node, script, deadline=LIMIT * _TOUCHES * len(mine) + _GRACE)
+        with reading(node):
+            steps(result.out)
+        return result
 
-    def run(
-        self, role: str, parts: Mapping[_Meant, AbstractSet[str]], written: AbstractSet[_Meant] = frozenset()
-    ) -> Said:
-        """What the nodes said, those of ``parts``: by share the names of the nodes that are to touch it."""
-
-        def one(node: Node) -> Result:
-            mine = [each for each, names in parts.items() if node.name in names]
-            values = [
-                {"number": each.number, "path": each.share.path, "file": each.file, "written": each in written}
-                for each in mine
-            ]
-            script = render("measures/shares.sh.j2", shares=values, role=role, node=node.name, limit=LIMIT)
-            result = self._connections[node].run(script, deadline=LIMIT * _TOUCHES * len(mine) + _GRACE)
-            with reading(node):
-                steps(result.out)
-            return result
-
-        names = {name for each in parts.values() for name in each}
-        return fan_out([node for node in self._nodes if node.name in names], one, limit=64)
+    names = {name for each in parts.values() for name in each}
+    outcome = session.each(one, on=[node for node in session.nodes if node.name in names])
+    return {**outcome.ok, **{name: failure.error for name, failure in outcome.failed.items() if failure.error}}
 
 
 def _answer(sides: Sequence[Side], *said: Result | ClusterctlError | None) -> Answer:

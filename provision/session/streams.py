@@ -1,7 +1,7 @@
-"""A stream of lines from every node, for as long as there is something to come: broken connections are made again.
+"""A stream of lines from every node, over as many connections as it takes.
 
-What goes on is on the nodes; a connection only shows it. So a connection that breaks is said once, when it has been
-away for a while, and tried again until it is back or nobody needs it any more.
+The run is on the nodes; a connection only shows it. The user is told once about a connection that stays broken for a
+while. It is tried again until it is back or no longer needed.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
     from provision.model import Remote
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between attempts; the last one again and again
-AWAY = 10.0  # seconds without a connection until that is said
-QUIET = 10.0  # seconds without a line until the connection is tried out
-ANSWER = 10.0  # seconds that a connection has to show that it lives
-SETTLED = 2.0  # seconds that a connection must have held to count as one, where nothing comes
-TRIES = 3  # scripts that end by themselves and say nothing, until a node is given up
+AWAY = 10.0  # seconds without a connection until the user is told
+QUIET = 10.0  # seconds without a line until the connection is tested
+ANSWER = 10.0  # seconds for the test
+SETTLED = 2.0  # seconds that a connection without lines must last to count
+TRIES = 3  # scripts that end without a line, until a node is given up
 
 
 class Way(Protocol):
-    """``ssh.remote.Connections``, as far as it is needed here."""
+    """The part of ``ssh.remote.Connections`` that streams need."""
 
     def __getitem__(self, node: Node) -> Remote:
-        """The connection to a node, made anew where it broke."""
+        """The connection to a node; a new one if it broke."""
         ...
 
 
 class Stream:
-    """What one node has to tell. ``run`` is for a thread of its own.
+    """The lines of one node. ``run`` is for its own thread.
 
-    ``script`` gives the script that tells everything from the present offset on; ``line`` takes a line and tells
-    whether it was the last one. With ``ends`` a script that ends well has told everything.
+    ``script`` makes the script that prints every line from the current offset on; ``line`` takes a line and returns
+    whether it was the last one. With ``ends``, a script that succeeds has printed everything.
     """
 
     def __init__(
         self, node: Node, way: Way, script: Callable[[], str], line: Callable[[str], bool], *, ends: bool = False
     ) -> None:
         self.node = node
-        self.said = False  # that there is none
+        self.said = False  # the user knows that there is no connection
         self.over = threading.Event()
         self.failure: str | None = None  # why it was given up
-        self.mistake: Exception | None = None  # of ours, in the thread that reads
+        self.mistake: Exception | None = None  # a bug in the thread that reads
         self._way, self._script, self._line = way, script, line
         self._ends = ends
         self._away_since: float | None = None  # monotonic
@@ -58,7 +58,7 @@ class Stream:
         self._closed = threading.Event()
 
     def run(self) -> None:
-        """Read to the last line, over as many connections as it takes."""
+        """Read to the last line."""
         try:
             self._read()
         except Exception as error:  # noqa: BLE001 - ``Streams.look`` raises it in the thread that waits for this one
@@ -90,11 +90,11 @@ class Stream:
                 self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
 
     def close(self) -> None:
-        """Try no more."""
+        """Stop trying."""
         self._closed.set()
 
     def away(self) -> float:
-        """Seconds without a connection; one that breaks as soon as it is made is none."""
+        """Seconds without a connection; one that breaks at once does not count."""
         now = time.monotonic()
         if self._back_at is not None and now - self._back_at >= SETTLED:
             self._away_since = None
@@ -102,10 +102,10 @@ class Stream:
         return 0.0 if since is None else now - since
 
     def try_out(self) -> None:
-        """Where no line has come for a while: find out whether the connection lives, and break it where not.
+        """After a while without a line: test the connection, and break it if it is dead.
 
-        At once: the answer is waited for elsewhere. A machine that is switched off says nothing, and its silence looks
-        like that of a run that has nothing to tell.
+        Returns at once; another thread waits for the answer. A machine that is switched off is as silent as a run that
+        prints nothing.
         """
         if self._trying or self.over.is_set() or self.away() or time.monotonic() - self._heard < QUIET:
             return
@@ -150,12 +150,12 @@ class Streams:
         self._emit = emit
 
     def start(self) -> None:
-        """Begin to read from every node."""
+        """Start to read from every node."""
         for stream in self.streams:
             threading.Thread(target=stream.run, name=f"follow-{stream.node.name}", daemon=True).start()
 
     def look(self) -> None:
-        """Try out quiet connections; say which are away, and which are back. Raises what a stream has died of."""
+        """Test quiet connections; report which are lost, and which are back. Raises the error that ended a stream."""
         for stream in self.streams:
             if stream.mistake is not None:
                 raise stream.mistake
@@ -165,12 +165,14 @@ class Streams:
                 continue
             if away >= AWAY and not stream.said:
                 stream.said = True
-                self._emit(Notice(f"no connection to {name} for {away:.0f} s; the run goes on there", "warning"))
+                self._emit(
+                    Notice(f"no connection to {name} for {away:.0f} s; the run is still running there", "warning")
+                )
             elif stream.said and not away:
                 stream.said = False
                 self._emit(Notice(f"the connection to {name} is back"))
 
     def close(self) -> None:
-        """Read no more. What runs on the nodes is not touched."""
+        """Stop reading. The run on the nodes is not affected."""
         for stream in self.streams:
             stream.close()

@@ -1,118 +1,114 @@
-"""The agents of a run are started on all nodes and followed: what ``train`` and ``resume`` have in common."""
+"""Starts a run's agents on all nodes and follows them: what ``train`` and ``resume`` have in common."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, RunFailedError
 from provision.inventory import fold
 from provision.masking import mask_plan
-from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
+from provision.model import Node
 from provision.render import render
 from provision.run import fields, plan_name, record
 from provision.run.follow import Follower
 from provision.run.result import TrainResult, output_of
-from provision.ssh.remote import Connections, fan_out
-from provision.tasks.answers import reason
+from provision.stages import Stage
 from provision.tasks.attach import Ask, Attachment
 from provision.tasks.runs import find_all
-from provision.tasks.stop import stop_on
+from provision.tasks.stop import problems, stop_on
 
 if TYPE_CHECKING:
-    from provision.run.proof import Proof
+    from provision.session import Session
 
 _START_DEADLINE = 90.0
 
 
 @dataclass(frozen=True)
 class Following:
-    """How a run is followed: ``detach`` leaves it alone once it has begun; ``ask`` is what Ctrl-C does, None: stop."""
+    """How a run is followed: ``detach`` leaves it once it has started; ``ask`` is what Ctrl-C does, None: stop."""
 
     detach: bool = False
     ask: Ask | None = None
 
 
 @dataclass
-class Beginning:
-    """A run that is about to begin.
+class Start:
+    """A run that is about to start.
 
     Attributes:
-        inventory: the cluster.
-        connections: to its nodes.
+        session: the command's session.
         nodes: in the order of their ranks.
         run: its id.
-        plans: what each agent is given, in the same order.
+        plans: what each agent receives, in the same order.
         about: what the record says besides.
+        left: by node, what a stop could not end or prove.
     """
 
-    inventory: Inventory
-    connections: Connections
+    session: Session
     nodes: Sequence[Node]
     run: str
     plans: Sequence[Mapping[str, Any]]
     about: Mapping[str, Any]
-    left: dict[str, str] = field(default_factory=dict, init=False)  # by node, what a stop could not end or prove
+    left: dict[str, str] = field(default_factory=dict, init=False)
 
-    def go(self, following: Following, emit: Emit) -> TrainResult:
-        """Start the agents, and follow them to the end or until somebody lets go of them.
+    def follow(self, following: Following) -> TrainResult:
+        """Start the agents, and follow them until the run ends or the user detaches.
 
         Raises:
             RunFailedError: the run failed, or could not be started; every node was stopped.
             InterruptedByUser: it was stopped, by Ctrl-C or by another command.
-            NodesFailedError: no node can be reached any more; the run may go on.
+            NodesFailedError: no node can be reached any more; the run may still be running.
         """
-        folder = record.folder_of(self.inventory.path, self.run)
+        folder = record.folder_of(self.session.inventory.path, self.run)
         names = [node.name for node in self.nodes]
         attempts = 1 + int(self.plans[0].get("restarts") or 0)
-        follower = Follower(self.run, names, folder, attempts=attempts, emit=emit)
+        follower = Follower(self.run, names, folder, attempts=attempts, emit=self.session.emit)
         there = PurePosixPath(str(self.about["folder"]))
         described = {
             **self.about,
             "run": self.run,
-            "inventory": self.inventory.path.name,
+            "inventory": self.session.inventory.path.name,
             "nodes": names,
             "plans": {str(plan["node"]): mask_plan(plan) for plan in self.plans},
             "who": record.author(),
             "began": record.now(),
         }
         record.write(folder, {**described, "state": "running", "attached": True})
-        began = time.monotonic()
-        outcome, left_as = "failed", ""
+        outcome = "failed"
+        shown = Stage(self.session.emit, "train", f"Training {self.run}", None, "steps")
         try:
             try:
-                emit(StageStarted("train", f"Training {self.run}", None, "steps"))
-                offsets = self._start(there, emit)
+                shown.start()
+                offsets = self._start(there)
             except (KeyboardInterrupt, InterruptedByUser):
-                self._stop(emit)
+                self._stop()
                 outcome = "failed" if self.left else "stopped"
                 raise self._interrupted() from None
-            attachment = Attachment(self.nodes, follower, there, offsets)
-            outcome, left_as = "detached", "followed no more"  # also when it is left behind in the midst of a stop
-            outcome = attachment.follow(
-                self.connections,
-                emit,
+            # Shown also if this command is interrupted in the middle of a stop.
+            outcome, shown.running = "detached", "no longer followed"
+            outcome = Attachment(self.nodes, follower, there, offsets).follow(
+                self.session.connections,
+                self.session.emit,
                 until=(lambda: follower.started) if following.detach else None,
-                stop=lambda: self._stop(emit),
+                stop=self._stop,
                 ask=following.ask,
             )
             if outcome == "detached":
-                left_as = "goes on"
+                shown.running = "still running"
             elif follower.state != "running":
-                left_as = ""
+                shown.running = ""
         finally:
             follower.close()
-            seconds = time.monotonic() - began
+            seconds, shown.states = shown.seconds, follower.states
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
-            told = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
-            record.write(
-                folder, {**described, **told, "state": state, "attached": False, "why": dict(follower.failures)}
-            )
-            emit(StageFinished("train", seconds, follower.states, goes_on=left_as))
+            figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
+            why = dict(follower.failures)
+            record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
+            shown.finish()
         if outcome == "ended":
             self._verdict(follower)
         elif following.detach and follower.unheard:
@@ -121,13 +117,13 @@ class Beginning:
                 reasons=follower.unheard,
                 hint=f"clusterctl status {self.run}; clusterctl stop {self.run}",
             )
-        return self._result(follower, folder, "finished" if outcome == "ended" else "detached", seconds)
+        return self._result(follower, "finished" if outcome == "ended" else "detached", seconds)
 
-    def _start(self, there: PurePosixPath, emit: Emit) -> dict[str, int]:
-        """Start every node's agent: one round trip. When one cannot be, none is left.
+    def _start(self, there: PurePosixPath) -> Mapping[str, int]:
+        """Start every node's agent in one round trip. If one cannot start, all are stopped.
 
         Returns:
-            By node name, the byte at which the events of this time begin.
+            By node name, the byte at which this attempt's events start.
         """
         ranks = {node.name: rank for rank, node in enumerate(self.nodes)}
 
@@ -140,39 +136,31 @@ class Beginning:
                 run=str(there),
                 release=str(plan["prefix"]),
             )
-            result = self.connections[node].run(script, deadline=_START_DEADLINE)
-            said = _said(result.out)
-            if result.rc != 0 or said.get("error"):
-                why = said.get("error") or result.err.strip() or f"the agent ended with status {result.rc}"
+            result = self.session.run(node, script, deadline=_START_DEADLINE)
+            answer = _answer(result.out)
+            if result.rc != 0 or answer.get("error"):
+                why = answer.get("error") or result.err.strip() or f"the agent ended with status {result.rc}"
                 raise ClusterctlError(str(why))
-            return said.get("at") or 0
+            return answer.get("at") or 0
 
-        answers = fan_out(self.nodes, start, limit=len(self.nodes))
-        failed = {
-            node.name: reason(answer, self.inventory, node)
-            for node in self.nodes
-            if isinstance(answer := answers[node.name], ClusterctlError)
-        }
-        if failed:
-            self._stop(emit)
+        outcome = self.session.each(start, on=self.nodes, limit=len(self.nodes), changes=True)
+        if outcome.failed:
+            self._stop()
+            stopped = "every node was stopped" if not self.left else "some agents may still be running"
             raise RunFailedError(
-                f"run {self.run} could not be started; "
-                + ("every node was stopped" if not self.left else "what was started is not all proved to be gone"),
-                reasons={**self.left, **failed},
+                f"run {self.run} could not be started; {stopped}",
+                reasons={**self.left, **outcome.reasons},
                 hint=f"clusterctl stop {self.run}" if self.left else f"clusterctl diagnose {self.run}",
             )
-        return {name: answer for name, answer in answers.items() if isinstance(answer, int)}
+        return outcome.ok
 
-    def _stop(self, emit: Emit) -> None:
-        """Stop the run on every node; ``left`` has those where it may still be."""
+    def _stop(self) -> None:
+        """Stop the run on every node; ``left`` has the nodes where it may still be running."""
         ranks = {node.name: rank for rank, node in enumerate(self.nodes)}
-        answers = stop_on(self.inventory, self.run, self.nodes, ranks, self.connections, emit=emit)
-        self.left = {
-            node.name: text for node in self.nodes if (text := _problem(answers[node.name], self.inventory, node))
-        }
+        self.left = problems(stop_on(self.session, self.run, self.nodes, ranks))
 
     def _interrupted(self, saved: int | None = None) -> InterruptedByUser:
-        """What is said after a stop."""
+        """The error after a stop."""
         if self.left:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.left.items())
             text = f"run {self.run} was interrupted, and it is not proved to be gone everywhere: {reasons}"
@@ -183,42 +171,39 @@ class Beginning:
 
     @property
     def _resume(self) -> str:
-        """The command that goes on with the run, where there is a way to."""
+        """The command that resumes the run, if it can be resumed."""
         can = self.plans[0].get("resume")
-        return f"to go on from its newest checkpoint: clusterctl resume {self.run}" if can else ""
+        return f"to continue from its newest checkpoint: clusterctl resume {self.run}" if can else ""
 
     def _verdict(self, follower: Follower) -> None:
         if follower.state == "stopped" or (self.left and follower.state == "running"):
             raise self._interrupted(follower.saved)
         if follower.state == "running":
             raise NodesFailedError(
-                f"nobody gets through to {fold(follower.unheard)} any more; run {self.run} may go on there",
+                f"{fold(follower.unheard)} can no longer be reached; run {self.run} may still be running there",
                 reasons=follower.failures,
                 hint=f"clusterctl logs -f {self.run}; clusterctl status {self.run}",
             )
         if follower.state == "failed":
             lost = [name for name, state in follower.states.items() if state == "lost"]
+            hints = (
+                f"to end what may be left: clusterctl stop {self.run}" if lost else "",
+                f"clusterctl diagnose {self.run}",
+                self._resume,
+                f"the logs of all ranks are in {follower.folder}",
+            )
             raise RunFailedError(
                 f"run {self.run} failed; every node was stopped"
-                + (f", but of {', '.join(lost)} that is not known" if lost else ""),
+                + (f", but whether {', '.join(lost)} was is not known" if lost else ""),
                 reasons=follower.failures,
-                hint="; ".join(
-                    part
-                    for part in (
-                        f"to end what may be left: clusterctl stop {self.run}" if lost else "",
-                        f"clusterctl diagnose {self.run}",
-                        self._resume,
-                        f"the logs of all ranks are in {follower.folder}",
-                    )
-                    if part
-                ),
+                hint="; ".join(part for part in hints if part),
             )
 
-    def _result(self, follower: Follower, folder: Path, state: str, seconds: float) -> TrainResult:
+    def _result(self, follower: Follower, state: str, seconds: float) -> TrainResult:
         return TrainResult(
             run=self.run,
             state=state,
-            folder=folder,
+            folder=follower.folder,
             nodes=tuple(node.name for node in self.nodes),
             world_size=sum(int(plan.get("processes", 1)) for plan in self.plans),
             seconds=seconds,
@@ -230,21 +215,17 @@ class Beginning:
         )
 
     def _network(self) -> str:
-        """Which network NCCL has used, where there were GPUs."""
+        """Which network NCCL used, if there were GPUs."""
         if not any("NCCL_DEBUG_FILE" in plan["env"] for plan in self.plans):
             return ""
-        found = find_all(self.inventory, self.nodes, self.connections, word=self.run, need_answers=False).runs
+        found = find_all(self.session, on=self.nodes, word=self.run, need_answers=False).runs
         return "; ".join(found[self.run].networks) if self.run in found else ""
 
 
-def _said(out: str) -> dict[str, Any]:
+def _answer(out: str) -> dict[str, Any]:
     """The agent's line, the last one that is a JSON object."""
     for line in reversed(out.splitlines()):
         content = fields.read(line)
         if content is not None:
             return content
     return {}
-
-
-def _problem(answer: Proof | ClusterctlError, inventory: Inventory, node: Node) -> str:
-    return reason(answer, inventory, node) if isinstance(answer, ClusterctlError) else answer.problem
