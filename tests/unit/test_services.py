@@ -1,5 +1,6 @@
 """Services as data: which node gets which steps in which stage, and what an inventory may ask for."""
 
+import ast
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -117,3 +118,11 @@ def test_nothing_to_undo_is_one_line():
     ok = tuple(StepResult(f"{name}: undo", "ok") for name in services.ordered())
     result = ServicesResult(services.ordered(), {"gpu01": ok, "gpu02": ok})
     assert serviced(result, "undo")[1] == "gpu[01-02]: nothing to undo"
+
+
+def test_tasks_name_no_service():
+    """What a service needs beyond its steps is data, such as its packages; no task has a rule for one service."""
+    tasks = Path(services.__file__).parents[1] / "tasks"
+    for path in (tasks / "services.py", tasks / "os_packages.py", tasks / "deploy.py"):
+        named = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert not named & set(services.names()), path
