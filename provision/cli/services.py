@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from provision import summaries
+from provision import services, summaries
 from provision.cli.cluster import load_inventory, on_nodes, retrying, session_on, to_work_on
 from provision.cli.numbers import DEADLINE, number
 from provision.cli.options import reporting
@@ -18,7 +18,12 @@ from provision.output import Reporter
 from provision.tasks import services as tasks
 from provision.tasks.failed import remembered
 
-_names = click.argument("names", nargs=-1, metavar="[SERVICE]...")
+
+def _complete(_ctx: click.Context, _argument: click.Parameter, start: str) -> list[str]:
+    return [name for name in services.names() if name.startswith(start)]
+
+
+_names = click.argument("names", nargs=-1, metavar="[SERVICE]...", shell_complete=_complete)
 _deadline = number(
     "--deadline",
     metavar="SECONDS",
@@ -33,9 +38,17 @@ def _dry_run(what: str) -> Callable[..., Callable[..., None]]:
     return click.option("--dry-run", is_flag=True, help=f"Say what would be {what}; write nothing on any node.")
 
 
-@click.group("services")
+class _Services(click.Group):
+    """Its help lists the services."""
+
+    def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Services"):
+            formatter.write_dl([(name, services.get(name).ABOUT) for name in services.ordered()])
+
+
+@click.group("services", cls=_Services)
 def services_group() -> None:
-    """Set up, ask and undo node services: os_packages, hosts, limits, chrony, nfs, opensm.
+    """Set up, verify and undo node services.
 
     SERVICE is by default every one that the inventory asks for.
     """

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provision import services as registry
 from provision.errors import InventoryError
 from provision.inventory.checks import check_options
 from provision.inventory.document import MAX_BYTES, MAX_SHOWN, NotYamlError, read, shown
@@ -31,7 +32,6 @@ from provision.inventory.schema import (
     validate,
 )
 from provision.model import Inventory, Node, Ssh, TrainDefaults
-from provision.services import load as load_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,17 +151,17 @@ def _build(document: Document, path: Path) -> Inventory | None:
         groups=groups,
     )
     for name, value in options.items():
-        for key, sentence in load_service(name).problems(value, inventory):
+        for key, sentence in registry.get(name).problems(value, inventory):
             document.mistake(("services", name, key) if key else ("services", name), sentence)
     return inventory
 
 
-def _services(document: Document, chosen: ServicesSection) -> dict[str, Section]:
+def _services(document: Document, chosen: Section) -> dict[str, Section]:
     """The options of every service that is asked for, as its own file knows them."""
     found = {}
     for name, data in chosen:
         if data is not None:
-            options = validate(document, load_service(name).Options, data, ("services", name))
+            options = validate(document, registry.get(name).Options, data, ("services", name))
             if options is not None:
                 found[name] = options
     return found

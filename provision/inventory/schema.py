@@ -13,8 +13,9 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
+from provision import services
 from provision.inventory.document import shown
 from provision.inventory.names import split_target
 
@@ -208,15 +209,9 @@ class TrainSection(Section):
     env: Env = Field(default_factory=dict)
 
 
-class ServicesSection(Section):
-    """``services:``. What each service takes is its own business."""
-
-    hosts: Options | None = None
-    chrony: Options | None = None
-    nfs: Options | None = None
-    opensm: Options | None = None
-    limits: Options | None = None
-    os_packages: Options | None = None
+# ``services:``, with a key for each service. A service's own ``Options`` read what is below it.
+_SERVICES: dict[str, Any] = dict.fromkeys(services.names(), (Options | None, None))
+ServicesSection = create_model("ServicesSection", __base__=Section, **_SERVICES)
 
 
 class TopSection(Section):

@@ -53,6 +53,19 @@ class Choice:
         return self.folder / "tree" / FILE
 
 
+@dataclass(frozen=True)
+class Packages:
+    """What a service needs of bundles before its plan runs.
+
+    Attributes:
+        choices: one for each release and architecture.
+        replace: installed packages that may be removed when another takes their place.
+    """
+
+    choices: tuple[Choice, ...]
+    replace: tuple[str, ...] = ()
+
+
 def choices(wanted: Mapping[str, Path], packages: Sequence[str]) -> tuple[Choice, ...]:
     """Open bundles and say what nodes get of them.
 

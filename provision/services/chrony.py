@@ -16,13 +16,14 @@ from provision.inventory.names import check_address
 from provision.inventory.schema import Section, Text, as_text
 from provision.model import Step
 from provision.render import quote, render
-from provision.services.changes import Sh, file, must, running, stopped
-from provision.services.plans import Duty
+from provision.services.kit.changes import Sh, file, must, running, stopped
+from provision.services.kit.plans import Duty
 
 if TYPE_CHECKING:
     from provision.model import Inventory, Node
 
 ABOUT = "one clock: the head serves the time, the others follow it"
+AFTER = ("hosts", "os_packages")
 
 # Every other program that would set the clock, under the names that Debian, Ubuntu and Red Hat give their units.
 OTHERS = ("systemd-timesyncd.service", "ntp.service", "ntpd.service", "ntpsec.service", "openntpd.service")

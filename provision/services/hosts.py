@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from provision.inventory.schema import Section
 from provision.render import quote, words
-from provision.services.changes import Sh, block, must
-from provision.services.plans import Duty
+from provision.services.kit.changes import Sh, block, must
+from provision.services.kit.plans import Duty
 
 if TYPE_CHECKING:
     from provision.model import Inventory, Node, Step
 
 ABOUT = "a block in /etc/hosts with every node of the inventory"
+AFTER = ("os_packages",)
 PATH = "/etc/hosts"
 # What every machine calls itself, or a multicast address: a block at the top of the file would redirect them.
 OWN = frozenset(

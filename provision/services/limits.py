@@ -17,13 +17,14 @@ from provision.inventory.document import shown
 from provision.inventory.schema import Section
 from provision.model import Step
 from provision.render import quote
-from provision.services.changes import block, file, must
-from provision.services.plans import Duty
+from provision.services.kit.changes import block, file, must
+from provision.services.kit.plans import Duty
 
 if TYPE_CHECKING:
     from provision.model import Inventory
 
 ABOUT = "memlock and nofile for every login, and the size of /dev/shm"
+AFTER = ("os_packages",)
 PATH = "/etc/security/limits.d/90-clusterctl.conf"
 _SHIFTS = {"k": 10, "m": 20, "g": 30}
 

@@ -24,13 +24,14 @@ from provision.inventory.document import shown
 from provision.inventory.schema import Section, Text, as_text
 from provision.model import Step
 from provision.render import quote, render
-from provision.services.changes import Sh, block, file, folder, running
-from provision.services.plans import Duty
+from provision.services.kit.changes import Sh, block, file, folder, running
+from provision.services.kit.plans import Duty
 
 if TYPE_CHECKING:
     from provision.model import Inventory, Node
 
 ABOUT = "folders of the head, mounted by every other node"
+AFTER = ("hosts", "os_packages", "sysctl")
 UNIT = "nfs-server.service"  # Debian's nfs-kernel-server.service is another name of it
 EXPORTS = "/etc/exports.d/clusterctl.exports"
 THREADS = "/etc/nfs.conf.d/clusterctl.conf"

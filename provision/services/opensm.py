@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from provision.inventory.schema import Section, Text
 from provision.model import Step
 from provision.render import quote, render
-from provision.services.changes import must, stopped
-from provision.services.plans import Duty
+from provision.services.kit.changes import must, stopped
+from provision.services.kit.plans import Duty
 
 if TYPE_CHECKING:
     from provision.model import Inventory, Node
 
 ABOUT = "one InfiniBand subnet manager"
+AFTER = ("limits", "os_packages")
 UNITS = ("opensmd.service", "opensm.service")  # with OFED; of distributions
 SOON = 20  # seconds that a manager that has just been started is given before it is restarted
 PATIENCE = 60  # seconds for ports to become Active; opensm configures a fabric of 64 nodes within one

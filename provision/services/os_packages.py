@@ -17,14 +17,15 @@ from provision.inventory.schema import Section, Text
 from provision.model import Step
 from provision.ospackages import families, node, releases
 from provision.ospackages.bundle import SUFFIX
-from provision.services.changes import must
-from provision.services.plans import Duty
+from provision.services.kit.changes import must
+from provision.services.kit.plans import Duty
 
 if TYPE_CHECKING:
     from provision.model import Inventory
     from provision.ospackages.node import Choice
 
 ABOUT = "packages from a bundle, on nodes without a network"
+AFTER: tuple[str, ...] = ()
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]{0,126}[a-z0-9+.]")  # deb-control(5)
 
@@ -72,6 +73,11 @@ def verify(options: Options, inventory: Inventory) -> Iterator[Duty]:
     steps = (must("packages", node.present(chosen), node.absent(chosen)),)
     for each in inventory.nodes:
         yield Duty(each.name, "base", steps)
+
+
+def packages(options: Options, inventory: Inventory) -> node.Packages:
+    """The bundles that nodes receive before the plan runs."""
+    return node.Packages(choices(options, inventory), options.replace)
 
 
 def choices(options: Options, inventory: Inventory) -> tuple[Choice, ...]:

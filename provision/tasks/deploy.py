@@ -21,7 +21,7 @@ from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Leg, Node, Step, Wire
 from provision.script import compile_steps, whole
-from provision.services.scripts import REVIEW
+from provision.services.kit.scripts import REVIEW
 from provision.session import Failure, Lock, Outcome, Sharing
 from provision.session.sending import Sent, send
 from provision.ssh.remote import reading

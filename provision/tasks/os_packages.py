@@ -9,9 +9,8 @@ from provision.errors import ClusterctlError
 from provision.model import Leg, Node, Wire
 from provision.ospackages import node as on_node
 from provision.ospackages.facts import Facts, judge, read
-from provision.ospackages.node import Choice
+from provision.ospackages.node import Choice, Packages
 from provision.output_text import fold_equal
-from provision.services import os_packages as service
 from provision.session import Lock, Outcome
 from provision.session.sending import send
 from provision.ssh.remote import reading
@@ -23,19 +22,17 @@ if TYPE_CHECKING:
 _DEADLINE = 120.0  # seconds for apt to read an index and to simulate
 
 
-def bring(session: Session) -> Outcome[Any]:
+def bring(session: Session, packages: Packages) -> Outcome[Any]:
     """Ask every node what it lacks and what apt would do there, and send the bundle to those that lack packages.
 
     Returns:
         The nodes whose packages cannot be installed, in ``failed``; nothing was changed there.
 
     Raises:
-        UsageError: a bundle is missing, or does not match the inventory.
         BundleError: a bundle is damaged.
     """
-    options: service.Options = session.inventory.services["os_packages"]
-    chosen = service.choices(options, session.inventory)
-    found = _ask(session, chosen, options.replace)
+    chosen = packages.choices
+    found = _ask(session, chosen, packages.replace)
     _warn(session, found.ok)
     done: Outcome[Any] = Outcome(session, {}, found.failed, changes=True)
     for choice in () if session.dry_run else chosen:

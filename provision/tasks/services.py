@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from provision import services
 from provision.model import Step, StepResult
-from provision.services import plans, scripts
+from provision.services.kit import plans, scripts
 from provision.session import Failure, Outcome
 
 if TYPE_CHECKING:
+    from provision.ospackages.node import Packages
     from provision.session import Session
 
 DEADLINE = 300.0  # seconds for a node and stage
@@ -67,7 +68,9 @@ def apply(
     plan = plans.planned(session.inventory, session.nodes, wanted)
     if scripts_to is not None:
         scripts.write(scripts_to, plan)
-    done: list[Outcome[Any]] = [_bring_packages(session)] if "os_packages" in wanted else []
+    done: list[Outcome[Any]] = [
+        _bring_packages(session, packages) for packages in plans.packages(session.inventory, wanted)
+    ]
     for stage in plans.STAGES:
         done.append(_carry_out(session, stage, plans.TITLES[stage], plan.steps.get(stage, {}), done, deadline))
         if stage == "serve" and not session.dry_run:
@@ -104,11 +107,9 @@ def undo(session: Session, names: Sequence[str] = (), *, deadline: float = DEADL
         UsageError: no such service.
         NodesFailedError: some nodes failed; running it again continues where it stopped.
     """
-    chosen = plans.known(names) or services.ORDER
-    wanted = tuple(name for name in services.ORDER if name in chosen)
-    # os_packages has no servers, and its bundle may have been deleted.
-    asked = tuple(name for name in wanted if name in session.inventory.services and name != "os_packages")
-    serving = set(plans.planned(session.inventory, session.nodes, asked).nodes("serve"))
+    chosen = plans.known(names) or services.names()
+    wanted = tuple(name for name in services.ordered() if name in chosen)
+    serving = plans.servers(session.inventory, session.nodes, wanted)
     steps = tuple(scripts.undoing(name) for name in reversed(wanted))
     done: list[Outcome[Any]] = []
     for number, title in enumerate(("Undoing", "Undoing on servers")):
@@ -157,11 +158,11 @@ def _without_servers(session: Session, plan: plans.Plan, before: Outcome[Any]) -
     return Outcome(session, {}, waiting, changes=True)
 
 
-def _bring_packages(session: Session) -> Outcome[Any]:
+def _bring_packages(session: Session, packages: Packages) -> Outcome[Any]:
     """Send the offline repositories to the nodes that lack packages."""
     from provision.tasks import os_packages  # noqa: PLC0415 - the transfer engine, which no other service needs
 
-    return os_packages.bring(session)
+    return os_packages.bring(session, packages)
 
 
 def _together(session: Session, done: Iterable[Outcome[Any]]) -> Outcome[Any]:

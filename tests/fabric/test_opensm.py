@@ -14,8 +14,9 @@ from ib_fabric import star
 
 from provision.model import Inventory, Node, Step
 from provision.script import parse
-from provision.services import opensm, plans
-from provision.services.scripts import script, undoing, verifying
+from provision.services import opensm
+from provision.services.kit import plans
+from provision.services.kit.scripts import script, undoing, verifying
 
 HOSTS = ["node01", "node02", "node03"]
 

@@ -200,3 +200,52 @@ def test_killed_in_the_middle_a_rerun_completes(box, services):
     assert result.returncode == 0, result.stderr
     for node in ("node01", "node02", "node03"):
         assert on(box, node, "grep", "-c", "BEGIN clusterctl nodes", "/etc/hosts").strip() == "1"
+
+
+# Settings of a network namespace, which a node of the sandbox has of its own. All others belong to this machine.
+NET = {
+    "net.ipv4.tcp_rmem": "4096 65536 1048576",
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+    "net.core.somaxconn": "512",
+}
+FOLDER = Path("/proc/sys")
+
+
+def settings(box, node):
+    paths = [str(FOLDER / key.replace(".", "/")) for key in NET]
+    return [" ".join(line.split()) for line in on(box, node, "cat", *paths).splitlines()]
+
+
+def test_kernel_settings_are_set_verified_and_undone(box, services):
+    ours = [(FOLDER / key.replace(".", "/")).read_text() for key in NET]
+    text = (box.directory / "inventory.yaml").read_text()
+    (box.directory / "sysctl.yaml").write_text(f"{text}services: {{sysctl: {{settings: {json.dumps(NET)}}}}}\n")
+    before, files = settings(box, "node01"), etc(box, "node01")
+    assert before != list(NET.values())
+    assert services("apply", "--dry-run", inventory="sysctl.yaml").returncode == 0
+    assert settings(box, "node01") == before
+
+    first = services("apply", inventory="sysctl.yaml")
+    assert first.returncode == 0, first.stderr
+    for node in ("node01", "node02", "node03"):
+        assert settings(box, node) == list(NET.values())
+    written = on(box, "node01", "cat", "/etc/sysctl.d/99-zz-clusterctl.conf").splitlines()[1:]
+    assert written == [f"{key} = {value}" for key, value in sorted(NET.items())]
+    assert json.loads(services("apply", "--json", inventory="sysctl.yaml").stdout)["changed"] is False
+
+    on(box, "node02", "sh", "-c", "echo 600 >/proc/sys/net/core/somaxconn")
+    wrong = services("verify", inventory="sysctl.yaml")
+    assert wrong.returncode == 5
+    assert "node02: not as it should be: net.core.somaxconn: net.core.somaxconn is 600, not 512" in (
+        " ".join(wrong.stdout.split())
+    )
+    again = services("apply", inventory="sysctl.yaml")
+    assert "node02: set up (net.core.somaxconn now)" in again.stdout
+
+    undone = services("undo", "sysctl", inventory="sysctl.yaml")
+    assert undone.returncode == 0, undone.stderr
+    assert settings(box, "node01") == settings(box, "node02") == before
+    assert etc(box, "node01").replace("/var/lib/clusterctl 755 root root\n", "") == files.replace(
+        "/var/lib/clusterctl 755 root root\n", ""
+    )
+    assert [(FOLDER / key.replace(".", "/")).read_text() for key in NET] == ours

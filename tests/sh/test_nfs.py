@@ -10,7 +10,8 @@ import pytest
 
 from provision.model import Inventory, Node
 from provision.render import render
-from provision.services import nfs, plans
+from provision.services import nfs
+from provision.services.kit import plans
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from provision.model import Step
 from provision.render import quote, render
 from provision.script import compile_steps, parse
-from provision.services import changes
-from provision.services.plans import Duty, _gathered
-from provision.services.scripts import script, undoing, verifying
+from provision.services.kit import changes
+from provision.services.kit.plans import Duty, gathered
+from provision.services.kit.scripts import script, undoing, verifying
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 NASTY = (
@@ -53,7 +53,7 @@ class Node:
         self.state = PurePosixPath(folder / "state/services")
 
     def apply(self, *steps, dry_run=False, service="svc"):
-        named = [step for each in _gathered([_Named], [(service, iter([Duty("n", "base", steps)]))]).steps.values()
+        named = [step for each in gathered([_Named], [(service, iter([Duty("n", "base", steps)]))]).steps.values()
                  for step in each["n"]]  # fmt: skip
         return self.run(script(named, "t", dry_run=dry_run, state=self.state))
 
@@ -277,7 +277,7 @@ def test_a_verification_asks_everything(node):
 def test_another_command_is_waited_for(node, monkeypatch):
     if shutil.which("flock") is None:
         pytest.fail("flock is missing: apt-get install util-linux")
-    monkeypatch.setattr("provision.services.scripts._LOCK_SECONDS", 1)
+    monkeypatch.setattr("provision.services.kit.scripts._LOCK_SECONDS", 1)
     Path(node.state.parent).mkdir()
     with subprocess.Popen(["flock", str(node.state.parent / "lock"), "sh", "-c", "echo held; read x"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:  # fmt: skip

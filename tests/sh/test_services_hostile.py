@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from provision.errors import InventoryError, UsageError
 from provision.inventory import load
-from provision.services import plans
+from provision.services.kit import plans
 
 # In place of the library: what would be written goes to $OUT, one file for each path, and nothing else happens.
 COLLECT = """

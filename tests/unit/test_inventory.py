@@ -62,7 +62,7 @@ def test_the_example_shows_every_key_and_loads(write):
     assert fold(node.name for node in inventory.nodes) == "gpu[01-05]"
     assert inventory.nodes[4] == Node("gpu05", "192.168.20.18", "10.0.0.18", "ubuntu", 2222, 4)
     assert inventory.train.env == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
-    for name, module in ((name, services.load(name)) for name in services.ORDER):
+    for name, module in ((name, services.get(name)) for name in services.names()):
         assert set(raw["services"][name] or ()) >= set(module.Options.model_fields) - FINE_TUNING.get(name, set())
     assert inventory.warnings == ()
     assert set(raw) == set(TopSection.model_fields)

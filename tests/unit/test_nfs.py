@@ -6,7 +6,7 @@ import pytest
 
 from provision.errors import InventoryError
 from provision.inventory import load
-from provision.services import plans
+from provision.services.kit import plans
 
 NODES = "prefix: /opt/llm/current\nnodes:\n  gpu[01-03]: {address: '10.0.0.[1-3]', data_address: '10.1.0.[1-3]'}\n"
 

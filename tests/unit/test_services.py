@@ -1,5 +1,6 @@
 """Services as data: which node gets which steps in which stage, and what an inventory may ask for."""
 
+import ast
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -9,7 +10,8 @@ from provision.errors import InventoryError, UsageError
 from provision.inventory import load
 from provision.inventory.schema import Section
 from provision.model import Inventory, Node, StepResult
-from provision.services import chrony, hosts, limits, plans
+from provision.services import chrony, hosts, limits
+from provision.services.kit import plans
 from provision.summaries import serviced
 from provision.tasks.services import ServicesResult
 
@@ -20,17 +22,24 @@ def cluster(**asked):
     return Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), NODES, services=asked)
 
 
-@pytest.mark.parametrize("name", services.ORDER)
+@pytest.mark.parametrize("name", services.names())
 def test_every_service_has_what_a_service_must_have(name):
-    module = services.load(name)
+    module = services.get(name)
     assert module.ABOUT
     assert issubclass(module.Options, Section)
     assert all(callable(getattr(module, each)) for each in ("problems", "plan", "verify"))
 
 
-@pytest.mark.parametrize("name", [name for name in services.ORDER if name != "os_packages"])
+def test_a_service_comes_after_those_it_needs():
+    order = services.ordered()
+    assert sorted(order) == list(services.names())
+    for name in order:
+        assert all(order.index(before) < order.index(name) for before in services.get(name).AFTER)
+
+
+@pytest.mark.parametrize("name", [name for name in services.names() if name != "os_packages"])
 def test_names_of_steps_are_unique_and_stages_are_known(name):
-    module = services.load(name)
+    module = services.get(name)
     options = module.Options()
     for duty in [
         *module.plan(options, cluster(**{name: options})),
@@ -106,6 +115,14 @@ def test_the_summary_of_a_verification_holds_what_was_said():
 
 
 def test_nothing_to_undo_is_one_line():
-    ok = tuple(StepResult(f"{name}: undo", "ok") for name in services.ORDER)
-    result = ServicesResult(services.ORDER, {"gpu01": ok, "gpu02": ok})
+    ok = tuple(StepResult(f"{name}: undo", "ok") for name in services.ordered())
+    result = ServicesResult(services.ordered(), {"gpu01": ok, "gpu02": ok})
     assert serviced(result, "undo")[1] == "gpu[01-02]: nothing to undo"
+
+
+def test_tasks_name_no_service():
+    """What a service needs beyond its steps is data, such as its packages; no task has a rule for one service."""
+    tasks = Path(services.__file__).parents[1] / "tasks"
+    for path in (tasks / "services.py", tasks / "os_packages.py", tasks / "deploy.py"):
+        named = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert not named & set(services.names()), path

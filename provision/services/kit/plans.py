@@ -11,6 +11,7 @@ from provision.errors import UsageError
 
 if TYPE_CHECKING:
     from provision.model import Inventory, Node, Step
+    from provision.ospackages.node import Packages
 
 Stage = Literal["base", "serve", "follow"]
 
@@ -51,8 +52,8 @@ def known(names: Sequence[str]) -> Sequence[str]:
         UsageError: one of them is no service.
     """
     for name in names:
-        if name not in services.ORDER:
-            raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.ORDER)}")
+        if name not in services.names():
+            raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.names())}")
     return names
 
 
@@ -72,20 +73,34 @@ def chosen(inventory: Inventory, names: Sequence[str] = ()) -> tuple[str, ...]:
                 f"{inventory.path} does not ask for the service {name}",
                 hint=f"write it below services: in {inventory.path.name}, such as {name}: {{}}",
             )
-    return tuple(name for name in services.ORDER if name in (names or inventory.services))
+    return tuple(name for name in services.ordered() if name in (names or inventory.services))
 
 
 def planned(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
     """The steps of the services ``names`` for ``nodes``."""
-    return _gathered(nodes, ((name, services.load(name).plan(inventory.services[name], inventory)) for name in names))
+    return gathered(nodes, ((name, services.get(name).plan(inventory.services[name], inventory)) for name in names))
+
+
+def servers(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> frozenset[str]:
+    """The nodes that others depend on, by the services of ``names`` that the inventory asks for."""
+    # A service with packages serves no other node, and its bundle may have been deleted.
+    asked = [name for name in names if name in inventory.services and not hasattr(services.get(name), "packages")]
+    return frozenset(planned(inventory, nodes, asked).nodes("serve"))
+
+
+def packages(inventory: Inventory, names: Sequence[str]) -> tuple[Packages, ...]:
+    """The OS packages that nodes need before the plans of the services ``names`` run."""
+    modules = [(services.get(name), inventory.services[name]) for name in names]
+    return tuple(module.packages(options, inventory) for module, options in modules if hasattr(module, "packages"))
 
 
 def verifying(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
     """The steps that ask the services ``names`` on ``nodes`` whether they do their work."""
-    return _gathered(nodes, ((name, services.load(name).verify(inventory.services[name], inventory)) for name in names))
+    return gathered(nodes, ((name, services.get(name).verify(inventory.services[name], inventory)) for name in names))
 
 
-def _gathered(nodes: Iterable[Node], duties: Iterable[tuple[str, Iterator[Duty]]]) -> Plan:
+def gathered(nodes: Iterable[Node], duties: Iterable[tuple[str, Iterator[Duty]]]) -> Plan:
+    """The steps of ``duties``, each with its service's name, for ``nodes``."""
     wanted = [node.name for node in nodes]
     found: dict[Stage, dict[str, list[Step]]] = {stage: {name: [] for name in wanted} for stage in STAGES}
     for service, each in duties:

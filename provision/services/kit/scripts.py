@@ -10,10 +10,10 @@ from provision.errors import UsageError
 from provision.model import Step
 from provision.render import render
 from provision.script import compile_steps
-from provision.services.plans import STAGES
+from provision.services.kit.plans import STAGES
 
 if TYPE_CHECKING:
-    from provision.services.plans import Plan
+    from provision.services.kit.plans import Plan
 
 STATE = PurePosixPath("/var/lib/clusterctl/services")  # on a node: the journals that undo reads
 _LOCK_SECONDS = 30  # how long a script waits for another command's to end

@@ -1,0 +1,1 @@
+"""What services share: kinds of change, plans, and the scripts that nodes run."""
