@@ -5,19 +5,13 @@ master and 2 of one in STANDBY, which is right: it takes over when the master di
 Specification 1, 14.4.1).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import ACTIVE, ASK, PORTS, Fault, fabric, sections, told
-from provision.checks._judging import groups, majority
+from provision.checks.kit import Answers, Judgements, groups, majority
+from provision.checks.kit.infiniband import ACTIVE, ASK, PORTS, Fault, fabric, sections, worst
 from provision.inventory import fold
-from provision.model import Finding
 
-ID = "ib.masters"
-LEVEL = 0
 ROOT = True
 TITLE = "one master subnet manager"
 WHY = "Two masters overwrite each other's routes: links reset in the middle of a training, and NCCL times out."
@@ -35,9 +29,9 @@ _FIX = (
 _Managers = tuple[tuple[str, int], ...]  # port GUID and SMState
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name two masters of one fabric, and a node whose port has another master than its like."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     known: dict[str, dict[str, _Managers]] = {}
     for name, ports in cluster.items():
@@ -52,7 +46,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         standby = {guid for each in managers.values() for guid, state in each if state != _MASTER}
         fine = f"master {', '.join(sorted({guid for each in masters.values() for guid in each}))}"
         fine += f", in reserve {', '.join(sorted(standby))}" if standby else ""
-        yield told(ID, name, _faults(masters, known), fine if masters else "no port is Active")
+        yield name, worst(_faults(masters, known), fine if masters else "no port is Active")
 
 
 def _faults(masters: Mapping[str, tuple[str, ...]], known: Mapping[str, Mapping[str, _Managers]]) -> Iterator[Fault]:

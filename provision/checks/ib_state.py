@@ -4,16 +4,11 @@
 (InfiniBand Architecture Specification 1, 14.3).
 """
 
-from __future__ import annotations
+from collections.abc import Iterator
 
-from collections.abc import Iterator, Mapping
+from provision.checks.kit import Answers, Judgements
+from provision.checks.kit.infiniband import ACTIVE, PORTS, Fault, Port, fabric, listed, worst
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import ACTIVE, PORTS, Fault, Port, fabric, listed, told
-from provision.model import Finding
-
-ID = "ib.state"
-LEVEL = 0
 TITLE = "InfiniBand ports with a link are Active"
 WHY = "A port that is not Active carries no data: NCCL does not use it, or the training does not start."
 PROBE = PORTS
@@ -24,14 +19,14 @@ _START = (
 )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name the ports that wait for a subnet manager; ports without a link are those of ib.phys."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     for name, ports in cluster.items():
         linked = [port for port in ports if port.up]
         fine = f"{listed(port for port in linked if port.state == ACTIVE)} Active" if linked else "no port has a link"
-        yield told(ID, name, (fault for port in linked for fault in _faults(port)), fine)
+        yield name, worst((fault for port in linked for fault in _faults(port)), fine)
 
 
 def _faults(port: Port) -> Iterator[Fault]:

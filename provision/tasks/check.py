@@ -16,9 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol, cast
 
 from provision import checks
-from provision.checks import Answer, Plan
-from provision.checks._choosing import choose, limits
-from provision.checks._probing import compile_probes, parse, probe_of
+from provision.checks import Answer, Plan, choose, limits
+from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, within
 from provision.hints import complete
 from provision.inventory import fold
@@ -102,7 +101,7 @@ def check(
     began = time.monotonic()
     chosen = choose(inventory.checks, level=level, only=only, bundle=manifest is not None)
     plan = Plan(inventory, tuple(nodes), manifest, user=inventory.ssh.user or "")
-    probed = tuple(each for each in chosen if not hasattr(checks.load(each), "MEASURE"))
+    probed = tuple(each for each in chosen if not checks.load(each).measure)
     asked = prompts if root else _NoSudo.of(prompts)
     with Connections(inventory, asked) as connections:
         visit = _Visit(plan, probed, connections, deadline, root is not False)
@@ -126,7 +125,7 @@ class _Visit:
         self._probed = probed
         self._connections = connections
         self._deadline = deadline
-        self._for_root = [each for each in probed if as_root and getattr(checks.load(each), "ROOT", False)]
+        self._for_root = [each for each in probed if as_root and checks.load(each).root]
 
     def __call__(self, node: Node) -> dict[str, Answer]:
         if not self._probed:  # measures only: whether it can be reached is all that is asked
@@ -188,8 +187,8 @@ def _measured(plan: Plan, chosen: Sequence[str], connections: Connections, emit:
     taken: dict[str, Mapping[str, Answer]] = {}
     found: dict[str, Mapping[str, Answer]] = {}
     for each in chosen:
-        name = getattr(checks.load(each), "MEASURE", None)
-        if name is None:
+        name = checks.load(each).measure
+        if not name:
             continue
         if name not in taken:
             measure = cast("_Measure", import_module(f"provision.tasks.measures.{name}"))
@@ -211,13 +210,14 @@ def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Fin
         good = {name: answer for name, answer in answers.items() if not alone[name]}
         again = _judged(check, seen, good) if 0 < len(good) < len(answers) else ({}, mistake)
         found = again[0] | {
-            name: checks.unknown(check, name, said, fix="report it, with this check's output")
+            name: checks.finding(check, name, checks.unknown(said, fix="report it, with this check's output"))
             for name in answers
             if (said := alone[name] or again[1])
         }
     for node in plan.nodes:
         if node.name in answers:
-            yield found.get(node.name) or checks.unknown(check, node.name, "the check says nothing about this node")
+            nothing = checks.unknown("the check reports nothing about this node")
+            yield found.get(node.name) or checks.finding(check, node.name, nothing)
 
 
 def _judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> tuple[dict[str, Finding], str]:

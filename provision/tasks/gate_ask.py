@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision.checks import Answer, Plan
-from provision.checks._choosing import limits
-from provision.checks._probing import compile_probes, parse, probe_of
+from provision.checks import Answer, Plan, limits
+from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser
 from provision.model import Inventory, Node
 from provision.render import render

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from provision.checks import Answer
-from provision.checks._clock import line as clock_line
-from provision.checks._pairs import pairs
+from provision.checks.kit.measures import line as clock_line
+from provision.checks.kit.measures import pairs
 from provision.errors import ClusterctlError
 from provision.model import Node
 from provision.ssh.remote import Connections, DeadlineExceeded, fan_out

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from provision.checks import Plan
-from provision.checks._choosing import limits
-from provision.checks._clock import Offset, offset
+from provision.checks import Plan, limits
+from provision.checks.kit.measures import Offset, offset
 from provision.errors import ClusterctlError
 from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import quote

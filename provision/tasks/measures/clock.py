@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._clock import Offset, line
+from provision.checks.kit.measures import Offset, line
 from provision.errors import ClusterctlError
 from provision.model import Emit, Node, Remote, StageFinished, StageStarted
 from provision.ssh.remote import DeadlineExceeded, fan_out

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._pairs import pairs
+from provision.checks.kit.measures import pairs
 from provision.checks.net_ports import DEFAULT
 from provision.errors import ClusterctlError
 from provision.model import Emit, Node, Result, StageFinished, StageStarted

@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks._fresh import Side, outcome, steps
-from provision.checks._mounts import Share, shares
+from provision.checks.kit.measures import Side, outcome, steps
+from provision.checks.kit.mounts import Share, shares
 from provision.errors import ClusterctlError
 from provision.model import Emit, Node, Result, StageFinished, StageStarted
 from provision.render import render
