@@ -1,7 +1,5 @@
 """Clocks: the simple checks."""
 
-from __future__ import annotations
-
 from provision.checks.kit import Answer, Judgement, each_node, ok, unknown, warn
 
 _DAEMON_PROBE = """\
@@ -64,7 +62,7 @@ def source(answer: Answer) -> Judgement:
         return unknown("the kernel does not name its clock")
     current, available = answer.lines
     if current in _SLOW:
-        said = f"{current} (available: {available})"
+        observed = f"{current} (available: {available})"
         fix = "dmesg | grep -i tsc says why; update the BIOS, or boot with tsc=reliable where it is known to be"
-        return warn(said, expected="tsc, or that of the hypervisor", fix=fix)
+        return warn(observed, expected="tsc, or that of the hypervisor", fix=fix)
     return ok(current)

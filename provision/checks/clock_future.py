@@ -30,9 +30,9 @@ def judge(node: str, answer: Answer, limits: Mapping[str, float]) -> Judgement:
     latest, place = max(times)
     ahead = latest - int(now[1])
     if ahead > limits["future_s"]:
-        said = f"{place} was written {_span(ahead)} later than the node's clock is now"
+        observed = f"{place} was written {_span(ahead)} later than the node's clock is now"
         fix = f"date on {node}; set it (chronyc makestep), and hwclock --systohc"
-        return warn(said, fix=fix)
+        return warn(observed, fix=fix)
     return ok(f"the latest of {len(times)} folders is {_span(-ahead) if ahead < 0 else '0 s'} old")
 
 

@@ -25,22 +25,22 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     found = {name: one for name, answer in answers.items() if (one := offset(answer))}
     for name, answer in answers.items():
         if name not in found:
-            said = f"its clock cannot be read: {answer.err or answer.out.strip() or 'no answer'}"
-            yield name, unknown(said[:200], fix=f"date on {name}")
+            observed = f"its clock cannot be read: {answer.err or answer.out.strip() or 'no answer'}"
+            yield name, unknown(observed[:200], fix=f"date on {name}")
             continue
         reference, called = _reference(found)
         ahead = found[name].minus(reference)
         certain = max(0.0, abs(ahead.seconds) - ahead.error) * 1e3
-        said = f"{shown(ahead)} against {called}"
+        observed = f"{shown(ahead)} against {called}"
         fix = "services: chrony: {} in the inventory, or by hand before a training: chronyc makestep"
         if certain > seen.limits["skew_max_ms"]:
-            yield name, fail(said, expected=f"below {span(seen.limits['skew_max_ms'] / 1e3)}", fix=fix)
+            yield name, fail(observed, expected=f"below {span(seen.limits['skew_max_ms'] / 1e3)}", fix=fix)
         elif certain > seen.limits["skew_ms"]:
-            yield name, warn(said, expected=f"below {span(seen.limits['skew_ms'] / 1e3)}", fix=fix)
+            yield name, warn(observed, expected=f"below {span(seen.limits['skew_ms'] / 1e3)}", fix=fix)
         elif ahead.error * 1e3 > seen.limits["skew_max_ms"]:
-            yield name, unknown(f"{said}: cannot be told more precisely", fix=f"install coreutils on {name}")
+            yield name, unknown(f"{observed}: cannot be told more precisely", fix=f"install coreutils on {name}")
         else:
-            yield name, ok(said)
+            yield name, ok(observed)
 
 
 def _reference(found: Mapping[str, Offset]) -> tuple[Offset, str]:

@@ -25,8 +25,8 @@ def judge(answers: Answers) -> Judgements:
     )
     for name, found in read.items():
         if found is None:
-            said = next(iter(answers[name].lines), answers[name].err) or "no answer"
-            yield name, unknown(f"chronyc: {said[:120]}", fix="systemctl enable --now chrony")
+            observed = next(iter(answers[name].lines), answers[name].err) or "no answer"
+            yield name, unknown(f"chronyc: {observed[:120]}", fix="systemctl enable --now chrony")
             continue
         reference, sources = found
         followed = [address for state, address in sources if state == "*"]
@@ -36,11 +36,11 @@ def judge(answers: Answers) -> Judgements:
         elif reference == _OWN and own[0] == name:
             yield name, ok("serves its own clock")
         elif reference == _OWN:
-            said = f"follows its own clock, as {own[0]} does" + (f": {', '.join(bad)}" if bad else "")
-            yield name, warn(said, fix=fix)
+            observed = f"follows its own clock, as {own[0]} does" + (f": {', '.join(bad)}" if bad else "")
+            yield name, warn(observed, fix=fix)
         else:
-            said = ", ".join(bad) or ("no server is followed yet" if sources else "has no server")
-            yield name, warn(said, fix=fix)
+            observed = ", ".join(bad) or ("no server is followed yet" if sources else "has no server")
+            yield name, warn(observed, fix=fix)
 
 
 def _read(answer: Answer) -> tuple[str, tuple[tuple[str, str], ...]] | None:

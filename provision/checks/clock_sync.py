@@ -22,8 +22,8 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     for name, answer in answers.items():
         fields = answer.out.strip().split(",")
         if len(fields) != 14 or not fields[2].isdecimal() or not re.fullmatch(r"-?\d+\.\d+", fields[4]):
-            said = answer.out.strip() or answer.err or "no answer"
-            yield name, unknown(f"chronyc: {said[:120]}", fix="systemctl enable --now chrony")
+            observed = answer.out.strip() or answer.err or "no answer"
+            yield name, unknown(f"chronyc: {observed[:120]}", fix="systemctl enable --now chrony")
             continue
         stratum, offset, leap = int(fields[2]), float(fields[4]), fields[13]
         if leap == "Not synchronised":
@@ -32,7 +32,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield name, warn(f"stratum {stratum}", expected=f"at most {seen.limits['stratum']:g}", fix=fix)
         elif abs(offset) * 1e3 > seen.limits["offset_ms"]:
             fix = "wait until chrony has caught up, or before a training: chronyc makestep"
-            said = f"{span(offset)} off {fields[1] or 'its clock'}"
-            yield name, warn(said, expected=f"below {seen.limits['offset_ms']:g} ms", fix=fix)
+            observed = f"{span(offset)} off {fields[1] or 'its clock'}"
+            yield name, warn(observed, expected=f"below {seen.limits['offset_ms']:g} ms", fix=fix)
         else:
             yield name, ok(f"stratum {stratum}, {span(abs(offset))} off")

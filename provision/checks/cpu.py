@@ -1,7 +1,5 @@
 """Processors: the simple checks."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

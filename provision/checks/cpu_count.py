@@ -15,14 +15,14 @@ def judge(answers: Answers) -> Judgements:
     """Offline processors first, then their number compared."""
     numbers: dict[str, int] = {}
     for name, answer in answers.items():
-        told = pairs(answer)
-        present, online = cpus(told.get("present")), cpus(told.get("online"))
+        facts = pairs(answer)
+        present, online = cpus(facts.get("present")), cpus(facts.get("online"))
         if present is None or online is None:
             yield name, unread(answer)
-        elif online < present and told.get("smt") not in {"off", "forceoff"}:
-            said = f"{online} of {present} CPUs online ({told['online']})"
+        elif online < present and facts.get("smt") not in {"off", "forceoff"}:
+            observed = f"{online} of {present} CPUs online ({facts['online']})"
             fix = "echo 1 into /sys/devices/system/cpu/cpuN/online; if it stays offline see dmesg and the firmware"
-            yield name, warn(said, expected=f"{present} CPUs", fix=fix)
+            yield name, warn(observed, expected=f"{present} CPUs", fix=fix)
         else:
             numbers[name] = online
     fix = "set hyper-threading and core counts alike in the firmware; look for maxcpus= and nosmt in /proc/cmdline"

@@ -21,9 +21,9 @@ def judge(answers: Answers) -> Judgements:
             continue
         lost = [line.split()[1] for line in answer.lines if line.startswith("pci ") and line.endswith(" -1")]
         if nodes > 1 and lost:
-            said = f"{nodes} NUMA nodes, and {', '.join(lost)} on none of them"
+            observed = f"{nodes} NUMA nodes, and {', '.join(lost)} on none of them"
             fix = "update the firmware, or give the proximity domains of PCI devices free in its NUMA settings"
-            yield name, warn(said, expected="a NUMA node for every device", fix=fix)
+            yield name, warn(observed, expected="a NUMA node for every device", fix=fix)
         else:
             numbers[name] = nodes
     fix = "set NUMA nodes per socket (NPS on AMD, SNC on Intel) alike in the firmware"

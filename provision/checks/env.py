@@ -1,7 +1,5 @@
 """The packed environment: the simple checks."""
 
-from __future__ import annotations
-
 from provision.checks.kit import Answer, Judgement, each_node, fail, ok, pairs, unread
 from provision.checks.kit.mounts import mount_of, mounts
 

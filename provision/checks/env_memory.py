@@ -17,18 +17,18 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     """Two thresholds for each process."""
     asked = {node.name: node.gpus for node in seen.nodes}
     for node, answer in answers.items():
-        told = pairs(answer)
-        free = kib(told.get("MemAvailable"))
-        if free is None or not told.get("gpus", "").isdecimal():
+        facts = pairs(answer)
+        free = kib(facts.get("MemAvailable"))
+        if free is None or not facts.get("gpus", "").isdecimal():
             yield node, unread(answer)
             continue
-        processes = asked.get(node) or int(told["gpus"]) or 1
-        said = f"{human(free)} free for {processes} process{'es' if processes > 1 else ''}"
+        processes = asked.get(node) or int(facts["gpus"]) or 1
+        observed = f"{human(free)} free for {processes} process{'es' if processes > 1 else ''}"
         wanted = processes * seen.limits["process_gib"] * GIB
         fix = "end what holds the memory (ps -eo pid,user,rss,args --sort=-rss | head), or set gpus: to fewer"
         if free >= wanted:
-            yield node, ok(said)
+            yield node, ok(observed)
         elif free >= processes * seen.limits["process_gib_least"] * GIB:
-            yield node, warn(said, expected=human(wanted), fix=fix)
+            yield node, warn(observed, expected=human(wanted), fix=fix)
         else:
-            yield node, fail(said, expected=human(wanted), fix=fix)
+            yield node, fail(observed, expected=human(wanted), fix=fix)

@@ -33,8 +33,8 @@ def _judge(answer: Answer, nccl: str, *, has_cuda: bool) -> Judgement:
     if found is None:
         return unread(answer)
     if not found or not driver(answer.out) or not has_cuda:
-        said = "the bundle has no CUDA" if found and not has_cuda else "no GPU beside an RDMA adapter"
-        return not_here(said)
+        observed = "the bundle has no CUDA" if found and not has_cuda else "no GPU beside an RDMA adapter"
+        return not_here(observed)
     if not nccl:
         return unknown("the bundle does not tell its NCCL", fix="NCCL_DEBUG=VERSION says it when training")
     if dma_buf(answer.out):
@@ -45,5 +45,5 @@ def _judge(answer: Answer, nccl: str, *, has_cuda: bool) -> Judgement:
     if older or tuple(int(part) for part in re.findall(r"\d+", nccl)[:3]) >= _SEES_PEERMEM:
         return ok(f"NCCL {nccl} sees nvidia_peermem")
     fix = "pack an environment with NCCL 2.23.4 or later, or install the open driver on Linux 5.12 or later"
-    said = f"NCCL {nccl} does not see nvidia_peermem"
-    return warn(said, expected="NCCL 2.23.4 or later", fix=fix)
+    observed = f"NCCL {nccl} does not see nvidia_peermem"
+    return warn(observed, expected="NCCL 2.23.4 or later", fix=fix)

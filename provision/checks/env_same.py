@@ -34,18 +34,21 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     prefix = seen.inventory.prefix
     releases = {}
     for node, answer in answers.items():
-        told = pairs(answer)
-        release = told.get("release", _NONE)
-        if "looked" not in told:
+        facts = pairs(answer)
+        release = facts.get("release", _NONE)
+        if "looked" not in facts:
             yield node, unread(answer)
-        elif told.get("is") == "other":
-            said = f"{prefix} was not made by clusterctl"
-            yield node, fail(said, expected="a link to a release", fix=f"move {prefix} away, or choose another prefix")
-        elif release != _NONE and not ("whole" in told and "python" in told):
+        elif facts.get("is") == "other":
+            observed = f"{prefix} was not made by clusterctl"
+            yield (
+                node,
+                fail(observed, expected="a link to a release", fix=f"move {prefix} away, or choose another prefix"),
+            )
+        elif release != _NONE and not ("whole" in facts and "python" in facts):
             yield node, fail(f"release {release} is not whole", expected="a whole release", fix="clusterctl deploy")
-        elif told.get("is") == "link" and release == _NONE:
-            said = f"{prefix} leads to a release that is not there"
-            yield node, fail(said, expected="a whole release", fix="clusterctl deploy")
+        elif facts.get("is") == "link" and release == _NONE:
+            observed = f"{prefix} leads to a release that is not there"
+            yield node, fail(observed, expected="a whole release", fix="clusterctl deploy")
         else:
             releases[node] = release
     yield from _compare(releases, seen.manifest.release_id if seen.manifest else "")
@@ -58,8 +61,8 @@ def _compare(releases: Mapping[str, str], bundle: str) -> Judgements:
             yield node, ok("nothing has been deployed yet")
     elif bundle and used != {bundle} and len(used) == 1:
         for node, release in releases.items():
-            said = f"release {release}, the bundle is {bundle}"
-            yield node, warn(said, expected=f"release {bundle}", fix="clusterctl deploy the bundle")
+            observed = f"release {release}, the bundle is {bundle}"
+            yield node, warn(observed, expected=f"release {bundle}", fix="clusterctl deploy the bundle")
     else:
         yield from odd(releases, show=_text, fix="clusterctl deploy", verdict="FAIL")
 

@@ -49,8 +49,8 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if usual is None or shared[node] != usual:
             other = usual if usual is not None else next(value for value in groups(shared) if value != shared[node])
             who = "the other nodes" if usual is not None else fold(groups(shared)[other])
-            said = f"{_text(shared[node])}; {who}: {_text(other)}"
-            yield node, fail(said, expected="the same on every node", fix=fix)
+            observed = f"{_text(shared[node])}; {who}: {_text(other)}"
+            yield node, fail(observed, expected="the same on every node", fix=fix)
         elif bad := _bad(given):
             yield node, warn(bad, expected="not set", fix=fix)
         else:

@@ -1,7 +1,5 @@
 """File systems: the simple checks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from provision.checks.kit import GIB, Answer, Judgement, Plan, df, each_node, fail, human, many, ok, pairs, unread, warn
@@ -101,15 +99,15 @@ def home(answer: Answer, seen: Plan) -> Judgement:
     Caches that programs keep below ~ (Triton, Inductor, torch extensions) are locked with flock(2), which waits or
     fails over a network. ``clusterctl train`` keeps them on the local disk; other jobs do not.
     """
-    told = pairs(answer)
-    home, user = told.get("home"), seen.user or "USER"
+    facts = pairs(answer)
+    home, user = facts.get("home"), seen.user or "USER"
     mount = lies(answer, home)
     if home is None:
         return unread(answer)
     if mount is None:
         fix = f"as root: mkdir -m 700 {home} && chown {user} {home}"
         return fail(f"{home} does not exist", expected="a home folder", fix=fix)
-    if "writes" not in told:
+    if "writes" not in facts:
         return fail(f"{home} takes no files", expected="it does", fix=f"as root: chown {user} {home}")
     if mount.type in NETWORK:
         fix = "for jobs that you start by hand: export TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR to a local disk"
@@ -322,12 +320,12 @@ def tmp(answer: Answer, limits: Mapping[str, float]) -> Judgement:
     ``$TMPDIR``, else /tmp (environ(7)). Python, torch and the compilers put files there; where it is a tmpfs it is
     memory.
     """
-    told = pairs(answer)
-    at, room = told.get("at", ""), df(answer)
-    if "refused" in told:
+    facts = pairs(answer)
+    at, room = facts.get("at", ""), df(answer)
+    if "refused" in facts:
         fix = f"free {at}, or make it again: mkdir -p {at} && chmod 1777 {at}"
-        return fail(f"{at}: {told['refused'].rpartition(': ')[2]}", expected="it takes files", fix=fix)
-    if "writable" not in told or room is None:
+        return fail(f"{at}: {facts['refused'].rpartition(': ')[2]}", expected="it takes files", fix=fix)
+    if "writable" not in facts or room is None:
         return unread(answer)
     if room[1] * 1024 < limits["free_gib"] * GIB:
         said = f"{human(room[1] * 1024)} free in {at}"

@@ -38,28 +38,30 @@ def _of(name: str, side: Side) -> Judgement | None:
     if "hung" in {side.wrote, side.read}:
         what = "reading" if side.read == "hung" else "writing"
         where = f"; waiting in the kernel: {', '.join(side.stuck[:5])}" if side.stuck else ""
-        said = f"{side.path} ({side.source}): {what} got no answer in time{where}"
-        return fail(said, fix=f"is the server up? {again}")
+        observed = f"{side.path} ({side.source}): {what} got no answer in time{where}"
+        return fail(observed, fix=f"is the server up? {again}")
     if side.wrote == "absent":
         return fail(f"there is no folder {side.path}", fix=f"findmnt -T {side.path} on {name}")
     if side.read == "absent" and side.type in _LOCAL:
-        said = f"{side.path} is on local disk ({side.type}, {side.source}): it does not hold what {side.server} wrote"
-        return fail(said, fix=f"mount {side.path} on {name}; findmnt -T {side.path}")
+        observed = (
+            f"{side.path} is on local disk ({side.type}, {side.source}): it does not hold what {side.server} wrote"
+        )
+        return fail(observed, fix=f"mount {side.path} on {name}; findmnt -T {side.path}")
     if side.read == "absent":
-        said = f"{side.path} ({side.source}) does not show what {side.server} has just written"
-        return fail(said, fix=again)
+        observed = f"{side.path} ({side.source}) does not show what {side.server} has just written"
+        return fail(observed, fix=again)
     if side.read not in {"fine", "not tried"}:
         return fail(f"{side.path} cannot be read: {side.read}", fix=again)
     if side.wrote != "fine":
-        said = f"{side.path} takes no file of the training user: {side.wrote}"
+        observed = f"{side.path} takes no file of the training user: {side.wrote}"
         fix = f"give the training user the folder on {side.server}: chown, or no root_squash; exportfs -v"
-        return fail(said, fix=fix)
+        return fail(observed, fix=fix)
     if not first and side.back == "absent":
-        said = f"{side.server} does not see what {name} wrote to {side.path} ({side.type}, {side.source})"
-        return fail(said, fix=again)
+        observed = f"{side.server} does not see what {name} wrote to {side.path} ({side.type}, {side.source})"
+        return fail(observed, fix=again)
     if not first and "not tried" in {side.read, side.back}:
-        said = f"{side.path} was compared in one direction only: see {side.server}"
-        return warn(said, fix=f"clusterctl check --only fs.fresh, once {side.server} is well")
+        observed = f"{side.path} was compared in one direction only: see {side.server}"
+        return warn(observed, fix=f"clusterctl check --only fs.fresh, once {side.server} is well")
     if first and side.back == "alone":
         return unknown(f"{side.path}: no second node to compare with")
     return None

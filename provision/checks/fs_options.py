@@ -23,18 +23,18 @@ def judge(answer: Answer, seen: Plan) -> Judgement:
         return unread(answer)
     nfs = [mount for mount in table if mount.type in {"nfs", "nfs4"}]
     soft = [mount for mount in nfs if {"soft", "softerr"} & {*mount.options}]
-    slow = [(mount, said) for mount in nfs if (said := _slow(seen, mount))]
+    slow = [(mount, observed) for mount in nfs if (observed := _slow(seen, mount))]
     if soft:
         fix = f"mount it hard: in /etc/fstab, then umount {soft[0].target} && mount {soft[0].target}"
         return fail(f"{soft[0].target} is mounted soft", expected="hard", fix=fix)
     if slow:
-        mount, said = slow[0]
+        mount, observed = slow[0]
         wanted = f"nconnect={seen.limits['connections'] * 2:g},rsize=1048576,wsize=1048576"
         fix = f"{wanted} in /etc/fstab; umount every mount of that server before it is mounted again"
         expected = (
             f"nconnect of at least {seen.limits['connections']:g}, transfers of {seen.limits['transfer_kib']:g} KiB"
         )
-        return warn(f"{mount.target}: {said}", expected=expected, fix=fix)
+        return warn(f"{mount.target}: {observed}", expected=expected, fix=fix)
     return ok(many(len(nfs), "hard mount") if nfs else "no NFS mounts")
 
 

@@ -33,10 +33,10 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         needed = 0 if "deployed" in answer.lines else size * seen.limits["releases"]
         wanted = max(needed, seen.limits["free_gib"] * GIB)
         free = room[1] * 1024
-        said = f"{human(free)} free at {next((line[3:] for line in answer.lines if line.startswith('at ')), '?')}"
+        observed = f"{human(free)} free at {next((line[3:] for line in answer.lines if line.startswith('at ')), '?')}"
         if free >= wanted:
-            yield name, ok(said)
+            yield name, ok(observed)
         else:
             fix = "clusterctl prune; see what fills it: du -xhd1 " + str(seen.inventory.root)
             expected = f"at least {human(wanted)}" + (" for this bundle" if needed == wanted else "")
-            yield name, fail(said, expected=expected, fix=fix)
+            yield name, fail(observed, expected=expected, fix=fix)

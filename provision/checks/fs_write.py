@@ -42,12 +42,12 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where it is refused."""
     root = seen.inventory.root
     for name, answer in answers.items():
-        told = pairs(answer)
-        at, user = told.get("at", ""), told.get("user", "USER")
-        if "writable" in told:
+        facts = pairs(answer)
+        at, user = facts.get("at", ""), facts.get("user", "USER")
+        if "writable" in facts:
             yield name, ok(f"{at} takes files" if at == str(root) else f"{root} can be made in {at}")
-        elif "refused" in told:
-            said = told["refused"].rpartition(": ")[2]
+        elif "refused" in facts:
+            said = facts["refused"].rpartition(": ")[2]
             observed = f"{at}: {said}" if at == str(root) else f"{root} is missing, and {user} may not write to {at}"
             fix = f"as root: mkdir -p {root} && chown {user} {root}; if it is theirs, look at the mount and the quota"
             yield name, fail(observed, expected=f"{user} may write to {root}", fix=fix)

@@ -1,7 +1,5 @@
 """GPUs: the simple checks."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -55,12 +53,12 @@ def aer(answer: Answer, limits: Mapping[str, float]) -> Judgement:
     allowed = {"COR": limits["corrected"], "FATAL": 0, "NONFATAL": 0}
     bad = [each for each in counts if each[2] > allowed[each[1]]]
     words = {"COR": "corrected", "FATAL": "fatal", "NONFATAL": "uncorrected"}
-    said = "; ".join(f"{address}: {count} {words[kind]} errors" for address, kind, count in bad)
+    observed = "; ".join(f"{address}: {count} {words[kind]} errors" for address, kind, count in bad)
     if not bad:
         return ok(f"at most {max(count for *_, count in counts)} corrected errors")
     if any(kind == "FATAL" for _, kind, _ in bad):
-        return fail(said, expected="none", fix=_FIX)
-    return warn(said, expected=f"at most {allowed['COR']:.0f} corrected ones since boot", fix=_FIX)
+        return fail(observed, expected="none", fix=_FIX)
+    return warn(observed, expected=f"at most {allowed['COR']:.0f} corrected ones since boot", fix=_FIX)
 
 
 # A line for each process and GPU, with the login name of its owner before it.
@@ -152,7 +150,6 @@ def _missing(gpu: Gpu) -> str:
     "every GPU behind NVSwitch has joined the fabric",
     reads=_FABRIC_FIELDS[1:],
     query_fields=_FABRIC_FIELDS,
-    probe=query(*_FABRIC_FIELDS),
     why="Until the fabric manager has set up NVLink, CUDA does not start: error 802, 'system not yet initialized'.",
 )
 def fabric(row: tuple[Gpu, ...]) -> Judgement:
@@ -161,7 +158,7 @@ def fabric(row: tuple[Gpu, ...]) -> Judgement:
     States and statuses: nvidia-smi's manual page, "Fabric"; seen on H200 behind NVSwitch with driver 580.159.04.
     Drivers before 530 do not have the fields, GPUs without NVSwitch say N/A.
     """
-    bad = {gpu.index: said for gpu in row if (said := _missing(gpu))}
+    bad = {gpu.index: observed for gpu in row if (observed := _missing(gpu))}
     if bad:
         fix = "systemctl restart nvidia-fabricmanager, and read /var/log/fabricmanager.log; see the check gpu.fm"
         return fail(each(bad), expected="Completed, Success", fix=fix)
@@ -205,9 +202,9 @@ def pcielog(answer: Answer) -> Judgement:
     if "looked" not in answer.lines:
         return unread(answer)
     if found:
-        said = "; ".join(f"{address} is {text}" for address, text in found.items())
+        observed = "; ".join(f"{address} is {text}" for address, text in found.items())
         fix = "reseat GPU and riser; look at the slot's lanes and speed in the BIOS (lspci -vv, LnkCap and LnkSta)"
-        return warn(said, expected="the GPU's own speed", fix=fix)
+        return warn(observed, expected="the GPU's own speed", fix=fix)
     if "log readable" in answer.lines or not mine:
         return ok("no GPU is limited") if mine else not_here("no GPU")
     fix = "check with become, or let the user read the journal: usermod -aG systemd-journal USER"
@@ -240,7 +237,6 @@ _RECOVERY_FIELDS = ("index", "gpu_recovery_action")
     "no GPU waits for a reset",
     reads=(_RECOVERY_FIELDS[1],),
     query_fields=_RECOVERY_FIELDS,
-    probe=query(*_RECOVERY_FIELDS),
     why="The driver has met an error that only a reset ends: programs fail on this GPU, at once or soon.",
 )
 def recovery(row: tuple[Gpu, ...]) -> Judgement:
@@ -304,7 +300,7 @@ def sxid(answer: Answer) -> Judgement:
     Format: NVIDIA, "Fabric Manager for NVIDIA NVSwitch Systems", appendix on SXids, and the driver's source.
     """
     found = Counter(_SXID.findall(answer.out))
-    said = "; ".join(
+    observed = "; ".join(
         f"SXid {number} {word or 'of unknown weight'} {count} x on {switch}"
         for (switch, number, word), count in sorted(found.items(), key=lambda item: item[0][2] != "Fatal")[:_MANY]
     )
@@ -312,10 +308,10 @@ def sxid(answer: Answer) -> Judgement:
         return unread(answer)
     if any(word == "Fatal" for _, _, word in found):
         fix = "reboot the node, or stop all GPU programs, reset all GPUs and restart nvidia-fabricmanager"
-        return fail(said, expected="no SXid", fix=fix)
+        return fail(observed, expected="no SXid", fix=fix)
     if found:
         fix = "read /var/log/fabricmanager.log, and watch whether they come again"
-        return warn(said, expected="no SXid", fix=fix)
+        return warn(observed, expected="no SXid", fix=fix)
     if not any(device.is_switch for device in devices(answer)):
         return not_here("no NVSwitch")
     if "log readable" in answer.lines:

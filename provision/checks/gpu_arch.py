@@ -38,9 +38,9 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         names = ", ".join(sorted(compiled, key=order)) or "no architecture"
         if bad:
             wanted = f"sm_{bad[0]['compute_cap'].replace('.', '')}"
-            said = f"GPU {ranges(gpu.index for gpu in bad)}: {bad[0]['name']} needs {wanted}, torch has {names}"
+            observed = f"GPU {ranges(gpu.index for gpu in bad)}: {bad[0]['name']} needs {wanted}, torch has {names}"
             fix = f"pack an environment whose torch was built for {cards(wanted) or wanted}: another wheel or version"
-            yield node, fail(said, expected=wanted, fix=fix)
+            yield node, fail(observed, expected=wanted, fix=fix)
         else:
             needed = sorted({f"sm_{gpu['compute_cap'].replace('.', '')}" for gpu in row}, key=order)
             yield node, ok(f"{', '.join(needed)}; torch has {names}")

@@ -24,8 +24,8 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if isinstance(found, str):
             yield node, unanswered(node, answer)
         elif len(found) < asked:
-            said = f"{len(found)} GPUs, the inventory starts {asked} processes"
-            yield node, fail(said, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_FIX}")
+            observed = f"{len(found)} GPUs, the inventory starts {asked} processes"
+            yield node, fail(observed, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_FIX}")
         else:
             counts[node] = len(found)
     if not any(counts.values()):

@@ -22,7 +22,7 @@ def judge(answers: Answers) -> Judgements:
     found = yield from gpus(answers, "ecc.mode.current", "ecc.mode.pending", "compute_cap")
     nodes = {}
     for node, row in found.items():
-        odd = {gpu.index: said for gpu in row if (said := _odd(gpu))}
+        odd = {gpu.index: observed for gpu in row if (observed := _odd(gpu))}
         if odd:
             yield node, warn(each(odd), expected="ECC is on", fix=_FIX)
         else:

@@ -41,15 +41,15 @@ def _judge(answer: Answer) -> Judgement:
     driver = kernel_module(answer.out)
     version = re.search(r"Fabric Manager version is\s*:\s*(\S+)", answer.out)
     if version and driver and version[1] != driver:
-        said = f"fabric manager {version[1]}, driver {driver}"
+        observed = f"fabric manager {version[1]}, driver {driver}"
         fix = f"install nvidia-fabricmanager of version {driver}, hold both packages, systemctl restart it"
-        return fail(said, expected=f"fabric manager {driver}", fix=fix)
+        return fail(observed, expected=f"fabric manager {driver}", fix=fix)
     if "running" not in answer.lines:
         unit = re.search(r"^unit (\S+)", answer.out, flags=re.MULTILINE)
         state = f" (its unit is {unit[1]})" if unit else ""
-        said = f"{len(switches)} NVSwitches, the fabric manager does not run{state}"
+        observed = f"{len(switches)} NVSwitches, the fabric manager does not run{state}"
         fix = "systemctl enable --now nvidia-fabricmanager; journalctl -u nvidia-fabricmanager tells why it ended"
-        return fail(said if version else f"{said}, and is not installed", expected="it runs", fix=fix)
+        return fail(observed if version else f"{observed}, and is not installed", expected="it runs", fix=fix)
     if not version or not driver:
         return unknown("the fabric manager runs; its version or the driver's is not known")
     return ok(f"fabric manager {version[1]} for {len(switches)} NVSwitches")

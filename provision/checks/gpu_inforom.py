@@ -21,9 +21,9 @@ def judge(answers: Answers) -> Judgements:
     for node, answer in answers.items():
         damaged = re.findall(r"(?i)infoROM is corrupted at gpu\s+(\S+)", answer.out + answer.err)
         if damaged:
-            said = f"the InfoROM of {', '.join(damaged)} is damaged"
+            observed = f"the InfoROM of {', '.join(damaged)} is damaged"
             fix = "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot; if it stays, have the GPU replaced"
-            yield node, warn(said, expected="a whole InfoROM", fix=fix)
+            yield node, warn(observed, expected="a whole InfoROM", fix=fix)
         else:
             whole[node] = answer
     found = yield from gpus(whole, "inforom.img")

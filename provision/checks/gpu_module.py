@@ -41,13 +41,13 @@ def _judge(answer: Answer) -> Judgement:
     if not libraries:
         return unknown(f"kernel module {loaded}; libnvidia-ml.so.1 was not found", fix="ldconfig")
     if loaded not in libraries:
-        said = f"kernel module {loaded}, libraries {', '.join(libraries)}"
-        return fail(said, expected=f"libraries {loaded}", fix=_FIX)
+        observed = f"kernel module {loaded}, libraries {', '.join(libraries)}"
+        return fail(observed, expected=f"libraries {loaded}", fix=_FIX)
     if len(libraries) > 1:
         fix = "remove the libraries of the other version, then run ldconfig"
         return warn(f"libraries {' and '.join(libraries)} are installed", expected=f"only {loaded}", fix=fix)
     installed = re.search(rf"^installed {_VERSION}", answer.out, flags=re.MULTILINE)
     if installed and installed[1] != loaded:
-        said = f"kernel module {loaded} is loaded, {installed[1]} is installed and comes with the next boot"
-        return warn(said, expected=f"libraries and module {loaded}", fix=_FIX)
+        observed = f"kernel module {loaded} is loaded, {installed[1]} is installed and comes with the next boot"
+        return warn(observed, expected=f"libraries and module {loaded}", fix=_FIX)
     return ok(f"module and libraries {loaded}")

@@ -45,6 +45,6 @@ def _judge(answer: Answer) -> Judgement:
     if missing:
         made = "modprobe" in answer.lines
         fix = "nvidia-modprobe -u -c 0 (as root), and nvidia-persistenced at every boot; modprobe nvidia_uvm"
-        said = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        return (warn if made else fail)(said, expected="all device files", fix=fix)
+        observed = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        return (warn if made else fail)(observed, expected="all device files", fix=fix)
     return ok(f"{user} may open {len(opened)} device files")

@@ -41,7 +41,9 @@ def judge(answers: Answers) -> Judgements:
             yield node, ok("one GPU")
         else:
             yield node, unanswered(node, answer)
-    bad = {node: {pair: said for pair, said in cells.items() if said != "OK"} for node, cells in found.items()}
+    bad = {
+        node: {pair: observed for pair, observed in cells.items() if observed != "OK"} for node, cells in found.items()
+    }
     for node, pairs in bad.items():
         if not pairs:
             yield node, ok("all pairs can")
@@ -49,8 +51,8 @@ def judge(answers: Answers) -> Judgements:
         models = [line for line in answers[node].lines if line.startswith("model ")]
         board = any(word in line for line in models for word in _BOARDS)
         elsewhere = any(not others for others in bad.values())
-        said = f"{len(pairs)} of {len(found[node])} pairs cannot, {_which(pairs)}"
-        yield node, Judgement("FAIL" if board or elsewhere else "WARN", said, expected="all pairs can", fix=_FIX)
+        observed = f"{len(pairs)} of {len(found[node])} pairs cannot, {_which(pairs)}"
+        yield node, Judgement("FAIL" if board or elsewhere else "WARN", observed, expected="all pairs can", fix=_FIX)
 
 
 def _which(pairs: Matrix) -> str:

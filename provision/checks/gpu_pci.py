@@ -28,13 +28,13 @@ def judge(answers: Answers) -> Judgements:
         if "looked" not in answer.lines:
             yield node, unread(answer)
         elif lost:
-            said = f"{', '.join(lost)} does not answer on the PCI bus"
+            observed = f"{', '.join(lost)} does not answer on the PCI bus"
             fix = "power cycle the node (a reboot may not do); then reseat or replace the GPU"
-            yield node, fail(said, expected=f"{len(found)} GPUs that answer", fix=fix)
+            yield node, fail(observed, expected=f"{len(found)} GPUs that answer", fix=fix)
         elif foreign:
-            said = "; ".join(f"{device.address} {_taken(device.driver)}" for device in foreign)
+            observed = "; ".join(f"{device.address} {_taken(device.driver)}" for device in foreign)
             fix = "modprobe nvidia (nouveau: blacklist it and reboot); dmesg | grep NVRM says why a GPU was not started"
-            yield node, fail(said, expected=f"{len(found)} GPUs with the driver nvidia", fix=fix)
+            yield node, fail(observed, expected=f"{len(found)} GPUs with the driver nvidia", fix=fix)
         else:
             counts[node] = len(found)
     if not any(counts.values()):

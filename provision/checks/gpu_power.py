@@ -16,7 +16,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     found = yield from gpus(answers, "power.limit", "power.default_limit")
     nodes = {}
     for node, row in found.items():
-        low = {gpu.index: said for gpu in row if (said := _low(gpu, seen.limits["below_percent"]))}
+        low = {gpu.index: observed for gpu in row if (observed := _low(gpu, seen.limits["below_percent"]))}
         if low:
             fix = "nvidia-smi -i N -pl WATTS (as root); find out first who set it, and whether the rack can bear more"
             yield node, warn(each(low), expected="the default limit", fix=fix)

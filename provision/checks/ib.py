@@ -1,7 +1,5 @@
 """InfiniBand and RoCE: the simple checks."""
 
-from __future__ import annotations
-
 from provision.checks.kit import Answer, Judgement, each_node, fail, not_here, ok, unknown
 from provision.checks.kit.infiniband import PORTS, ports, sections
 

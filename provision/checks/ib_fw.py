@@ -34,11 +34,13 @@ def judge(answers: Answers) -> Judgements:
                 faults.append(Fault("UNKNOWN", f"{port.device} does not tell its firmware", "fw_ver", "ibv_devinfo"))
                 continue
             if common is None:
-                said = ", ".join(f"{each} on {len(at)}" for each, at in groups(_texts(alike)).items())
-                faults.append(Fault("WARN", f"{port.device} has {version}; its model has {said}", "one version", fix))
+                observed = ", ".join(f"{each} on {len(at)}" for each, at in groups(_texts(alike)).items())
+                faults.append(
+                    Fault("WARN", f"{port.device} has {version}; its model has {observed}", "one version", fix)
+                )
             elif version != common:
-                said = f"{port.device} has {version}, most of its model have {common}"
-                faults.append(Fault("WARN", said, common, fix))
+                observed = f"{port.device} has {version}, most of its model have {common}"
+                faults.append(Fault("WARN", observed, common, fix))
         yield name, worst(faults, ", ".join(sorted({port.values.get("fw_ver", "") for port in ports})))
 
 

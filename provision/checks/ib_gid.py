@@ -42,8 +42,8 @@ def judge(answers: Answers) -> Judgements:
         elif any(port.infiniband for port in every):
             yield name, ok("InfiniBand, which needs no RoCE address")
         elif up := [port for port in every if port.values.get("link_layer") == "Ethernet" and port.state == ACTIVE]:
-            said = dict(sections(answer.out, "gids"))
-            indexes[name] = {port.name: _index(said.get((port.device, str(port.number)), "")) for port in up}
+            observed = dict(sections(answer.out, "gids"))
+            indexes[name] = {port.name: _index(observed.get((port.device, str(port.number)), "")) for port in up}
         else:
             yield name, not_here("no RoCE port is Active")
     for name, mine in indexes.items():

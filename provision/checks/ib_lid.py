@@ -49,11 +49,11 @@ def _faults(
     elif not manager:
         yield Fault("FAIL", f"{port.name} is Active and knows no subnet manager (sm_lid 0)", "sm_lid > 0", _RESTART)
     elif taken[manager, lid] > 1:
-        said = f"{port.name} has LID {lid}, and another port of the same subnet has it too"
-        yield Fault("FAIL", said, "a LID of its own", _RESTART)
+        observed = f"{port.name} has LID {lid}, and another port of the same subnet has it too"
+        yield Fault("FAIL", observed, "a LID of its own", _RESTART)
     elif usual_manager is None:
-        said = f"{port.name}: the nodes know subnet managers at LIDs {managers}"
-        yield Fault("FAIL", said, "one subnet manager for all nodes", _RESTART)
+        observed = f"{port.name}: the nodes know subnet managers at LIDs {managers}"
+        yield Fault("FAIL", observed, "one subnet manager for all nodes", _RESTART)
     elif manager != usual_manager:
-        said = f"{port.name} knows the subnet manager at LID {manager}, its like know LID {usual_manager}"
-        yield Fault("FAIL", said, f"sm_lid {usual_manager}", f"{_RESTART}; is it cabled to another fabric?")
+        observed = f"{port.name} knows the subnet manager at LID {manager}, its like know LID {usual_manager}"
+        yield Fault("FAIL", observed, f"sm_lid {usual_manager}", f"{_RESTART}; is it cabled to another fabric?")

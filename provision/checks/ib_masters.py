@@ -35,12 +35,12 @@ def judge(answers: Answers) -> Judgements:
     yield from others
     known: dict[str, dict[str, _Managers]] = {}
     for name, ports in cluster.items():
-        said = {
+        observed = {
             f"{device} port {number}": text
             for (device, number), text in sections(answers[name].out, "managers", words=2)
         }
         active = [port.name for port in ports if port.state == ACTIVE]
-        known[name] = {at: _managers(said.get(at, "")) for at in active}
+        known[name] = {at: _managers(observed.get(at, "")) for at in active}
     for name, managers in known.items():
         masters = {at: tuple(guid for guid, state in each if state == _MASTER) for at, each in managers.items()}
         standby = {guid for each in managers.values() for guid, state in each if state != _MASTER}
@@ -59,11 +59,11 @@ def _faults(masters: Mapping[str, tuple[str, ...]], known: Mapping[str, Mapping[
             every = {name: guid for name, each in known.items() if (guid := _master(each.get(at, ())))}
             common = majority(every)
             if common is None:
-                said = ", ".join(f"{fold(names)} {guid}" for guid, names in groups(every).items())
-                yield Fault("FAIL", f"{at}: two masters, {said}", "one master for all nodes", _FIX)
+                observed = ", ".join(f"{fold(names)} {guid}" for guid, names in groups(every).items())
+                yield Fault("FAIL", f"{at}: two masters, {observed}", "one master for all nodes", _FIX)
             elif guids[0] != common:
-                said = f"{at} has the master {guids[0]}, most nodes have {common}"
-                yield Fault("FAIL", said, f"master {common}", f"{_FIX}; is it cabled to another fabric?")
+                observed = f"{at} has the master {guids[0]}, most nodes have {common}"
+                yield Fault("FAIL", observed, f"master {common}", f"{_FIX}; is it cabled to another fabric?")
 
 
 def _managers(text: str) -> _Managers:

@@ -67,11 +67,11 @@ def _up(out: str, every: tuple[Port, ...]) -> Iterator[_Interface]:
 def _faults(at: _Interface, usual: int | None, every: list[int], roce: float) -> Iterator[Fault]:
     if at.mtu != usual:
         theirs = str(usual) if usual else " and ".join(map(str, every))
-        said = f"{at.shown} has MTU {at.mtu}, {'most nodes' if usual else 'the nodes'} have {theirs}"
+        observed = f"{at.shown} has MTU {at.mtu}, {'most nodes' if usual else 'the nodes'} have {theirs}"
         fix = f"ip link set {at.net} mtu {usual or every[-1]}, and in its configuration"
-        yield Fault("FAIL", said, str(usual or "the same on every node"), fix)
+        yield Fault("FAIL", observed, str(usual or "the same on every node"), fix)
     elif at.roce and at.mtu < roce:
-        said = f"{at.shown} has MTU {at.mtu}: RoCE sends small packets"
+        observed = f"{at.shown} has MTU {at.mtu}: RoCE sends small packets"
         yield Fault(
-            "WARN", said, f"{roce:g} or more", f"ip link set {at.net} mtu 9000 on every node, and on the switch"
+            "WARN", observed, f"{roce:g} or more", f"ip link set {at.net} mtu 9000 on every node, and on the switch"
         )

@@ -35,6 +35,6 @@ def judge(answers: Answers) -> Judgements:
 
 
 def _fault(port: Port) -> Fault:
-    said = f"{port.name} is {PHYSICAL.get(port.physical, port.values.get('phys_state', '') or 'in no known state')}"
+    observed = f"{port.name} is {PHYSICAL.get(port.physical, port.values.get('phys_state', '') or 'in no known state')}"
     fix = _FIXES.get(port.physical, "reseat the cable of {port}")
-    return Fault("FAIL", said, "LinkUp", fix.format(port=port.name, device=port.device, number=port.number))
+    return Fault("FAIL", observed, "LinkUp", fix.format(port=port.name, device=port.device, number=port.number))

@@ -36,6 +36,6 @@ def _faults(port: Port, wanted: float) -> Iterator[Fault]:
     if port.gigabits is None:
         yield Fault("UNKNOWN", f"{port.name}: rate {port.values.get('rate', '')!r} is not understood", "a rate", "")
     elif port.gigabits < wanted:
-        said = f"{port.name} runs at {port.gigabits:g} Gb/s in place of {wanted:g}"
+        observed = f"{port.name} runs at {port.gigabits:g} Gb/s in place of {wanted:g}"
         fix = f"replace the cable or transceiver of {port.name}; iblinkinfo names its switch port and what it could do"
-        yield Fault("FAIL", said, f"{wanted:g} Gb/s", fix)
+        yield Fault("FAIL", observed, f"{wanted:g} Gb/s", fix)

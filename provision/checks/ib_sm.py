@@ -30,17 +30,17 @@ def judge(answers: Answers) -> Judgements:
     yield from others
     for name, ports in cluster.items():
         answer = answers[name]
-        said = {(device, number): text for (device, number), text in sections(answer.out, "sminfo", words=2)}
+        observed = {(device, number): text for (device, number), text in sections(answer.out, "sminfo", words=2)}
         linked = [port for port in ports if port.up]
-        masters = {found[2] for text in said.values() if (found := _SAID.search(text))}
+        masters = {found[2] for text in observed.values() if (found := _SAID.search(text))}
         fine = f"master {', '.join(sorted(masters))}" if masters else "no port has a link"
-        faults = (fault for port in linked for fault in _faults(port, said, root=answer.root))
+        faults = (fault for port in linked for fault in _faults(port, observed, root=answer.root))
         yield name, worst(faults, fine)
 
 
-def _faults(port: Port, said: Mapping[tuple[str, str], str], *, root: bool) -> Iterator[Fault]:
+def _faults(port: Port, observed: Mapping[tuple[str, str], str], *, root: bool) -> Iterator[Fault]:
     manager = port.number_of("sm_lid")
-    text = said.get((port.device, str(port.number)))
+    text = observed.get((port.device, str(port.number)))
     if port.state != ACTIVE or not manager:
         yield Fault("FAIL", f"{port.name} waits for a subnet manager", "an answer of sminfo", _START)
     elif text is None or "not installed" in text:

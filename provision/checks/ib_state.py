@@ -33,11 +33,13 @@ def _faults(port: Port) -> Iterator[Fault]:
     if port.state == ACTIVE:
         return
     if port.state == 2:
-        said = f"{port.name} is Initializing: no subnet manager has configured it"
-        yield Fault("FAIL", said, "Active", _START)
+        observed = f"{port.name} is Initializing: no subnet manager has configured it"
+        yield Fault("FAIL", observed, "Active", _START)
     elif port.state in {3, 5}:
         word = "Armed" if port.state == 3 else "Active and deferred"
         yield Fault("WARN", f"{port.name} is {word}", "Active", "check again in a minute; then as for Initializing")
     else:
-        said = f"{port.name} is {port.values['state'] or 'in no known state'} though its cable has a signal"
-        yield Fault("FAIL", said, "Active", f"ibportstate -C {port.device} -D 0 {port.number} reset, then look again")
+        observed = f"{port.name} is {port.values['state'] or 'in no known state'} though its cable has a signal"
+        yield Fault(
+            "FAIL", observed, "Active", f"ibportstate -C {port.device} -D 0 {port.number} reset, then look again"
+        )

@@ -1,7 +1,5 @@
 """Limits of the session: the simple checks."""
 
-from __future__ import annotations
-
 import math
 
 from provision.checks.kit import (
@@ -46,8 +44,8 @@ def memlock(answer: Answer) -> Judgement:
     if may(answer, _IPC_LOCK):
         return ok(f"{human(int(limit))}, which does not bind this user (CAP_IPC_LOCK)")
     devices = sum(line.startswith("device ") for line in answer.lines)
-    said = f"{human(int(limit))}" + (f" with {many(devices, 'RDMA device')}" if devices else "")
-    return Judgement("FAIL" if devices else "WARN", said, expected="unlimited", fix=_FIX)
+    observed = f"{human(int(limit))}" + (f" with {many(devices, 'RDMA device')}" if devices else "")
+    return Judgement("FAIL" if devices else "WARN", observed, expected="unlimited", fix=_FIX)
 
 
 _SYS_RESOURCE = 24

@@ -1,7 +1,5 @@
 """Memory: the simple checks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -125,9 +123,9 @@ def shmleft(answer: Answer) -> Judgement:
     left = {found[2]: int(found[1]) * 1024 for found in sizes if found and found[2] not in mapped}
     if not left:
         return ok(f"{len(mapped)} in use, none left behind" if mapped else "none left behind")
-    said = f"{many(len(left), 'file')} of {human(sum(left.values()))}, such as {min(left)}"
+    observed = f"{many(len(left), 'file')} of {human(sum(left.values()))}, such as {min(left)}"
     fix = "when no training runs there: rm -f /dev/shm/nccl-* /dev/shm/torch_* /dev/shm/psm_*"
-    return warn(said, expected="none", fix=fix)
+    return warn(observed, expected="none", fix=fix)
 
 
 def _chosen(answer: Answer) -> str | None:

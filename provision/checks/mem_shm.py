@@ -37,18 +37,21 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         size, free = room[0] * 1024, room[1] * 1024
         gpus = (nodes[name].gpus if name in nodes else None) or gpus
         wanted = GIB * max(seen.limits["size_gib"], seen.limits["size_gib_per_gpu"] * gpus)
-        said = f"{human(size)}, {human(free)} free"
+        observed = f"{human(size)}, {human(free)} free"
         large = f"{math.ceil(wanted / GIB)}G"
         remount = f"put `limits: {{shm: {large}}}` under `services` in the inventory, and `clusterctl deploy`"
         if not any(mount.target == _SHM for mount in mounts(answer)):
-            said = f"{_SHM} is no file system of its own"
-            yield name, fail(said, expected="a tmpfs", fix="mount -t tmpfs tmpfs /dev/shm, and a line in /etc/fstab")
+            observed = f"{_SHM} is no file system of its own"
+            yield (
+                name,
+                fail(observed, expected="a tmpfs", fix="mount -t tmpfs tmpfs /dev/shm, and a line in /etc/fstab"),
+            )
         elif free < seen.limits["free_gib_least"] * GIB and size >= wanted:
             expected = f"{seen.limits['free_gib_least']:g} GiB free"
-            yield name, fail(said, expected=expected, fix="see what fills it: ls -lS /dev/shm")
+            yield name, fail(observed, expected=expected, fix="see what fills it: ls -lS /dev/shm")
         elif free < seen.limits["free_gib_least"] * GIB:
-            yield name, fail(said, expected=f"a size of {human(wanted)}", fix=remount)
+            yield name, fail(observed, expected=f"a size of {human(wanted)}", fix=remount)
         elif size < wanted:
-            yield name, warn(said, expected=f"a size of {human(wanted)}", fix=remount)
+            yield name, warn(observed, expected=f"a size of {human(wanted)}", fix=remount)
         else:
-            yield name, ok(said)
+            yield name, ok(observed)

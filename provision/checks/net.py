@@ -1,7 +1,5 @@
 """Network: the simple checks."""
 
-from __future__ import annotations
-
 import re
 
 from provision.checks.kit import Answer, Judgement, each_node, fail, ok, unknown, warn
@@ -28,18 +26,18 @@ def bond(answer: Answer) -> Judgement:
 
     The format of /proc/net/bonding/* is that of the kernel's bonding driver (Documentation/networking/bonding.rst).
     """
-    said, ports = [], 0
+    observed, ports = [], 0
     for part in re.split(r"^bond ", answer.out, flags=re.MULTILINE)[1:]:
         bond = part.split()[0]
         found = re.findall(r"^Slave Interface: (\S+)\nMII Status: (.+)$", part, re.MULTILINE)
         ports += len(found)
-        said += [f"{port} of {bond} is {state}" for port, state in found if state != "up"]
-        said += [f"{bond} has no port"] if not found else []
+        observed += [f"{port} of {bond} is {state}" for port, state in found if state != "up"]
+        observed += [f"{bond} has no port"] if not found else []
     if "end" not in answer.lines:
         return unknown(f"its bonds were not read to the end: {answer.err or 'no answer'}")
-    if said:
+    if observed:
         fix = "look at its cable and switch port: cat /proc/net/bonding/*"
-        return warn("; ".join(said), fix=fix)
+        return warn("; ".join(observed), fix=fix)
     return ok(f"{ports} ports up" if ports else "no bond")
 
 
@@ -102,6 +100,6 @@ def loopback(node: str, answer: Answer) -> Judgement:
     if "no getent" in answer.lines:
         return unknown("getent is not installed", fix=f"install getent on {node}")
     if not found or wrong:
-        said = f"localhost is {', '.join(wrong)}" if wrong else "localhost has no address"
-        return fail(said, fix="write `127.0.0.1 localhost` into /etc/hosts")
+        observed = f"localhost is {', '.join(wrong)}" if wrong else "localhost has no address"
+        return fail(observed, fix="write `127.0.0.1 localhost` into /etc/hosts")
     return ok(f"localhost is {', '.join(found)}")

@@ -63,12 +63,12 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     for name, answer in answers.items():
         if name not in known:
             missing = "no getent" in answer.lines
-            said = "getent is not installed" if missing else "its names were not looked up to the end"
-            yield name, unknown(said, fix=f"install getent on {name}" if missing else "")
+            observed = "getent is not installed" if missing else "its names were not looked up to the end"
+            yield name, unknown(observed, fix=f"install getent on {name}" if missing else "")
         elif name in wrong:
             fix = "services: hosts: {} in the inventory writes the same /etc/hosts everywhere; or correct it by hand"
-            said = "; ".join(text for _, text in wrong[name][:3])
-            yield name, (fail if any(grave for grave, _ in wrong[name]) else warn)(said, fix=fix)
+            observed = "; ".join(text for _, text in wrong[name][:3])
+            yield name, (fail if any(grave for grave, _ in wrong[name]) else warn)(observed, fix=fix)
         else:
             count = sum(address != "-" for address in known[name].values())
             yield name, ok(f"{count} of {len(known[name])} names have an address, the same as elsewhere")

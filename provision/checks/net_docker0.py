@@ -32,9 +32,9 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         for link, interface in inner:
             hit = sorted({other for address, other in members.items() if address in interface.network} - {name})
             if hit:
-                said = f"{link.name} has {interface.network}, which holds the address of {', '.join(hit)}"
+                observed = f"{link.name} has {interface.network}, which holds the address of {', '.join(hit)}"
                 fix = '"bip" or "default-address-pools" in /etc/docker/daemon.json (libvirt: virsh net-edit default)'
-                return fail(said, fix=fix)
+                return fail(observed, fix=fix)
         return ok(f"{len(inner)} inner bridges, none overlaps" if inner else "no inner bridge with an address")
 
     yield from each(answers, one)

@@ -57,5 +57,5 @@ def judge(answers: Answers) -> Judgements:
                 yield name, unknown(f"its host name is not known: {answer.err or 'no answer'}")
             continue
         (kind, value), others = hits[0]
-        said = _WHAT[kind].format(", ".join(others), value=value)
-        yield name, (warn if kind == "machine" else fail)(said, fix=_FIX[kind])
+        observed = _WHAT[kind].format(", ".join(others), value=value)
+        yield name, (warn if kind == "machine" else fail)(observed, fix=_FIX[kind])

@@ -37,20 +37,20 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         detour = [one for (source, _), one in tried.items() if source == name and one.detour]
         if name in blame:
             source, target = blame[name][0]
-            said, fix = detail(tried[source, target], nodes[target], tried[source, target].port)
+            observed, fix = detail(tried[source, target], nodes[target], tried[source, target].port)
             who = fold([pair[0] if pair[1] == name else pair[1] for pair in blame[name]])
             way = f"{who} {'does' if len(blame[name]) == 1 else 'do'} not reach it"
-            said = f"{way if target == name else f'it does not reach {who}'}: {said}"
-            yield name, fail(said, fix=fix)
+            observed = f"{way if target == name else f'it does not reach {who}'}: {observed}"
+            yield name, fail(observed, fix=fix)
         elif detour:
             one = detour[0]
-            said = f"{one.peer} is reached from {one.source}, not from {each.own}"
+            observed = f"{one.peer} is reached from {one.source}, not from {each.own}"
             fix = (
                 f"ip route get {nodes[one.peer].train_address} on {name}: route the training network over its interface"
             )
-            yield name, warn(said, fix=fix)
+            yield name, warn(observed, fix=fix)
         elif (count := sum(name in pair for pair in tried)) or (len(answers) == 1 and not each.problem):
             yield name, ok(f"{count} connections to and from other nodes")
         else:
-            said = each.problem or "no port was tried"
-            yield name, unknown(said, fix=f"install python3 or perl on {name}")
+            observed = each.problem or "no port was tried"
+            yield name, unknown(observed, fix=f"install python3 or perl on {name}")

@@ -32,10 +32,10 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if not counts.keys() & watched.keys():
             yield name, unknown(f"{link.name} has no counters")
             continue
-        said = [text for each in watched if each in counts and (text := _bad(each, counts[each], seen.limits))]
-        if said:
+        observed = [text for each in watched if each in counts and (text := _bad(each, counts[each], seen.limits))]
+        if observed:
             fix = f"reseat or replace the cable, then look again: ip -s link show {link.name}"
-            yield name, warn("; ".join(said), fix=fix)
+            yield name, warn("; ".join(observed), fix=fix)
         else:
             packets, errors = (sum(sum(counts[each][at]) for each in watched if each in counts) for at in _PARTS)
             yield name, ok(f"{errors} errors in {packets} packets")
@@ -47,9 +47,9 @@ _PARTS = (slice(1, 3), slice(3, 5))
 def _bad(name: str, counts: list[int], limits: Mapping[str, float]) -> str:
     down, received, sent, *errors = counts
     wrong, packets = errors[0] + errors[1], received + sent
-    said = []
+    observed = []
     if wrong > packets * limits["errors_ppm"] / 1e6:
-        said.append(f"{wrong} errors in {packets} packets" + (f" ({errors[2]} CRC)" if errors[2] else ""))
+        observed.append(f"{wrong} errors in {packets} packets" + (f" ({errors[2]} CRC)" if errors[2] else ""))
     if down >= limits["carrier_losses"]:
-        said.append(f"lost its carrier {down} times since start")
-    return f"{name}: {' and '.join(said)}" if said else ""
+        observed.append(f"lost its carrier {down} times since start")
+    return f"{name}: {' and '.join(observed)}" if observed else ""

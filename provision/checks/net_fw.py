@@ -42,8 +42,8 @@ def judge(answer: Answer) -> Judgement:
     if chains:
         return warn(f"nft rules drop or reject in {', '.join(chains)}", fix=_FIX)
     if legacy:
-        said = f"iptables has the tables {', '.join(legacy)}, and nft is not there to read them"
-        return unknown(said, fix="iptables-legacy -S")
+        observed = f"iptables has the tables {', '.join(legacy)}, and nft is not there to read them"
+        return unknown(observed, fix="iptables-legacy -S")
     if "rules hidden" in answer.lines:
         return unknown("neither firewalld nor ufw runs; the kernel's rules can only be read as root")
     if not any(line.startswith("rules ") for line in answer.lines):

@@ -27,11 +27,11 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if name == master.name:
             yield name, _of_master(seen, name, each, failed if nobody else [])
         elif one is None:
-            said = each.problem or "the port was not tried"
-            yield name, unknown(said, fix=f"install python3 or perl on {name}" if each.problem else "")
+            observed = each.problem or "the port was not tried"
+            yield name, unknown(observed, fix=f"install python3 or perl on {name}" if each.problem else "")
         elif name in failed and not nobody:
-            said, fix = detail(one, master, port)
-            yield name, fail(said, fix=fix)
+            observed, fix = detail(one, master, port)
+            yield name, fail(observed, fix=fix)
         elif name in failed:
             yield name, ok(f"nobody reaches {master.name}: see there")
         else:
@@ -45,12 +45,12 @@ def _of_master(seen: Plan, name: str, mine: Heard, failed: list[str]) -> Judgeme
         fix = f"ss -Hltnp 'sport = :{port}' on {name}; end that program, or choose another train.port"
         if seen.inventory.train.port:
             return fail(f"port {port} is taken{by}", expected="a free MASTER_PORT", fix=fix)
-        said = f"port {port} is taken{by}; train finds a free one"
-        return warn(said, expected="a free MASTER_PORT", fix=fix)
+        observed = f"port {port} is taken{by}; train finds a free one"
+        return warn(observed, expected="a free MASTER_PORT", fix=fix)
     if failed:
         fix = f"let the training network in on {name}: firewall-cmd --zone=trusted --add-source=SUBNET, or ufw, or nft"
         return fail(f"none of {len(failed)} nodes reaches port {port}", fix=fix)
     if mine.master != "open":
-        said = mine.problem or f"no listener on port {port}: {mine.master or 'no answer'}"
-        return unknown(said, fix=f"install python3 or perl on {name}")
+        observed = mine.problem or f"no listener on port {port}: {mine.master or 'no answer'}"
+        return unknown(observed, fix=f"install python3 or perl on {name}")
     return ok(f"port {port} is free, and reached")

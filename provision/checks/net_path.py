@@ -52,10 +52,10 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield name, unknown(f"ping: {unable[0][5][:120]}", fix=f"install iputils-ping on {name}")
         elif lost:
             others = [names.get(match[1], match[1]) for match in lost]
-            said = f"packets of {lost[0][3]} bytes over {lost[0][2]} do not reach {', '.join(others)}"
+            observed = f"packets of {lost[0][3]} bytes over {lost[0][2]} do not reach {', '.join(others)}"
             fix = f"ip link set {lost[0][2]} mtu 1500, or jumbo frames on every switch port between them"
-            yield name, fail(said, fix=fix)
+            yield name, fail(observed, fix=fix)
         elif not found and ("end" not in answer.lines or len(seen.nodes) > 1):
-            yield name, unknown(f"ping was not run: {answer.err or 'it said nothing'}")
+            yield name, unknown(f"ping was not run: {answer.err or 'it printed nothing'}")
         else:
             yield name, ok(f"{found[0][3]} bytes reach {number(len(found), 'node')}" if found else "the only node")

@@ -29,13 +29,13 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         low, high = int(match[1]), int(match[2])
         reserved = any(first <= port <= last for first, last in _ranges(match[3]))
         if high - low + 1 < seen.limits["ports"]:
-            said = f"{high - low + 1} ports ({low}-{high})"
+            observed = f"{high - low + 1} ports ({low}-{high})"
             fix = "sysctl -w net.ipv4.ip_local_port_range='32768 60999', and in /etc/sysctl.d"
-            yield name, warn(said, expected=f"at least {seen.limits['ports']:g}", fix=fix)
+            yield name, warn(observed, expected=f"at least {seen.limits['ports']:g}", fix=fix)
         elif low <= port <= high and not reserved and name == seen.nodes[0].name:
-            said = f"MASTER_PORT {port} is one of {low}-{high}, which any outgoing connection may get"
+            observed = f"MASTER_PORT {port} is one of {low}-{high}, which any outgoing connection may get"
             fix = f"sysctl -w net.ipv4.ip_local_reserved_ports={port}, or train.port below {low} in the inventory"
-            yield name, warn(said, fix=fix)
+            yield name, warn(observed, fix=fix)
         else:
             yield name, ok(f"{low}-{high}")
 

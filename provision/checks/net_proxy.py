@@ -32,9 +32,9 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield name, unknown(f"its environment was not read to the end: {answer.err or 'no answer'}")
         elif proxies and open_to:
             key, value = next(iter(proxies.items()))
-            said = f"{key}={_without_password(value)}, and no_proxy does not name {open_to[0]}"
+            observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to[0]}"
             fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
-            yield name, warn(said, fix=fix)
+            yield name, warn(observed, fix=fix)
         else:
             yield name, ok("a proxy is set, not for the nodes" if proxies else "no proxy is set")
 

@@ -27,14 +27,14 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             return fail(f"{address} has no address there", fix=fix)
         if net.owner is None:
             has = sorted({str(each.ip) for _, each in net.addresses if not (each.is_loopback or each.is_link_local)})
-            said = f"no interface has {net.own}; it has {', '.join(has) or 'no address'}"
-            return fail(said, fix=f"correct data_address of {name} in the inventory")
+            observed = f"no interface has {net.own}; it has {', '.join(has) or 'no address'}"
+            return fail(observed, fix=f"correct data_address of {name} in the inventory")
         source = net.way[1] if net.way else None
         if source and source != net.own and net.way and net.way[0] != "lo":
-            said = (
+            observed = (
                 f"packets to {net.peer} leave over {net.way[0]} with {source}, not with {net.own} of {net.owner.name}"
             )
-            return warn(said, fix=f"ip route get {net.peer}; give it a route over the fast net")
+            return warn(observed, fix=f"ip route get {net.peer}; give it a route over the fast net")
         return ok(f"{net.own} on {net.owner.name}")
 
     yield from each(answers, one)

@@ -26,9 +26,9 @@ def judge(answers: Answers) -> Judgements:
         values = {each: max(int(filters["all"]), number(filters.get(each)) or 0) for each in twins}
         strict = [each for each, value in values.items() if value == 1]
         if strict:
-            said = f"{' and '.join(twins)} are in one network, and rp_filter of {strict[0]} is 1"
+            observed = f"{' and '.join(twins)} are in one network, and rp_filter of {strict[0]} is 1"
             fix = f"sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[0]}.rp_filter=2, and in /etc/sysctl.d"
-            return warn(said, expected="0 or 2", fix=fix)
+            return warn(observed, expected="0 or 2", fix=fix)
         return ok(f"{' and '.join(twins)} are in one network, rp_filter is {max(values.values())}")
 
     yield from each(answers, one)

@@ -46,14 +46,14 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         servers = [line.split()[1] for line in answer.lines if line.startswith("server ")]
         if not took:
             missing = "no getent" in answer.lines
-            said = "getent is not installed" if missing else "no times came back"
-            yield name, unknown(said, fix=f"install getent on {name}" if missing else "")
+            observed = "getent is not installed" if missing else "no times came back"
+            yield name, unknown(observed, fix=f"install getent on {name}" if missing else "")
             continue
         slowest = max(took, key=lambda key: took[key])
         if took[slowest] > limit:
             asked = f" (name servers: {', '.join(servers)})" if servers else ""
-            said = f"{slowest} takes {took[slowest]:.1f} s{asked}"
+            observed = f"{slowest} takes {took[slowest]:.1f} s{asked}"
             fix = "take dead name servers out of /etc/resolv.conf, and write the nodes into /etc/hosts"
-            yield name, warn(said, expected=f"at most {limit:g} s", fix=fix)
+            yield name, warn(observed, expected=f"at most {limit:g} s", fix=fix)
         else:
             yield name, ok(f"{took[slowest]:.2f} s at most")

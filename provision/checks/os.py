@@ -1,7 +1,5 @@
 """Operating system: the simple checks."""
 
-from __future__ import annotations
-
 from provision.checks.kit import (
     GPUS,
     SHOW,
@@ -51,15 +49,15 @@ def module(node: str, answer: Answer) -> Judgement:
     modinfo(8) finds it for the running kernel wherever the distribution or DKMS put it. What is loaded may lie nowhere
     any more; it will not come back after the next boot.
     """
-    told = pairs(answer)
-    gpus, kernel, loaded = number(told.get("gpus")), told.get("kernel", ""), told.get("loaded")
+    facts = pairs(answer)
+    gpus, kernel, loaded = number(facts.get("gpus")), facts.get("kernel", ""), facts.get("loaded")
     if gpus is None:
         return unread(answer)
     if gpus == 0:
         return not_here("no GPU")
-    if "disk" in told:
-        return ok(f"{told['disk']} for {kernel}")
-    if "modinfo" in told:
+    if "disk" in facts:
+        return ok(f"{facts['disk']} for {kernel}")
+    if "modinfo" in facts:
         return unknown("modinfo is not installed", fix=f"install kmod on {node}")
     if loaded:
         said = f"{loaded} is loaded, but {kernel} has no module on disk"
@@ -101,12 +99,12 @@ def sudo(node: str, answer: Answer, seen: Plan) -> Judgement:
     would be accepted is known only when it is given: clusterctl asks once for all nodes.
     """
     said = answer.lines[0] if answer.lines else ""
-    told = answer.out.lower()
+    facts = answer.out.lower()
     if said == "root":
         return ok("logs in as root")
     if said == "passwordless":
         return ok("sudo without a password")
-    if "password is required" in told:
+    if "password is required" in facts:
         return ok("sudo asks for a password")
     if said != "absent" and not said.startswith("refused "):
         return unread(answer)
@@ -115,7 +113,7 @@ def sudo(node: str, answer: Answer, seen: Plan) -> Judgement:
     fix = f"as root on {node}: a file in /etc/sudoers.d with the line `USER ALL=(ALL) NOPASSWD: ALL`"
     if said == "absent":
         fix = f"install sudo on {node}, or log in as root (`user: root`)"
-    elif _TTY in told:
+    elif _TTY in facts:
         fix = f"as root on {node}: a file in /etc/sudoers.d with the line `Defaults !requiretty`"
     observed = "sudo is not installed" if said == "absent" else said.removeprefix("refused ")[:160]
     return fail(observed, expected="root by sudo or by login", fix=fix)
@@ -205,11 +203,11 @@ def updates(answer: Answer) -> Judgement:
     ``APT::Periodic::Unattended-Upgrade`` is set (apt.systemd.daily); on the rpm family a timer of ``dnf-automatic`` or
     ``yum-cron`` does. Whether they are enabled is read from the unit files.
     """
-    told = pairs(answer)
-    if "looked" not in told:
+    facts = pairs(answer)
+    if "looked" not in facts:
         return unread(answer)
-    active = [unit for unit in _RPM if told.get(unit, "").startswith("enabled")]
-    if told.get(_APT, "").startswith("enabled") and told.get("periodic", "") not in {"", "0"}:
+    active = [unit for unit in _RPM if facts.get(unit, "").startswith("enabled")]
+    if facts.get(_APT, "").startswith("enabled") and facts.get("periodic", "") not in {"", "0"}:
         active.append(_APT)
     if active:
         fix = f"systemctl disable --now {' '.join(active)}; hold the driver: apt-mark hold 'nvidia-*' 'libnvidia-*'"

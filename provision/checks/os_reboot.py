@@ -17,8 +17,8 @@ WHY = (
 
 def judge(answer: Answer) -> Judgement:
     """WARN where a newer kernel is installed than runs, or a package asks for a reboot."""
-    told = pairs(answer)
-    running = told.get("kernel")
+    facts = pairs(answer)
+    running = facts.get("kernel")
     if not running:
         return unread(answer)
     installed = [line.removeprefix("installed ") for line in answer.lines if line.startswith("installed ")]
@@ -26,7 +26,7 @@ def judge(answer: Answer) -> Judgement:
     fix = "reboot it between two runs, and check again"
     if _natural(newest) > _natural(running):
         return warn(f"{running} runs, {newest} is installed", expected="the running one is the newest", fix=fix)
-    if "reboot" in told:
+    if "reboot" in facts:
         return warn("an upgraded package asks for a reboot", expected="none asks", fix=fix)
     return ok(running)
 

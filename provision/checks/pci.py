@@ -1,7 +1,5 @@
 """PCI: the simple checks."""
 
-from __future__ import annotations
-
 import re
 
 from provision.checks.kit import Answer, Judgement, each_node, not_here, ok, unknown, warn
@@ -36,16 +34,16 @@ def acs(answer: Answer) -> Judgement:
     user guide, Troubleshooting, PCI Access Control Services). It prints capabilities to root only. Virtual machines
     need ACS and use ATS instead.
     """
-    said = {mark: list(sections(answer.out, mark)) for mark in ("devices", "virtual", "lspci", "end")}
+    observed = {mark: list(sections(answer.out, mark)) for mark in ("devices", "virtual", "lspci", "end")}
     controls = _CONTROL.findall(answer.out)
     on = [bridge for bridge, sign in controls if sign == "+"]
-    if not said["end"] or not said["devices"]:
+    if not observed["end"] or not observed["devices"]:
         return unknown("what the node printed about its PCI devices is not understood")
-    if said["devices"][0][0] == ("0",):
+    if observed["devices"][0][0] == ("0",):
         return not_here("no GPU and no InfiniBand adapter")
-    if said["virtual"]:
+    if observed["virtual"]:
         return ok("a virtual machine")
-    if not said["lspci"]:
+    if not observed["lspci"]:
         return unknown("lspci is not installed", fix="install pciutils with services: os_packages:")
     if not answer.root:
         return unknown("lspci shows it to root only", fix="run as root")

@@ -52,8 +52,10 @@ def judge(answers: Answers) -> Judgements:
             wanted = usual or most
             if has[0] < wanted[0] or has[1] < wanted[1]:
                 fix = f"reseat the adapter {device} or its riser; its slot should have x{most[0]:g} at {most[1]:g} GT/s"
-                said = f"{device} has {_shown(has)}, {'its like have' if usual else 'it could have'} {_shown(wanted)}"
-                faults.append(Fault("WARN", said, _shown(wanted), fix))
+                observed = (
+                    f"{device} has {_shown(has)}, {'its like have' if usual else 'it could have'} {_shown(wanted)}"
+                )
+                faults.append(Fault("WARN", observed, _shown(wanted), fix))
         fine = sorted({_shown((link["current width"], link["current speed"])) for link in links.values()})
         yield name, worst(faults, ", ".join(fine))
 

@@ -1,7 +1,5 @@
 """Processes: the simple checks."""
 
-from __future__ import annotations
-
 from provision.checks.kit import Answer, Judgement, each_node, fail, many, ok, unread
 
 # grep names the files first, so that only the few that matter are read again. A run's id has no character that sh or a
@@ -45,7 +43,7 @@ def orphans(answer: Answer) -> Judgement:
     if orphans:
         runs = ", ".join(sorted({line[2] for line in orphans}))
         first = f" ({orphans[0][3][:80]})" if len(orphans[0]) > 3 else ""
-        said = f"{many(len(orphans), 'process', 'processes')} of {runs} without an agent{first}"
+        observed = f"{many(len(orphans), 'process', 'processes')} of {runs} without an agent{first}"
         fix = f"kill {' '.join(line[1] for line in orphans[:20])}"
-        return fail(said, expected="none", fix=fix)
+        return fail(observed, expected="none", fix=fix)
     return ok(f"{', '.join(sorted(owned))} is running" if owned else "none")

@@ -1,7 +1,5 @@
 """GPUDirect: the simple checks."""
 
-from __future__ import annotations
-
 from provision.checks.kit import Answer, Judgement, each_node, not_here, ok, unknown, warn
 from provision.checks.kit.infiniband import sections
 

@@ -1,7 +1,5 @@
 """System services: the simple checks."""
 
-from __future__ import annotations
-
 import re
 
 from provision.checks.kit import Answer, Judgement, each_node, ok, unread, warn

@@ -187,13 +187,13 @@ def heard(answer: Answer) -> Heard:
 def detail(one: Tried, target: Node, port: int) -> tuple[str, str]:
     """What happened to a connection, and what to do."""
     what = _WORDS.get(one.state, one.state) + (f": {one.text}" if one.text else "")
-    said = f"port {port} of {target.name} ({target.train_address}): {what}"
+    observed = f"port {port} of {target.name} ({target.train_address}): {what}"
     if one.state == "unreachable":
-        return said, f"ip route get {target.train_address}"
+        return observed, f"ip route get {target.train_address}"
     if one.state == "foreign":
-        return said, f"is {target.train_address} the address of {target.name}? ip -o addr show"
+        return observed, f"is {target.train_address} the address of {target.name}? ip -o addr show"
     return (
-        said,
+        observed,
         "trust the training network: firewall-cmd --zone=trusted --add-source=SUBNET; ufw allow from SUBNET; nft",
     )
 
@@ -245,17 +245,17 @@ def sides(answer: Answer) -> list[Side]:
 def steps(out: str) -> dict[tuple[str, int], tuple[int, str]]:
     """Exit code and output of every step of a script, by what it was and the share's number."""
     parts = re.findall(r"^begin (\w+) (\d+)\n(.*?)^end \1 \2 (\d+)$", out, re.MULTILINE | re.DOTALL)
-    return {(what, int(number)): (int(rc), said) for what, number, said, rc in parts}
+    return {(what, int(number)): (int(rc), observed) for what, number, observed, rc in parts}
 
 
 def outcome(step: tuple[int, str] | None, token: str) -> str:
     """The word for a step: ``token`` is what a file must hold ("" for a step that reads none)."""
     if step is None:
         return "not tried"
-    rc, said = step
+    rc, observed = step
     if rc == HUNG:
         return "hung"
     if rc:
-        text = " ".join(said.split()).rpartition(": ")[2] or f"status {rc}"
+        text = " ".join(observed.split()).rpartition(": ")[2] or f"status {rc}"
         return "absent" if text in _NOTHING else text
-    return "fine" if not token or token in said else "absent"
+    return "fine" if not token or token in observed else "absent"
