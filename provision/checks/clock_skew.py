@@ -4,16 +4,12 @@ Measured over the connections, without chrony: see ``tasks/measures/clock.py``. 
 both error bars.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from statistics import median
 
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks.kit.clock import Offset, offset, shown, span
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown, warn
+from provision.checks.kit.measures import Offset, offset, shown, span
 
-ID = "clock.skew"
 LEVEL = 1
 MEASURE = "clock"
 TITLE = "the nodes' clocks agree"
@@ -24,27 +20,27 @@ WHY = (
 LIMITS = {"skew_ms": 50, "skew_max_ms": 1000}
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN over ``skew_ms``, FAIL over ``skew_max_ms``; from rank 0 with two nodes, else from the middle of all."""
     found = {name: one for name, answer in answers.items() if (one := offset(answer))}
     for name, answer in answers.items():
         if name not in found:
-            said = f"its clock cannot be read: {answer.err or answer.out.strip() or 'no answer'}"
-            yield unknown(ID, name, said[:200], fix=f"date on {name}")
+            observed = f"its clock cannot be read: {answer.err or answer.out.strip() or 'no answer'}"
+            yield name, unknown(observed[:200], fix=f"date on {name}")
             continue
         reference, called = _reference(found)
         ahead = found[name].minus(reference)
         certain = max(0.0, abs(ahead.seconds) - ahead.error) * 1e3
-        said = f"{shown(ahead)} against {called}"
+        observed = f"{shown(ahead)} against {called}"
         fix = "services: chrony: {} in the inventory, or by hand before a training: chronyc makestep"
         if certain > seen.limits["skew_max_ms"]:
-            yield fail(ID, name, said, expected=f"below {span(seen.limits['skew_max_ms'] / 1e3)}", fix=fix)
+            yield name, fail(observed, expected=f"below {span(seen.limits['skew_max_ms'] / 1e3)}", fix=fix)
         elif certain > seen.limits["skew_ms"]:
-            yield warn(ID, name, said, expected=f"below {span(seen.limits['skew_ms'] / 1e3)}", fix=fix)
+            yield name, warn(observed, expected=f"below {span(seen.limits['skew_ms'] / 1e3)}", fix=fix)
         elif ahead.error * 1e3 > seen.limits["skew_max_ms"]:
-            yield unknown(ID, name, f"{said}: cannot be told more precisely", fix=f"install coreutils on {name}")
+            yield name, unknown(f"{observed}: cannot be told more precisely", fix=f"install coreutils on {name}")
         else:
-            yield ok(ID, name, said)
+            yield name, ok(observed)
 
 
 def _reference(found: Mapping[str, Offset]) -> tuple[Offset, str]:

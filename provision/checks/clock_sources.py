@@ -5,15 +5,8 @@
 A chronyd that follows its own clock has the reference 7F7F0101.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answer, Answers, Judgements, ok, unknown, warn
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.model import Finding
-
-ID = "clock.sources"
-LEVEL = 0
 TOOL = "chronyc"
 TITLE = "chrony's servers answer, and all nodes follow the same clock"
 WHY = "Nodes that follow different clocks, or their own, drift apart although each calls itself synchronised."
@@ -23,7 +16,7 @@ _OWN = "7F7F0101"
 _STATES = {"x": "disagrees with the others", "?": "does not answer", "~": "is too variable"}
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def judge(answers: Answers) -> Judgements:
     """WARN where no server is followed; of several nodes that follow their own clock only one may."""
     read = {name: _read(answer) for name, answer in answers.items()}
     own = [name for name, found in read.items() if found and found[0] == _OWN]
@@ -32,22 +25,22 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     )
     for name, found in read.items():
         if found is None:
-            said = next(iter(answers[name].lines), answers[name].err) or "no answer"
-            yield unknown(ID, name, f"chronyc: {said[:120]}", fix="systemctl enable --now chrony")
+            observed = next(iter(answers[name].lines), answers[name].err) or "no answer"
+            yield name, unknown(f"chronyc: {observed[:120]}", fix="systemctl enable --now chrony")
             continue
         reference, sources = found
         followed = [address for state, address in sources if state == "*"]
         bad = [f"{address} {_STATES[state]}" for state, address in sources if state in _STATES]
         if followed:
-            yield ok(ID, name, f"follows {followed[0]}" + (f"; {', '.join(bad)}" if bad else ""))
+            yield name, ok(f"follows {followed[0]}" + (f"; {', '.join(bad)}" if bad else ""))
         elif reference == _OWN and own[0] == name:
-            yield ok(ID, name, "serves its own clock")
+            yield name, ok("serves its own clock")
         elif reference == _OWN:
-            said = f"follows its own clock, as {own[0]} does" + (f": {', '.join(bad)}" if bad else "")
-            yield warn(ID, name, said, expected=TITLE, fix=fix)
+            observed = f"follows its own clock, as {own[0]} does" + (f": {', '.join(bad)}" if bad else "")
+            yield name, warn(observed, fix=fix)
         else:
-            said = ", ".join(bad) or ("no server is followed yet" if sources else "has no server")
-            yield warn(ID, name, said, expected=TITLE, fix=fix)
+            observed = ", ".join(bad) or ("no server is followed yet" if sources else "has no server")
+            yield name, warn(observed, fix=fix)
 
 
 def _read(answer: Answer) -> tuple[str, tuple[tuple[str, str], ...]] | None:

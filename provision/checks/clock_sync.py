@@ -4,17 +4,11 @@
 in seconds and the last the leap status (chronyc(1); the order is that of ``process_cmd_tracking`` in its client.c).
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks.kit.clock import span
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown, warn
+from provision.checks.kit.measures import span
 
-ID = "clock.sync"
-LEVEL = 0
 TOOL = "chronyc"
 TITLE = "chrony follows a clock"
 WHY = "A clock that follows nobody drifts by seconds a day, each node its own way."
@@ -22,23 +16,23 @@ PROBE = "chronyc -c -n tracking 2>&1"
 LIMITS = {"offset_ms": 10, "stratum": 14}  # 15 is as far as NTP counts; orphans of a site begin at 10
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where it follows nobody, WARN for a large offset; UNKNOWN where no chronyd answers."""
     fix = "chronyc -n sources; services: chrony: {} in the inventory sets it up"
     for name, answer in answers.items():
         fields = answer.out.strip().split(",")
         if len(fields) != 14 or not fields[2].isdecimal() or not re.fullmatch(r"-?\d+\.\d+", fields[4]):
-            said = answer.out.strip() or answer.err or "no answer"
-            yield unknown(ID, name, f"chronyc: {said[:120]}", fix="systemctl enable --now chrony")
+            observed = answer.out.strip() or answer.err or "no answer"
+            yield name, unknown(f"chronyc: {observed[:120]}", fix="systemctl enable --now chrony")
             continue
         stratum, offset, leap = int(fields[2]), float(fields[4]), fields[13]
         if leap == "Not synchronised":
-            yield fail(ID, name, "not synchronised", expected=TITLE, fix=fix)
+            yield name, fail("not synchronised", fix=fix)
         elif stratum > seen.limits["stratum"]:
-            yield warn(ID, name, f"stratum {stratum}", expected=f"at most {seen.limits['stratum']:g}", fix=fix)
+            yield name, warn(f"stratum {stratum}", expected=f"at most {seen.limits['stratum']:g}", fix=fix)
         elif abs(offset) * 1e3 > seen.limits["offset_ms"]:
             fix = "wait until chrony has caught up, or before a training: chronyc makestep"
-            said = f"{span(offset)} off {fields[1] or 'its clock'}"
-            yield warn(ID, name, said, expected=f"below {seen.limits['offset_ms']:g} ms", fix=fix)
+            observed = f"{span(offset)} off {fields[1] or 'its clock'}"
+            yield name, warn(observed, expected=f"below {seen.limits['offset_ms']:g} ms", fix=fix)
         else:
-            yield ok(ID, name, f"stratum {stratum}, {span(abs(offset))} off")
+            yield name, ok(f"stratum {stratum}, {span(abs(offset))} off")

@@ -4,37 +4,27 @@
 NUMA node that is of no account.
 """
 
-from __future__ import annotations
+from provision.checks.kit import PROCESSORS, Answers, Judgements, cpus, many, odd, pairs, unread, warn
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, warn
-from provision.checks._facts import PROCESSORS
-from provision.checks._host import cpus, many, pairs, unread
-from provision.checks._judging import odd
-from provision.model import Finding
-
-ID = "cpu.numa"
-LEVEL = 0
 TITLE = "every GPU and network card knows its NUMA node"
 PROBE = PROCESSORS
 WHY = "Ranks cannot be bound beside their GPU: their copies cross the link between sockets, which is slower."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def judge(answers: Answers) -> Judgements:
     """Devices without a NUMA node first, then the number of NUMA nodes compared."""
     numbers: dict[str, int] = {}
     for name, answer in answers.items():
         nodes = cpus(pairs(answer).get("nodes", "0" if answer.lines else None))
         if nodes is None:
-            yield unread(ID, name, answer)
+            yield name, unread(answer)
             continue
         lost = [line.split()[1] for line in answer.lines if line.startswith("pci ") and line.endswith(" -1")]
         if nodes > 1 and lost:
-            said = f"{nodes} NUMA nodes, and {', '.join(lost)} on none of them"
+            observed = f"{nodes} NUMA nodes, and {', '.join(lost)} on none of them"
             fix = "update the firmware, or give the proximity domains of PCI devices free in its NUMA settings"
-            yield warn(ID, name, said, expected="a NUMA node for every device", fix=fix)
+            yield name, warn(observed, expected="a NUMA node for every device", fix=fix)
         else:
             numbers[name] = nodes
     fix = "set NUMA nodes per socket (NPS on AMD, SNC on Intel) alike in the firmware"
-    yield from odd(ID, numbers, fix=fix, show=lambda count: many(count, "NUMA node"))
+    yield from odd(numbers, fix=fix, show=lambda count: many(count, "NUMA node"))

@@ -4,16 +4,10 @@ The bundle's manifest holds the highest GLIBC_x.y that any of its ELF files asks
 ``getconf GNU_LIBC_VERSION``. conda environments bring no C library of their own.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
 
-ID = "env.glibc"
-LEVEL = 0
 TITLE = "the node's glibc is new enough for the bundle"
 PROBE = """\
 getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1
@@ -24,7 +18,7 @@ BUNDLE = True
 WHY = "Python or a library does not start: 'version GLIBC_2.34 not found'."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL for an older one, and for musl."""
     assert seen.manifest is not None
     wanted = seen.manifest.glibc
@@ -32,15 +26,15 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         found = re.search(r"^(?:glibc |ldd .*\s)(\d+\.\d+)\b", answer.out, flags=re.MULTILINE)
         fix = "pack the environment on a system as old as the node's, or update the node's"
         if not wanted:
-            yield ok(ID, node, "nothing in the bundle asks for a version")
+            yield node, ok("nothing in the bundle asks for a version")
         elif found and _version(found[1]) >= _version(wanted):
-            yield ok(ID, node, f"glibc {found[1]}, the bundle needs {wanted}")
+            yield node, ok(f"glibc {found[1]}, the bundle needs {wanted}")
         elif found:
-            yield fail(ID, node, f"glibc {found[1]}", expected=f"glibc {wanted} or later", fix=fix)
+            yield node, fail(f"glibc {found[1]}", expected=f"glibc {wanted} or later", fix=fix)
         elif "musl " in answer.out:
-            yield fail(ID, node, "musl instead of glibc", expected=f"glibc {wanted} or later", fix=fix)
+            yield node, fail("musl instead of glibc", expected=f"glibc {wanted} or later", fix=fix)
         else:
-            yield unknown(ID, node, "the node does not tell its glibc")
+            yield node, unknown("the node does not tell its glibc")
 
 
 def _version(text: str) -> tuple[int, ...]:

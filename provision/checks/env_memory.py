@@ -5,39 +5,30 @@ libraries, data loaders, pinned buffers and loading a checkpoint come on top. Bo
 rules of thumb: optimizers that are offloaded to the CPU need far more.
 """
 
-from __future__ import annotations
+from provision.checks.kit import GIB, GPUS, MEMORY, Answers, Judgements, Plan, fail, human, kib, ok, pairs, unread, warn
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._facts import GPUS, MEMORY
-from provision.checks._host import GIB, human, kib, pairs, unread
-from provision.model import Finding
-
-ID = "env.memory"
-LEVEL = 0
 TITLE = "the free memory is enough for the processes of a run"
 PROBE = MEMORY + GPUS
 LIMITS = {"process_gib": 8, "process_gib_least": 2}
 WHY = "The kernel kills a rank for lack of memory (exit code -9) while all others wait for it."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """Two thresholds for each process."""
     asked = {node.name: node.gpus for node in seen.nodes}
     for node, answer in answers.items():
-        told = pairs(answer)
-        free = kib(told.get("MemAvailable"))
-        if free is None or not told.get("gpus", "").isdecimal():
-            yield unread(ID, node, answer)
+        facts = pairs(answer)
+        free = kib(facts.get("MemAvailable"))
+        if free is None or not facts.get("gpus", "").isdecimal():
+            yield node, unread(answer)
             continue
-        processes = asked.get(node) or int(told["gpus"]) or 1
-        said = f"{human(free)} free for {processes} process{'es' if processes > 1 else ''}"
+        processes = asked.get(node) or int(facts["gpus"]) or 1
+        observed = f"{human(free)} free for {processes} process{'es' if processes > 1 else ''}"
         wanted = processes * seen.limits["process_gib"] * GIB
         fix = "end what holds the memory (ps -eo pid,user,rss,args --sort=-rss | head), or set gpus: to fewer"
         if free >= wanted:
-            yield ok(ID, node, said)
+            yield node, ok(observed)
         elif free >= processes * seen.limits["process_gib_least"] * GIB:
-            yield warn(ID, node, said, expected=human(wanted), fix=fix)
+            yield node, warn(observed, expected=human(wanted), fix=fix)
         else:
-            yield fail(ID, node, said, expected=human(wanted), fix=fix)
+            yield node, fail(observed, expected=human(wanted), fix=fix)

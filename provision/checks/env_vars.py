@@ -4,18 +4,11 @@ A process of the run inherits the environment of a non-interactive session (/etc
 /etc/nccl.conf and ~/.nccl.conf ("Environment Variables" in its manual). What the inventory's ``train: env:`` sets wins.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import unread
-from provision.checks._judging import groups, majority
+from provision.checks.kit import Answers, Judgements, Plan, fail, groups, majority, ok, unread, warn
 from provision.inventory import fold
-from provision.model import Finding
 
-ID = "env.vars"
-LEVEL = 0
 TITLE = "no variable of the node changes CUDA or NCCL"
 PROBE = """\
 env | grep -E '^(NCCL_[A-Z0-9_]*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_LAUNCH_BLOCKING)='
@@ -40,12 +33,12 @@ _SLOW = {
 _OFF = ("", "0")
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where NCCL's settings differ, WARN for one that hides GPUs or makes NCCL slow."""
     found = {}
     for node, answer in answers.items():
         if "looked" not in answer.lines:
-            yield unread(ID, node, answer)
+            yield node, unread(answer)
             continue
         given = dict(line.split("=", 1) for line in reversed(answer.lines) if "=" in line)  # the environment wins
         found[node] = {name: value for name, value in given.items() if name not in seen.inventory.train.env}
@@ -56,12 +49,12 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         if usual is None or shared[node] != usual:
             other = usual if usual is not None else next(value for value in groups(shared) if value != shared[node])
             who = "the other nodes" if usual is not None else fold(groups(shared)[other])
-            said = f"{_text(shared[node])}; {who}: {_text(other)}"
-            yield fail(ID, node, said, expected="the same on every node", fix=fix)
+            observed = f"{_text(shared[node])}; {who}: {_text(other)}"
+            yield node, fail(observed, expected="the same on every node", fix=fix)
         elif bad := _bad(given):
-            yield warn(ID, node, bad, expected="not set", fix=fix)
+            yield node, warn(bad, expected="not set", fix=fix)
         else:
-            yield ok(ID, node, _text(tuple(sorted(given.items()))))
+            yield node, ok(_text(tuple(sorted(given.items()))))
 
 
 def _shared(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -5,48 +5,40 @@ mounted on first use (autofs) is looked into first, for 5 s at most. Without sha
 mount over NFS is expected of the others too.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import unread
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unread
 from provision.checks.kit.mounts import Mount, Share, folders, hosts, mount_of, mounts, shares
-from provision.model import Finding, Node
 
-ID = "fs.mount"
-LEVEL = 0
 TITLE = "shared folders are mounted from their server"
 WHY = "Checkpoints and data land on the node's own disk: nobody notices until a resume finds half of a checkpoint."
 
 _NFS = frozenset({"nfs", "nfs4"})
 
 
-def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
-    """The mounts, and where the folders lie."""
-    return folders(seen)
+probe = folders
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL for the first share that is not where it should be."""
     nodes = {node.name: node for node in seen.inventory.nodes}
     tables = {name: mounts(answer) for name, answer in answers.items()}
     wanted = shares(seen) or _usual(tables)
     for name, table in tables.items():
         if mount_of(table, "/") is None:
-            yield unread(ID, name, answers[name])
+            yield name, unread(answers[name])
             continue
         own = {name, *(hosts(nodes[name]) if name in nodes else ())}
         asked = [share for share in wanted if not {share.server, *(s.partition(":")[0] for s in share.sources)} & own]
         wrong = [found for share in asked if (found := _wrong(share, table))]
         if wrong:
             said, expected, fix = wrong[0]
-            yield fail(ID, name, said, expected=expected, fix=fix)
+            yield name, fail(said, expected=expected, fix=fix)
         elif asked:
-            yield ok(ID, name, ", ".join(f"{share.path} from {share.server}" for share in asked))
+            yield name, ok(", ".join(f"{share.path} from {share.server}" for share in asked))
         else:
-            yield ok(ID, name, "serves the shared folders" if wanted else "no shared folder is named or mounted")
+            yield name, ok("serves the shared folders" if wanted else "no shared folder is named or mounted")
 
 
 def _wrong(share: Share, table: tuple[Mount, ...]) -> tuple[str, str, str] | None:

@@ -5,50 +5,37 @@ programs; one TCP connection carries 1 to 2 GB/s, so several (``nconnect``, kern
 network; 1 MiB is the largest transfer size. Of several mounts from one server the first decides ``nconnect``.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._host import many, number, unread
+from provision.checks.kit import Answer, Judgement, Plan, fail, many, number, ok, unread, warn
 from provision.checks.kit.mounts import Mount, folders, mount_of, mounts
-from provision.model import Finding, Node
 
-ID = "fs.options"
-LEVEL = 0
 TITLE = "NFS mounts wait for their server and use the network well"
 LIMITS = {"connections": 4, "transfer_kib": 1024}
 WHY = "A soft mount loses written data when the server is slow; one connection leaves most of a fast network unused."
 
 
-def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
-    """The mounts, and where the folders lie."""
-    return folders(seen)
+probe = folders
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(answer: Answer, seen: Plan) -> Judgement:
     """FAIL for a soft mount, WARN for slow options."""
-    for name, answer in answers.items():
-        table = mounts(answer)
-        if mount_of(table, "/") is None:
-            yield unread(ID, name, answer)
-            continue
-        nfs = [mount for mount in table if mount.type in {"nfs", "nfs4"}]
-        soft = [mount for mount in nfs if {"soft", "softerr"} & {*mount.options}]
-        slow = [(mount, said) for mount in nfs if (said := _slow(seen, mount))]
-        if soft:
-            fix = f"mount it hard: in /etc/fstab, then umount {soft[0].target} && mount {soft[0].target}"
-            yield fail(ID, name, f"{soft[0].target} is mounted soft", expected="hard", fix=fix)
-        elif slow:
-            mount, said = slow[0]
-            wanted = f"nconnect={seen.limits['connections'] * 2:g},rsize=1048576,wsize=1048576"
-            fix = f"{wanted} in /etc/fstab; umount every mount of that server before it is mounted again"
-            expected = (
-                f"nconnect of at least {seen.limits['connections']:g}, transfers of {seen.limits['transfer_kib']:g} KiB"
-            )
-            yield warn(ID, name, f"{mount.target}: {said}", expected=expected, fix=fix)
-        else:
-            yield ok(ID, name, many(len(nfs), "hard mount") if nfs else "no NFS mounts")
+    table = mounts(answer)
+    if mount_of(table, "/") is None:
+        return unread(answer)
+    nfs = [mount for mount in table if mount.type in {"nfs", "nfs4"}]
+    soft = [mount for mount in nfs if {"soft", "softerr"} & {*mount.options}]
+    slow = [(mount, observed) for mount in nfs if (observed := _slow(seen, mount))]
+    if soft:
+        fix = f"mount it hard: in /etc/fstab, then umount {soft[0].target} && mount {soft[0].target}"
+        return fail(f"{soft[0].target} is mounted soft", expected="hard", fix=fix)
+    if slow:
+        mount, observed = slow[0]
+        wanted = f"nconnect={seen.limits['connections'] * 2:g},rsize=1048576,wsize=1048576"
+        fix = f"{wanted} in /etc/fstab; umount every mount of that server before it is mounted again"
+        expected = (
+            f"nconnect of at least {seen.limits['connections']:g}, transfers of {seen.limits['transfer_kib']:g} KiB"
+        )
+        return warn(f"{mount.target}: {observed}", expected=expected, fix=fix)
+    return ok(many(len(nfs), "hard mount") if nfs else "no NFS mounts")
 
 
 def _slow(seen: Plan, mount: Mount) -> str:

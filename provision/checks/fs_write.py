@@ -5,23 +5,15 @@ do not tell: a server's root_squash, a quota and a read-only mount refuse as wel
 the nearest one above it must be writable.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok
-from provision.checks._host import pairs, unread
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, pairs, unread
 from provision.checks.kit.mounts import nearest
-from provision.model import Finding, Node
 from provision.render import quote
 
-ID = "fs.write"
-LEVEL = 0
 TITLE = "the login may write where the releases lie"
 WHY = "`clusterctl deploy` and every run write there: without it nothing can be sent to this node."
 
 
-def probe(seen: Plan, node: Node) -> str:  # noqa: ARG001
+def probe(seen: Plan) -> str:
     """Write and remove one file, or tell about the folder above."""
     root = quote(seen.inventory.root)
     return (
@@ -46,18 +38,18 @@ echo "user $(id -un 2>/dev/null || id -u)"
     )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where it is refused."""
     root = seen.inventory.root
     for name, answer in answers.items():
-        told = pairs(answer)
-        at, user = told.get("at", ""), told.get("user", "USER")
-        if "writable" in told:
-            yield ok(ID, name, f"{at} takes files" if at == str(root) else f"{root} can be made in {at}")
-        elif "refused" in told:
-            said = told["refused"].rpartition(": ")[2]
+        facts = pairs(answer)
+        at, user = facts.get("at", ""), facts.get("user", "USER")
+        if "writable" in facts:
+            yield name, ok(f"{at} takes files" if at == str(root) else f"{root} can be made in {at}")
+        elif "refused" in facts:
+            said = facts["refused"].rpartition(": ")[2]
             observed = f"{at}: {said}" if at == str(root) else f"{root} is missing, and {user} may not write to {at}"
             fix = f"as root: mkdir -p {root} && chown {user} {root}; if it is theirs, look at the mount and the quota"
-            yield fail(ID, name, observed, expected=f"{user} may write to {root}", fix=fix)
+            yield name, fail(observed, expected=f"{user} may write to {root}", fix=fix)
         else:
-            yield unread(ID, name, answer)
+            yield name, unread(answer)

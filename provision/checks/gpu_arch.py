@@ -5,18 +5,12 @@ within its family (CUDA C++ Programming Guide, "Binary Compatibility" and "Featu
 has PTX as well, which the driver compiles at the first start, the manifest does not tell.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
-from provision.checks._nvidia import GPUS, SMI, gpus, ranges
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
+from provision.checks.kit.gpu import GPUS, SMI, gpus, ranges
 from provision.env.report.gpus import cards, order
-from provision.model import Finding
 
-ID = "gpu.arch"
-LEVEL = 0
 TITLE = "torch was compiled for the GPUs"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -27,29 +21,29 @@ WHY = "The first kernel ends with 'no kernel image is available for execution on
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)\Z")
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL for a GPU that no compiled architecture runs on."""
     assert seen.manifest is not None
     compiled = seen.manifest.gpu_architectures
-    found = yield from gpus(ID, answers, "compute_cap", "name")
+    found = yield from gpus(answers, "compute_cap", "name")
     for node, row in found.items():
         if not seen.manifest.versions.get("cuda"):
-            yield ok(ID, node, "the bundle has no CUDA build of torch")
+            yield node, ok("the bundle has no CUDA build of torch")
             continue
         if compiled is None:
             fix = "python -c 'import torch; print(torch.cuda.get_arch_list())' where it was packed"
-            yield unknown(ID, node, "the bundle does not tell what torch was compiled for", fix=fix)
+            yield node, unknown("the bundle does not tell what torch was compiled for", fix=fix)
             continue
         bad = [gpu for gpu in row if not any(_runs(one, gpu["compute_cap"]) for one in compiled)]
         names = ", ".join(sorted(compiled, key=order)) or "no architecture"
         if bad:
             wanted = f"sm_{bad[0]['compute_cap'].replace('.', '')}"
-            said = f"GPU {ranges(gpu.index for gpu in bad)}: {bad[0]['name']} needs {wanted}, torch has {names}"
+            observed = f"GPU {ranges(gpu.index for gpu in bad)}: {bad[0]['name']} needs {wanted}, torch has {names}"
             fix = f"pack an environment whose torch was built for {cards(wanted) or wanted}: another wheel or version"
-            yield fail(ID, node, said, expected=wanted, fix=fix)
+            yield node, fail(observed, expected=wanted, fix=fix)
         else:
             needed = sorted({f"sm_{gpu['compute_cap'].replace('.', '')}" for gpu in row}, key=order)
-            yield ok(ID, node, f"{', '.join(needed)}; torch has {names}")
+            yield node, ok(f"{', '.join(needed)}; torch has {names}")
 
 
 def _runs(compiled: str, capability: str) -> bool:

@@ -1,16 +1,8 @@
 """gpu.count: as many GPUs as the other nodes have and the inventory asks for."""
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, Plan, fail, not_here, odd
+from provision.checks.kit.gpu import GPUS, SMI, rows, unanswered
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, not_here
-from provision.checks._judging import odd
-from provision.checks._nvidia import GPUS, SMI, rows, unanswered
-from provision.model import Finding
-
-ID = "gpu.count"
-LEVEL = 0
 TITLE = "every node shows the same number of GPUs"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -22,7 +14,7 @@ ABSENT = "FAIL"
 ABSENT_FIX = f"install the driver; where it is there, {_FIX}"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where there are fewer than the inventory's ``gpus``, and where the number is not that of most nodes."""
     wanted = {node.name: node.gpus for node in seen.nodes}
     counts = {}
@@ -30,13 +22,13 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         found = rows(answer)
         asked = wanted.get(node) or 0
         if isinstance(found, str):
-            yield unanswered(ID, node, answer)
+            yield node, unanswered(node, answer)
         elif len(found) < asked:
-            said = f"{len(found)} GPUs, the inventory starts {asked} processes"
-            yield fail(ID, node, said, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_FIX}")
+            observed = f"{len(found)} GPUs, the inventory starts {asked} processes"
+            yield node, fail(observed, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_FIX}")
         else:
             counts[node] = len(found)
     if not any(counts.values()):
-        yield from (not_here(ID, node, "no GPU") for node in counts)
+        yield from ((node, not_here("no GPU")) for node in counts)
         return
-    yield from odd(ID, counts, show=lambda count: f"{count} GPUs" if count != 1 else "1 GPU", fix=_FIX, verdict="FAIL")
+    yield from odd(counts, show=lambda count: f"{count} GPUs" if count != 1 else "1 GPU", fix=_FIX, verdict="FAIL")

@@ -4,17 +4,9 @@ nvidia-smi's exit codes (its manual page, "RETURN VALUE", and nvml.h): 9 the ker
 library is missing, 15 a GPU has fallen off the bus, 17 the system forbids it, 18 library and kernel module differ.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, fail, not_here, odd, unknown
+from provision.checks.kit.gpu import GPUS, SMI, rows, trouble
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, not_here, unknown
-from provision.checks._judging import odd
-from provision.checks._nvidia import GPUS, SMI, rows, trouble
-from provision.model import Finding
-
-ID = "gpu.driver"
-LEVEL = 0
 TITLE = "nvidia-smi answers, and all nodes have one driver"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -33,7 +25,7 @@ _CODES = {
 }
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """FAIL where nvidia-smi fails, and where the version is not the one that most nodes have."""
     versions = {}
     for node, answer in answers.items():
@@ -41,9 +33,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if isinstance(found, str):
             broken = bool(answer.rc) and "does not know" not in found
             fix = _CODES.get(answer.rc, f"run nvidia-smi on {node} and look for NVRM in dmesg")
-            yield (fail if broken else unknown)(ID, node, trouble(answer), expected="an answer", fix=fix)
+            yield node, (fail if broken else unknown)(trouble(answer), expected="an answer", fix=fix)
         elif found:
             versions[node] = found[0]["driver_version"]
         else:
-            yield not_here(ID, node, "no GPU")
-    yield from odd(ID, versions, what="driver", fix=f"install the same driver on all nodes; {_KEEP}", verdict="FAIL")
+            yield node, not_here("no GPU")
+    yield from odd(versions, noun="driver", fix=f"install the same driver on all nodes; {_KEEP}", verdict="FAIL")

@@ -4,16 +4,9 @@ ECC is expected of the chips with stacked memory, which data centres have; on ot
 nodes should have made. Source of the capabilities: NVIDIA, "CUDA GPU Compute Capability".
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, warn
+from provision.checks.kit.gpu import GPUS, SMI, Gpu, alike, each, gpus
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, warn
-from provision.checks._nvidia import GPUS, SMI, Gpu, alike, each, gpus
-from provision.model import Finding
-
-ID = "gpu.eccmode"
-LEVEL = 0
 TITLE = "ECC is on"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -24,17 +17,17 @@ _STACKED = ("6.0", "7.0", "8.0", "9.0", "10.0", "10.3")  # P100, V100, A100, H10
 _FIX = "nvidia-smi -e 1 (as root), then reboot"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """WARN where it is off, about to change, or not as on the other nodes."""
-    found = yield from gpus(ID, answers, "ecc.mode.current", "ecc.mode.pending", "compute_cap")
+    found = yield from gpus(answers, "ecc.mode.current", "ecc.mode.pending", "compute_cap")
     nodes = {}
     for node, row in found.items():
-        odd = {gpu.index: said for gpu in row if (said := _odd(gpu))}
+        odd = {gpu.index: observed for gpu in row if (observed := _odd(gpu))}
         if odd:
-            yield warn(ID, node, each(odd), expected="ECC is on", fix=_FIX)
+            yield node, warn(each(odd), expected="ECC is on", fix=_FIX)
         else:
             nodes[node] = {gpu.index: gpu["ecc.mode.current"] for gpu in row}
-    yield from alike(ID, nodes, what="ECC", fix=_FIX, verdict="WARN")
+    yield from alike(nodes, noun="ECC", fix=_FIX, verdict="WARN")
 
 
 def _odd(gpu: Gpu) -> str:

@@ -4,18 +4,11 @@ Only boards whose switches are on this machine's PCI bus need it here (A100 and 
 given GPUs only). Source: NVIDIA, "Fabric Manager for NVIDIA NVSwitch Systems": both versions must be equal.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, not_here, ok, unknown
-from provision.checks._gpu import PCI, VERSION, devices, kernel_module
-from provision.checks._host import unread
-from provision.model import Finding
+from provision.checks.kit import Answer, Judgement, fail, not_here, ok, unknown, unread
+from provision.checks.kit.gpu import PCI, VERSION, devices, kernel_module
 
-ID = "gpu.fm"
-LEVEL = 0
 TITLE = "the fabric manager runs and has the driver's version"
 PROBE = f"""\
 {PCI}{VERSION}\
@@ -34,30 +27,29 @@ echo looked
 WHY = "Without it CUDA does not start: error 802, 'system not yet initialized', minutes after the job began."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answer: Answer) -> Judgement:
     """FAIL where it does not run, or in another version."""
-    for node, answer in answers.items():
-        yield _judge(node, answer)
+    return _judge(answer)
 
 
-def _judge(node: str, answer: Answer) -> Finding:
+def _judge(answer: Answer) -> Judgement:
     if "looked" not in answer.lines:
-        return unread(ID, node, answer)
+        return unread(answer)
     switches = [device for device in devices(answer) if device.is_switch]
     if not switches:
-        return not_here(ID, node, "no NVSwitch on the PCI bus")
+        return not_here("no NVSwitch on the PCI bus")
     driver = kernel_module(answer.out)
     version = re.search(r"Fabric Manager version is\s*:\s*(\S+)", answer.out)
     if version and driver and version[1] != driver:
-        said = f"fabric manager {version[1]}, driver {driver}"
+        observed = f"fabric manager {version[1]}, driver {driver}"
         fix = f"install nvidia-fabricmanager of version {driver}, hold both packages, systemctl restart it"
-        return fail(ID, node, said, expected=f"fabric manager {driver}", fix=fix)
+        return fail(observed, expected=f"fabric manager {driver}", fix=fix)
     if "running" not in answer.lines:
         unit = re.search(r"^unit (\S+)", answer.out, flags=re.MULTILINE)
         state = f" (its unit is {unit[1]})" if unit else ""
-        said = f"{len(switches)} NVSwitches, the fabric manager does not run{state}"
+        observed = f"{len(switches)} NVSwitches, the fabric manager does not run{state}"
         fix = "systemctl enable --now nvidia-fabricmanager; journalctl -u nvidia-fabricmanager tells why it ended"
-        return fail(ID, node, said if version else f"{said}, and is not installed", expected="it runs", fix=fix)
+        return fail(observed if version else f"{observed}, and is not installed", expected="it runs", fix=fix)
     if not version or not driver:
-        return unknown(ID, node, "the fabric manager runs; its version or the driver's is not known")
-    return ok(ID, node, f"fabric manager {version[1]} for {len(switches)} NVSwitches")
+        return unknown("the fabric manager runs; its version or the driver's is not known")
+    return ok(f"fabric manager {version[1]} for {len(switches)} NVSwitches")

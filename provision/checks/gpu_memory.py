@@ -1,16 +1,8 @@
 """gpu.memory: all GPUs have the same amount of memory."""
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, Plan, close
+from provision.checks.kit.gpu import GPUS, SMI, alike, gpus
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan
-from provision.checks._judging import close
-from provision.checks._nvidia import GPUS, SMI, alike, gpus
-from provision.model import Finding
-
-ID = "gpu.memory"
-LEVEL = 0
 TITLE = "all GPUs have the same amount of memory"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -19,9 +11,9 @@ LIMITS = {"differ_percent": 2}  # drivers reserve a little more or less
 WHY = "A batch that fits the other GPUs runs out of memory on a smaller one, and ends the run."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where the memory differs by more than the limit."""
-    found = yield from gpus(ID, answers, "memory.total")
+    found = yield from gpus(answers, "memory.total")
     sizes = {
         f"{node}/{gpu.index}": size
         for node, row in found.items()
@@ -31,7 +23,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     rounded = close(sizes, seen.limits["differ_percent"] / 100)
     nodes = {node: {gpu.index: _text(rounded.get(f"{node}/{gpu.index}")) for gpu in row} for node, row in found.items()}
     fix = "replace the GPU or leave the node out (--exclude); nvidia-smi -q -d MEMORY,ECC shows what is reserved"
-    yield from alike(ID, nodes, what="", fix=fix, verdict="FAIL")
+    yield from alike(nodes, noun="", fix=fix, verdict="FAIL")
 
 
 def _text(mib: float | None) -> str:

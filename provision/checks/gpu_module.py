@@ -3,18 +3,11 @@
 The library's version is the end of its file's name (libnvidia-ml.so.580.159.04). Formats seen with driver 580.159.04.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, not_here, ok, unknown, warn
-from provision.checks._gpu import PCI, VERSION, devices, kernel_module
-from provision.checks._host import unread
-from provision.model import Finding
+from provision.checks.kit import Answer, Judgement, fail, not_here, ok, unknown, unread, warn
+from provision.checks.kit.gpu import PCI, VERSION, devices, kernel_module
 
-ID = "gpu.module"
-LEVEL = 0
 TITLE = "kernel module and libraries of the driver have one version"
 PROBE = f"""\
 {PCI}{VERSION}\
@@ -31,31 +24,30 @@ _FIX = "reboot the node (or unload and load the nvidia modules); apt-mark hold '
 _VERSION = r"(\d+\.\d+(?:\.\d+)*)\s*$"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answer: Answer) -> Judgement:
     """FAIL if the loaded module differs from the libraries, WARN if the next boot would load another one."""
-    for node, answer in answers.items():
-        yield _judge(node, answer)
+    return _judge(answer)
 
 
-def _judge(node: str, answer: Answer) -> Finding:
+def _judge(answer: Answer) -> Judgement:
     if "looked" not in answer.lines:
-        return unread(ID, node, answer)
+        return unread(answer)
     loaded = kernel_module(answer.out)
     if not loaded:
         if not any(device.is_gpu for device in devices(answer)):
-            return not_here(ID, node, "no GPU")
-        return fail(ID, node, "the kernel module is not loaded", expected="a loaded module", fix="modprobe nvidia")
+            return not_here("no GPU")
+        return fail("the kernel module is not loaded", expected="a loaded module", fix="modprobe nvidia")
     libraries = sorted(set(re.findall(rf"^library .*libnvidia-ml\.so\.{_VERSION}", answer.out, flags=re.MULTILINE)))
     if not libraries:
-        return unknown(ID, node, f"kernel module {loaded}; libnvidia-ml.so.1 was not found", fix="ldconfig")
+        return unknown(f"kernel module {loaded}; libnvidia-ml.so.1 was not found", fix="ldconfig")
     if loaded not in libraries:
-        said = f"kernel module {loaded}, libraries {', '.join(libraries)}"
-        return fail(ID, node, said, expected=f"libraries {loaded}", fix=_FIX)
+        observed = f"kernel module {loaded}, libraries {', '.join(libraries)}"
+        return fail(observed, expected=f"libraries {loaded}", fix=_FIX)
     if len(libraries) > 1:
         fix = "remove the libraries of the other version, then run ldconfig"
-        return warn(ID, node, f"libraries {' and '.join(libraries)} are installed", expected=f"only {loaded}", fix=fix)
+        return warn(f"libraries {' and '.join(libraries)} are installed", expected=f"only {loaded}", fix=fix)
     installed = re.search(rf"^installed {_VERSION}", answer.out, flags=re.MULTILINE)
     if installed and installed[1] != loaded:
-        said = f"kernel module {loaded} is loaded, {installed[1]} is installed and comes with the next boot"
-        return warn(ID, node, said, expected=f"libraries and module {loaded}", fix=_FIX)
-    return ok(ID, node, f"module and libraries {loaded}")
+        observed = f"kernel module {loaded} is loaded, {installed[1]} is installed and comes with the next boot"
+        return warn(observed, expected=f"libraries and module {loaded}", fix=_FIX)
+    return ok(f"module and libraries {loaded}")

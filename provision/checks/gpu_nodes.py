@@ -4,18 +4,11 @@
 the module's options (NVreg_DeviceFileMode) or by udev. nvidia-modprobe, which is setuid, makes a missing one.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, not_here, ok, warn
-from provision.checks._gpu import PCI, devices
-from provision.checks._host import unread
-from provision.model import Finding
+from provision.checks.kit import Answer, Judgement, fail, not_here, ok, unread, warn
+from provision.checks.kit.gpu import PCI, devices
 
-ID = "gpu.nodes"
-LEVEL = 0
 TITLE = "the training user may open the GPUs' device files"
 PROBE = f"""\
 {PCI}\
@@ -31,28 +24,27 @@ echo looked
 WHY = "CUDA finds no GPU, and training runs on the CPU or ends with 'no CUDA-capable device is detected'."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answer: Answer) -> Judgement:
     """FAIL for a file that is closed or missing, WARN for one that nvidia-modprobe will make."""
-    for node, answer in answers.items():
-        yield _judge(node, answer)
+    return _judge(answer)
 
 
-def _judge(node: str, answer: Answer) -> Finding:
+def _judge(answer: Answer) -> Judgement:
     if "looked" not in answer.lines:
-        return unread(ID, node, answer)
+        return unread(answer)
     opened, closed, missing = (
         re.findall(rf"^{word} (.*)$", answer.out, flags=re.MULTILINE) for word in ("open", "closed", "missing")
     )
     gpus = [device for device in devices(answer) if device.is_gpu]
     if not gpus and not any(re.match(r"/dev/nvidia\d", file) for file in (*opened, *closed)):
-        return not_here(ID, node, "no GPU")
+        return not_here("no GPU")
     user = next((line[5:] for line in answer.lines if line.startswith("user ")), "the user")
     if closed:
         fix = f"chmod 0666 {' '.join(each.split(':')[0] for each in closed)}, or give {user} the group (video, render)"
-        return fail(ID, node, f"{user} may not open {'; '.join(closed)}", expected="open to every user", fix=fix)
+        return fail(f"{user} may not open {'; '.join(closed)}", expected="open to every user", fix=fix)
     if missing:
         made = "modprobe" in answer.lines
         fix = "nvidia-modprobe -u -c 0 (as root), and nvidia-persistenced at every boot; modprobe nvidia_uvm"
-        said = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        return (warn if made else fail)(ID, node, said, expected="all device files", fix=fix)
-    return ok(ID, node, f"{user} may open {len(opened)} device files")
+        observed = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        return (warn if made else fail)(observed, expected="all device files", fix=fix)
+    return ok(f"{user} may open {len(opened)} device files")

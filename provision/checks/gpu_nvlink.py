@@ -5,18 +5,12 @@ of a model have in the cluster, unless the limit names one. Format of ``nvidia-s
 580.159.04.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
-from provision.checks import Answer, Plan, fail, ok
-from provision.checks._links import Gpu, links
-from provision.checks._nvidia import SMI, each, unanswered
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok
+from provision.checks.kit.gpu import SMI, LinkedGpu, each, links, unanswered
 
-ID = "gpu.nvlink"
-LEVEL = 0
 TITLE = "all NVLinks of every GPU are active"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -29,13 +23,13 @@ _FIX = (
 )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL for a GPU with fewer active links than expected."""
     found = {node: listed for node, answer in answers.items() if (listed := links(answer.out))}
     usual = _usual(gpu for listed in found.values() for gpu in listed)
     for node, answer in answers.items():
         if node not in found:
-            yield unanswered(ID, node, answer)
+            yield node, unanswered(node, answer)
             continue
         wanted = {gpu.index: int(seen.limits["active_links"]) or usual[gpu.model] for gpu in found[node]}
         active = {gpu.index: _active(gpu) for gpu in found[node]}
@@ -45,18 +39,18 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             if len(speeds) < wanted[index]
         }
         if few:
-            yield fail(ID, node, each(few), expected="all links active", fix=_FIX)
+            yield node, fail(each(few), expected="all links active", fix=_FIX)
         else:
             told = {index: f"{len(all_)} links, {all_[0]} each" for index, all_ in active.items() if all_}
-            yield ok(ID, node, each(told) or "no active NVLink, nor on most GPUs of the model")
+            yield node, ok(each(told) or "no active NVLink, nor on most GPUs of the model")
 
 
-def _active(gpu: Gpu) -> list[str]:
+def _active(gpu: LinkedGpu) -> list[str]:
     """The speeds of the links that are active."""
     return [speed for _, speed in gpu.links if speed != "<inactive>"]
 
 
-def _usual(gpus: Iterable[Gpu]) -> dict[str, int]:
+def _usual(gpus: Iterable[LinkedGpu]) -> dict[str, int]:
     """How many active links most GPUs of a model have; the larger number where two are as frequent."""
     counts: dict[str, Counter[int]] = {}
     for gpu in gpus:

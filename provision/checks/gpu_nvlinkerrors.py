@@ -4,18 +4,11 @@ Counters since the driver was loaded; symbol errors, which the link corrects by 
 ``nvidia-smi nvlink -e``: seen with driver 580.159.04. Up to four are tolerated: they happen while links are trained.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, not_here, ok, warn
-from provision.checks._links import links
-from provision.checks._nvidia import SMI, each, unanswered
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, not_here, ok, warn
+from provision.checks.kit.gpu import SMI, each, links, unanswered
 
-ID = "gpu.nvlinkerrors"
-LEVEL = 0
 TITLE = "the NVLinks count no errors"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -26,7 +19,7 @@ WHY = "A link that repeats what it sends is slow, and one that fails ends the ru
 _COUNT = re.compile(r"(?!.*Symbol)(.*Errors): (\d+)")
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN from the limit on."""
     most = seen.limits["errors"]
     for node, answer in answers.items():
@@ -42,11 +35,11 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         bad = {index: told for index, told in bad.items() if told}
         if bad:
             fix = "watch whether they grow; reset the GPU or reboot, and have board or bridge replaced if they return"
-            yield warn(ID, node, each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)
+            yield node, warn(each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)
         elif any(counts.values()):
             worst = max(count for all_ in counts.values() for *_, count in all_)
-            yield ok(ID, node, f"at most {worst} errors on a link" if worst else "no errors")
+            yield node, ok(f"at most {worst} errors on a link" if worst else "no errors")
         elif listed:
-            yield not_here(ID, node, "no active NVLink")
+            yield node, not_here("no active NVLink")
         else:
-            yield unanswered(ID, node, answer)
+            yield node, unanswered(node, answer)

@@ -4,18 +4,9 @@ Words of ``nvidia-smi topo -p2p r`` (OK, CNS, GNS, TNS, NS, U): its own legend; 
 may be built so that they cannot; GPUs on NVLink (SXM boards) always can.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgement, Judgements, ok
+from provision.checks.kit.gpu import SMI, Matrix, matrix, unanswered
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, ok
-from provision.checks._judging import found_as
-from provision.checks._links import Matrix, matrix
-from provision.checks._nvidia import SMI, unanswered
-from provision.model import Finding
-
-ID = "gpu.p2p"
-LEVEL = 0
 TITLE = "the GPUs of a node read one another's memory"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -39,7 +30,7 @@ _WORDS = {
 _FIX = "switch IOMMU and ACS off in the BIOS (or boot with iommu=pt); on NVLink boards see gpu.fm and gpu.nvlink"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """FAIL where it does not work on an NVLink board or works on other nodes, else WARN."""
     found: dict[str, Matrix] = {}
     for node, answer in answers.items():
@@ -47,19 +38,21 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if cells:
             found[node] = cells
         elif not answer.rc and "GPU0" in answer.out:
-            yield ok(ID, node, "one GPU")
+            yield node, ok("one GPU")
         else:
-            yield unanswered(ID, node, answer)
-    bad = {node: {pair: said for pair, said in cells.items() if said != "OK"} for node, cells in found.items()}
+            yield node, unanswered(node, answer)
+    bad = {
+        node: {pair: observed for pair, observed in cells.items() if observed != "OK"} for node, cells in found.items()
+    }
     for node, pairs in bad.items():
         if not pairs:
-            yield ok(ID, node, "all pairs can")
+            yield node, ok("all pairs can")
             continue
         models = [line for line in answers[node].lines if line.startswith("model ")]
         board = any(word in line for line in models for word in _BOARDS)
         elsewhere = any(not others for others in bad.values())
-        said = f"{len(pairs)} of {len(found[node])} pairs cannot, {_which(pairs)}"
-        yield found_as(ID, node, "FAIL" if board or elsewhere else "WARN", said, expected="all pairs can", fix=_FIX)
+        observed = f"{len(pairs)} of {len(found[node])} pairs cannot, {_which(pairs)}"
+        yield node, Judgement("FAIL" if board or elsewhere else "WARN", observed, expected="all pairs can", fix=_FIX)
 
 
 def _which(pairs: Matrix) -> str:

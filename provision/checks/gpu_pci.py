@@ -3,19 +3,11 @@
 From sysfs and ``/proc/driver/nvidia/gpus``, without nvidia-smi, which leaves out what the driver could not start.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, not_here
-from provision.checks._gpu import PCI, devices
-from provision.checks._host import unread
-from provision.checks._judging import odd
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, fail, not_here, odd, unread
+from provision.checks.kit.gpu import PCI, devices
 
-ID = "gpu.pci"
-LEVEL = 0
 TITLE = "every GPU on the PCI bus belongs to NVIDIA's driver"
 PROBE = f"""\
 {PCI}\
@@ -25,7 +17,7 @@ echo looked
 WHY = "A GPU that is lost or taken by another driver is missing from the run: its rank fails, and the job with it."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """FAIL for a GPU that is lost or not driven, and for a number that is not that of most nodes."""
     counts = {}
     for node, answer in answers.items():
@@ -34,22 +26,22 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         driven = set(re.findall(r"^driven (\S+)", answer.out, flags=re.MULTILINE))
         foreign = [device for device in found if device.driver != "nvidia" or device.address not in driven]
         if "looked" not in answer.lines:
-            yield unread(ID, node, answer)
+            yield node, unread(answer)
         elif lost:
-            said = f"{', '.join(lost)} does not answer on the PCI bus"
+            observed = f"{', '.join(lost)} does not answer on the PCI bus"
             fix = "power cycle the node (a reboot may not do); then reseat or replace the GPU"
-            yield fail(ID, node, said, expected=f"{len(found)} GPUs that answer", fix=fix)
+            yield node, fail(observed, expected=f"{len(found)} GPUs that answer", fix=fix)
         elif foreign:
-            said = "; ".join(f"{device.address} {_taken(device.driver)}" for device in foreign)
+            observed = "; ".join(f"{device.address} {_taken(device.driver)}" for device in foreign)
             fix = "modprobe nvidia (nouveau: blacklist it and reboot); dmesg | grep NVRM says why a GPU was not started"
-            yield fail(ID, node, said, expected=f"{len(found)} GPUs with the driver nvidia", fix=fix)
+            yield node, fail(observed, expected=f"{len(found)} GPUs with the driver nvidia", fix=fix)
         else:
             counts[node] = len(found)
     if not any(counts.values()):
-        yield from (not_here(ID, node, _gpus(0)) for node in counts)
+        yield from ((node, not_here(_gpus(0))) for node in counts)
         return
     fix = "look for the missing GPU with lspci -d 10de:; power cycle the node, then reseat the GPU"
-    yield from odd(ID, counts, show=_gpus, fix=fix, verdict="FAIL")
+    yield from odd(counts, show=_gpus, fix=fix, verdict="FAIL")
 
 
 def _taken(driver: str) -> str:

@@ -1,15 +1,8 @@
 """gpu.power: no GPU is limited to less power than it was made for."""
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, Plan, warn
+from provision.checks.kit.gpu import GPUS, SMI, Gpu, alike, each, gpus
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, warn
-from provision.checks._nvidia import GPUS, SMI, Gpu, alike, each, gpus
-from provision.model import Finding
-
-ID = "gpu.power"
-LEVEL = 0
 TITLE = "the power limit of every GPU is its default"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -18,19 +11,19 @@ LIMITS = {"below_percent": 2}
 WHY = "A GPU with less power has lower clocks: the whole run goes at its pace."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN where the limit is lower than the default, or not that of the other nodes."""
-    found = yield from gpus(ID, answers, "power.limit", "power.default_limit")
+    found = yield from gpus(answers, "power.limit", "power.default_limit")
     nodes = {}
     for node, row in found.items():
-        low = {gpu.index: said for gpu in row if (said := _low(gpu, seen.limits["below_percent"]))}
+        low = {gpu.index: observed for gpu in row if (observed := _low(gpu, seen.limits["below_percent"]))}
         if low:
             fix = "nvidia-smi -i N -pl WATTS (as root); find out first who set it, and whether the rack can bear more"
-            yield warn(ID, node, each(low), expected="the default limit", fix=fix)
+            yield node, warn(each(low), expected="the default limit", fix=fix)
         else:
             nodes[node] = {gpu.index: _limit(gpu) for gpu in row}
     fix = "nvidia-smi -i N -pl WATTS (as root) sets the same limit on all nodes"
-    yield from alike(ID, nodes, what="", fix=fix, verdict="WARN")
+    yield from alike(nodes, noun="", fix=fix, verdict="WARN")
 
 
 def _low(gpu: Gpu, percent: float) -> str:

@@ -4,17 +4,12 @@ Since A100 a bad row of memory is replaced by a spare one at the next reset. Sou
 Management", RMA policy: a GPU is to be replaced once a row could not be; a bank of memory has spare rows for eight.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._nvidia import SMI, each, said, unanswered
-from provision.model import Finding
+from provision.checks.kit import Answer, Judgement, fail, ok, warn
+from provision.checks.kit.gpu import SMI, answer_lines, each, unanswered
 
-ID = "gpu.remap"
-LEVEL = 0
 TITLE = "no row of memory waits to be replaced"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -32,17 +27,15 @@ _REBOOT = "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot the node"
 _REPLACE = "have the GPU replaced; nvidia-bug-report.sh makes the report that the vendor asks for"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(node: str, answer: Answer, limits: Mapping[str, float]) -> Judgement:
     """FAIL for a row that waits and one that could not be replaced, WARN for many that were."""
-    for node, answer in answers.items():
-        lines = said(answer)
-        if answer.rc or not lines or not all(_LINE.fullmatch(line) or _NOT_THERE.fullmatch(line) for line in lines):
-            yield unanswered(ID, node, answer)
-        else:
-            yield _judge(node, lines, seen.limits["uncorrectable_rows"])
+    lines = answer_lines(answer)
+    if answer.rc or not lines or not all(_LINE.fullmatch(line) or _NOT_THERE.fullmatch(line) for line in lines):
+        return unanswered(node, answer)
+    return _judge(lines, limits["uncorrectable_rows"])
 
 
-def _judge(node: str, lines: tuple[str, ...], most: float) -> Finding:
+def _judge(lines: tuple[str, ...], most: float) -> Judgement:
     rows = [(index, row) for index, line in enumerate(lines) if (row := _LINE.fullmatch(line))]
     failed = {str(index): "a row could not be replaced" for index, row in rows if row[2].title() in _YES}
     waiting = {str(index): "a row waits to be replaced" for index, row in rows if row[1].title() in _YES}
@@ -50,7 +43,7 @@ def _judge(node: str, lines: tuple[str, ...], most: float) -> Finding:
     expected = f"none that waits or failed, at most {most:.0f} replaced after uncorrected errors"
     if failed or waiting:
         fix = _REPLACE if failed else _REBOOT
-        return fail(ID, node, each(waiting | failed), expected=expected, fix=fix)
+        return fail(each(waiting | failed), expected=expected, fix=fix)
     if many:
-        return warn(ID, node, each(many), expected=expected, fix="watch it: if more come, have the GPU replaced")
-    return ok(ID, node, "no row waits or failed" if rows else "these GPUs do not replace rows")
+        return warn(each(many), expected=expected, fix="watch it: if more come, have the GPU replaced")
+    return ok("no row waits or failed" if rows else "these GPUs do not replace rows")

@@ -4,17 +4,10 @@ From 85 degrees on most models begin to slow down, near 95 they stop: ``nvidia-s
 own limits.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgement, Judgements, Plan, ok
+from provision.checks.kit.gpu import GPUS, SMI, each, gpus
+from provision.model import Verdict
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, ok
-from provision.checks._judging import found_as
-from provision.checks._nvidia import GPUS, SMI, each, gpus
-from provision.model import Finding, Verdict
-
-ID = "gpu.temp"
-LEVEL = 0
 TITLE = "no GPU is hot"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -23,10 +16,10 @@ LIMITS = {"warn_celsius": 85, "fail_celsius": 95}
 WHY = "A hot GPU slows down, and all ranks with it, or is shut off in the middle of the run."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN and FAIL from the limits on; the hotter of chip and memory counts."""
     warm, hot = seen.limits["warn_celsius"], seen.limits["fail_celsius"]
-    found = yield from gpus(ID, answers, "temperature.gpu", "temperature.memory")
+    found = yield from gpus(answers, "temperature.gpu", "temperature.memory")
     for node, row in found.items():
         known = {
             gpu.index: max(values)
@@ -37,6 +30,6 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         if bad:
             fix = "look at fans, air flow and the neighbours in the rack; end what heats it"
             verdict: Verdict = "FAIL" if max(known.values()) >= hot else "WARN"
-            yield found_as(ID, node, verdict, each(bad), expected=f"below {warm:.0f} °C", fix=fix)
+            yield node, Judgement(verdict, each(bad), expected=f"below {warm:.0f} °C", fix=fix)
         else:
-            yield ok(ID, node, f"at most {max(known.values()):.0f} °C" if known else "these GPUs do not tell")
+            yield node, ok(f"at most {max(known.values()):.0f} °C" if known else "these GPUs do not tell")

@@ -3,20 +3,12 @@
 Format and words of ``nvidia-smi topo -m`` (NV18, PIX, SYS, ...): its own legend; seen with driver 580.159.04.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, warn
-from provision.checks._judging import groups, majority
-from provision.checks._links import Matrix, matrix
-from provision.checks._nvidia import SMI, unanswered
+from provision.checks.kit import Answers, Judgements, groups, majority, ok, warn
+from provision.checks.kit.gpu import SMI, Matrix, matrix, unanswered
 from provision.inventory import fold
-from provision.model import Finding
 
-ID = "gpu.topo"
-LEVEL = 0
 TITLE = "GPUs and network cards are connected alike on all nodes"
 TOOL = SMI
 TIMEOUT = 20.0
@@ -27,7 +19,7 @@ _SHOWN = 4  # connections that are named
 _FIX = "compare BIOS, slots and cables of the two nodes: lspci -tv; NVLink: the checks gpu.nvlink and gpu.fm"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """WARN where a connection is not as on most nodes."""
     found: dict[str, Matrix] = {}
     for node, answer in answers.items():
@@ -35,19 +27,19 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         if cells:
             found[node] = cells
         elif not answer.rc and "GPU0" in answer.out:
-            yield ok(ID, node, "one GPU")
+            yield node, ok("one GPU")
         else:
-            yield unanswered(ID, node, answer)
+            yield node, unanswered(node, answer)
     frozen = {node: tuple(sorted(cells.items())) for node, cells in found.items()}
     usual = majority(frozen)
     for node, cells in found.items():
         kinds = Counter(cells.values())
         if usual is not None and frozen[node] == usual:
-            yield ok(ID, node, ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())))
+            yield node, ok(", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())))
             continue
         other = usual or next(value for value in groups(frozen) if value != frozen[node])
         who = "most nodes" if usual else fold(groups(frozen)[other])
-        yield warn(ID, node, _difference(cells, dict(other), who), expected=f"as {who}", fix=_FIX)
+        yield node, warn(_difference(cells, dict(other), who), expected=f"as {who}", fix=_FIX)
 
 
 def _difference(mine: Matrix, other: Matrix, who: str) -> str:

@@ -4,19 +4,13 @@ Source of the numbers: NVIDIA, "Xid Errors" and its catalogue (docs.nvidia.com/d
 fails; what a program does wrong, and any other number, is a warning.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from provision.checks import Answer, Plan, fail, not_here, ok, unknown, warn
-from provision.checks._gpu import LOG, devices
-from provision.checks._host import unread
-from provision.model import Finding
+from provision.checks.kit import Answer, Judgement, fail, not_here, ok, unknown, unread, warn
+from provision.checks.kit.gpu import LOG, devices
 
-ID = "gpu.xid"
-LEVEL = 0
 TITLE = "no Xid error since the node was started"
 PROBE = LOG
 ROOT = True
@@ -53,29 +47,28 @@ _PROGRAM = {
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answer: Answer) -> Judgement:
     """FAIL for what hardware does, WARN for the rest; UNKNOWN where the kernel's log may not be read."""
-    for node, answer in answers.items():
-        yield _judge(node, answer)
+    return _judge(answer)
 
 
-def _judge(node: str, answer: Answer) -> Finding:
+def _judge(answer: Answer) -> Judgement:
     if "looked" not in answer.lines:
-        return unread(ID, node, answer)
+        return unread(answer)
     found = Counter((gpu, int(number)) for gpu, number in _XID.findall(answer.out))
     if not found and not any(device.is_gpu for device in devices(answer)):
-        return not_here(ID, node, "no GPU")
+        return not_here("no GPU")
     if "log readable" not in answer.lines:
         fix = "check with become, or let the user read the journal: usermod -aG systemd-journal USER"
-        return unknown(ID, node, "the kernel's log may not be read", fix=fix)
+        return unknown("the kernel's log may not be read", fix=fix)
     if not found:
-        return ok(ID, node, "no Xid in the kernel's log")
+        return ok("no Xid in the kernel's log")
     numbers = sorted({number for _, number in found}, key=lambda number: (number not in _FAILS, number))
     told = [_told(number, {gpu: count for (gpu, one), count in found.items() if one == number}) for number in numbers]
     if numbers[0] in _FAILS:
-        return fail(ID, node, "; ".join(told), expected="no Xid", fix=_FAILS[numbers[0]][1])
+        return fail("; ".join(told), expected="no Xid", fix=_FAILS[numbers[0]][1])
     fix = "look at the program that ran then; if other programs meet it as well, reset the GPU and watch it"
-    return warn(ID, node, "; ".join(told), expected="no Xid", fix=fix)
+    return warn("; ".join(told), expected="no Xid", fix=fix)
 
 
 def _told(number: int, where: Mapping[str, int]) -> str:

@@ -4,16 +4,9 @@ Counters of PortCounters but for symbol errors (ib.symbols) and lost links (ib.f
 what ibqueryerrors (infiniband-diags, error_thresholds) reports.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, Plan
+from provision.checks.kit.infiniband import COUNTERS, NAMES, judged_counts
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan
-from provision.checks._counters import COUNTERS, NAMES, judged_counts
-from provision.model import Finding
-
-ID = "ib.errors"
-LEVEL = 0
 ROOT = True
 TITLE = "no errors on InfiniBand links"
 WHY = "Packets that arrive damaged are sent again, and every all-reduce waits for the slowest link."
@@ -25,7 +18,7 @@ _OTHERS = ("symbol_error", "link_downed")
 _FIX = "clean, reseat, then replace the cable of {cable}; perfquery -R sets the counters to zero"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """Name the ports whose errors grow, or are many."""
     names = [name for name in NAMES if name not in _OTHERS]
-    yield from judged_counts(ID, answers, names, seen.limits["errors"], _FIX)
+    yield from judged_counts(answers, names, seen.limits["errors"], _FIX)

@@ -4,16 +4,9 @@
 driver of the other end costs a few. ibqueryerrors (infiniband-diags, error_thresholds) reports more than 10.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, Plan
+from provision.checks.kit.infiniband import COUNTERS, judged_counts
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan
-from provision.checks._counters import COUNTERS, judged_counts
-from provision.model import Finding
-
-ID = "ib.flap"
-LEVEL = 0
 ROOT = True
 TITLE = "InfiniBand links that stay up"
 WHY = "A link that comes and goes ends the training with a NCCL timeout each time it is away for long enough."
@@ -24,6 +17,6 @@ LIMITS = {"times": 10}
 _FIX = "reseat, then replace the cable of {cable}; the switch's log tells when the link was lost"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """Name the ports that have lost their link often."""
-    yield from judged_counts(ID, answers, ("link_downed",), seen.limits["times"], _FIX)
+    yield from judged_counts(answers, ("link_downed",), seen.limits["times"], _FIX)

@@ -3,17 +3,11 @@
 ``fw_ver`` and ``board_id`` in sysfs; adapters of one ``board_id`` take the same firmware.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping
 
-from collections.abc import Iterator, Mapping
+from provision.checks.kit import Answers, Judgements, groups, majority
+from provision.checks.kit.infiniband import PORTS, Fault, fabric, worst
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import PORTS, Fault, fabric, told
-from provision.checks._judging import groups, majority
-from provision.model import Finding
-
-ID = "ib.fw"
-LEVEL = 0
 TITLE = "one firmware on InfiniBand adapters of one model"
 WHY = "Adapters with different firmware negotiate differently: one node is slower, or its link comes and goes."
 PROBE = PORTS
@@ -21,9 +15,9 @@ PROBE = PORTS
 _FIX = "mlxfwmanager (or ofed_info and flint) updates {device}; then restart the node"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name the adapters whose firmware differs from most of their model."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     every: dict[str, dict[tuple[str, str], str]] = {}
     for name, ports in cluster.items():
@@ -40,12 +34,14 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
                 faults.append(Fault("UNKNOWN", f"{port.device} does not tell its firmware", "fw_ver", "ibv_devinfo"))
                 continue
             if common is None:
-                said = ", ".join(f"{each} on {len(at)}" for each, at in groups(_texts(alike)).items())
-                faults.append(Fault("WARN", f"{port.device} has {version}; its model has {said}", "one version", fix))
+                observed = ", ".join(f"{each} on {len(at)}" for each, at in groups(_texts(alike)).items())
+                faults.append(
+                    Fault("WARN", f"{port.device} has {version}; its model has {observed}", "one version", fix)
+                )
             elif version != common:
-                said = f"{port.device} has {version}, most of its model have {common}"
-                faults.append(Fault("WARN", said, common, fix))
-        yield told(ID, name, faults, ", ".join(sorted({port.values.get("fw_ver", "") for port in ports})))
+                observed = f"{port.device} has {version}, most of its model have {common}"
+                faults.append(Fault("WARN", observed, common, fix))
+        yield name, worst(faults, ", ".join(sorted({port.values.get("fw_ver", "") for port in ports})))
 
 
 def _texts(alike: Mapping[tuple[str, str], str]) -> dict[str, str]:

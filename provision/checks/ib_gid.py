@@ -5,18 +5,9 @@
 with InfiniBand, Ethernet ports are taken for management and do not count.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, majority, not_here, number, ok, unknown
+from provision.checks.kit.infiniband import ACTIVE, PORTS, Fault, ports, sections, worst
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, not_here, ok, unknown
-from provision.checks._host import number
-from provision.checks._infiniband import ACTIVE, PORTS, Fault, ports, sections, told
-from provision.checks._judging import majority
-from provision.model import Finding
-
-ID = "ib.gid"
-LEVEL = 0
 TITLE = "RoCE v2 with an IPv4 address, at the same index on every node"
 WHY = "NCCL takes one GID index for all nodes: where that entry is missing or another, connections time out."
 PROBE = (
@@ -41,20 +32,20 @@ done
 _IPV4 = "0000:0000:0000:0000:0000:ffff:"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name RoCE ports that are up without an IPv4 address, and those with another index than their like."""
     indexes: dict[str, dict[str, int | None]] = {}
     for name, answer in answers.items():
         every = ports(answer.out)
         if every is None:
-            yield unknown(ID, name, "what the node printed about its ports is not understood")
+            yield name, unknown("what the node printed about its ports is not understood")
         elif any(port.infiniband for port in every):
-            yield ok(ID, name, "InfiniBand, which needs no RoCE address")
+            yield name, ok("InfiniBand, which needs no RoCE address")
         elif up := [port for port in every if port.values.get("link_layer") == "Ethernet" and port.state == ACTIVE]:
-            said = dict(sections(answer.out, "gids"))
-            indexes[name] = {port.name: _index(said.get((port.device, str(port.number)), "")) for port in up}
+            observed = dict(sections(answer.out, "gids"))
+            indexes[name] = {port.name: _index(observed.get((port.device, str(port.number)), "")) for port in up}
         else:
-            yield not_here(ID, name, "no RoCE port is Active")
+            yield name, not_here("no RoCE port is Active")
     for name, mine in indexes.items():
         faults = []
         for at, index in mine.items():
@@ -66,7 +57,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
                 expected = f"index {common}" if common is not None else "the same index on every node"
                 fix = "restart its interface, so that addresses come in the usual order, or set NCCL_IB_GID_INDEX there"
                 faults.append(Fault("WARN", f"{at} has its RoCE v2 address at index {index}", expected, fix))
-        yield told(ID, name, faults, ", ".join(f"{at} index {index}" for at, index in mine.items()))
+        yield name, worst(faults, ", ".join(f"{at} index {index}" for at, index in mine.items()))
 
 
 def _index(text: str) -> int | None:

@@ -3,17 +3,12 @@
 ``lid`` and ``sm_lid`` in sysfs, which anybody may read. A LID is a port's address in its subnet; 0 is none.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import ACTIVE, PORTS, Fault, Port, fabric, told, usual
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements
+from provision.checks.kit.infiniband import ACTIVE, PORTS, Fault, Port, fabric, usual, worst
 
-ID = "ib.lid"
-LEVEL = 0
 TITLE = "a LID of its own for every Active port, and one subnet manager for all"
 WHY = "Ports without an address, or of two subnets, do not reach each other: the first all-reduce hangs."
 PROBE = PORTS
@@ -21,9 +16,9 @@ PROBE = PORTS
 _RESTART = "restart the subnet manager; with two of them, see ib.masters"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name ports without a LID, with another's LID, and with another subnet manager than their like."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     active = {name: [port for port in ports if port.state == ACTIVE] for name, ports in cluster.items()}
     manager = usual(active, _manager, by_model=False)
@@ -31,7 +26,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     for name, ports in active.items():
         fine = ", ".join(f"{port.name} LID {port.number_of('lid')}, SM {port.number_of('sm_lid')}" for port in ports)
         faults = [fault for port in ports for fault in _faults(port, taken, manager(port), _seen(active, port))]
-        yield told(ID, name, faults, fine or "no port is Active")
+        yield name, worst(faults, fine or "no port is Active")
 
 
 def _manager(port: Port) -> int | None:
@@ -54,11 +49,11 @@ def _faults(
     elif not manager:
         yield Fault("FAIL", f"{port.name} is Active and knows no subnet manager (sm_lid 0)", "sm_lid > 0", _RESTART)
     elif taken[manager, lid] > 1:
-        said = f"{port.name} has LID {lid}, and another port of the same subnet has it too"
-        yield Fault("FAIL", said, "a LID of its own", _RESTART)
+        observed = f"{port.name} has LID {lid}, and another port of the same subnet has it too"
+        yield Fault("FAIL", observed, "a LID of its own", _RESTART)
     elif usual_manager is None:
-        said = f"{port.name}: the nodes know subnet managers at LIDs {managers}"
-        yield Fault("FAIL", said, "one subnet manager for all nodes", _RESTART)
+        observed = f"{port.name}: the nodes know subnet managers at LIDs {managers}"
+        yield Fault("FAIL", observed, "one subnet manager for all nodes", _RESTART)
     elif manager != usual_manager:
-        said = f"{port.name} knows the subnet manager at LID {manager}, its like know LID {usual_manager}"
-        yield Fault("FAIL", said, f"sm_lid {usual_manager}", f"{_RESTART}; is it cabled to another fabric?")
+        observed = f"{port.name} knows the subnet manager at LID {manager}, its like know LID {usual_manager}"
+        yield Fault("FAIL", observed, f"sm_lid {usual_manager}", f"{_RESTART}; is it cabled to another fabric?")

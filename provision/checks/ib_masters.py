@@ -5,19 +5,13 @@ master and 2 of one in STANDBY, which is right: it takes over when the master di
 Specification 1, 14.4.1).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import ACTIVE, ASK, PORTS, Fault, fabric, sections, told
-from provision.checks._judging import groups, majority
+from provision.checks.kit import Answers, Judgements, groups, majority
+from provision.checks.kit.infiniband import ACTIVE, ASK, PORTS, Fault, fabric, sections, worst
 from provision.inventory import fold
-from provision.model import Finding
 
-ID = "ib.masters"
-LEVEL = 0
 ROOT = True
 TITLE = "one master subnet manager"
 WHY = "Two masters overwrite each other's routes: links reset in the middle of a training, and NCCL times out."
@@ -35,24 +29,24 @@ _FIX = (
 _Managers = tuple[tuple[str, int], ...]  # port GUID and SMState
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name two masters of one fabric, and a node whose port has another master than its like."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     known: dict[str, dict[str, _Managers]] = {}
     for name, ports in cluster.items():
-        said = {
+        observed = {
             f"{device} port {number}": text
             for (device, number), text in sections(answers[name].out, "managers", words=2)
         }
         active = [port.name for port in ports if port.state == ACTIVE]
-        known[name] = {at: _managers(said.get(at, "")) for at in active}
+        known[name] = {at: _managers(observed.get(at, "")) for at in active}
     for name, managers in known.items():
         masters = {at: tuple(guid for guid, state in each if state == _MASTER) for at, each in managers.items()}
         standby = {guid for each in managers.values() for guid, state in each if state != _MASTER}
         fine = f"master {', '.join(sorted({guid for each in masters.values() for guid in each}))}"
         fine += f", in reserve {', '.join(sorted(standby))}" if standby else ""
-        yield told(ID, name, _faults(masters, known), fine if masters else "no port is Active")
+        yield name, worst(_faults(masters, known), fine if masters else "no port is Active")
 
 
 def _faults(masters: Mapping[str, tuple[str, ...]], known: Mapping[str, Mapping[str, _Managers]]) -> Iterator[Fault]:
@@ -65,11 +59,11 @@ def _faults(masters: Mapping[str, tuple[str, ...]], known: Mapping[str, Mapping[
             every = {name: guid for name, each in known.items() if (guid := _master(each.get(at, ())))}
             common = majority(every)
             if common is None:
-                said = ", ".join(f"{fold(names)} {guid}" for guid, names in groups(every).items())
-                yield Fault("FAIL", f"{at}: two masters, {said}", "one master for all nodes", _FIX)
+                observed = ", ".join(f"{fold(names)} {guid}" for guid, names in groups(every).items())
+                yield Fault("FAIL", f"{at}: two masters, {observed}", "one master for all nodes", _FIX)
             elif guids[0] != common:
-                said = f"{at} has the master {guids[0]}, most nodes have {common}"
-                yield Fault("FAIL", said, f"master {common}", f"{_FIX}; is it cabled to another fabric?")
+                observed = f"{at} has the master {guids[0]}, most nodes have {common}"
+                yield Fault("FAIL", observed, f"master {common}", f"{_FIX}; is it cabled to another fabric?")
 
 
 def _managers(text: str) -> _Managers:

@@ -5,19 +5,12 @@ packets of 4096 bytes only where its interface has 4200 or more, which usually m
 1024.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from provision.checks import Answer, Plan, not_here, unknown
-from provision.checks._host import number
-from provision.checks._infiniband import PORTS, Fault, Port, ports, sections, told
-from provision.checks._judging import majority
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, majority, not_here, number, unknown
+from provision.checks.kit.infiniband import PORTS, Fault, Port, ports, sections, worst
 
-ID = "ib.mtu"
-LEVEL = 0
 TITLE = "the same MTU on every node's RDMA interfaces"
 WHY = "Where one node's MTU is larger, its large packets vanish: connections open and the first all-reduce hangs."
 LIMITS = {"roce_bytes": 4200}
@@ -33,23 +26,23 @@ done
 )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """Name interfaces with another MTU than their like, and RoCE with a small one; those that are down do not count."""
     found: dict[str, list[_Interface]] = {}
     for name, answer in answers.items():
         every = ports(answer.out)
         if every is None:
-            yield unknown(ID, name, "what the node printed about its ports is not understood")
+            yield name, unknown("what the node printed about its ports is not understood")
         elif mine := list(_up(answer.out, every)):
             found[name] = mine
         else:
-            yield not_here(ID, name, "no network interface on an RDMA adapter is up")
+            yield name, not_here("no network interface on an RDMA adapter is up")
     for name, mine in found.items():
         faults = []
         for at in mine:
             same = {n: other.mtu for n, each in found.items() for other in each if other.device == at.device}
             faults += list(_faults(at, majority(same), sorted(set(same.values())), seen.limits["roce_bytes"]))
-        yield told(ID, name, faults, ", ".join(f"{at.shown} {at.mtu}" for at in mine))
+        yield name, worst(faults, ", ".join(f"{at.shown} {at.mtu}" for at in mine))
 
 
 @dataclass(frozen=True)
@@ -74,11 +67,11 @@ def _up(out: str, every: tuple[Port, ...]) -> Iterator[_Interface]:
 def _faults(at: _Interface, usual: int | None, every: list[int], roce: float) -> Iterator[Fault]:
     if at.mtu != usual:
         theirs = str(usual) if usual else " and ".join(map(str, every))
-        said = f"{at.shown} has MTU {at.mtu}, {'most nodes' if usual else 'the nodes'} have {theirs}"
+        observed = f"{at.shown} has MTU {at.mtu}, {'most nodes' if usual else 'the nodes'} have {theirs}"
         fix = f"ip link set {at.net} mtu {usual or every[-1]}, and in its configuration"
-        yield Fault("FAIL", said, str(usual or "the same on every node"), fix)
+        yield Fault("FAIL", observed, str(usual or "the same on every node"), fix)
     elif at.roce and at.mtu < roce:
-        said = f"{at.shown} has MTU {at.mtu}: RoCE sends small packets"
+        observed = f"{at.shown} has MTU {at.mtu}: RoCE sends small packets"
         yield Fault(
-            "WARN", said, f"{roce:g} or more", f"ip link set {at.net} mtu 9000 on every node, and on the switch"
+            "WARN", observed, f"{roce:g} or more", f"ip link set {at.net} mtu 9000 on every node, and on the switch"
         )

@@ -4,16 +4,9 @@
 cabled, as the second port of an adapter often is.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements
+from provision.checks.kit.infiniband import PHYSICAL, PORTS, Fault, Port, fabric, listed, worst
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import PHYSICAL, PORTS, Fault, Port, fabric, listed, told
-from provision.model import Finding
-
-ID = "ib.phys"
-LEVEL = 0
 TITLE = "InfiniBand cables carry a signal"
 WHY = "A port without a link is missing from the training: NCCL uses fewer ports, or finds none and goes over TCP."
 PROBE = PORTS
@@ -28,9 +21,9 @@ _FIXES = {
 }
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name the ports without a signal, but for those that have none on any node."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     somewhere = {port.name for ports in cluster.values() for port in ports if port.up}
     for name, ports in cluster.items():
@@ -38,10 +31,10 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         bad = [port for port in ports if not port.up and (port.name in somewhere or not up)]
         unused = [port for port in ports if not port.up and port not in bad]
         fine = f"{listed(up)} LinkUp" + (f"; {listed(unused)} without a cable on every node" if unused else "")
-        yield told(ID, name, map(_fault, bad), fine)
+        yield name, worst(map(_fault, bad), fine)
 
 
 def _fault(port: Port) -> Fault:
-    said = f"{port.name} is {PHYSICAL.get(port.physical, port.values.get('phys_state', '') or 'in no known state')}"
+    observed = f"{port.name} is {PHYSICAL.get(port.physical, port.values.get('phys_state', '') or 'in no known state')}"
     fix = _FIXES.get(port.physical, "reseat the cable of {port}")
-    return Fault("FAIL", said, "LinkUp", fix.format(port=port.name, device=port.device, number=port.number))
+    return Fault("FAIL", observed, "LinkUp", fix.format(port=port.name, device=port.device, number=port.number))

@@ -4,25 +4,20 @@
 switch port is worse than the adapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import PORTS, Fault, Port, fabric, told, usual
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan
+from provision.checks.kit.infiniband import PORTS, Fault, Port, fabric, usual, worst
 
-ID = "ib.rate"
-LEVEL = 0
 TITLE = "InfiniBand links run at full rate"
 WHY = "An all-reduce is as slow as its slowest link: one cable at half the rate halves the speed of all nodes."
 PROBE = PORTS
 LIMITS = {"gbps": 0}  # what every link must reach at least; 0: what most of its like have
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """Name links that are slower than most of their like; where nodes are at odds, the faster ones are right."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     linked = {name: [port for port in ports if port.up] for name, ports in cluster.items()}
     expected = usual(linked, lambda port: port.gigabits)
@@ -30,7 +25,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         shown = sorted({port.values.get("rate", "") for port in ports})
         fine = ", ".join(shown) or "no port has a link"
         wanted = {port.name: seen.limits["gbps"] or expected(port) or _best(linked, port) for port in ports}
-        yield told(ID, name, (fault for port in ports for fault in _faults(port, wanted[port.name])), fine)
+        yield name, worst((fault for port in ports for fault in _faults(port, wanted[port.name])), fine)
 
 
 def _best(cluster: Mapping[str, list[Port]], port: Port) -> float:
@@ -41,6 +36,6 @@ def _faults(port: Port, wanted: float) -> Iterator[Fault]:
     if port.gigabits is None:
         yield Fault("UNKNOWN", f"{port.name}: rate {port.values.get('rate', '')!r} is not understood", "a rate", "")
     elif port.gigabits < wanted:
-        said = f"{port.name} runs at {port.gigabits:g} Gb/s in place of {wanted:g}"
+        observed = f"{port.name} runs at {port.gigabits:g} Gb/s in place of {wanted:g}"
         fix = f"replace the cable or transceiver of {port.name}; iblinkinfo names its switch port and what it could do"
-        yield Fault("FAIL", said, f"{wanted:g} Gb/s", fix)
+        yield Fault("FAIL", observed, f"{wanted:g} Gb/s", fix)

@@ -4,17 +4,12 @@
 only asking shows it. sminfo needs /dev/infiniband/umad*, which is root's; what sysfs tells is judged without.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import ACTIVE, ASK, PORTS, Fault, Port, fabric, sections, told
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements
+from provision.checks.kit.infiniband import ACTIVE, ASK, PORTS, Fault, Port, fabric, sections, worst
 
-ID = "ib.sm"
-LEVEL = 0
 ROOT = True
 TITLE = "the subnet manager answers"
 WHY = (
@@ -29,23 +24,23 @@ _SAID = re.compile(r"sm lid (\d+) sm guid (0x[0-9a-f]+), activity count \d+ prio
 _START = "on the node that runs the subnet manager: systemctl restart opensmd with OFED, opensm on distributions"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name the ports whose subnet manager is unknown, silent or no master."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     for name, ports in cluster.items():
         answer = answers[name]
-        said = {(device, number): text for (device, number), text in sections(answer.out, "sminfo", words=2)}
+        observed = {(device, number): text for (device, number), text in sections(answer.out, "sminfo", words=2)}
         linked = [port for port in ports if port.up]
-        masters = {found[2] for text in said.values() if (found := _SAID.search(text))}
+        masters = {found[2] for text in observed.values() if (found := _SAID.search(text))}
         fine = f"master {', '.join(sorted(masters))}" if masters else "no port has a link"
-        faults = (fault for port in linked for fault in _faults(port, said, root=answer.root))
-        yield told(ID, name, faults, fine)
+        faults = (fault for port in linked for fault in _faults(port, observed, root=answer.root))
+        yield name, worst(faults, fine)
 
 
-def _faults(port: Port, said: Mapping[tuple[str, str], str], *, root: bool) -> Iterator[Fault]:
+def _faults(port: Port, observed: Mapping[tuple[str, str], str], *, root: bool) -> Iterator[Fault]:
     manager = port.number_of("sm_lid")
-    text = said.get((port.device, str(port.number)))
+    text = observed.get((port.device, str(port.number)))
     if port.state != ACTIVE or not manager:
         yield Fault("FAIL", f"{port.name} waits for a subnet manager", "an answer of sminfo", _START)
     elif text is None or "not installed" in text:

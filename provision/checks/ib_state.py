@@ -4,16 +4,11 @@
 (InfiniBand Architecture Specification 1, 14.3).
 """
 
-from __future__ import annotations
+from collections.abc import Iterator
 
-from collections.abc import Iterator, Mapping
+from provision.checks.kit import Answers, Judgements
+from provision.checks.kit.infiniband import ACTIVE, PORTS, Fault, Port, fabric, listed, worst
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import ACTIVE, PORTS, Fault, Port, fabric, listed, told
-from provision.model import Finding
-
-ID = "ib.state"
-LEVEL = 0
 TITLE = "InfiniBand ports with a link are Active"
 WHY = "A port that is not Active carries no data: NCCL does not use it, or the training does not start."
 PROBE = PORTS
@@ -24,25 +19,27 @@ _START = (
 )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name the ports that wait for a subnet manager; ports without a link are those of ib.phys."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     for name, ports in cluster.items():
         linked = [port for port in ports if port.up]
         fine = f"{listed(port for port in linked if port.state == ACTIVE)} Active" if linked else "no port has a link"
-        yield told(ID, name, (fault for port in linked for fault in _faults(port)), fine)
+        yield name, worst((fault for port in linked for fault in _faults(port)), fine)
 
 
 def _faults(port: Port) -> Iterator[Fault]:
     if port.state == ACTIVE:
         return
     if port.state == 2:
-        said = f"{port.name} is Initializing: no subnet manager has configured it"
-        yield Fault("FAIL", said, "Active", _START)
+        observed = f"{port.name} is Initializing: no subnet manager has configured it"
+        yield Fault("FAIL", observed, "Active", _START)
     elif port.state in {3, 5}:
         word = "Armed" if port.state == 3 else "Active and deferred"
         yield Fault("WARN", f"{port.name} is {word}", "Active", "check again in a minute; then as for Initializing")
     else:
-        said = f"{port.name} is {port.values['state'] or 'in no known state'} though its cable has a signal"
-        yield Fault("FAIL", said, "Active", f"ibportstate -C {port.device} -D 0 {port.number} reset, then look again")
+        observed = f"{port.name} is {port.values['state'] or 'in no known state'} though its cable has a signal"
+        yield Fault(
+            "FAIL", observed, "Active", f"ibportstate -C {port.device} -D 0 {port.number} reset, then look again"
+        )

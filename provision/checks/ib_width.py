@@ -4,30 +4,25 @@
 NDR200 on splitter cables) when all of its like have it; 1X never is.
 """
 
-from __future__ import annotations
+from collections.abc import Iterator
 
-from collections.abc import Iterator, Mapping
+from provision.checks.kit import Answers, Judgements
+from provision.checks.kit.infiniband import PORTS, Fault, Port, fabric, usual, worst
 
-from provision.checks import Answer, Plan
-from provision.checks._infiniband import PORTS, Fault, Port, fabric, told, usual
-from provision.model import Finding
-
-ID = "ib.width"
-LEVEL = 0
 TITLE = "InfiniBand links use all lanes"
 WHY = "A link with one lane of four has a quarter of the bandwidth, and every all-reduce waits for it."
 PROBE = PORTS
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name links with a single lane, or with fewer than most of their like."""
-    cluster, others = fabric(ID, answers)
+    cluster, others = fabric(answers)
     yield from others
     linked = {name: [port for port in ports if port.up] for name, ports in cluster.items()}
     expected = usual(linked, lambda port: port.lanes)
     for name, ports in linked.items():
         fine = ", ".join(sorted({f"{port.lanes}X" for port in ports})) or "no port has a link"
-        yield told(ID, name, (fault for port in ports for fault in _faults(port, expected(port))), fine)
+        yield name, worst((fault for port in ports for fault in _faults(port, expected(port))), fine)
 
 
 def _faults(port: Port, usual_lanes: int | None) -> Iterator[Fault]:

@@ -4,19 +4,11 @@ PyTorch's data loader workers and NCCL's transport inside a node lay their buffe
 holds half of the memory (tmpfs(5)); containers often get 64 MiB.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._facts import GPUS
-from provision.checks._host import GIB, df, human, number, unread
+from provision.checks.kit import GIB, GPUS, Answers, Judgements, Plan, df, fail, human, number, ok, unread, warn
 from provision.checks.kit.mounts import mounts
-from provision.model import Finding
 
-ID = "mem.shm"
-LEVEL = 0
 TITLE = "shared memory has room for the tensors that processes share"
 PROBE = (
     GPUS
@@ -33,32 +25,33 @@ WHY = "Data loaders and NCCL die with 'Bus error' or 'No space left on device' w
 _SHM = "/dev/shm"  # noqa: S108 - it is looked at, nothing is put there
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL when it is not there or nearly full, WARN when it is small."""
     nodes = {node.name: node for node in seen.nodes}
     for name, answer in answers.items():
         room = df(answer)
         gpus = next((number(line[5:]) for line in answer.lines if line.startswith("gpus ")), None)
         if room is None or gpus is None:
-            yield unread(ID, name, answer)
+            yield name, unread(answer)
             continue
         size, free = room[0] * 1024, room[1] * 1024
         gpus = (nodes[name].gpus if name in nodes else None) or gpus
         wanted = GIB * max(seen.limits["size_gib"], seen.limits["size_gib_per_gpu"] * gpus)
-        said = f"{human(size)}, {human(free)} free"
+        observed = f"{human(size)}, {human(free)} free"
         large = f"{math.ceil(wanted / GIB)}G"
         remount = f"put `limits: {{shm: {large}}}` under `services` in the inventory, and `clusterctl deploy`"
         if not any(mount.target == _SHM for mount in mounts(answer)):
-            said = f"{_SHM} is no file system of its own"
-            yield fail(
-                ID, name, said, expected="a tmpfs", fix="mount -t tmpfs tmpfs /dev/shm, and a line in /etc/fstab"
+            observed = f"{_SHM} is no file system of its own"
+            yield (
+                name,
+                fail(observed, expected="a tmpfs", fix="mount -t tmpfs tmpfs /dev/shm, and a line in /etc/fstab"),
             )
         elif free < seen.limits["free_gib_least"] * GIB and size >= wanted:
             expected = f"{seen.limits['free_gib_least']:g} GiB free"
-            yield fail(ID, name, said, expected=expected, fix="see what fills it: ls -lS /dev/shm")
+            yield name, fail(observed, expected=expected, fix="see what fills it: ls -lS /dev/shm")
         elif free < seen.limits["free_gib_least"] * GIB:
-            yield fail(ID, name, said, expected=f"a size of {human(wanted)}", fix=remount)
+            yield name, fail(observed, expected=f"a size of {human(wanted)}", fix=remount)
         elif size < wanted:
-            yield warn(ID, name, said, expected=f"a size of {human(wanted)}", fix=remount)
+            yield name, warn(observed, expected=f"a size of {human(wanted)}", fix=remount)
         else:
-            yield ok(ID, name, said)
+            yield name, ok(observed)

@@ -3,15 +3,8 @@
 net.core.somaxconn bounds how many connections wait to be accepted: 4096 since Linux 5.4, 128 before (listen(2)).
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, Plan, ok, unknown, warn
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.model import Finding
-
-ID = "net.backlog"
-LEVEL = 0
 TITLE = "enough room for connections that come at the same moment"
 WHY = "All ranks connect to rank 0 at once; what finds no room is tried again after seconds, or refused."
 PROBE = "cat /proc/sys/net/core/somaxconn /proc/sys/net/ipv4/tcp_max_syn_backlog"
@@ -19,17 +12,17 @@ PROBE = "cat /proc/sys/net/core/somaxconn /proc/sys/net/ipv4/tcp_max_syn_backlog
 LIMITS = {"waiting": 128, "waiting_per_node": 16}
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN where less than 16 connections a node, and at least ``waiting``, can wait."""
     need = max(seen.limits["waiting"], seen.limits["waiting_per_node"] * len(seen.nodes))
     for name, answer in answers.items():
         if len(answer.lines) != 2 or not all(line.isdecimal() for line in answer.lines):
-            yield unknown(ID, name, "net.core.somaxconn cannot be read")
+            yield name, unknown("net.core.somaxconn cannot be read")
             continue
         waiting, half = (int(line) for line in answer.lines)
         if min(waiting, half) < need:
             low = "net.core.somaxconn" if waiting <= half else "net.ipv4.tcp_max_syn_backlog"
             fix = f"sysctl -w {low}=4096, and in /etc/sysctl.d"
-            yield warn(ID, name, f"{low} is {min(waiting, half)}", expected=f"at least {need:g}", fix=fix)
+            yield name, warn(f"{low} is {min(waiting, half)}", expected=f"at least {need:g}", fix=fix)
         else:
-            yield ok(ID, name, f"somaxconn {waiting}, tcp_max_syn_backlog {half}")
+            yield name, ok(f"somaxconn {waiting}, tcp_max_syn_backlog {half}")

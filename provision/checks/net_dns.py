@@ -1,18 +1,12 @@
 """net.dns: Whether every node means the same address by a node's name."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._judging import groups, majority
-from provision.checks._routing import as_address
+from provision.checks.kit import Answers, Judgements, Plan, fail, groups, majority, ok, unknown, warn
+from provision.checks.kit.network import as_address
 from provision.inventory import fold
-from provision.model import Finding, Node
 from provision.render import words
 
-ID = "net.dns"
-LEVEL = 0
 TITLE = "nodes' names have the same address on every node"
 WHY = "Nodes that look for rank 0 at different addresses never meet: the rendezvous times out after minutes."
 
@@ -23,7 +17,7 @@ def names(seen: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in every if text and not as_address(text)))
 
 
-def probe(seen: Plan, _node: Node) -> str:
+def probe(seen: Plan) -> str:
     """Looks every name up: ``name NAME ADDRESS``, and ``-`` where it has none.
 
     One getent for all of them: its lines of type STREAM hold address and canonical name. Only where that is another
@@ -58,7 +52,7 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where two addresses are meant, or one of the inventory's names is unknown; WARN for an unknown name."""
     known: dict[str, dict[str, str]] = {}
     for name, answer in answers.items():
@@ -69,15 +63,15 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     for name, answer in answers.items():
         if name not in known:
             missing = "no getent" in answer.lines
-            said = "getent is not installed" if missing else "its names were not looked up to the end"
-            yield unknown(ID, name, said, fix=f"install getent on {name}" if missing else "")
+            observed = "getent is not installed" if missing else "its names were not looked up to the end"
+            yield name, unknown(observed, fix=f"install getent on {name}" if missing else "")
         elif name in wrong:
             fix = "services: hosts: {} in the inventory writes the same /etc/hosts everywhere; or correct it by hand"
-            said = "; ".join(text for _, text in wrong[name][:3])
-            yield (fail if any(grave for grave, _ in wrong[name]) else warn)(ID, name, said, expected=TITLE, fix=fix)
+            observed = "; ".join(text for _, text in wrong[name][:3])
+            yield name, (fail if any(grave for grave, _ in wrong[name]) else warn)(observed, fix=fix)
         else:
             count = sum(address != "-" for address in known[name].values())
-            yield ok(ID, name, f"{count} of {len(known[name])} names have an address, the same as elsewhere")
+            yield name, ok(f"{count} of {len(known[name])} names have an address, the same as elsewhere")
 
 
 def _said(host: str, value: str, usual: str | None, values: Mapping[str, str]) -> str:

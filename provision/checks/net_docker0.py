@@ -4,25 +4,16 @@ Docker gives docker0 172.17.0.0/16 unless told otherwise, and further networks t
 "default-address-pools"); libvirt takes 192.168.122.0/24.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgement, Judgements, Plan, fail, ok
+from provision.checks.kit.network import Address, Network, as_address, each, facts, read
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok
-from provision.checks._interfaces import Network
-from provision.checks._net import each, facts, read
-from provision.checks._routing import Address, as_address
-from provision.model import Finding
-
-ID = "net.docker0"
-LEVEL = 0
 TITLE = "no bridge inside the node covers another node's address"
 WHY = "What the node sends to those nodes goes to its own containers: they cannot be reached from it."
 
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where a subnet of a bridge without devices overlaps."""
     members: dict[Address, str] = {}
     for node in seen.nodes:
@@ -32,7 +23,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
             if address:
                 members.setdefault(address, node.name)
 
-    def one(name: str, net: Network) -> Finding:
+    def one(name: str, net: Network) -> Judgement:
         inner = [
             (link, interface)
             for on, interface in net.addresses
@@ -41,11 +32,9 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         for link, interface in inner:
             hit = sorted({other for address, other in members.items() if address in interface.network} - {name})
             if hit:
-                said = f"{link.name} has {interface.network}, which holds the address of {', '.join(hit)}"
+                observed = f"{link.name} has {interface.network}, which holds the address of {', '.join(hit)}"
                 fix = '"bip" or "default-address-pools" in /etc/docker/daemon.json (libvirt: virsh net-edit default)'
-                return fail(ID, name, said, expected=TITLE, fix=fix)
-        return ok(
-            ID, name, f"{len(inner)} inner bridges, none overlaps" if inner else "no inner bridge with an address"
-        )
+                return fail(observed, fix=fix)
+        return ok(f"{len(inner)} inner bridges, none overlaps" if inner else "no inner bridge with an address")
 
-    yield from each(ID, answers, one)
+    yield from each(answers, one)

@@ -4,16 +4,9 @@
 (machine-id(5)): clones of one disk image share it, and DHCP servers may give them the same address.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, fail, ok, unknown, warn
+from provision.checks.kit.network import facts, read, table
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._net import facts, read, table
-from provision.model import Finding
-
-ID = "net.duplicate"
-LEVEL = 0
 TITLE = "every node is a machine of its own, with its own name and addresses"
 WHY = (
     "Two nodes with one address take each other's connections away; NCCL takes equal host names for one machine and "
@@ -39,7 +32,7 @@ _FIX = {
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def judge(answers: Answers) -> Judgements:
     """FAIL where two nodes share what only one machine has; WARN for a shared machine id alone."""
     owners: dict[tuple[str, str], list[str]] = {}
     for name, answer in answers.items():
@@ -59,10 +52,10 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
         )
         if not hits:
             if host := next(iter(table(answer, "host")), ""):
-                yield ok(ID, name, f"{host} is the only one of its name, and so are its addresses")
+                yield name, ok(f"{host} is the only one of its name, and so are its addresses")
             else:
-                yield unknown(ID, name, f"its host name is not known: {answer.err or 'no answer'}")
+                yield name, unknown(f"its host name is not known: {answer.err or 'no answer'}")
             continue
         (kind, value), others = hits[0]
-        said = _WHAT[kind].format(", ".join(others), value=value)
-        yield (warn if kind == "machine" else fail)(ID, name, said, expected=TITLE, fix=_FIX[kind])
+        observed = _WHAT[kind].format(", ".join(others), value=value)
+        yield name, (warn if kind == "machine" else fail)(observed, fix=_FIX[kind])

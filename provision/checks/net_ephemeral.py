@@ -4,17 +4,10 @@ Measured with listeners of our own on two ports of ip_local_port_range (``tasks/
 answer is dropped, what is refused is rejected by a firewall, and a listener says from which address it was reached.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._ports import Tried, detail, heard
-from provision.checks.kit.pairs import blamed
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown, warn
+from provision.checks.kit.measures import Tried, blamed, detail, heard
 from provision.inventory import fold
-from provision.model import Finding
 
-ID = "net.ephemeral"
 LEVEL = 1
 MEASURE = "ports"
 TITLE = "nodes reach one another on random ports, over the training network"
@@ -23,7 +16,7 @@ WHY = "NCCL and Gloo listen on random ports: ranks that cannot connect wait for 
 _OWN = {"Permission denied", "Network is unreachable", "Operation not permitted"}  # EACCES, ENETUNREACH, EPERM
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL on the node at which connections break off; WARN where they come from another address than they should."""
     nodes = {node.name: node for node in seen.nodes}
     found = {name: heard(answer) for name, answer in answers.items()}
@@ -44,20 +37,20 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         detour = [one for (source, _), one in tried.items() if source == name and one.detour]
         if name in blame:
             source, target = blame[name][0]
-            said, fix = detail(tried[source, target], nodes[target], tried[source, target].port)
+            observed, fix = detail(tried[source, target], nodes[target], tried[source, target].port)
             who = fold([pair[0] if pair[1] == name else pair[1] for pair in blame[name]])
             way = f"{who} {'does' if len(blame[name]) == 1 else 'do'} not reach it"
-            said = f"{way if target == name else f'it does not reach {who}'}: {said}"
-            yield fail(ID, name, said, expected=TITLE, fix=fix)
+            observed = f"{way if target == name else f'it does not reach {who}'}: {observed}"
+            yield name, fail(observed, fix=fix)
         elif detour:
             one = detour[0]
-            said = f"{one.peer} is reached from {one.source}, not from {each.own}"
+            observed = f"{one.peer} is reached from {one.source}, not from {each.own}"
             fix = (
                 f"ip route get {nodes[one.peer].train_address} on {name}: route the training network over its interface"
             )
-            yield warn(ID, name, said, expected=TITLE, fix=fix)
+            yield name, warn(observed, fix=fix)
         elif (count := sum(name in pair for pair in tried)) or (len(answers) == 1 and not each.problem):
-            yield ok(ID, name, f"{count} connections to and from other nodes")
+            yield name, ok(f"{count} connections to and from other nodes")
         else:
-            said = each.problem or "no port was tried"
-            yield unknown(ID, name, said, fix=f"install python3 or perl on {name}")
+            observed = each.problem or "no port was tried"
+            yield name, unknown(observed, fix=f"install python3 or perl on {name}")

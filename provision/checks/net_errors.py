@@ -3,16 +3,11 @@
 Counters since the driver was loaded: /sys/class/net/*/statistics and carrier_down_count (kernel, sysfs-class-net).
 """
 
-from __future__ import annotations
+from collections.abc import Mapping
 
-from collections.abc import Iterator, Mapping
+from provision.checks.kit import Answers, Judgements, Plan, ok, unknown, warn
+from provision.checks.kit.network import carriers, facts, table
 
-from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.checks._net import carriers, facts, table
-from provision.model import Finding
-
-ID = "net.errors"
-LEVEL = 0
 TITLE = "the data interface has no transmission errors and keeps its carrier"
 WHY = "Every lost packet stalls all ranks until it is sent again; a link that goes down breaks the training off."
 # Packets: a healthy link has a bit error rate below 1e-12 (IEEE 802.3), far below one packet in a million. A link goes
@@ -22,9 +17,9 @@ LIMITS = {"errors_ppm": 1.0, "carrier_losses": 5}
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN where errors are more than ``errors_ppm`` of the packets, or the carrier went ``carrier_losses`` times."""
-    found, lost = carriers(ID, answers)
+    found, lost = carriers(answers)
     yield from lost
     for name, (net, link) in found.items():
         rows = table(answers[name], "count").items()
@@ -35,15 +30,15 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         }
         watched = dict.fromkeys(each.name for each in (link, *net.devices(link)))
         if not counts.keys() & watched.keys():
-            yield unknown(ID, name, f"{link.name} has no counters")
+            yield name, unknown(f"{link.name} has no counters")
             continue
-        said = [text for each in watched if each in counts and (text := _bad(each, counts[each], seen.limits))]
-        if said:
+        observed = [text for each in watched if each in counts and (text := _bad(each, counts[each], seen.limits))]
+        if observed:
             fix = f"reseat or replace the cable, then look again: ip -s link show {link.name}"
-            yield warn(ID, name, "; ".join(said), expected=TITLE, fix=fix)
+            yield name, warn("; ".join(observed), fix=fix)
         else:
             packets, errors = (sum(sum(counts[each][at]) for each in watched if each in counts) for at in _PARTS)
-            yield ok(ID, name, f"{errors} errors in {packets} packets")
+            yield name, ok(f"{errors} errors in {packets} packets")
 
 
 _PARTS = (slice(1, 3), slice(3, 5))
@@ -52,9 +47,9 @@ _PARTS = (slice(1, 3), slice(3, 5))
 def _bad(name: str, counts: list[int], limits: Mapping[str, float]) -> str:
     down, received, sent, *errors = counts
     wrong, packets = errors[0] + errors[1], received + sent
-    said = []
+    observed = []
     if wrong > packets * limits["errors_ppm"] / 1e6:
-        said.append(f"{wrong} errors in {packets} packets" + (f" ({errors[2]} CRC)" if errors[2] else ""))
+        observed.append(f"{wrong} errors in {packets} packets" + (f" ({errors[2]} CRC)" if errors[2] else ""))
     if down >= limits["carrier_losses"]:
-        said.append(f"lost its carrier {down} times since start")
-    return f"{name}: {' and '.join(said)}" if said else ""
+        observed.append(f"lost its carrier {down} times since start")
+    return f"{name}: {' and '.join(observed)}" if observed else ""

@@ -4,16 +4,11 @@ firewalld, and ufw when /etc/ufw/ufw.conf says ENABLED=yes; other rules are read
 the hook input or output, and those that they jump to, a ``drop`` or ``reject`` counts (nft(8)).
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.model import Finding
+from provision.checks.kit import Answer, Judgement, ok, unknown, warn
 
-ID = "net.fw"
-LEVEL = 0
 ROOT = True
 TITLE = "no firewall between the nodes"
 WHY = "NCCL and Gloo listen on random ports: where a firewall drops them, ranks wait until a timeout of many minutes."
@@ -37,25 +32,23 @@ fi
 _FIX = "trust the training network: firewall-cmd --zone=trusted --add-source=SUBNET; ufw allow from SUBNET; or nft"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def judge(answer: Answer) -> Judgement:
     """WARN where a firewall runs or rules drop something; UNKNOWN where rules cannot be read."""
-    for name, answer in answers.items():
-        services = list(dict.fromkeys(line.split()[1] for line in answer.lines if line.startswith("service ")))
-        legacy = [line.split()[1] for line in answer.lines if line.startswith("legacy ")]
-        chains = dropping(answer.out)
-        if services:
-            yield warn(ID, name, f"{' and '.join(services)} runs", expected=TITLE, fix=_FIX)
-        elif chains:
-            yield warn(ID, name, f"nft rules drop or reject in {', '.join(chains)}", expected=TITLE, fix=_FIX)
-        elif legacy:
-            said = f"iptables has the tables {', '.join(legacy)}, and nft is not there to read them"
-            yield unknown(ID, name, said, fix="iptables-legacy -S")
-        elif "rules hidden" in answer.lines:
-            yield unknown(ID, name, "neither firewalld nor ufw runs; the kernel's rules can only be read as root")
-        elif not any(line.startswith("rules ") for line in answer.lines):
-            yield unknown(ID, name, "no answer about its rules")
-        else:
-            yield ok(ID, name, "neither firewalld, ufw nor rules that drop what comes in")
+    services = list(dict.fromkeys(line.split()[1] for line in answer.lines if line.startswith("service ")))
+    legacy = [line.split()[1] for line in answer.lines if line.startswith("legacy ")]
+    chains = dropping(answer.out)
+    if services:
+        return warn(f"{' and '.join(services)} runs", fix=_FIX)
+    if chains:
+        return warn(f"nft rules drop or reject in {', '.join(chains)}", fix=_FIX)
+    if legacy:
+        observed = f"iptables has the tables {', '.join(legacy)}, and nft is not there to read them"
+        return unknown(observed, fix="iptables-legacy -S")
+    if "rules hidden" in answer.lines:
+        return unknown("neither firewalld nor ufw runs; the kernel's rules can only be read as root")
+    if not any(line.startswith("rules ") for line in answer.lines):
+        return unknown("no answer about its rules")
+    return ok("neither firewalld, ufw nor rules that drop what comes in")
 
 
 def dropping(ruleset: str) -> tuple[str, ...]:

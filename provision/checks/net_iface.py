@@ -5,18 +5,11 @@ NCCL and Gloo take the first interface that they find unless they are told; what
 Kinds of interfaces are DEVTYPE in their uevent (the kernel's SET_NETDEV_DEVTYPE) and names that container networks use.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._interfaces import Link, Network
-from provision.checks._net import each, facts
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgement, Judgements, Plan, fail, ok, warn
+from provision.checks.kit.network import Link, Network, each, facts
 
-ID = "net.iface"
-LEVEL = 0
 TITLE = "rank 0 is reached over a real interface that is up"
 WHY = (
     "NCCL and Gloo would talk over an interface that leads to no other node: the training hangs before its first step."
@@ -27,36 +20,36 @@ _VPN = {"tun": "a VPN", "wireguard": "a VPN", "wlan": "wireless", "wwan": "wirel
 _FIX = "give the node a data_address on the training network in the inventory, or correct its routes: ip route get"
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL without a way, or over what leads nowhere; WARN over a VPN or wireless."""
     names = {node.name: node.train_address for node in seen.nodes}
 
-    def one(name: str, net: Network) -> Finding:
+    def one(name: str, net: Network) -> Judgement:
         target = next((address for other, address in names.items() if other != name), "")
         if not target:
-            return ok(ID, name, "the only node")
+            return ok("the only node")
         if net.peer is None:
-            return fail(ID, name, f"{target} has no address there", expected=TITLE, fix=f"getent hosts {target}")
+            return fail(f"{target} has no address there", fix=f"getent hosts {target}")
         if net.way is None:
-            return fail(ID, name, f"no route to {net.peer}", expected=TITLE, fix=f"ip route get {net.peer}")
+            return fail(f"no route to {net.peer}", fix=f"ip route get {net.peer}")
         link = net.links.get(net.way[0], Link(net.way[0]))
-        return _of(name, net, link)
+        return _of(net, link)
 
-    yield from each(ID, answers, one)
+    yield from each(answers, one)
 
 
 probe = facts
 
 
-def _of(name: str, net: Network, link: Link) -> Finding:
+def _of(net: Network, link: Link) -> Judgement:
     to = f"{net.peer} is reached over {link.name}"
     fix = f"{_FIX} {net.peer}"
     if link.name == "lo":
-        return fail(ID, name, f"{to}: it takes that address for its own", expected=TITLE, fix=fix)
+        return fail(f"{to}: it takes that address for its own", fix=fix)
     if not link.up or link.state not in {"up", "unknown"}:
-        return fail(ID, name, f"{to}, which is {link.state}", expected=TITLE, fix=f"ip link show {link.name}")
+        return fail(f"{to}, which is {link.state}", fix=f"ip link show {link.name}")
     if link.kind in _VPN:
-        return warn(ID, name, f"{to}, which is {_VPN[link.kind]}", expected=TITLE, fix=fix)
+        return warn(f"{to}, which is {_VPN[link.kind]}", fix=fix)
     if not net.devices(link) and (_CONTAINERS.match(link.name) or link.kind == "bridge"):
-        return fail(ID, name, f"{to}, a bridge for containers or machines inside the node", expected=TITLE, fix=fix)
-    return ok(ID, name, to)
+        return fail(f"{to}, a bridge for containers or machines inside the node", fix=fix)
+    return ok(to)

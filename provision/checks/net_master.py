@@ -3,23 +3,17 @@
 Measured with a listener of our own on rank 0 (``tasks/measures/ports.py``): what is refused there, a firewall refuses.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, unknown, warn
-from provision.checks._ports import Heard, detail, heard
+from provision.checks.kit import Answers, Judgement, Judgements, Plan, fail, ok, unknown, warn
+from provision.checks.kit.measures import Heard, detail, heard
 from provision.checks.net_ports import DEFAULT
-from provision.model import Finding
 
-ID = "net.master"
 LEVEL = 1
 MEASURE = "ports"
 TITLE = "every node reaches rank 0 on MASTER_PORT"
 WHY = "Nodes that cannot reach rank 0 wait for the rendezvous until its timeout of many minutes, and so do all others."
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where the port is taken or not reached; rank 0 is named when nobody reaches it."""
     master = next((node for node in seen.nodes if node.name in answers), seen.nodes[0])
     found = {name: heard(answer) for name, answer in answers.items()}
@@ -31,32 +25,32 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     for name, each in found.items():
         one = tried.get(name)
         if name == master.name:
-            yield _of_master(seen, name, each, failed if nobody else [])
+            yield name, _of_master(seen, name, each, failed if nobody else [])
         elif one is None:
-            said = each.problem or "the port was not tried"
-            yield unknown(ID, name, said, fix=f"install python3 or perl on {name}" if each.problem else "")
+            observed = each.problem or "the port was not tried"
+            yield name, unknown(observed, fix=f"install python3 or perl on {name}" if each.problem else "")
         elif name in failed and not nobody:
-            said, fix = detail(one, master, port)
-            yield fail(ID, name, said, expected=TITLE, fix=fix)
+            observed, fix = detail(one, master, port)
+            yield name, fail(observed, fix=fix)
         elif name in failed:
-            yield ok(ID, name, f"nobody reaches {master.name}: see there")
+            yield name, ok(f"nobody reaches {master.name}: see there")
         else:
-            yield ok(ID, name, f"reaches port {port} of {master.name}")
+            yield name, ok(f"reaches port {port} of {master.name}")
 
 
-def _of_master(seen: Plan, name: str, mine: Heard, failed: list[str]) -> Finding:
+def _of_master(seen: Plan, name: str, mine: Heard, failed: list[str]) -> Judgement:
     port = seen.inventory.train.port or DEFAULT
     if mine.master == "busy":
         by = f" by {mine.owner}" if mine.owner else ""
         fix = f"ss -Hltnp 'sport = :{port}' on {name}; end that program, or choose another train.port"
         if seen.inventory.train.port:
-            return fail(ID, name, f"port {port} is taken{by}", expected="a free MASTER_PORT", fix=fix)
-        said = f"port {port} is taken{by}; train finds a free one"
-        return warn(ID, name, said, expected="a free MASTER_PORT", fix=fix)
+            return fail(f"port {port} is taken{by}", expected="a free MASTER_PORT", fix=fix)
+        observed = f"port {port} is taken{by}; train finds a free one"
+        return warn(observed, expected="a free MASTER_PORT", fix=fix)
     if failed:
         fix = f"let the training network in on {name}: firewall-cmd --zone=trusted --add-source=SUBNET, or ufw, or nft"
-        return fail(ID, name, f"none of {len(failed)} nodes reaches port {port}", expected=TITLE, fix=fix)
+        return fail(f"none of {len(failed)} nodes reaches port {port}", fix=fix)
     if mine.master != "open":
-        said = mine.problem or f"no listener on port {port}: {mine.master or 'no answer'}"
-        return unknown(ID, name, said, fix=f"install python3 or perl on {name}")
-    return ok(ID, name, f"port {port} is free, and reached")
+        observed = mine.problem or f"no listener on port {port}: {mine.master or 'no answer'}"
+        return unknown(observed, fix=f"install python3 or perl on {name}")
+    return ok(f"port {port} is free, and reached")

@@ -3,19 +3,15 @@
 ``ping -M do`` forbids fragments; -s is the packet's size without 20 bytes of IPv4 and 8 of ICMP header (ping(8)).
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, fail, ok, unknown
-from provision.checks._interfaces import RESOLVE
-from provision.checks.kit.pairs import partners
+from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
+from provision.checks.kit.measures import partners
+from provision.checks.kit.network import RESOLVE
 from provision.env.report.words import number
-from provision.model import Finding, Node
+from provision.model import Node
 from provision.render import words
 
-ID = "net.path"
 LEVEL = 1
 TOOL = "ping"
 TITLE = "packets of the full MTU reach the other nodes"
@@ -43,7 +39,7 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where packets of that size are lost; UNKNOWN where ping cannot send them (busybox has no -M)."""
     names = {node.train_address: node.name for node in seen.nodes}
     for name, answer in answers.items():
@@ -51,15 +47,15 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         lost = [match for match in found if match[4] != "0"]
         unable = [match for match in lost if not re.search(r"packet loss|too long|unreachable", match[5])]
         if "no ip" in answer.lines:
-            yield unknown(ID, name, "ip is not installed", fix=f"install iproute2 on {name}")
+            yield name, unknown("ip is not installed", fix=f"install iproute2 on {name}")
         elif unable:
-            yield unknown(ID, name, f"ping: {unable[0][5][:120]}", fix=f"install iputils-ping on {name}")
+            yield name, unknown(f"ping: {unable[0][5][:120]}", fix=f"install iputils-ping on {name}")
         elif lost:
             others = [names.get(match[1], match[1]) for match in lost]
-            said = f"packets of {lost[0][3]} bytes over {lost[0][2]} do not reach {', '.join(others)}"
+            observed = f"packets of {lost[0][3]} bytes over {lost[0][2]} do not reach {', '.join(others)}"
             fix = f"ip link set {lost[0][2]} mtu 1500, or jumbo frames on every switch port between them"
-            yield fail(ID, name, said, expected=TITLE, fix=fix)
+            yield name, fail(observed, fix=fix)
         elif not found and ("end" not in answer.lines or len(seen.nodes) > 1):
-            yield unknown(ID, name, f"ping was not run: {answer.err or 'it said nothing'}")
+            yield name, unknown(f"ping was not run: {answer.err or 'it printed nothing'}")
         else:
-            yield ok(ID, name, f"{found[0][3]} bytes reach {number(len(found), 'node')}" if found else "the only node")
+            yield name, ok(f"{found[0][3]} bytes reach {number(len(found), 'node')}" if found else "the only node")

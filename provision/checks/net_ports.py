@@ -4,16 +4,11 @@ Outgoing connections get a port of net.ipv4.ip_local_port_range (32768 to 60999 
 ip_local_reserved_ports (kernel, ip-sysctl).
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, ok, unknown, warn
 
-ID = "net.ports"
-LEVEL = 0
 TITLE = "enough ports for connections, and MASTER_PORT not among them"
 WHY = "NCCL and Gloo open a connection for each pair of ranks and channel; one of them may get MASTER_PORT first."
 PROBE = """\
@@ -23,26 +18,26 @@ echo "reserved $(cat /proc/sys/net/ipv4/ip_local_reserved_ports 2>/dev/null)"
 LIMITS = {"ports": 10000}  # a rank has some hundreds of connections, and closed ones keep their port for a minute
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN for fewer than ``ports``, or where MASTER_PORT may be given to another program."""
     port = seen.inventory.train.port or DEFAULT
     for name, answer in answers.items():
         match = _PORTS.fullmatch(answer.out.strip())
         if not match:
-            yield unknown(ID, name, "net.ipv4.ip_local_port_range cannot be read")
+            yield name, unknown("net.ipv4.ip_local_port_range cannot be read")
             continue
         low, high = int(match[1]), int(match[2])
         reserved = any(first <= port <= last for first, last in _ranges(match[3]))
         if high - low + 1 < seen.limits["ports"]:
-            said = f"{high - low + 1} ports ({low}-{high})"
+            observed = f"{high - low + 1} ports ({low}-{high})"
             fix = "sysctl -w net.ipv4.ip_local_port_range='32768 60999', and in /etc/sysctl.d"
-            yield warn(ID, name, said, expected=f"at least {seen.limits['ports']:g}", fix=fix)
+            yield name, warn(observed, expected=f"at least {seen.limits['ports']:g}", fix=fix)
         elif low <= port <= high and not reserved and name == seen.nodes[0].name:
-            said = f"MASTER_PORT {port} is one of {low}-{high}, which any outgoing connection may get"
+            observed = f"MASTER_PORT {port} is one of {low}-{high}, which any outgoing connection may get"
             fix = f"sysctl -w net.ipv4.ip_local_reserved_ports={port}, or train.port below {low} in the inventory"
-            yield warn(ID, name, said, expected=TITLE, fix=fix)
+            yield name, warn(observed, fix=fix)
         else:
-            yield ok(ID, name, f"{low}-{high}")
+            yield name, ok(f"{low}-{high}")
 
 
 _PORTS = re.compile(r"(\d{1,9})\s+(\d{1,9})\nreserved ?((?:\d{1,9}(?:-\d{1,9})?(?:,|$))*)")

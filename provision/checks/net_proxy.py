@@ -4,17 +4,11 @@ Read from the environment of a session like the training's. curl, pip, requests 
 (curl(1), ENVIRONMENT; gRPC, environment_variables.md).
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 
-from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.checks._routing import as_address
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, Plan, ok, unknown, warn
+from provision.checks.kit.network import as_address
 
-ID = "net.proxy"
-LEVEL = 0
 TITLE = "no proxy is set, or no_proxy names every node"
 WHY = "Requests between nodes, and hub libraries that look for a model, wait for a proxy that is not there."
 PROBE = """\
@@ -26,7 +20,7 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN where a proxy is set that a node's address would go through."""
     addresses = dict.fromkeys(each for node in seen.nodes for each in (node.address, node.train_address))
     for name, answer in answers.items():
@@ -35,14 +29,14 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
         open_to = [address for address in addresses if not any(_covers(each.strip(), address) for each in spared)]
         if "end" not in answer.lines:
-            yield unknown(ID, name, f"its environment was not read to the end: {answer.err or 'no answer'}")
+            yield name, unknown(f"its environment was not read to the end: {answer.err or 'no answer'}")
         elif proxies and open_to:
             key, value = next(iter(proxies.items()))
-            said = f"{key}={_without_password(value)}, and no_proxy does not name {open_to[0]}"
+            observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to[0]}"
             fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
-            yield warn(ID, name, said, expected=TITLE, fix=fix)
+            yield name, warn(observed, fix=fix)
         else:
-            yield ok(ID, name, "a proxy is set, not for the nodes" if proxies else "no proxy is set")
+            yield name, ok("a proxy is set, not for the nodes" if proxies else "no proxy is set")
 
 
 def _covers(entry: str, address: str) -> bool:

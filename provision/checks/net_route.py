@@ -4,17 +4,9 @@ PyTorch's rendezvous compares MASTER_ADDR with the machine's own addresses and w
 (pytorch#79388).
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgement, Judgements, Plan, fail, ok, warn
+from provision.checks.kit.network import Network, each, facts
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, fail, ok, warn
-from provision.checks._interfaces import Network
-from provision.checks._net import each, facts
-from provision.model import Finding
-
-ID = "net.route"
-LEVEL = 0
 TITLE = "the data address is on an interface of the node, and is what others see"
 WHY = (
     "Rank 0 cannot listen at an address that it does not have, and nodes that answer from another network use the slow "
@@ -24,27 +16,25 @@ WHY = (
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """FAIL where no interface has the address; WARN where packets to rank 0 carry another one."""
     written = {node.name: node.train_address for node in seen.nodes}
 
-    def one(name: str, net: Network) -> Finding:
+    def one(name: str, net: Network) -> Judgement:
         address = written[name]
         if net.own is None:
             fix = f"getent hosts {address}; write an IP address into the inventory"
-            return fail(ID, name, f"{address} has no address there", expected=TITLE, fix=fix)
+            return fail(f"{address} has no address there", fix=fix)
         if net.owner is None:
             has = sorted({str(each.ip) for _, each in net.addresses if not (each.is_loopback or each.is_link_local)})
-            said = f"no interface has {net.own}; it has {', '.join(has) or 'no address'}"
-            return fail(ID, name, said, expected=TITLE, fix=f"correct data_address of {name} in the inventory")
+            observed = f"no interface has {net.own}; it has {', '.join(has) or 'no address'}"
+            return fail(observed, fix=f"correct data_address of {name} in the inventory")
         source = net.way[1] if net.way else None
         if source and source != net.own and net.way and net.way[0] != "lo":
-            said = (
+            observed = (
                 f"packets to {net.peer} leave over {net.way[0]} with {source}, not with {net.own} of {net.owner.name}"
             )
-            return warn(
-                ID, name, said, expected=TITLE, fix=f"ip route get {net.peer}; give it a route over the fast net"
-            )
-        return ok(ID, name, f"{net.own} on {net.owner.name}")
+            return warn(observed, fix=f"ip route get {net.peer}; give it a route over the fast net")
+        return ok(f"{net.own} on {net.owner.name}")
 
-    yield from each(ID, answers, one)
+    yield from each(answers, one)

@@ -4,24 +4,18 @@ A name server that does not answer costs 5 s for each attempt (resolv.conf(5), t
 which every shell can read and which counts hundredths of a second.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, unknown, warn
-from provision.model import Finding, Node
+from provision.checks.kit import Answers, Judgements, Plan, ok, unknown, warn
 from provision.render import quote
 
-ID = "net.slowdns"
-LEVEL = 0
 TITLE = "names are looked up without a wait"
 WHY = "Every login, every start of a rank and every download attempt waits for a name server that is not there."
 TIMEOUT = 25.0  # seconds: two look-ups at a dead name server are to be measured, not given up
 LIMITS = {"lookup_s": 0.2}  # a whole answer from a name server of the same site takes some milliseconds
 
 
-def probe(seen: Plan, _node: Node) -> str:
+def probe(seen: Plan) -> str:
     """How long the node's own name takes, and the way back from rank 0's address: ``took WHAT BEFORE AFTER``."""
     return f"""\
 command -v getent >/dev/null 2>&1 || {{ echo "no getent"; exit 0; }}
@@ -40,7 +34,7 @@ exit 0
 """
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN where a look-up takes longer than ``lookup_s``."""
     limit = seen.limits["lookup_s"]
     for name, answer in answers.items():
@@ -52,14 +46,14 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
         servers = [line.split()[1] for line in answer.lines if line.startswith("server ")]
         if not took:
             missing = "no getent" in answer.lines
-            said = "getent is not installed" if missing else "no times came back"
-            yield unknown(ID, name, said, fix=f"install getent on {name}" if missing else "")
+            observed = "getent is not installed" if missing else "no times came back"
+            yield name, unknown(observed, fix=f"install getent on {name}" if missing else "")
             continue
         slowest = max(took, key=lambda key: took[key])
         if took[slowest] > limit:
             asked = f" (name servers: {', '.join(servers)})" if servers else ""
-            said = f"{slowest} takes {took[slowest]:.1f} s{asked}"
+            observed = f"{slowest} takes {took[slowest]:.1f} s{asked}"
             fix = "take dead name servers out of /etc/resolv.conf, and write the nodes into /etc/hosts"
-            yield warn(ID, name, said, expected=f"at most {limit:g} s", fix=fix)
+            yield name, warn(observed, expected=f"at most {limit:g} s", fix=fix)
         else:
-            yield ok(ID, name, f"{took[slowest]:.2f} s at most")
+            yield name, ok(f"{took[slowest]:.2f} s at most")

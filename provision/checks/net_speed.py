@@ -3,35 +3,26 @@
 /sys/class/net/*/speed, megabits a second; -1 and EINVAL where a driver does not say, as those of most virtual machines.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answers, Judgements, majority, odd, ok
+from provision.checks.kit.network import Link, Network, carriers, facts
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, ok
-from provision.checks._interfaces import Link, Network
-from provision.checks._judging import majority, odd
-from provision.checks._net import carriers, facts
-from provision.model import Finding
-
-ID = "net.speed"
-LEVEL = 0
 TITLE = "the same link speed on every node's data interface"
 WHY = "Every step waits for the slowest link: one node at 1 Gbit/s makes the others as slow."
 
 probe = facts
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def judge(answers: Answers) -> Judgements:
     """WARN on the nodes that differ; a driver that does not say is no fault unless the other nodes' say."""
-    found, lost = carriers(ID, answers)
+    found, lost = carriers(answers)
     yield from lost
     values = {name: _speed(net, link) for name, (net, link) in found.items()}
     if majority(values) is None or any(values.values()):
         fix = "look at the cable, the transceiver and autonegotiation: ethtool INTERFACE"
-        yield from odd(ID, values, what="link speed", show=_text, fix=fix)
+        yield from odd(values, noun="link speed", show=_text, fix=fix)
         return
     for name in values:
-        yield ok(ID, name, f"the driver of {found[name][1].name} tells no speed")
+        yield name, ok(f"the driver of {found[name][1].name} tells no speed")
 
 
 def _speed(net: Network, link: Link) -> int:

@@ -4,19 +4,13 @@ What ``clusterctl train`` sets (provision/launchers) with the inventory's ``trai
 huggingface_hub, "Environment variables"; wandb, "Environment variables"; LLaMA-Factory's extras/misc.py for other hubs.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import unread
+from provision.checks.kit import Answers, Judgements, Plan, ok, unread, warn
 from provision.launchers import environment
-from provision.model import Finding
 from provision.run import Facts, RunSpec, Worker
 
-ID = "offline.env"
-LEVEL = 0
 TITLE = "a run does not look for the internet"
 PROBE = "env | grep -E '^USE_(MODELSCOPE|OPENMIND)_HUB='\necho looked\n"
 WHY = "Every rank tries to reach a hub at its start, and gives up after minutes of retries."
@@ -26,7 +20,7 @@ _ON = ("1", "on", "yes", "true", "y")
 _QUIET = ("offline", "disabled", "dryrun")  # of WANDB_MODE
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge(seen: Plan, answers: Answers) -> Judgements:
     """WARN for a variable that lets a library go online."""
     workers = tuple(Worker(node, Facts()) for node in seen.nodes)
     spec = RunSpec(
@@ -42,15 +36,15 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     ranks = {node.name: rank for rank, node in enumerate(seen.nodes)}
     for node, answer in answers.items():
         if "looked" not in answer.lines:
-            yield unread(ID, node, answer)
+            yield node, unread(answer)
             continue
         session = dict(line.split("=", 1) for line in answer.lines if "=" in line)
         online = _online(session | environment(spec, ranks[node]))
         if online:
             fix = "set it in the inventory (train: env:); a hub's switch also in /etc/environment on the node"
-            yield warn(ID, node, "; ".join(online), expected=TITLE, fix=fix)
+            yield node, warn("; ".join(online), fix=fix)
         else:
-            yield ok(ID, node, "the hubs' libraries and wandb are offline")
+            yield node, ok("the hubs' libraries and wandb are offline")
 
 
 def _online(env: Mapping[str, str]) -> list[str]:

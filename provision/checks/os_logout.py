@@ -5,16 +5,8 @@ the same name in /run and in /usr/lib. Debian, Ubuntu and the Red Hat family are
 ``KillExcludeUsers`` spares root.
 """
 
-from __future__ import annotations
+from provision.checks.kit import Answer, Judgement, ok, unread, warn
 
-from collections.abc import Iterator, Mapping
-
-from provision.checks import Answer, Plan, ok, warn
-from provision.checks._host import unread
-from provision.model import Finding
-
-ID = "os.logout"
-LEVEL = 0
 TITLE = "what a user started goes on after logout"
 PROBE = """\
 while read -r key uid rest; do
@@ -36,21 +28,18 @@ WHY = "A training started by hand in tmux or with nohup dies when its owner's la
 _YES = frozenset({"1", "yes", "y", "true", "t", "on"})  # systemd.syntax(7)
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def judge(answer: Answer) -> Judgement:
     """WARN where logind kills a login's processes."""
-    for name, answer in answers.items():
-        if "looked" not in answer.lines:
-            yield unread(ID, name, answer)
-            continue
-        values = _values(answer)
-        where, value = values[-1] if values else ("", "no")
-        if value.lower() not in _YES:
-            yield ok(ID, name, "logind kills nothing" if _files(answer) else "no logind")
-        elif "uid 0" in answer.lines:
-            yield ok(ID, name, "logind kills users' processes, but none of root")
-        else:
-            fix = f"KillUserProcesses=no in {where}, then systemctl restart systemd-logind between two runs"
-            yield warn(ID, name, f"KillUserProcesses={value} in {where}", expected="KillUserProcesses=no", fix=fix)
+    if "looked" not in answer.lines:
+        return unread(answer)
+    values = _values(answer)
+    where, value = values[-1] if values else ("", "no")
+    if value.lower() not in _YES:
+        return ok("logind kills nothing" if _files(answer) else "no logind")
+    if "uid 0" in answer.lines:
+        return ok("logind kills users' processes, but none of root")
+    fix = f"KillUserProcesses=no in {where}, then systemctl restart systemd-logind between two runs"
+    return warn(f"KillUserProcesses={value} in {where}", expected="KillUserProcesses=no", fix=fix)
 
 
 def _files(answer: Answer) -> list[str]:

@@ -4,18 +4,10 @@ The newest ``/boot/vmlinuz-RELEASE`` is what boot loaders start by default; pack
 reboot touch ``/run/reboot-required``.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, ok, warn
-from provision.checks._facts import SYSTEM
-from provision.checks._host import pairs, unread
-from provision.model import Finding
+from provision.checks.kit import SYSTEM, Answer, Judgement, ok, pairs, unread, warn
 
-ID = "os.reboot"
-LEVEL = 0
 TITLE = "no other kernel waits for the next boot"
 PROBE = SYSTEM
 WHY = (
@@ -23,25 +15,20 @@ WHY = (
 )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001
+def judge(answer: Answer) -> Judgement:
     """WARN where a newer kernel is installed than runs, or a package asks for a reboot."""
-    for name, answer in answers.items():
-        told = pairs(answer)
-        running = told.get("kernel")
-        if not running:
-            yield unread(ID, name, answer)
-            continue
-        installed = [line.removeprefix("installed ") for line in answer.lines if line.startswith("installed ")]
-        newest = max(installed, key=_natural, default=running)
-        fix = "reboot it between two runs, and check again"
-        if _natural(newest) > _natural(running):
-            yield warn(
-                ID, name, f"{running} runs, {newest} is installed", expected="the running one is the newest", fix=fix
-            )
-        elif "reboot" in told:
-            yield warn(ID, name, "an upgraded package asks for a reboot", expected="none asks", fix=fix)
-        else:
-            yield ok(ID, name, running)
+    facts = pairs(answer)
+    running = facts.get("kernel")
+    if not running:
+        return unread(answer)
+    installed = [line.removeprefix("installed ") for line in answer.lines if line.startswith("installed ")]
+    newest = max(installed, key=_natural, default=running)
+    fix = "reboot it between two runs, and check again"
+    if _natural(newest) > _natural(running):
+        return warn(f"{running} runs, {newest} is installed", expected="the running one is the newest", fix=fix)
+    if "reboot" in facts:
+        return warn("an upgraded package asks for a reboot", expected="none asks", fix=fix)
+    return ok(running)
 
 
 def _natural(release: str) -> tuple[tuple[int, str], ...]:

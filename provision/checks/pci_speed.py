@@ -4,18 +4,11 @@
 adapter in a slower slot than it could use is right when all of its like are.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, not_here, unknown
-from provision.checks._infiniband import Fault, told
-from provision.checks._judging import majority
-from provision.model import Finding
+from provision.checks.kit import Answers, Judgements, majority, not_here, unknown
+from provision.checks.kit.infiniband import Fault, worst
 
-ID = "pci.speed"
-LEVEL = 0
 TITLE = "RDMA adapters have all their PCI lanes at full speed"
 WHY = "A 400 Gb/s adapter on half of its lanes moves half as much, and every all-reduce waits for it."
 PROBE = """\
@@ -30,12 +23,12 @@ _FILE = re.compile(r"^==> /sys/class/infiniband/([^/]+)/device/(\w+)_link_(\w+) 
 _WHOLE = {"current width", "current speed", "max width", "max speed"}
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answers: Answers) -> Judgements:
     """Name adapters with fewer lanes or a lower speed than their like, or, without any, than they could have."""
     every: dict[str, dict[str, dict[str, float]]] = {}
     for name, answer in answers.items():
         if "@end" not in answer.lines:
-            yield unknown(ID, name, "what the node printed about its adapters is not understood")
+            yield name, unknown("what the node printed about its adapters is not understood")
             continue
         every[name] = {}
         for device, kind, what, value in _FILE.findall(answer.out):
@@ -43,7 +36,7 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
     for name, mine in every.items():
         links = {device: link for device, link in mine.items() if link.keys() == _WHOLE and link["current width"]}
         if not links:
-            yield not_here(ID, name, "no RDMA adapter on a PCI slot that tells its speed")
+            yield name, not_here("no RDMA adapter on a PCI slot that tells its speed")
             continue
         faults = []
         for device, link in links.items():
@@ -59,10 +52,12 @@ def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # no
             wanted = usual or most
             if has[0] < wanted[0] or has[1] < wanted[1]:
                 fix = f"reseat the adapter {device} or its riser; its slot should have x{most[0]:g} at {most[1]:g} GT/s"
-                said = f"{device} has {_shown(has)}, {'its like have' if usual else 'it could have'} {_shown(wanted)}"
-                faults.append(Fault("WARN", said, _shown(wanted), fix))
+                observed = (
+                    f"{device} has {_shown(has)}, {'its like have' if usual else 'it could have'} {_shown(wanted)}"
+                )
+                faults.append(Fault("WARN", observed, _shown(wanted), fix))
         fine = sorted({_shown((link["current width"], link["current speed"])) for link in links.values()})
-        yield told(ID, name, faults, ", ".join(fine))
+        yield name, worst(faults, ", ".join(fine))
 
 
 def _shown(link: tuple[float, float]) -> str:

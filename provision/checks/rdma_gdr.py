@@ -5,17 +5,11 @@ or later, which lends memory as dma-buf (NVIDIA, GPUDirect RDMA documentation). 
 open driver ``Open Kernel Module``.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
 
-from provision.checks import Answer, Plan, not_here, ok, unknown, warn
-from provision.checks._infiniband import ACTIVE, PORTS, ports, sections
-from provision.model import Finding
+from provision.checks.kit import Answer, Judgement, not_here, ok, unknown, warn
+from provision.checks.kit.infiniband import ACTIVE, PORTS, ports, sections
 
-ID = "rdma.gdr"
-LEVEL = 0
 TITLE = "GPUDirect RDMA on every node"
 WHY = "Without it every byte goes through the host's memory: multi-node all-reduce is up to ten times slower."
 # What other judges read too: lines `@module NAME` and `@driver TEXT`.
@@ -30,28 +24,24 @@ echo "@kernel $(uname -r)"
 )
 
 
-def judge(seen: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:  # noqa: ARG001 - every check has it
+def judge(answer: Answer) -> Judgement:
     """Name nodes with GPUs and RDMA adapters that have neither a peer module nor dma-buf."""
-    for name, answer in answers.items():
-        every = ports(answer.out)
-        if every is None:
-            yield unknown(ID, name, "what the node printed about its ports is not understood")
-        elif not any(port.state == ACTIVE for port in every):
-            yield not_here(ID, name, "no RDMA port is Active")
-        elif not driver(answer.out):
-            yield not_here(ID, name, "no NVIDIA driver")
-        elif modules := peer_modules(answer.out):
-            yield ok(ID, name, f"{', '.join(modules)} is loaded")
-        elif dma_buf(answer.out):
-            yield ok(ID, name, "dma-buf of the open driver")
-        else:
-            yield warn(
-                ID,
-                name,
-                "neither nvidia_peermem nor dma-buf",
-                expected="nvidia_peermem, or the open driver on Linux 5.12 or later",
-                fix="modprobe nvidia-peermem; echo nvidia-peermem >/etc/modules-load.d/nvidia-peermem.conf keeps it",
-            )
+    every = ports(answer.out)
+    if every is None:
+        return unknown("what the node printed about its ports is not understood")
+    if not any(port.state == ACTIVE for port in every):
+        return not_here("no RDMA port is Active")
+    if not driver(answer.out):
+        return not_here("no NVIDIA driver")
+    if modules := peer_modules(answer.out):
+        return ok(f"{', '.join(modules)} is loaded")
+    if dma_buf(answer.out):
+        return ok("dma-buf of the open driver")
+    return warn(
+        "neither nvidia_peermem nor dma-buf",
+        expected="nvidia_peermem, or the open driver on Linux 5.12 or later",
+        fix="modprobe nvidia-peermem; echo nvidia-peermem >/etc/modules-load.d/nvidia-peermem.conf keeps it",
+    )
 
 
 def driver(out: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from provision.checks.kit.choosing import problems
+from provision.checks import problems
 from provision.inventory.document import shown
 from provision.model import CheckOptions
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from provision.checks._host import many
+from provision.checks.kit.host import many
 from provision.inventory import fold
 from provision.model import Finding
 from provision.run.fields import conform

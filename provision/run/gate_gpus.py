@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from provision.checks._nvidia import SMI
+from provision.checks.kit.gpu import SMI
 from provision.checks.kit.probing import Probe
 from provision.model import Finding
 from provision.run.gate_rules import devices

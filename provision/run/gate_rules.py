@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from provision.checks._ports import detail, heard
+from provision.checks.kit.measures import detail, heard
 from provision.model import Finding
 
 if TYPE_CHECKING:

@@ -83,13 +83,13 @@ def _alike(by_check: Mapping[str, list[Finding]]) -> Iterator[tuple[list[str], l
 
 def _block(verdict: str, checks: list[str], findings: list[Finding]) -> list[Line]:
     """One check: who has what, what should be, why, and what to do."""
-    title = f": {load(checks[0]).TITLE}" if len(checks) == 1 else ""
+    title = f": {load(checks[0]).title}" if len(checks) == 1 else ""
     rows = [Line(f"{verdict}  {', '.join(checks)}{title}", _WORST_FIRST[verdict], hang=len(verdict) + 2)]
     observed = fold_equal({finding.node: finding.observed for finding in findings})
     rows += [Line(f"    {names}: {clean(said)}") for said, names in observed.items()]
     if len(checks) == 1:
         expected = _different(finding.expected for finding in findings)
-        rows += [Line(f"    expected: {clean(each)}") for each in expected if each != load(checks[0]).TITLE]
+        rows += [Line(f"    expected: {clean(each)}") for each in expected if each != load(checks[0]).title]
         rows += [Line(f"    why: {clean(each)}") for each in _different(finding.why for finding in findings)]
     fixes = fold_equal({finding.node: finding.fix for finding in findings if finding.fix})
     for fix, names in fixes.items():

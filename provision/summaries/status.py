@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from provision.checks.kit.clock import Offset, shown, skews
+from provision.checks.kit.measures import Offset, shown, skews
 from provision.inventory import fold
 from provision.output_text import fold_equal
 from provision.summaries._summary import Summary

@@ -14,8 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from provision import checks
-from provision.checks import Answer, Plan
-from provision.checks.kit.choosing import choose, limits
+from provision.checks import Answer, Plan, choose, limits
 from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.env.report.words import number
 from provision.hints import complete
@@ -97,7 +96,7 @@ def check(session: Session, options: CheckOptions) -> CheckResult:
     inventory = session.inventory
     chosen = choose(inventory.checks, level=options.level, only=options.only, bundle=options.manifest is not None)
     plan = Plan(inventory, session.nodes, options.manifest, user=inventory.ssh.user or "")
-    probed = tuple(each for each in chosen if not hasattr(checks.load(each), "MEASURE"))
+    probed = tuple(each for each in chosen if not checks.load(each).measure)
     outcome = _visit(session, plan, probed, options)
     there = outcome.of(session.nodes)
     answers: Answers = {
@@ -120,7 +119,7 @@ class _Visit:
 
 def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOptions) -> Outcome[_Visit]:
     """Run every probe on every node, in one script, or in two where root is another user."""
-    for_root = [each for each in probed if options.root is not False and getattr(checks.load(each), "ROOT", False)]
+    for_root = [each for each in probed if options.root is not False and checks.load(each).root]
 
     def ask(node: Node, wanted: Sequence[str], *, root: bool) -> dict[str, Answer]:
         probes = [probe_of(each, replace(plan, limits=limits(each, plan.inventory.checks)), node) for each in wanted]
@@ -154,8 +153,8 @@ def _measured(session: Session, plan: Plan, chosen: Sequence[str]) -> Answers:
     taken: dict[str, Mapping[str, Answer]] = {}
     found: dict[str, Mapping[str, Answer]] = {}
     for each in chosen if plan.nodes else ():
-        name = getattr(checks.load(each), "MEASURE", None)
-        if name is None:
+        name = checks.load(each).measure
+        if not name:
             continue
         if name not in taken:
             measure = cast("_Measure", import_module(f"provision.tasks.measures.{name}"))
@@ -177,13 +176,14 @@ def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Fin
         good = {name: answer for name, answer in answers.items() if not alone[name]}
         again = _judged(check, seen, good) if 0 < len(good) < len(answers) else ({}, mistake)
         found = again[0] | {
-            name: checks.unknown(check, name, said, fix="report it, with this check's output")
+            name: checks.finding(check, name, checks.unknown(said, fix="report it, with this check's output"))
             for name in answers
             if (said := alone[name] or again[1])
         }
     for node in plan.nodes:
         if node.name in answers:
-            yield found.get(node.name) or checks.unknown(check, node.name, "the check says nothing about this node")
+            nothing = checks.unknown("the check reports nothing about this node")
+            yield found.get(node.name) or checks.finding(check, node.name, nothing)
 
 
 def _judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> tuple[dict[str, Finding], str]:

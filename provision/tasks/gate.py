@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from provision.checks import Answer as Probed
-from provision.checks import Plan
-from provision.checks.kit.choosing import limits
+from provision.checks import Plan, limits
 from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser, PreflightError
 from provision.model import Finding, Inventory, Node

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer
-from provision.checks.kit.clock import line as clock_line
-from provision.checks.kit.pairs import pairs
+from provision.checks.kit.measures import line as clock_line
+from provision.checks.kit.measures import pairs
 from provision.model import Node
 from provision.session import Conversation, talking
 from provision.ssh.remote import DeadlineExceeded

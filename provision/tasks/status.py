@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from provision.checks import Plan
-from provision.checks.kit.choosing import limits
-from provision.checks.kit.clock import Offset, offset
+from provision.checks import Plan, limits
+from provision.checks.kit.measures import Offset, offset
 from provision.env.report.words import number
 from provision.render import quote
 from provision.run.found import Run, gathered, told

@@ -7,7 +7,6 @@ scripts/pages/checks.py --print  shows it
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 
@@ -73,8 +72,8 @@ def page() -> str:
     """The whole page."""
     ids = checks.ids()
     kinds = sorted({check.partition(".")[0] for check in ids}, key=lambda kind: WHAT.get(kind, kind))
-    sample = next(check for check in ids if getattr(checks.load(check), "LIMITS", None))
-    limit, value = next(iter(checks.load(sample).LIMITS.items()))
+    sample = next(check for check in ids if checks.load(check).limits)
+    limit, value = next(iter(checks.load(sample).limits.items()))
     head = HEAD.format(
         off=", ".join([check for check in ids if check in {"gpu.persist", "net.proxy"}] or ids[:1]),
         check=sample,
@@ -92,31 +91,30 @@ def page() -> str:
 
 def section(check: str) -> str:
     """What the page says about one check."""
-    module = checks.load(check)
+    about = checks.load(check)
     needs = [
-        *([f"`{module.TOOL}`"] if getattr(module, "TOOL", "") else []),
-        *(["root"] if getattr(module, "ROOT", False) else []),
-        *(["BUNDLE"] if getattr(module, "BUNDLE", False) else []),
+        *([f"`{about.tool}`"] if about.tool else []),
+        *(["root"] if about.root else []),
+        *(["BUNDLE"] if about.bundle else []),
     ]
-    limits = ", ".join(f"`{name}` {value:g}" for name, value in getattr(module, "LIMITS", {}).items())
+    limits = ", ".join(f"`{name}` {value:g}" for name, value in about.limits.items())
     facts = [
-        *(["level 1"] if module.LEVEL else []),
+        *(["level 1"] if about.level else []),
         *([f"needs {', '.join(needs)}"] if needs else []),
         *([f"thresholds: {limits}"] if limits else []),
         *([f"**unproven**: {unproven(check)}"] if unproven(check) else []),
     ]
-    title = module.TITLE[0].upper() + module.TITLE[1:]
+    title = about.title[0].upper() + about.title[1:]
     return (
-        f"\n### {check}\n\n{title}. {module.WHY}\n"
+        f"\n### {check}\n\n{title}. {about.why}\n"
         + (f"\n{'; '.join(facts)[0].upper() + '; '.join(facts)[1:]}.\n" if facts else "")
-        + "".join(f"\n{text}\n" for text in sources(check, module))
+        + "".join(f"\n{text}\n" for text in sources(check, about))
     )
 
 
-def sources(check: str, module: object) -> list[str]:
+def sources(check: str, about: checks.Check) -> list[str]:
     """Where its thresholds and formats are from, and what was recorded."""
-    _, _, rest = (inspect.getdoc(module) or "").partition("\n")
-    told = " ".join(rest.split()).replace("``", "`")
+    told = " ".join(about.about.split()).replace("``", "`")
     known = dict.fromkeys(f"{each.source}" for each in recordings(check) if each.seen)
     return [told] * bool(told) + [f"Recorded: {'; '.join(known)}."] * bool(known)
 

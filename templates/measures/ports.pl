@@ -1,5 +1,5 @@
 # perl -e TEXT listen TOKEN NAME OWN LIFE MASTER...   or   connect TOKEN TIMEOUT (PEER KIND ADDRESS PORT)...
-# The same as ports.py, for nodes without Python; perl-base is enough. What it prints: provision/checks/_ports.py.
+# The same as ports.py, for nodes without Python; perl-base is enough. What it prints: provision/checks/kit/measures.py.
 use strict;
 use Errno;
 use Fcntl;

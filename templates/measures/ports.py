@@ -1,5 +1,5 @@
 # python -c TEXT listen TOKEN NAME OWN LIFE MASTER...   or   connect TOKEN TIMEOUT (PEER KIND ADDRESS PORT)...
-# The same as ports.pl; Python 3.6 is enough. What it prints: provision/checks/_ports.py.
+# The same as ports.pl; Python 3.6 is enough. What it prints: provision/checks/kit/measures.py.
 import errno
 import os
 import select

@@ -34,15 +34,15 @@ def look():
 
     def look(fabric, hosts, *wanted, root=True):
         answers = {}
-        for text in {checks.load(check).PROBE for check in wanted}:
+        for text in {checks.load(check).probe for check in wanted}:
             for host in hosts:
                 done = fabric.sh(host, text)
                 answers[text, host] = Answer(done.stdout, done.returncode, root=root, err=done.stderr)
         found = {}
         for check in wanted:
-            module = checks.load(check)
-            plan = Plan(None, (), limits=getattr(module, "LIMITS", {}))
-            findings = list(judged(check, plan, {host: answers[module.PROBE, host] for host in hosts}))
+            about = checks.load(check)
+            plan = Plan(None, (), limits=about.limits)
+            findings = list(judged(check, plan, {host: answers[about.probe, host] for host in hosts}))
             assert sorted(finding.node for finding in findings) == sorted(hosts)
             found[check] = {finding.node: finding for finding in findings}
         return found

@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))  # for record
 from recorded import recorded
 
 from provision import checks
-from provision.checks._nvidia import FIELDS, GPUS, SMI
+from provision.checks.kit.gpu import FIELDS, GPUS, SMI
 from provision.render import quote
 
 PLACE = "usr/local/bin/nvidia-smi"
@@ -27,16 +27,16 @@ def nvidia_smi(*, changed=(), also=()):
     """
     answers = {}
     for check in checks.ids():
-        if check.startswith("gpu.") and getattr(checks.load(check), "TOOL", "") == SMI:
+        if check.startswith("gpu.") and checks.load(check).tool == SMI:
             healthy, faulty = recorded(check).healthy[0], dict(also).get(check)
-            call = _CALL.search(checks.load(check).PROBE)
+            call = _CALL.search(checks.load(check).probe)
             if not healthy.seen or call is None:
                 continue
             answer = next(iter(healthy.answers.values()))
             if faulty is not None:
                 fault = recorded(check).faulty[faulty]
                 answer = fault.answers[next(iter(fault.finds))]
-            if checks.load(check).PROBE == GPUS:
+            if checks.load(check).probe == GPUS:
                 answer = answers.get(call[1], answer)
             answers[call[1]] = answer
     asked = _CALL.search(GPUS)[1]

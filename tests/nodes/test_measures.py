@@ -17,8 +17,7 @@ from relaying import share_folder
 
 from provision import inventory as inventory_file
 from provision.checks import Plan, judged, load
-from provision.checks._ports import heard
-from provision.checks.kit.clock import offset
+from provision.checks.kit.measures import heard, offset
 from provision.model import Node, TrainDefaults
 from provision.session import Conversation, Session
 from provision.ssh.remote import Connections
@@ -39,7 +38,7 @@ def plan(pool, **changes):
 
 
 def found(check, seen, answers):
-    seen = replace(seen, limits=getattr(load(check), "LIMITS", {}))
+    seen = replace(seen, limits=load(check).limits)
     return {finding.node: finding for finding in judged(check, seen, answers)}
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from provision.checks import Answer
-from provision.checks._ports import heard
-from provision.checks.kit.fresh import outcome, steps
+from provision.checks.kit.measures import heard, outcome, steps
 from provision.render import render, words
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}

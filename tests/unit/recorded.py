@@ -83,7 +83,7 @@ class Recording:
             train=TrainDefaults(**self.train),
             services=self.services,
         )
-        limits = {**getattr(checks.load(self.check), "LIMITS", {}), **self.limits}
+        limits = {**checks.load(self.check).limits, **self.limits}
         return Plan(cluster, nodes, manifest(**self.manifest) if self.manifest else None, limits, self.user)
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from provision import checks
-from provision.checks.kit.choosing import choose, limits, problems
+from provision.checks import choose, limits, problems
 from provision.errors import InventoryError, UsageError
 from provision.inventory import load
 from provision.model import CheckOptions
@@ -23,15 +23,15 @@ def chosen(*only, level=0, off=(), bundle=False):
 def test_without_a_wish_every_passive_check_runs():
     found = set(chosen())
     assert {"gpu.driver", "net.mtu", "mem.shm"} <= found
-    assert "net.ports" not in found or checks.load("net.ports").LEVEL == 0
+    assert "net.ports" not in found or checks.load("net.ports").level == 0
     for each in checks.ids():
-        module = checks.load(each)
-        assert (each in found) == (module.LEVEL == 0 and not getattr(module, "BUNDLE", False)), each
+        about = checks.load(each)
+        assert (each in found) == (about.level == 0 and not about.bundle), each
 
 
 def test_level_1_and_a_bundle_add_checks():
     assert set(chosen(level=1, bundle=True)) == set(checks.ids())
-    assert any(checks.load(each).LEVEL == 1 for each in chosen(level=1))
+    assert any(checks.load(each).level == 1 for each in chosen(level=1))
 
 
 def test_a_kind_stands_for_all_its_checks_of_the_level():
@@ -40,7 +40,7 @@ def test_a_kind_stands_for_all_its_checks_of_the_level():
 
 
 def test_a_check_that_is_named_runs_whatever_its_level_and_although_it_is_off():
-    deep = next(each for each in checks.ids() if checks.load(each).LEVEL == 1)
+    deep = next(each for each in checks.ids() if checks.load(each).level == 1)
     assert chosen(deep) == (deep,)
     assert chosen("gpu.driver", off=["gpu.driver"]) == ("gpu.driver",)
     assert "gpu.driver" not in chosen("gpu", off=["gpu.driver"])
@@ -63,7 +63,7 @@ def test_a_check_that_is_none_is_refused_with_what_may_be_meant(only, hint):
 
 
 def test_a_check_that_needs_a_bundle_says_so():
-    needy = next(each for each in checks.ids() if getattr(checks.load(each), "BUNDLE", False))
+    needy = next(each for each in checks.ids() if checks.load(each).bundle)
     with pytest.raises(UsageError, match="nothing to compare") as refused:
         chosen(needy)
     assert "clusterctl check BUNDLE" in refused.value.hint
@@ -76,12 +76,12 @@ def test_with_everything_off_nothing_is_left():
 
 
 def test_limits_of_the_inventory_stand_over_those_of_the_check():
-    check = next(each for each in checks.ids() if len(getattr(checks.load(each), "LIMITS", {})) > 1)
-    (first, value), (second, other) = list(checks.load(check).LIMITS.items())[:2]
+    check = next(each for each in checks.ids() if len(checks.load(each).limits) > 1)
+    (first, value), (second, other) = list(checks.load(check).limits.items())[:2]
     found = limits(check, CheckOptions({check: {first: 12345}}))
     assert found[first] == 12345 != value
     assert found[second] == other
-    assert limits(check, NONE) == checks.load(check).LIMITS
+    assert limits(check, NONE) == checks.load(check).limits
 
 
 def inventory(tmp_path, section):
@@ -125,7 +125,7 @@ def test_what_an_inventory_may_not_say(tmp_path, section, problem):
 
 
 def test_nothing_is_wrong_with_what_the_checks_themselves_say():
-    wanted = {each: getattr(checks.load(each), "LIMITS", {}) for each in checks.ids()}
+    wanted = {each: checks.load(each).limits for each in checks.ids()}
     assert list(problems(checks.ids(), wanted)) == []
 
 
@@ -135,7 +135,7 @@ def test_only_checks_that_an_inventory_names_are_imported(tmp_path):
     )
     code = (
         "import sys; from pathlib import Path; from provision.inventory import load; load(Path('inventory.yaml'))\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('provision.checks.') and '._' not in name"
+        "print(*sorted(name for name in sys.modules if name.startswith('provision.checks.')"
         " and '.kit' not in name))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

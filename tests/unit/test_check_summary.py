@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision import summaries
-from provision.checks import Answer, Plan, fail, ids, judged, load, not_here, ok, unknown, warn
+from provision import checks, summaries
+from provision.checks import Answer, Plan, ids, judged, load
 from provision.cli.health import _refusal
 from provision.errors import NodesFailedError, PreflightError
 from provision.model import CommandLine, Inventory, Node
@@ -16,6 +17,26 @@ from provision.tasks.check import CheckResult, judge
 
 NAMES = [f"gpu{number:02}" for number in range(1, 17)]
 TEMP = "gpu.temp"
+
+
+def ok(check, node, observed):
+    return checks.finding(check, node, checks.ok(observed))
+
+
+def not_here(check, node, observed):
+    return checks.finding(check, node, checks.not_here(observed))
+
+
+def warn(check, node, observed, **options):
+    return checks.finding(check, node, checks.warn(observed, **options))
+
+
+def fail(check, node, observed, **options):
+    return checks.finding(check, node, checks.fail(observed, **options))
+
+
+def unknown(check, node, observed, **options):
+    return checks.finding(check, node, checks.unknown(observed, **options))
 
 
 CLUSTER = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
@@ -38,18 +59,18 @@ def test_the_worst_comes_first_and_equal_nodes_are_folded():
     lost = [unknown("gpu.topo", "gpu01", "not understood")]
     fine = [ok("gpu.mig", name, "off") for name in NAMES]
     assert rows(*lost, *off, *fine, *hot) == [
-        f"FAIL  gpu.temp: {load(TEMP).TITLE}",
+        f"FAIL  gpu.temp: {load(TEMP).title}",
         "    gpu[03-05]: GPU 0: 97 C",
         "    expected: below 95 C",
-        f"    why: {load(TEMP).WHY}",
+        f"    why: {load(TEMP).why}",
         "    try: see the fans",
-        f"WARN  gpu.persist: {load('gpu.persist').TITLE}",
+        f"WARN  gpu.persist: {load('gpu.persist').title}",
         "    gpu[01-16]: GPU 0: off",
-        f"    why: {load('gpu.persist').WHY}",
+        f"    why: {load('gpu.persist').why}",
         "    try: switch it on",
-        f"UNKNOWN  gpu.topo: {load('gpu.topo').TITLE}",
+        f"UNKNOWN  gpu.topo: {load('gpu.topo').title}",
         "    gpu01: not understood",
-        f"    why: {load('gpu.topo').WHY}",
+        f"    why: {load('gpu.topo').why}",
     ]
     assert rows(*fine) == []
     assert rows(*fine, verbose=True) == ["OK  gpu.mig  gpu[01-16]: off"]
@@ -86,7 +107,7 @@ def test_the_numbers():
         )
     )
     assert data["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "OK": 15, "N/A": 0}
-    assert data["findings"][0]["why"] == load(TEMP).WHY
+    assert data["findings"][0]["why"] == load(TEMP).why
     assert text == "gpu[01-16]: 3 checks in 1.2 s, 2 FAIL (2 checks), 1 UNKNOWN (1 check), 15 OK"
     assert summaries.checked(result(ok(TEMP, "gpu01", "x")))[1] == "gpu[01-16]: 1 check in 1.2 s, all OK"
 
@@ -116,7 +137,8 @@ def test_a_judge_that_fails_is_one_check_less(monkeypatch):
         raise ValueError("not enough values to unpack")
         yield
 
-    monkeypatch.setattr(load(TEMP), "judge", broken)
+    real, bad = checks.load, replace(load(TEMP), judge=broken)
+    monkeypatch.setattr(checks, "load", lambda check: bad if check == TEMP else real(check))
     first, second = judge(TEMP, plan, answers)
     assert (first.node, second.node) == ("gpu01", "gpu02")
     assert first.verdict == second.verdict == "UNKNOWN"
@@ -147,16 +169,15 @@ def test_only_a_cluster_where_everything_was_checked_is_all_ok():
 @pytest.mark.parametrize("check", [each for each in ids() if each.startswith(("gpu.", "ib."))])
 def test_no_check_of_hardware_is_ok_on_a_node_without_it(check):
     """Recorded answers of nodes that lack the hardware, and the state that a probe gives without its tool."""
-    module = load(check)
     nodes = (Node("a", "10.0.0.1"), Node("b", "10.0.0.2"))
-    plan = Plan(CLUSTER, nodes, limits=getattr(module, "LIMITS", {}))
+    plan = Plan(CLUSTER, nodes, limits=load(check).limits)
     bare = {
         "gpu.pci": "looked\n", "gpu.xid": "log readable\nlooked\n", "gpu.sxid": "log readable\nlooked\n",
         "gpu.aer": "looked\n", "gpu.pcielog": "log readable\nlooked\n",
     }  # fmt: skip
     if check in bare:
         answers = {node.name: Answer(bare[check]) for node in nodes}
-    elif getattr(module, "TOOL", ""):
+    elif load(check).tool:
         answers = {node.name: Answer(state="absent") for node in nodes}
     elif check.startswith("ib.") and check != "ib.ports":
         answers = {node.name: Answer("@end\n") for node in nodes}

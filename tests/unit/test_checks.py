@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ from provision.checks import Answer, judged
 GOOD = {"OK", "N/A"}
 LEVELS = {0, 1}
 MEASURES = {"ports", "clock", "shares"}
-OPTIONAL = {"TIMEOUT": float | int, "TOOL": str, "ROOT": bool, "BUNDLE": bool, "LIMITS": dict, "HUNG_FIX": str}
+TYPES = {"timeout": float | int, "tool": str, "root": bool, "bundle": bool, "limits": dict, "hung_fix": str}
+FILES = Path(checks.__file__).parent
 
 
 def cases(kind):
@@ -72,49 +73,67 @@ def test_every_check_has_recordings_with_their_source(check):
 
 @pytest.mark.parametrize("check", checks.ids())
 def test_every_check_keeps_the_contract(check):
-    module = checks.load(check)
+    about = checks.load(check)
     assert re.fullmatch(r"[a-z]+\.[a-z0-9_]+", check)
-    assert check == module.ID
-    assert module.LEVEL in LEVELS
-    title = module.TITLE
+    assert about.id == check
+    assert about.level in LEVELS
+    title = about.title
     assert title[:1] == title[:1].lower() or title.split()[0].isupper() or re.match(r"[A-Z]+[a-z]*[A-Z0-9]", title)
     assert not title.endswith(".")
     assert len(title) <= 80
-    assert module.WHY.endswith(".")
-    assert module.WHY[0].isupper() or module.WHY[0].isdigit() or not module.WHY[0].isalpha()
-    first = inspect.getdoc(module).splitlines()[0]
-    assert first.startswith(f"{check}: ")
-    assert first.endswith(".")
-    if hasattr(module, "MEASURE"):
-        assert module.MEASURE in MEASURES
-        assert module.LEVEL == 1
-        assert not hasattr(module, "PROBE")
-        assert not hasattr(module, "probe")
+    assert about.why.endswith(".")
+    assert about.why[0].isupper() or about.why[0].isdigit() or not about.why[0].isalpha()
+    if about.measure:
+        assert about.measure in MEASURES
+        assert about.level == 1
+        assert not about.probe
     else:
-        assert hasattr(module, "PROBE") != hasattr(module, "probe"), "either PROBE or probe()"
-    assert list(inspect.signature(module.judge).parameters) == ["seen", "answers"]
-    for name, kind in OPTIONAL.items():
-        assert isinstance(getattr(module, name, kind() if isinstance(kind, type) else 1), kind), name
-    assert 0 < getattr(module, "TIMEOUT", 10) <= 60
-    for limit, value in getattr(module, "LIMITS", {}).items():
+        assert about.probe
+    for name, kind in TYPES.items():
+        assert isinstance(getattr(about, name), kind), name
+    assert 0 < about.timeout <= 60
+    for limit, value in about.limits.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", limit)
         assert isinstance(value, int | float)
         assert not isinstance(value, bool)
 
 
-@pytest.mark.parametrize("check", checks.ids())
-def test_every_check_reads_its_own_limits_only(check):
-    module = checks.load(check)
-    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    used = {
-        node.slice.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr == "limits"
-        and isinstance(node.slice, ast.Constant)
-    }
-    assert used <= set(getattr(module, "LIMITS", {}))
+MODULES = sorted(each for each in FILES.glob("*_*.py") if each.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_a_module_documents_its_check(path):
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    first = doc.splitlines()[0]
+    assert first.startswith(f"{path.stem.replace('_', '.', 1)}: ")
+    assert first.endswith(".")
+
+
+class Asked(dict):
+    """Limits that remember which of them were read."""
+
+    def __init__(self, limits):
+        super().__init__(limits)
+        self.read = set()
+
+    def __getitem__(self, name):
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("check", [each for each in checks.ids() if checks.load(each).limits])
+def test_every_limit_of_a_check_is_read(check):
+    limits = Asked(checks.load(check).limits)
+    for recording in (*recorded(check).healthy, *recorded(check).faulty):
+        list(judged(check, replace(recording.plan, limits=limits), recording.answers))
+    assert limits.read == set(limits)
+
+
+def test_a_check_reads_its_own_limits_only():
+    """A judge that reads a limit which its check does not declare fails with a KeyError."""
+    for check in (each for each in checks.ids() if not checks.load(each).limits):
+        for recording in (*recorded(check).healthy, *recorded(check).faulty):
+            list(judged(check, replace(recording.plan, limits={}), recording.answers))
 
 
 @pytest.mark.parametrize("check", checks.ids())

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks._ports import heard
-from provision.checks.kit.clock import offset
+from provision.checks.kit.measures import heard, offset
 from provision.model import LOCAL, Inventory, Node
 from provision.render import render
 from provision.run.content import parse

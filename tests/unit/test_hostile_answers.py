@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks import Answer, Plan
-from provision.checks.kit.clock import offset
-from provision.checks.kit.fresh import steps
+from provision.checks.kit.measures import offset, steps
 from provision.data import there
 from provision.env.release import examine, upkeep
 from provision.errors import ClusterctlError

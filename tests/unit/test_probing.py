@@ -208,9 +208,9 @@ PLAN = Plan(Inventory(Path("inventory.yaml"), PurePosixPath("/opt/it's/current")
 
 
 def all_probes():
-    probed = [each for each in checks.ids() if not hasattr(checks.load(each), "MEASURE")]
-    plans = {each: replace(PLAN, limits=getattr(checks.load(each), "LIMITS", {})) for each in probed}
-    return [probe_of(each, plans[each], NODES[0]) for each in probed if not getattr(checks.load(each), "BUNDLE", False)]
+    probed = [each for each in checks.ids() if not checks.load(each).measure]
+    plans = {each: replace(PLAN, limits=checks.load(each).limits) for each in probed}
+    return [probe_of(each, plans[each], NODES[0]) for each in probed if not checks.load(each).bundle]
 
 
 @pytest.mark.skipif(not SHELLCHECK.exists(), reason="shellcheck comes with the dev packages")
@@ -237,7 +237,7 @@ def test_every_probe_prints_something_on_this_machine():
     answered = {check: answer for check, answer in found.items() if answer.state == "answered"}
     assert len(answered) > 40
     for check, answer in found.items():
-        plan = replace(PLAN, nodes=NODES[:1], limits=getattr(checks.load(check), "LIMITS", {}))
+        plan = replace(PLAN, nodes=NODES[:1], limits=checks.load(check).limits)
         (finding,) = checks.judged(check, plan, {NODES[0].name: answer})
         assert finding.observed
         assert answer.out or finding.verdict != "OK" or answer.state == "absent", check

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from provision.checks import Answer
-from provision.checks.kit.clock import Offset, line, offset, shown, skews, span
-from provision.checks.kit.pairs import EVERY_PAIR, blamed, pairs
+from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offset, pairs, shown, skews, span
 from provision.model import Node
 from provision.summaries.status import WIDTH, status_shown
 from provision.tasks.measures.clock import bounds, combined

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from provision.checks import Answer, Plan
-from provision.checks._facts import SHOW
+from provision.checks.kit.host import SHOW
 from provision.model import Node
 from provision.render import quote
 from provision.services import nfs

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from provision.checks import HARDWARE, TIMEOUT, Answer, Plan, State, load
+from provision.checks import HARDWARE, Answer, Plan, State, load
 from provision.errors import ClusterctlError
 from provision.model import Node
 from provision.render import render
@@ -62,9 +62,8 @@ class Script:
 
 def probe_of(check: str, plan: Plan, node: Node) -> Probe:
     """The probe of a check for one node."""
-    module = load(check)
-    text = module.probe(plan, node) if hasattr(module, "probe") else module.PROBE
-    return Probe(check, text, math.ceil(getattr(module, "TIMEOUT", TIMEOUT)), getattr(module, "TOOL", ""))
+    found = load(check)
+    return Probe(check, found.probe_for(plan, node), math.ceil(found.timeout), found.tool)
 
 
 def compile_probes(probes: Sequence[Probe], *, token: str, limit: int) -> Script:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks.kit.clock import Offset
-from provision.checks.kit.clock import line as clock_line
+from provision.checks.kit.measures import Offset
+from provision.checks.kit.measures import line as clock_line
 from provision.model import Node, Remote
 from provision.ssh.remote import DeadlineExceeded
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks.kit.pairs import pairs
+from provision.checks.kit.measures import pairs
 from provision.checks.net_ports import DEFAULT
 from provision.model import Node, Result
 from provision.render import render, words

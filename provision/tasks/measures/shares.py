@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.checks import Answer, Plan
-from provision.checks.kit.fresh import Side, outcome, steps
+from provision.checks.kit.measures import Side, outcome, steps
 from provision.checks.kit.mounts import Share, shares
 from provision.errors import ClusterctlError
 from provision.model import Node, Result

@@ -1,0 +1,388 @@
+"""GPUs: the simple checks."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from provision.checks.kit import (
+    Answer,
+    Judgement,
+    each_node,
+    fail,
+    not_here,
+    ok,
+    unknown,
+    unread,
+    warn,
+)
+from provision.checks.kit.gpu import LOG, PCI, SMI, Gpu, devices, each, each_gpu_node, equal_gpus, query, unanswered
+
+_AER_PROBE = f"""\
+{PCI}\
+for file in /sys/bus/pci/drivers/nvidia/0*/aer_dev_*; do
+    [ -r "$file" ] || continue
+    while read -r name count; do
+        case $name in TOTAL_ERR_*) echo "aer $file ${{name#TOTAL_ERR_}} $count" ;; esac
+    done <"$file"
+done
+echo looked
+"""
+_COUNT = re.compile(r"^aer \S*/(\S+)/aer_dev_\S+ (COR|FATAL|NONFATAL) (\d+)$", re.MULTILINE)
+_FIX = "reseat the GPU and its riser; then look at the server vendor's firmware; dmesg | grep AER tells the port"
+
+
+@each_node(
+    "gpu.aer",
+    "the PCIe links of the GPUs count no errors",
+    probe=_AER_PROBE,
+    limits={"corrected": 1000},  # since boot
+    why="A link that sends much twice is slow; one that loses data ends the run with Xid 79 sooner or later.",
+)
+def aer(answer: Answer, limits: Mapping[str, float]) -> Judgement:
+    """FAIL for fatal ones, WARN for other uncorrected ones and for many corrected ones.
+
+    Linux counts them in sysfs (Documentation/ABI/testing/sysfs-bus-pci-devices-aer): what was corrected is sent again,
+    the others lose data. Virtual machines often have no such counters.
+    """
+    counts = [(address, kind, int(count)) for address, kind, count in _COUNT.findall(answer.out)]
+    if "looked" not in answer.lines:
+        return unread(answer)
+    if not counts:
+        gpus = any(device.is_gpu for device in devices(answer))
+        return ok("PCIe errors are not counted here") if gpus else not_here("no GPU")
+    allowed = {"COR": limits["corrected"], "FATAL": 0, "NONFATAL": 0}
+    bad = [each for each in counts if each[2] > allowed[each[1]]]
+    words = {"COR": "corrected", "FATAL": "fatal", "NONFATAL": "uncorrected"}
+    observed = "; ".join(f"{address}: {count} {words[kind]} errors" for address, kind, count in bad)
+    if not bad:
+        return ok(f"at most {max(count for *_, count in counts)} corrected errors")
+    if any(kind == "FATAL" for _, kind, _ in bad):
+        return fail(observed, expected="none", fix=_FIX)
+    return warn(observed, expected=f"at most {allowed['COR']:.0f} corrected ones since boot", fix=_FIX)
+
+
+# A line for each process and GPU, with the login name of its owner before it.
+_BUSY_PROBE = """\
+out=$(nvidia-smi --query-compute-apps=pid,used_memory,process_name --format=csv,noheader)
+rc=$?
+printf '%s\\n' "$out" | while IFS= read -r line; do
+    pid=${line%%,*}
+    case $pid in '' | *[!0-9]*) printf '%s\\n' "$line" ;; *)
+        owner=$(stat -c %U "/proc/$pid" 2>/dev/null) || owner=
+        printf 'process %s, %s\\n' "${owner:-somebody}" "$line" ;;
+    esac
+done
+echo asked
+exit $rc
+"""
+
+
+@each_node(
+    "gpu.busy",
+    "no process uses a GPU",
+    probe=_BUSY_PROBE,
+    tool=SMI,
+    timeout=20.0,
+    why="Two programs on one GPU share its memory and time: the run is slow, or ends with 'out of memory'.",
+)
+def busy(node: str, answer: Answer) -> Judgement:
+    """FAIL, and name the processes with their owners."""
+    found = re.findall(r"^process (.*?), (\d+), (.*?), (.*)$", answer.out, flags=re.MULTILINE)
+    if "asked" not in answer.lines or answer.rc:
+        return unanswered(node, answer)
+    if found:
+        owners = {pid: f"{pid} {name.rsplit('/', 1)[-1]} of {owner}" for owner, pid, _, name in found}
+        told = [*list(owners.values())[:8], *(["..."] if len(owners) > 8 else [])]
+        fix = f"wait for it or ask its owner; ps -fp {','.join(list(owners)[:8])} on {node} tells what it is"
+        return fail(f"in use by {', '.join(told)}", expected="no process", fix=fix)
+    return ok("no process")
+
+
+@each_gpu_node(
+    "gpu.computemode",
+    "compute mode is Default",
+    reads=("compute_mode",),
+    why=(
+        "In an exclusive mode a second context ends in 'all CUDA-capable devices are busy', in "
+        "Prohibited the first one."
+    ),
+)
+def computemode(row: tuple[Gpu, ...]) -> Judgement:
+    """FAIL for every other mode."""
+    other = {gpu.index: gpu["compute_mode"] for gpu in row if gpu.has("compute_mode")}
+    other = {index: mode for index, mode in other.items() if mode != "Default"}
+    if other:
+        return fail(each(other), expected="Default", fix=f"nvidia-smi -i {','.join(other)} -c 0 (as root)")
+    return ok("Default")
+
+
+_FIELD = "ecc.errors.uncorrected.volatile.total"
+
+
+@each_gpu_node(
+    "gpu.ecc",
+    "no uncorrected memory error since the driver was loaded",
+    reads=(_FIELD,),
+    why="An uncorrected error ends the process that meets it; where there was one, the next is likely.",
+)
+def ecc(row: tuple[Gpu, ...]) -> Judgement:
+    """FAIL for every one: the memory is repaired when the GPU is reset."""
+    errors = {gpu.index: count for gpu in row if (count := gpu.number(_FIELD)) is not None}
+    bad = {index: f"{count:.0f} uncorrected errors" for index, count in errors.items() if count}
+    if bad:
+        fix = "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot: bad rows are replaced; else replace the GPU"
+        return fail(each(bad), expected="0 uncorrected errors", fix=fix)
+    return ok("no uncorrected error" if errors else "these GPUs have no ECC")
+
+
+_FABRIC_FIELDS = ("index", "fabric.state", "fabric.status")
+
+
+def _missing(gpu: Gpu) -> str:
+    state, status = gpu["fabric.state"], gpu["fabric.status"]
+    if not gpu.has("fabric.state") or (state, status) == ("Completed", "Success"):
+        return ""
+    return f"{state}, {status}" if gpu.has("fabric.status") else state
+
+
+@each_gpu_node(
+    "gpu.fabric",
+    "every GPU behind NVSwitch has joined the fabric",
+    reads=_FABRIC_FIELDS[1:],
+    query_fields=_FABRIC_FIELDS,
+    why="Until the fabric manager has set up NVLink, CUDA does not start: error 802, 'system not yet initialized'.",
+)
+def fabric(row: tuple[Gpu, ...]) -> Judgement:
+    """FAIL for a GPU that has not joined, or not with success.
+
+    States and statuses: nvidia-smi's manual page, "Fabric"; seen on H200 behind NVSwitch with driver 580.159.04.
+    Drivers before 530 do not have the fields, GPUs without NVSwitch say N/A.
+    """
+    bad = {gpu.index: observed for gpu in row if (observed := _missing(gpu))}
+    if bad:
+        fix = "systemctl restart nvidia-fabricmanager, and read /var/log/fabricmanager.log; see the check gpu.fm"
+        return fail(each(bad), expected="Completed, Success", fix=fix)
+    if any(gpu.has("fabric.state") for gpu in row):
+        return ok("Completed, Success")
+    return not_here("no NVLink fabric")
+
+
+@each_gpu_node(
+    "gpu.mig",
+    "no GPU is divided into MIG instances",
+    reads=("mig.mode.current",),
+    why="A process sees one MIG instance only, and NCCL does not work between instances: ranks find no GPU.",
+)
+def mig(row: tuple[Gpu, ...]) -> Judgement:
+    """FAIL where MIG is on; GPUs that cannot be divided are fine."""
+    on = {gpu.index: "MIG is on" for gpu in row if gpu["mig.mode.current"] == "Enabled"}
+    if on:
+        fix = f"nvidia-smi -i {','.join(on)} -mig 0 (as root, with nothing running; it may ask for a reset)"
+        return fail(each(on), expected="MIG is off", fix=fix)
+    return ok("MIG is off")
+
+
+_LIMITED = re.compile(r"pci\S* ([0-9a-f]{4}:\S+): ([\d.]+) Gb/s available PCIe bandwidth, limited by (.*?) at (\S+) \(")
+
+
+@each_node(
+    "gpu.pcielog",
+    "no slot limits a GPU's PCIe bandwidth",
+    probe=LOG,
+    root=True,
+    why="Data, checkpoints and network traffic of that GPU go at the slot's speed, and all ranks wait for it.",
+)
+def pcielog(answer: Answer) -> Judgement:
+    """WARN for every GPU that is limited; UNKNOWN where the kernel's log may not be read.
+
+    At boot Linux says "..., limited by 8.0 GT/s PCIe x8 link at ..." (drivers/pci/pci.c, __pcie_print_link_status).
+    """
+    mine = {device.address for device in devices(answer) if device.is_gpu}
+    found = {row[0]: f"limited by {row[2]} at {row[3]}" for row in _LIMITED.findall(answer.out) if row[0] in mine}
+    if "looked" not in answer.lines:
+        return unread(answer)
+    if found:
+        observed = "; ".join(f"{address} is {text}" for address, text in found.items())
+        fix = "reseat GPU and riser; look at the slot's lanes and speed in the BIOS (lspci -vv, LnkCap and LnkSta)"
+        return warn(observed, expected="the GPU's own speed", fix=fix)
+    if "log readable" in answer.lines or not mine:
+        return ok("no GPU is limited") if mine else not_here("no GPU")
+    fix = "check with become, or let the user read the journal: usermod -aG systemd-journal USER"
+    return unknown("the kernel's log may not be read", fix=fix)
+
+
+@each_gpu_node(
+    "gpu.persist",
+    "persistence mode is on",
+    reads=("persistence_mode",),
+    why=(
+        "Without it the driver shuts GPUs down between programs: every start takes seconds longer, and "
+        "settings are lost."
+    ),
+)
+def persist(row: tuple[Gpu, ...]) -> Judgement:
+    """WARN where it is off."""
+    off = {gpu.index: gpu["persistence_mode"] for gpu in row if gpu["persistence_mode"] == "Disabled"}
+    if off:
+        fix = "systemctl enable --now nvidia-persistenced (or, until the next boot, nvidia-smi -pm 1)"
+        return warn(each(off), expected="Enabled", fix=fix)
+    return ok(each({gpu.index: gpu["persistence_mode"] for gpu in row}))
+
+
+_RECOVERY_FIELDS = ("index", "gpu_recovery_action")
+
+
+@each_gpu_node(
+    "gpu.recovery",
+    "no GPU waits for a reset",
+    reads=(_RECOVERY_FIELDS[1],),
+    query_fields=_RECOVERY_FIELDS,
+    why="The driver has met an error that only a reset ends: programs fail on this GPU, at once or soon.",
+)
+def recovery(row: tuple[Gpu, ...]) -> Judgement:
+    """FAIL for every action but None.
+
+    ``gpu_recovery_action`` is what the driver asks for: None, Reset, Reboot, Drain P2P, Drain and Reset (nvidia-smi's
+    manual page); drivers before 565 do not have it.
+    """
+    asked = {
+        gpu.index: gpu[_RECOVERY_FIELDS[1]]
+        for gpu in row
+        if gpu.has(_RECOVERY_FIELDS[1]) and gpu[_RECOVERY_FIELDS[1]] != "None"
+    }
+    if asked:
+        fix = "end what runs on it, then nvidia-smi --gpu-reset -i N, or reboot; dmesg | grep Xid tells why"
+        return fail(each(asked), expected="None", fix=fix)
+    return ok("None")
+
+
+_SRAM_FIELD = "ecc.errors.uncorrected.aggregate.sram"
+
+
+@each_gpu_node(
+    "gpu.sram",
+    "no uncorrected error of on-chip memory in the GPU's life",
+    reads=(_SRAM_FIELD,),
+    limits={"errors": 4},
+    why="On-chip memory cannot be repaired: a GPU with such errors ends one run after the other.",
+)
+def sram(row: tuple[Gpu, ...], limits: Mapping[str, float]) -> Judgement:
+    """WARN from the first on, FAIL above the limit.
+
+    SRAM has no spare rows. Source of the threshold: NVIDIA, "GPU Memory Error Management", RMA policy: more than four
+    in one bank of memory with parity. The counter is the whole GPU's, so the vendor's field diagnostic decides.
+    """
+    errors = {gpu.index: count for gpu in row if (count := gpu.number(_SRAM_FIELD)) is not None}
+    bad = {index: f"{count:.0f} uncorrected SRAM errors" for index, count in errors.items() if count}
+    if not bad:
+        return ok("no uncorrected SRAM error" if errors else "these GPUs do not count SRAM errors")
+    if max(errors.values()) > limits["errors"]:
+        fix = "have the GPU tested and replaced; nvidia-bug-report.sh makes the report that the vendor asks for"
+        return fail(each(bad), expected=f"at most {limits['errors']:.0f}", fix=fix)
+    fix = "run dcgmi diag -r 3 at the next maintenance, and watch whether the number grows"
+    return warn(each(bad), expected="none", fix=fix)
+
+
+_SXID = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Non-fatal|Fatal)?")
+_MANY = 6  # that are named
+
+
+@each_node(
+    "gpu.sxid",
+    "no NVSwitch error (SXid) since the node was started",
+    probe=LOG,
+    root=True,
+    why="After a fatal error of an NVSwitch all its GPUs must be reset: until then NCCL fails or hangs between them.",
+)
+def sxid(answer: Answer) -> Judgement:
+    """FAIL for a fatal one, WARN for others; UNKNOWN where the kernel's log may not be read.
+
+    Format: NVIDIA, "Fabric Manager for NVIDIA NVSwitch Systems", appendix on SXids, and the driver's source.
+    """
+    found = Counter(_SXID.findall(answer.out))
+    observed = "; ".join(
+        f"SXid {number} {word or 'of unknown weight'} {count} x on {switch}"
+        for (switch, number, word), count in sorted(found.items(), key=lambda item: item[0][2] != "Fatal")[:_MANY]
+    )
+    if "looked" not in answer.lines:
+        return unread(answer)
+    if any(word == "Fatal" for _, _, word in found):
+        fix = "reboot the node, or stop all GPU programs, reset all GPUs and restart nvidia-fabricmanager"
+        return fail(observed, expected="no SXid", fix=fix)
+    if found:
+        fix = "read /var/log/fabricmanager.log, and watch whether they come again"
+        return warn(observed, expected="no SXid", fix=fix)
+    if not any(device.is_switch for device in devices(answer)):
+        return not_here("no NVSwitch")
+    if "log readable" in answer.lines:
+        return ok("no SXid in the kernel's log")
+    fix = "check with become, or let the user read the journal: usermod -aG systemd-journal USER"
+    return unknown("the kernel's log may not be read", fix=fix)
+
+
+_THROTTLE_FIELDS = ("index", "clocks_event_reasons.active")
+_THROTTLE_PROBE = f"""\
+out=$({query(*_THROTTLE_FIELDS)})
+rc=$?
+case $out in *'is not a valid field'*) exec {query("index", "clocks_throttle_reasons.active")} ;; esac
+printf '%s\\n' "$out"
+exit $rc
+"""
+_FAILS = {0x8: "hardware slowdown", 0x40: "thermal slowdown by the hardware", 0x80: "power brake from outside"}
+_WARNS = {0x20: "thermal slowdown by the driver"}
+_THROTTLE_FIX = (
+    "look at fans, air flow and power supplies (ipmitool sdr); nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+)
+
+
+def _words(mask: int) -> str:
+    return ", ".join(word for bit, word in (_FAILS | _WARNS).items() if mask & bit)
+
+
+@each_gpu_node(
+    "gpu.throttle",
+    "no GPU is slowed down by heat or power",
+    reads=(_THROTTLE_FIELDS[1],),
+    query_fields=_THROTTLE_FIELDS,
+    probe=_THROTTLE_PROBE,
+    why="A GPU that is slowed down to half its clocks makes every rank of the run wait for it at every step.",
+)
+def throttle(row: tuple[Gpu, ...]) -> Judgement:
+    """FAIL for what the hardware does, WARN for what the driver does against heat.
+
+    Bits: NVML, "NvmlClocksEventReasons": 0x1 idle, 0x2 clocks set by a user, 0x4 the power cap, 0x8 hardware slowdown,
+    0x20 thermal slowdown by software, 0x40 by hardware, 0x80 power brake from outside. 0x1 and 0x4 are a healthy GPU's,
+    without and with work. Drivers before 535.54 know the field as clocks_throttle_reasons.active.
+    """
+    try:
+        masks = {gpu.index: int(gpu[_THROTTLE_FIELDS[1]], 16) for gpu in row if gpu.has(_THROTTLE_FIELDS[1])}
+    except ValueError as error:
+        return unknown(f"nvidia-smi's answer cannot be read: {error}")
+    reasons = {index: _words(mask) for index, mask in masks.items() if _words(mask)}
+    if not reasons:
+        return ok("no GPU is slowed down")
+    if any(mask & sum(_FAILS) for mask in masks.values()):
+        return fail(each(reasons), expected="none", fix=_THROTTLE_FIX)
+    return warn(each(reasons), expected="none", fix=_THROTTLE_FIX)
+
+
+CHECKS = (
+    equal_gpus(
+        "gpu.same",
+        "all GPUs are of one model",
+        reads=("name", "compute_cap"),
+        show=lambda gpu: f"{gpu['name']} (compute capability {gpu['compute_cap']})",
+        verdict="FAIL",
+        fix="leave the node out (--exclude), or train on nodes with equal GPUs",
+        why="Ranks wait for the slowest GPU at every step, and a batch that fits one model may not fit another.",
+    ),
+    equal_gpus(
+        "gpu.vbios",
+        "all GPUs have the same VBIOS",
+        reads=("vbios_version",),
+        show=lambda gpu: gpu["vbios_version"],
+        noun="VBIOS",
+        fix="bring the GPUs to one firmware with the server vendor's tool at the next maintenance",
+        why="Another VBIOS may mean other clocks and power limits: one GPU that is slower makes all others wait.",
+    ),
+)
