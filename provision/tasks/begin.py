@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +13,15 @@ from provision.inventory import fold
 from provision.masking import mask_plan
 from provision.model import Emit, Inventory, Node, StageFinished, StageStarted
 from provision.render import render
-from provision.run import fields, plan_name, record
+from provision.run import fields, plan_name, record, world_size
 from provision.run.follow import Follower
-from provision.run.result import TrainResult, output_of
+from provision.run.record import TrainResult, output_of
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import reason
 from provision.tasks.attach import Ask, Attachment
 from provision.tasks.runs import find_all
 from provision.tasks.stop import stop_on
+from trainer.contract import Plan
 
 if TYPE_CHECKING:
     from provision.run.proof import Proof
@@ -54,7 +54,7 @@ class Beginning:
     connections: Connections
     nodes: Sequence[Node]
     run: str
-    plans: Sequence[Mapping[str, Any]]
+    plans: Sequence[Plan]
     about: Mapping[str, Any]
     left: dict[str, str] = field(default_factory=dict, init=False)  # by node, what a stop could not end or prove
 
@@ -68,7 +68,7 @@ class Beginning:
         """
         folder = record.folder_of(self.inventory.path, self.run)
         names = [node.name for node in self.nodes]
-        attempts = 1 + int(self.plans[0].get("restarts") or 0)
+        attempts = self.plans[0].attempts
         follower = Follower(self.run, names, folder, attempts=attempts, emit=emit)
         there = PurePosixPath(str(self.about["folder"]))
         described = {
@@ -76,7 +76,7 @@ class Beginning:
             "run": self.run,
             "inventory": self.inventory.path.name,
             "nodes": names,
-            "plans": {str(plan["node"]): mask_plan(plan) for plan in self.plans},
+            "plans": {plan.node: mask_plan(plan.to_object()) for plan in self.plans},
             "who": record.author(),
             "began": record.now(),
         }
@@ -130,10 +130,10 @@ class Beginning:
             plan = self.plans[ranks[node.name]]
             script = render(
                 "run/start.sh.j2",
-                plan=json.dumps(plan, sort_keys=True),
+                plan=plan.to_json(),
                 name=plan_name(ranks[node.name]),
                 run=str(there),
-                release=str(plan["prefix"]),
+                release=plan.prefix,
             )
             result = self.connections[node].run(script, deadline=_START_DEADLINE)
             said = _said(result.out)
@@ -183,7 +183,7 @@ class Beginning:
     @property
     def _resume(self) -> str:
         """The command that goes on with the run, where there is a way to."""
-        can = self.plans[0].get("resume")
+        can = self.plans[0].resume
         return f"to go on from its newest checkpoint: clusterctl resume {self.run}" if can else ""
 
     def _verdict(self, follower: Follower) -> None:
@@ -219,7 +219,7 @@ class Beginning:
             state=state,
             folder=folder,
             nodes=tuple(node.name for node in self.nodes),
-            world_size=sum(int(plan.get("processes", 1)) for plan in self.plans),
+            world_size=world_size(self.plans),
             seconds=seconds,
             steps=follower.steps,
             first_loss=follower.losses[0] if follower.losses else None,
@@ -230,7 +230,7 @@ class Beginning:
 
     def _network(self) -> str:
         """Which network NCCL has used, where there were GPUs."""
-        if not any("NCCL_DEBUG_FILE" in plan["env"] for plan in self.plans):
+        if not any("NCCL_DEBUG_FILE" in plan.env for plan in self.plans):
             return ""
         found = find_all(self.inventory, self.nodes, self.connections, word=self.run, need_answers=False).runs
         return "; ".join(found[self.run].networks) if self.run in found else ""

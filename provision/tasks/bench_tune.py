@@ -16,7 +16,7 @@ from provision.netbench.tuning import NAMES, Setting, Tuning, search
 from provision.tasks.bench_nodes import MeasureFailedError, World, network_used, silent
 
 if TYPE_CHECKING:
-    from provision.run.network_used import Used
+    from provision.run.found import Used
     from provision.tasks.bench_nodes import Event
 
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL tells which network it uses

@@ -1,7 +1,7 @@
 """The gate: what would let a run hang, crash or meet another one is found before anything is started.
 
 Between the nodes' preparation and the launcher: one place that refuses. All nodes are asked at once, in two round trips
-beside that of the preparation; what they said is judged by the checks and by ``provision/run/gate_rules.py``.
+beside that of the preparation; what they said is judged by the checks and by ``provision/run/readiness.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from provision.errors import ClusterctlError, PreflightError
 from provision.hints import again
 from provision.model import Emit, Finding, Inventory, Node, Notice, StageFinished, StageStarted
-from provision.run import Facts, Travel, content, gate_gpus, gate_rules, gate_words
+from provision.run import Facts, Travel, readiness
 from provision.ssh.remote import Connections
 from provision.tasks import prepare
 from provision.tasks.check import judge
@@ -131,11 +131,11 @@ class _Passage:
                 said = self._ask(left, answers)
             answers = {node.name: _ranked(answers[node.name], rank) for rank, node in enumerate(left)}
             findings = tuple(self._judged(left, answers, said))
-            bad = gate_rules.reasons(left, findings)
+            bad = readiness.reasons(left, findings)
             if not bad:
                 break
             facts = {name: answer.facts for name, answer in answers.items()}
-            if self.options.force and not (set(gate_rules.hopeless(left, facts)) & set(bad)):
+            if self.options.force and not (set(readiness.hopeless(left, facts)) & set(bad)):
                 for name, why in bad.items():
                     self.emit(Notice(f"forced: {name}: {why}", "warning"))
                 break
@@ -205,24 +205,24 @@ class _Passage:
         """All findings about these nodes."""
         question = self._question(nodes, answers)
         facts = {name: answer.facts for name, answer in answers.items()}
-        yield from gate_rules.reachable(nodes, facts)
-        yield from gate_rules.machines(nodes, facts)
-        yield from gate_rules.releases(nodes, {name: answer.release for name, answer in answers.items()})
-        yield from gate_rules.room(nodes, facts)
-        yield from gate_rules.runs(nodes, facts, self.options.visible)
-        yield from gate_rules.linked(nodes, said.ports, question.link)
+        yield from readiness.reachable(nodes, facts)
+        yield from readiness.machines(nodes, facts)
+        yield from readiness.releases(nodes, {name: answer.release for name, answer in answers.items()})
+        yield from readiness.room(nodes, facts)
+        yield from readiness.runs(nodes, facts, self.options.visible)
+        yield from readiness.linked(nodes, said.ports, question.link)
         found = (
             finding
             for check, each in said.answers.items()
-            if check != gate_gpus.CHECK
+            if check != readiness.GPU_CHECK
             for finding in judge(check, question.plan, of(each, nodes))
         )
-        yield from gate_rules.weighed(found, facts)
-        yield from gate_gpus.busy(nodes, said.answers.get(gate_gpus.CHECK, {}), facts, self.options.visible)
+        yield from readiness.weighed(found, facts)
+        yield from readiness.busy(nodes, said.answers.get(readiness.GPU_CHECK, {}), facts, self.options.visible)
         names = {node.name for node in nodes}
         for path, by_node in said.content.items():
             here = {name: each for name, each in by_node.items() if name in names}
-            yield from content.compare(path, here, what=_key(self.luggage, path))
+            yield from readiness.compare_content(path, here, what=_key(self.luggage, path))
         for name, why in said.lost.items():
             if name in names:
                 yield Finding("gate.lost", name, "FAIL", why)
@@ -233,14 +233,14 @@ class _Passage:
         if not all(isinstance(self.asked[name], Answer) for name in bad):
             way = "to bring the environment: clusterctl deploy"
         exclude = again(typed, command, "--exclude-bad") if command == "train" else ""
-        return gate_words.refusal(nodes, bad, rest, exclude=exclude, way=way)
+        return readiness.refusal(nodes, bad, rest, exclude=exclude, way=way)
 
     def _tell(self, left: tuple[Node, ...], findings: Sequence[Finding]) -> None:
-        for text in gate_words.warnings(findings):
+        for text in readiness.warnings(findings):
             self.emit(Notice(text, "warning"))
         spare = [node.name for node in self.inventory.nodes if node not in self.nodes]
         asked, typed = self.options.asked, self.inventory.typed
-        for text in gate_words.dropped(self.nodes, left, self.dropped, spare=spare, asked=asked, typed=typed):
+        for text in readiness.dropped(self.nodes, left, self.dropped, spare=spare, asked=asked, typed=typed):
             self.emit(Notice(text, "warning"))
 
 

@@ -16,9 +16,7 @@ from provision.checks._probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser
 from provision.model import Inventory, Node
 from provision.render import render
-from provision.run.content import Content
-from provision.run.content import parse as parse_content
-from provision.run.gate_gpus import PROBE
+from provision.run.readiness import PROBE, Content, parse_content
 from provision.script import FROM_INPUT
 from provision.ssh.remote import Connections, fan_out, reading
 from provision.tasks.gate_talk import Talked, talk

@@ -12,7 +12,7 @@ from provision.errors import ClusterctlError, NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.model import Emit, Inventory, Node
 from provision.render import render
-from provision.run.loglines import Entry, entry, merged, pattern
+from provision.run.follow import Entry, entry, merged, pattern
 from provision.ssh.remote import Connections, fan_out, reading, sent_length
 from provision.tasks.answers import reason
 from provision.tasks.prepare import run_folder

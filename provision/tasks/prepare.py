@@ -10,7 +10,7 @@ from provision.errors import ClusterctlError, NodesFailedError
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
-from provision.run.sources import sources
+from provision.run.files import sources
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import hint, reason, without
 

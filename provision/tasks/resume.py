@@ -9,17 +9,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.hints import again
 from provision.inventory import fold
+from provision.launchers import fewer
 from provision.model import UNTYPED, CommandLine, Emit, Inventory, Node, Notice
 from provision.render import render
-from provision.run import plan_name, record
-from provision.run.fewer import fewer, world_size
-from provision.run.job_nodes import VISIBLE
-from provision.run.result import TrainResult
+from provision.run import plan_name, record, world_size
+from provision.run.record import TrainResult
+from provision.run.spec import VISIBLE
 from provision.ssh.remote import Connections, fan_out
 from provision.tasks.answers import hint, reason
 from provision.tasks.begin import Beginning, Following
@@ -27,7 +27,8 @@ from provision.tasks.gate import GateOptions, gate
 from provision.tasks.prepare import run_folder
 from provision.tasks.runs import by_name, find
 from provision.tasks.stop import refuse_others
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.contract import Plan, from_json
+from trainer.untrusted import UntrustedError
 
 if TYPE_CHECKING:
     from provision.run import Facts
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
 
 _DEADLINE = 30.0
-_PLAN = 16 << 20  # characters
 
 
 def resume(
@@ -77,15 +77,15 @@ def resume(
         refuse_resume(run, found.unreachable, inventory.typed, chosen=chosen)
         members = [by_name(inventory)[name] for name in chosen or run.nodes]
         plans = _plans(inventory, run, members, connections)
-        before = int(plans[0].get("nnodes", len(plans)))
+        before = plans[0].nnodes
         refuse_plans(plans)
-        limited = {str(plan["node"]): plan["env"].get(VISIBLE) for plan in plans}
+        limited = {plan.node: plan.env.get(VISIBLE) for plan in plans}
         visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
         strict = replace(options, exclude_bad=False, visible=visible)
         with gate(inventory, members, connections, run.id, None, strict, emit) as passed:
             head = passed.answers[members[0].name].facts
             if len(members) < before:
-                moved = int(plans[0].get("node_rank", 0)) != 0
+                moved = plans[0].node_rank != 0
                 facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
                 plans = fewer(plans, members[0].train_address, facts)
                 _tell_fewer(run, members, before, plans, found.unreachable, emit)
@@ -93,7 +93,7 @@ def resume(
         kept = record.read(record.folder_of(inventory.path, run.id)) or {}
         about = {
             "master": f"{members[0].train_address}:{head.port}",
-            "prefix": str(plans[0]["prefix"]),
+            "prefix": plans[0].prefix,
             "folder": str(run_folder(inventory, run.id)),
             "launcher": kept.get("launcher"),
             "argv": kept.get("argv"),
@@ -132,7 +132,7 @@ def _tell_fewer(
     run: Run,
     members: Sequence[Node],
     before: int,
-    plans: Sequence[Mapping[str, Any]],
+    plans: Sequence[Plan],
     unreachable: Mapping[str, str],
     emit: Emit,
 ) -> None:
@@ -186,22 +186,20 @@ def refuse_resume(
         )
 
 
-def refuse_plans(plans: Sequence[Mapping[str, Any]]) -> None:
+def refuse_plans(plans: Sequence[Plan]) -> None:
     """Refuse a run whose plans do not say how to go on.
 
     Raises:
         UsageError: the run keeps no checkpoints that are known of.
     """
-    if not plans[0].get("resume"):
+    if plans[0].resume is None:
         raise UsageError(
-            f"run {plans[0].get('run')} cannot be resumed: how its program is told to go on is not known",
+            f"run {plans[0].run} cannot be resumed: how its program is told to go on is not known",
             hint="start the next one with: clusterctl train --output DIR --resume-arg '--resume={checkpoint}' SCRIPT",
         )
 
 
-def renewed(
-    plans: Sequence[Mapping[str, Any]], head: Facts, *, token: str, restarts: int | None = None
-) -> list[dict[str, Any]]:
+def renewed(plans: Sequence[Plan], head: Facts, *, token: str, restarts: int | None = None) -> list[Plan]:
     """The plans for going on: with fresh ports, another token for the agents' link, from the newest checkpoint.
 
     Args:
@@ -212,59 +210,24 @@ def renewed(
     """
     fresh = []
     for plan in plans:
-        link = plan.get("link")
-        new = {
-            **plan,
-            "resuming": True,
-            "checkpoint": None,  # from the beginning it is not gone on with, it is begun anew
-            "port": head.port or plan.get("port"),
-            "link": {**link, "port": head.link_port or link["port"], "token": token} if link else None,
-        }
-        if restarts is not None:
-            new["restarts"] = restarts
-        if "MASTER_PORT" in plan["env"]:
-            new["env"] = {**plan["env"], "MASTER_PORT": str(new["port"])}
-        fresh.append(new)
+        port = head.port or plan.port
+        link = plan.link and plan.link._replace(port=head.link_port or plan.link.port, token=token)
+        env = {**plan.env, **({"MASTER_PORT": str(port)} if "MASTER_PORT" in plan.env else {})}
+        new = plan._replace(resuming=True, none_ok=False, port=port, link=link, env=env)
+        fresh.append(new if restarts is None else new._replace(restarts=restarts))
     return fresh
 
 
-def read_plan(text: str) -> dict[str, Any]:
-    """The plan that a node has, as far as it is used here and in the record.
-
-    Raises:
-        UntrustedError: it is none.
-    """
-    plan = parse_object(text, limit=_PLAN)
-    kinds: dict[str, type | tuple[type, ...]] = {
-        **dict.fromkeys(("run", "node", "prefix"), str),
-        **dict.fromkeys(("env", "hang"), dict),
-        "argv": list,
-        **dict.fromkeys(("link", "resume"), (dict, type(None))),
-        **dict.fromkeys(("port", "restarts", "processes", "node_rank", "nnodes"), (int, type(None))),
-        **dict.fromkeys(("progress", "output"), (str, type(None))),
-    }
-    needed = {"run", "node", "prefix", "env", "argv"}
-    for name, kind in kinds.items():
-        if (name in plan or name in needed) and not isinstance(plan.get(name), kind):
-            raise UntrustedError(f"is no plan: {name} is missing or of another kind")
-    link, env = plan.get("link"), plan["env"]
-    if not all(isinstance(value, str) for value in env.values()):
-        raise UntrustedError("is no plan: env has a value that is no text")
-    if link is not None and not isinstance(link.get("port"), int):
-        raise UntrustedError("is no plan: link has no port")
-    return plan
-
-
-def _plans(inventory: Inventory, run: Run, members: Sequence[Node], connections: Connections) -> list[dict[str, Any]]:
+def _plans(inventory: Inventory, run: Run, members: Sequence[Node], connections: Connections) -> list[Plan]:
     """What each node's agent was given, in the order of the ranks."""
     folder = str(run_folder(inventory, run.id))
     ranks = {part.node: part.rank for part in run.parts}
 
-    def read(node: Node) -> dict[str, Any]:
+    def read(node: Node) -> Plan:
         script = render("run/plan.sh.j2", run=folder, name=plan_name(ranks[node.name]))
         result = connections[node].run(script, deadline=_DEADLINE)
         try:
-            return read_plan(result.out)
+            return from_json(result.out)
         except UntrustedError as error:
             raise ClusterctlError(result.err.strip() or f"{folder}/{plan_name(ranks[node.name])} {error}") from None
 
@@ -280,4 +243,4 @@ def _plans(inventory: Inventory, run: Run, members: Sequence[Node], connections:
             reasons=bad,
             hint=hint(answers.values(), f"clusterctl status {run.id}"),
         )
-    return [answer for answer in answers.values() if isinstance(answer, dict)]
+    return [answer for answer in answers.values() if isinstance(answer, Plan)]

@@ -13,23 +13,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, UsageError
 from provision.hints import again
 from provision.inventory.document import shown
-from provision.launchers import launch
+from provision.launchers import choose, launch
 from provision.masking import mask_words
 from provision.model import Emit, Inventory, Node, Notice
-from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id
+from provision.run import Job, Launch, RunSpec, Travel, new_run_id
 from provision.run.config import MisspelledKeyError
-from provision.run.job_nodes import VISIBLE, choose_nodes, workers
-from provision.run.result import TrainResult
+from provision.run.record import TrainResult
+from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.ssh.remote import Connections
 from provision.tasks.begin import Beginning, Following
 from provision.tasks.gate import Gated, GateOptions, gate
 from provision.tasks.prepare import run_folder
 from provision.tasks.zero import packed
+from trainer.contract import Link, Plan
 
 if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
@@ -169,19 +170,18 @@ class _DryRunOverError(ClusterctlError):
     """The end of a dry run: what was sent to the nodes goes again, as after a refusal."""
 
 
-def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[dict[str, Any]]:
+def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[Plan]:
     """The plans with the agents' link: where rank 0's agent listens, and the token by which they know one another.
 
     Raises:
         UsageError: rank 0's node has no port for it.
     """
     if len(launched.plans) < 2:
-        return [dict(plan) for plan in launched.plans]
+        return list(launched.plans)
     if port is None:
         raise UsageError(f"{spec.workers[0].node.name} has no second free port, for the agents of the nodes")
-    names = [worker.node.name for worker in spec.workers]
-    link = {"host": spec.master, "port": port, "token": token, "nodes": names, "lost_after": lost_after}
-    return [{**plan, "link": link} for plan in launched.plans]
+    link = Link(spec.master, port, token, tuple(worker.node.name for worker in spec.workers), lost_after)
+    return [plan._replace(link=link) for plan in launched.plans]
 
 
 def _chosen(inventory: Inventory, nodes: Sequence[Node], asked: Training) -> tuple[Inventory, tuple[Node, ...]]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from provision.errors import UsageError
-from provision.run import Job, Travel, pack
+from provision.launchers import pack
+from provision.run import Job, Travel
 from provision.run.config_text import read
 from trainer import ds_config
 

@@ -19,7 +19,7 @@ def ranks(training):
     return found
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "plain"])
 def test_two_nodes_with_two_ranks_each(training_nodes, launcher):
     result = training_nodes.run(
         "train", "--nodes", "2", "--gpus-per-node", "2", "--launcher", launcher, "tiny.py", *SHORT

@@ -14,7 +14,7 @@ from provision.errors import NodesFailedError, PreflightError
 from provision.inventory import local_inventory
 from provision.model import Inventory, Node, Notice, ignore
 from provision.run import Facts, Travel, travel
-from provision.run.content import Content
+from provision.run.readiness import Content
 from provision.ssh.remote import Connections, NodeUnreachable
 from provision.tasks import gate as gate_module
 from provision.tasks import gate_ask, prepare

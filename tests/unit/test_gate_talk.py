@@ -15,7 +15,7 @@ from provision.checks._clock import offset
 from provision.checks._ports import heard
 from provision.model import LOCAL, Node
 from provision.render import render
-from provision.run.content import parse
+from provision.run.readiness import parse_content as parse
 from provision.ssh.local import LocalRemote
 from provision.tasks.gate_talk import talk
 
