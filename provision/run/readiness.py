@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 DISK_LEAST = 256 << 20  # bytes without which not even the logs and the tokenized data have room
 DISK_SMALL = 5 << 30
 
-# What a check fails for that need not stop a run, and why.
+# Checks whose failures need not stop a run, and why.
 _SOFT = {
     "gpu.xid": "since the node was started; the GPU may have been reset since",
     "ib.state": "NCCL uses TCP meanwhile",
 }
 _SOFT_WITHOUT_GPUS = {"mem.shm": "it is small for data loaders with several workers"}
-# Warnings that say nothing about the run that is to be started.
+# Checks whose warnings do not concern a run.
 _QUIET = frozenset({"lim.memlock"})
 
 
 def reachable(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether every node has a way to rank 0 and an interface that carries it, and rank 0 a port."""
+    """Whether every node reaches rank 0 and knows the interface to it, and whether rank 0 has a port."""
     master = nodes[0]
     for rank, node in enumerate(nodes):
         told = facts[node.name]
@@ -57,7 +57,9 @@ def reachable(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Fin
             fix = f"give {master.name} an address (data_address) on the network, or correct /etc/hosts on {node.name}"
             yield _fail("gate.master", node, said, fix)
         elif told.rank != rank:
-            yield _fail("gate.rank", node, f"it takes itself for rank {told.rank}, and is {rank}", "start again")
+            yield _fail(
+                "gate.rank", node, f"its agent reports rank {told.rank}, and the node has rank {rank}", "start again"
+            )
         elif len(nodes) > 1 and told.hostname_resolves == "loopback":
             said = f"its host name {told.hostname} is a loopback address; this run names its interfaces, others hang"
             yield _warn("gate.master", node, said, f"write its network address for {told.hostname} into /etc/hosts")
@@ -66,7 +68,7 @@ def reachable(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Fin
 
 
 def machines(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether every node is a machine of its own: of two names for one, one would wait for a rank that never comes."""
+    """Whether every node is a separate machine: with two names for one machine, a rank would wait for ever."""
     seen: dict[tuple[str, str | None], str] = {}
     for node in nodes:
         told = facts[node.name]
@@ -76,7 +78,7 @@ def machines(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Find
 
 
 def releases(nodes: Sequence[Node], found: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether all nodes have one environment: FAIL where it is not that of most, on all where none is."""
+    """Whether all nodes have the same release. FAIL for those that differ from most; for all without a majority."""
     (usual, count), *others = Counter(found[node.name] for node in nodes).most_common()
     settled = not others or 2 * count > len(nodes)
     for node in nodes:
@@ -102,12 +104,12 @@ def room(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]
 
 
 def runs(nodes: Sequence[Node], facts: Mapping[str, Facts], visible: Mapping[str, str]) -> Iterator[Finding]:
-    """Other runs on the same GPUs, and what is left of runs that have lost their agent.
+    """Other runs on the same GPUs, and processes of runs whose agent no longer exists.
 
     Args:
-        nodes: that shall take part.
-        facts: of each.
-        visible: by node name, the CUDA_VISIBLE_DEVICES that the run will have; all GPUs of nodes not named.
+        nodes: the nodes of the run.
+        facts: by node name.
+        visible: by node name, the run's CUDA_VISIBLE_DEVICES; a node that is not named uses all GPUs.
     """
     for node in nodes:
         told = facts[node.name]
@@ -118,11 +120,11 @@ def runs(nodes: Sequence[Node], facts: Mapping[str, Facts], visible: Mapping[str
             is_bad = bool(told.gpus) and not apart
             if not run["agent"]:
                 count = len(run["pids"])
-                said = f"{count} process{'es' if count > 1 else ''} left of run {whose}, whose agent is gone"
+                said = f"{count} process{'es' if count > 1 else ''} left of run {whose}, whose agent no longer exists"
                 fix = f"to end them: clusterctl stop {run['run']}"
             else:
                 where = "on the same GPUs" if is_bad else "on other GPUs" if told.gpus else "on the same cores"
-                said = f"run {whose} is at work {where}"
+                said = f"run {whose} is running {where}"
                 fix = f"wait for it (clusterctl status {run['run']}), or clusterctl stop {run['run']}"
             yield (_fail if is_bad else _warn)("gate.runs", node, said, fix)
 
@@ -133,7 +135,7 @@ def devices(visible: str) -> frozenset[str]:
 
 
 def linked(nodes: Sequence[Node], answers: Mapping[str, Answer], port: int | None) -> Iterator[Finding]:
-    """Whether the agents of all nodes reach that of rank 0, which is at another port than MASTER_PORT."""
+    """Whether all agents reach the agent of rank 0, which has another port than MASTER_PORT."""
     master = nodes[0]
     tried = {node.name: heard(answers[node.name]).to(master.name, "link") for node in nodes[1:] if node.name in answers}
     failed = {name: one for name, one in tried.items() if one and one.state != "open"}
@@ -149,7 +151,7 @@ def linked(nodes: Sequence[Node], answers: Mapping[str, Answer], port: int | Non
 
 
 def weighed(findings: Iterable[Finding], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """The findings of checks as they count for a run: what does not stop one is a warning, what means nothing is OK."""
+    """The findings of checks as they count for a run: some failures are warnings, and some warnings are OK."""
     for each in findings:
         told = facts.get(each.node)
         soft = _SOFT.get(each.check) or (_SOFT_WITHOUT_GPUS.get(each.check) if told and not told.gpus else None)
@@ -172,7 +174,7 @@ def reasons(nodes: Sequence[Node], findings: Iterable[Finding], verdict: str = "
 
 
 def hopeless(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> tuple[str, ...]:
-    """Nodes that no ``--force`` helps: without an interface or a port there is nothing to write into their plan."""
+    """Nodes that ``--force`` cannot help: their plan needs an interface, and that of rank 0 a port."""
     without = [node.name for rank, node in enumerate(nodes) if facts[node.name].interface is None
                or (rank == 0 and facts[node.name].port is None)]  # fmt: skip
     return tuple(without)
@@ -215,15 +217,15 @@ def busy(
     """FAIL for programs that are no run of ours (``readiness.runs`` names those) and hold a GPU's memory.
 
     Args:
-        nodes: that shall take part.
+        nodes: the nodes of the run.
         answers: to ``PROBE``.
         facts: of each node.
-        visible: by node name, the CUDA_VISIBLE_DEVICES that the run will have; all GPUs of nodes not named.
+        visible: by node name, the run's CUDA_VISIBLE_DEVICES; a node that is not named uses all GPUs.
     """
     for node in nodes:
         answer = answers.get(node.name)
         if answer is None or answer.state != "answered":
-            continue  # no nvidia-smi, or one that hangs: the check gpu.driver says so
+            continue  # no nvidia-smi, or one that hangs: the check gpu.driver reports it
         ours = {pid for run in facts[node.name].runs for pid in run["pids"]}
         wanted = _wanted(answer, facts[node.name], node, visible.get(node.name))
         found: dict[int, tuple[str, str, list[str], list[str]]] = {}
@@ -418,7 +420,7 @@ def refusal(
         way: another way out; "" where there is none.
     """
     others = rest and exclude
-    ways = [f"to go on with {fold(node.name for node in rest)}: {exclude}" if others else "correct what is named"]
+    ways = [f"to continue with {fold(node.name for node in rest)}: {exclude}" if others else "fix the errors above"]
     ways += [way] if way else []
     count = f"{len(bad)} of {len(nodes)} nodes" if len(nodes) > 1 else nodes[0].name
     text = f"{count} cannot take part in the run; nothing was started"
@@ -462,7 +464,7 @@ def dropped(
         yield f"without {name}: {why}"
     moved = renumbered(left, before)
     names = fold(node.name for node in left)
-    yield f"going on with {len(left)} of {len(before)} nodes: {names}" + (f"; {moved}" if moved else "")
+    yield f"continuing with {len(left)} of {len(before)} nodes: {names}" + (f"; {moved}" if moved else "")
     if spare and asked:
         are = "is" if len(spare) == 1 else "are"
         how = again(typed, "train", exclude=fold(out), nodes=str(asked))

@@ -83,7 +83,7 @@ class Worker:
     """A node that takes part. Its rank is its place in ``RunSpec.workers``.
 
     ``wanted`` is what ``--gpus-per-node`` says, ``devices`` are the GPUs that it is limited to (None: all).
-    ``job_nodes.workers`` makes it of what the user gave.
+    ``workers`` makes it of what the user gave.
     """
 
     node: Node

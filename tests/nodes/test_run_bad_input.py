@@ -78,7 +78,7 @@ def test_another_run_on_the_same_nodes_is_named(training):
     first = training.detached("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
     second = training.run("train", "--nodes", "2", *SHORT)
     assert second.returncode == 0, second.stderr  # without GPUs they only slow down one another
-    assert f"run {first} of trainer is at work on the same cores" in second.stderr
+    assert f"run {first} of trainer is running on the same cores" in second.stderr
     assert training.marked(run=first)
 
 

@@ -67,7 +67,7 @@ def test_good_nodes_are_fine():
         ("node01", {"port_free": False, "error": "port 29500 is in use"}, "port 29500 is in use"),
         ("node02", {"error": "no route to rank 0 at 10.0.0.11: Network is unreachable"}, "no route to rank 0"),
         ("node02", {"interface": "lo", "master_ip": "127.0.1.1"}, "10.0.0.11 means 127.0.1.1 there"),
-        ("node03", {"rank": 1}, "takes itself for rank 1, and is 2"),
+        ("node03", {"rank": 1}, "reports rank 1, and the node has rank 2"),
     ],
 )
 def test_a_node_without_a_way_to_rank_0(name, other, words):
@@ -127,12 +127,18 @@ def run(agent=True, visible=None, pids=(11, 12)):
 @pytest.mark.parametrize(
     ("gpus", "other", "mine", "verdict", "words"),
     [
-        (8, run(), None, "FAIL", "20261122-sft-1234 of alice is at work on the same GPUs"),
+        (8, run(), None, "FAIL", "20261122-sft-1234 of alice is running on the same GPUs"),
         (8, run(visible="0,1"), "2,3", "WARN", "on other GPUs"),
         (8, run(visible="0,1"), "1,2", "FAIL", "on the same GPUs"),
         (8, run(visible="0,1"), None, "FAIL", "on the same GPUs"),
         (0, run(), None, "WARN", "on the same cores"),
-        (8, run(agent=False), None, "FAIL", "2 processes left of run 20261122-sft-1234 of alice, whose agent is gone"),
+        (
+            8,
+            run(agent=False),
+            None,
+            "FAIL",
+            "2 processes left of run 20261122-sft-1234 of alice, whose agent no longer exists",
+        ),
         (0, run(agent=False, pids=[7]), None, "WARN", "1 process left of run"),
     ],
 )
