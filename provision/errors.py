@@ -132,3 +132,9 @@ class InterruptedByUser(ClusterctlError):  # noqa: N818 - not an error of the pr
     """Ctrl-C or SIGTERM: raised after what was started has been stopped."""
 
     exit_code = 130
+
+
+def shown_value(value: object) -> str:
+    """A value of any type as it may stand in a message, shortened to a fixed length."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

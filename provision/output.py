@@ -12,18 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID
-from rich.table import Column
-from rich.text import Text
 
 from provision import model
 from provision.hints import complete, complete_fields
@@ -43,7 +37,10 @@ from provision.output_text import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from rich.progress import Progress, TaskID
+
     from provision.errors import ClusterctlError
+    from provision.screen import Screen
 
 SAY_EVERY = 10.0  # seconds between two lines about one stage where no bar can be drawn
 
@@ -226,7 +223,8 @@ class Reporter:
 
     def _restart(self) -> None:
         if self._live is None and self._bars and not self._quiet:
-            self._live = _bars(self._err, self._now)
+            assert self._err.console is not None
+            self._live = self._err.console.bars(self._now, unicode=self._err.unicode)
             self._live.start()
             for stage, meter in self._meters.items():
                 self._draw(stage, meter)
@@ -242,30 +240,16 @@ class Reporter:
             live.stop()
 
 
-class _Console(Console):
-    """rich's console, but a reader that went away is an error for the caller, not the end of the process."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        raise BrokenPipeError
-
-
 class _Stream:
     """stdout or stderr: styled and wrapped on a terminal, bare text elsewhere."""
 
     def __init__(self, file: TextIO, environ: Mapping[str, str]) -> None:
         self.file = file
-        self.console: Console | None = None  # only on a terminal
+        self.console: Screen | None = None  # only on a terminal
         if file.isatty() and environ.get("TERM", "") not in {"dumb", "unknown"}:
-            self.console = _Console(
-                file=file,
-                force_terminal=True,
-                color_system=None if environ.get("NO_COLOR") else "auto",
-                highlight=False,
-                markup=False,
-                emoji=False,
-                width=None if environ.get("COLUMNS", "80").strip("0") else shutil.get_terminal_size().columns,
-            )
+            from provision.screen import screen  # noqa: PLC0415 - rich, which a pipe needs none of
+
+            self.console = screen(file, environ)
 
     @property
     def unicode(self) -> bool:
@@ -287,31 +271,5 @@ class _Stream:
                 self.file.write(text + "\n")
             else:
                 rows = wrap(line._replace(text=text), self.console.width)
-                self.console.print(Text("\n".join(rows), style=line.style), soft_wrap=True)
+                self.console.show("\n".join(rows), line.style)
         self.file.flush()
-
-
-class _Cell(ProgressColumn):
-    """What a stage's meter says at this moment."""
-
-    def __init__(self, say: Callable[[Meter], str], column: Column) -> None:
-        super().__init__(column)
-        self._say = say
-
-    def render(self, task: Task) -> Text:
-        return Text(self._say(task.fields["meter"]))
-
-
-def _bars(stream: _Stream, now: Callable[[], float]) -> Progress:
-    return Progress(
-        SpinnerColumn("dots" if stream.unicode else "line"),
-        _Cell(Meter.label, Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-        BarColumn(bar_width=10),
-        _Cell(lambda meter: meter.numbers(now()), Column(no_wrap=True)),
-        console=stream.console,
-        transient=True,
-        expand=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        refresh_per_second=5,  # often enough for the eye, seldom enough for a slow line
-    )

@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, pass_context
-from jinja2.runtime import Context, Undefined
-
 from provision.errors import ClusterctlError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from jinja2 import Environment
+    from jinja2.runtime import Context
 
 _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE / "templates", _HERE.parent / "templates")  # in a wheel; in a checkout
@@ -45,6 +45,8 @@ def render(template: str, /, **values: object) -> str:
     Raises:
         ClusterctlError: no such template, a variable is missing, or a value cannot be quoted.
     """
+    from jinja2 import TemplateError, TemplateNotFound  # noqa: PLC0415 - see _environment
+
     try:
         return _environment().get_template(template).render(values)
     except TemplateNotFound as error:
@@ -81,33 +83,35 @@ def words(values: Iterable[object]) -> str:
     return _Raw(" ".join(quote(value) for value in values))
 
 
-def _raw(value: object) -> str:
-    if isinstance(value, Undefined):
-        str(value)  # raises, and names the variable
-    if not isinstance(value, str):
-        raise ClusterctlError(f"{value!r} is marked as raw sh and is no text")
-    return _Raw(value)
-
-
-@pass_context
-def _finalize(context: Context, value: object) -> object:
-    # With pass_context this runs at render time only, and sees which file the expression stands in: an included
-    # template is quoted by its own name. Template text itself never comes here.
-    if isinstance(value, _Raw | Undefined) or not (context.name or "").endswith(".sh.j2"):
-        return value
-    return quote(value)
-
-
 @cache
 def _environment() -> Environment:
+    # Imported with the first template: quote and words, which every command needs, do without.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context  # noqa: PLC0415
+    from jinja2.runtime import Undefined  # noqa: PLC0415
+
+    def raw(value: object) -> str:
+        if isinstance(value, Undefined):
+            str(value)  # raises, and names the variable
+        if not isinstance(value, str):
+            raise ClusterctlError(f"{value!r} is marked as raw sh and is no text")
+        return _Raw(value)
+
+    @pass_context
+    def finalize(context: Context, value: object) -> object:
+        # With pass_context this runs at render time only, and sees which file the expression stands in: an included
+        # template is quoted by its own name. Template text itself never comes here.
+        if isinstance(value, _Raw | Undefined) or not (context.name or "").endswith(".sh.j2"):
+            return value
+        return quote(value)
+
     environment = Environment(
         loader=FileSystemLoader([place for place in _PLACES if place.is_dir()]),
         undefined=StrictUndefined,
-        finalize=_finalize,
-        autoescape=False,  # noqa: S701 - nothing here is HTML; sh is quoted by _finalize
+        finalize=finalize,
+        autoescape=False,  # noqa: S701 - nothing here is HTML; sh is quoted by finalize
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(raw=_raw, words=words, quote=quote)
+    environment.filters.update(raw=raw, words=words, quote=quote)
     return environment

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from provision.errors import BundleError
+from provision.errors import BundleError, shown_value
 from provision.ospackages.collection import Collected, Package, Wanted
 from trainer.untrusted import UntrustedError, parse_object
 
@@ -94,7 +94,7 @@ def parse(data: bytes) -> Manifest:
         raise BundleError("it is no bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12")
     if found.get("version") != VERSION:
         raise BundleError(
-            f"it has format {_shown(found.get('version'))}, and this version of clusterctl reads format {VERSION}",
+            f"it has format {shown_value(found.get('version'))}, and this version of clusterctl reads format {VERSION}",
             hint="use the clusterctl that wrote it, or pack it again",
         )
     try:
@@ -129,7 +129,7 @@ def _package(found: Any) -> Package:
 def _index(found: Any) -> Member:
     name = _place(found["name"])
     if name not in INDEX:
-        raise ValueError(f"the index holds {_shown(name)}")
+        raise ValueError(f"the index holds {shown_value(name)}")
     return Member(name, _size(found["size"]), _digest(found["sha256"]))
 
 
@@ -143,28 +143,23 @@ def _list(found: Mapping[str, Any], key: str) -> list[Any]:
 def _matching(pattern: re.Pattern[str], found: Mapping[str, Any], key: str) -> str:
     value = found[key]
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{key}: {_shown(value)} is no name")
+        raise ValueError(f"{key}: {shown_value(value)} is no name")
     return value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _place(value: Any) -> str:
     if not isinstance(value, str) or not _PLACE.fullmatch(value):
-        raise ValueError(f"{_shown(value)} is no place in a bundle")
+        raise ValueError(f"{shown_value(value)} is no place in a bundle")
     return value
 
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 40:
-        raise ValueError(f"{_shown(value)} is no size")
+        raise ValueError(f"{shown_value(value)} is no size")
     return value
 
 
 def _digest(value: Any) -> str:
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise ValueError(f"{_shown(value)} is no sha256")
+        raise ValueError(f"{shown_value(value)} is no sha256")
     return value

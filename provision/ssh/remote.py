@@ -6,48 +6,35 @@ and whatever paramiko raises leaves here as a ``RemoteError`` with a readable re
 
 from __future__ import annotations
 
-import logging
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import paramiko
-
-from provision.errors import ClusterctlError
-from provision.ssh.become import Ascent
-from provision.ssh.channel import ChannelStream
-from provision.ssh.client import DEAD_AFTER
+from provision.ssh.become import Sudo
 from provision.ssh.fanout import fan_out
-from provision.ssh.framing import BOOTSTRAP, OutputTooLong, sent_length
+from provision.ssh.framing import BOOTSTRAP, sent_length
 from provision.ssh.local import LocalRemote
-from provision.ssh.login import hang_up, text_of
 from provision.ssh.prompts import Prompts
-from provision.ssh.session import Session
 from provision.ssh.wire import (
-    STOP,
     AnswerUnreadable,
-    Broken,
     DeadlineExceeded,
-    Expired,
     HostKeyChanged,
     HostKeyUnknown,
     NodeUnreachable,
     RemoteError,
     RootRefused,
-    converse,
     reading,
-    too_long,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from provision.model import Inventory, Node, Result
-    from provision.ssh.become import Sudo
+    from provision.model import Inventory, Node
+    from provision.ssh.session import Session
+    from provision.ssh.ssh_remote import SshRemote
 
 __all__ = [
     "BOOTSTRAP",
@@ -60,15 +47,11 @@ __all__ = [
     "Prompts",
     "RemoteError",
     "RootRefused",
-    "SshRemote",
     "connect",
     "fan_out",
     "reading",
     "sent_length",
 ]
-
-# What goes wrong is raised; paramiko logs it as well, to stderr where logging is not set up.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None) -> SshRemote | LocalRemote:
@@ -79,14 +62,26 @@ def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None)
         HostKeyChanged: the host key is not the pinned one.
         NodeUnreachable: everything else that prevents a login.
     """
-    return _connect(Session(inventory, prompts), node)
+    return _connect(_session((node,), inventory, prompts), Sudo(prompts), node)
 
 
-def _connect(session: Session, node: Node) -> SshRemote | LocalRemote:
+def _session(nodes: Sequence[Node], inventory: Inventory, prompts: Prompts | None) -> Session | None:
+    """What ssh connections share; None where every node is this machine, which needs neither Fabric nor paramiko."""
+    if nodes and all(node.is_local for node in nodes):
+        return None
+    from provision.ssh.session import Session  # noqa: PLC0415 - a third of a start; --help needs none of it
+
+    return Session(inventory, prompts)
+
+
+def _connect(session: Session | None, sudo: Sudo, node: Node) -> SshRemote | LocalRemote:
     if node.is_local:
-        return LocalRemote(node, sudo=session.sudo)
+        return LocalRemote(node, sudo=sudo)
+    from provision.ssh.ssh_remote import SshRemote  # noqa: PLC0415 - see _session
+
+    assert session is not None
     transport, by_key = session.connect(node)
-    return SshRemote(node, transport, by_key=by_key, sudo=session.sudo)
+    return SshRemote(node, transport, by_key=by_key, sudo=sudo)
 
 
 class Connections:
@@ -97,7 +92,8 @@ class Connections:
 
     def __init__(self, inventory: Inventory, prompts: Prompts | None = None) -> None:
         self.inventory = inventory
-        self._session = Session(inventory, prompts)
+        self._session = _session(inventory.nodes, inventory, prompts)
+        self._sudo = Sudo(prompts)
         self._lock = threading.Lock()
         self._slots: dict[str, _Slot] = {}
         self._further: list[SshRemote | LocalRemote] = []
@@ -108,7 +104,7 @@ class Connections:
             slot = self._slots.setdefault(node.name, _Slot())
         with slot.lock:
             if slot.remote is None or not slot.remote.alive:
-                remote = _connect(self._session, node)
+                remote = _connect(self._session, self._sudo, node)
                 if slot.remote:
                     slot.remote.close()
                 slot.remote = remote
@@ -119,7 +115,7 @@ class Connections:
 
     def further(self, node: Node) -> SshRemote | LocalRemote:
         """Another connection to a node, for the caller alone: to close it ends nothing that others run there."""
-        remote = _connect(self._session, node)
+        remote = _connect(self._session, self._sudo, node)
         with self._lock:
             self._further.append(remote)
         if self._closed:
@@ -136,7 +132,8 @@ class Connections:
             closer.start()
         for closer in closers:
             closer.join(5)
-        self._session.close()
+        if self._session is not None:
+            self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -151,99 +148,3 @@ class Connections:
 class _Slot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     remote: SshRemote | LocalRemote | None = None
-
-
-class SshRemote:
-    """A node behind a paramiko connection; see ``model.Remote``. Several scripts may run on it at once."""
-
-    def __init__(self, node: Node, transport: paramiko.Transport, *, by_key: bool, sudo: Sudo) -> None:
-        self.node = node
-        self.by_key = by_key  # logged in without a password: the system's ssh can do the same
-        self._sudo = sudo
-        self._transport = transport
-        self._user = transport.get_username() or ""
-        self._streams: set[ChannelStream] = set()
-        self._lock = threading.Lock()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the connection still stands, as far as is known."""
-        return self._transport.is_active()
-
-    @property
-    def host_key(self) -> tuple[str, bytes]:
-        """Type and wire form of the key that the node has shown and that was believed."""
-        key = self._transport.get_remote_server_key()
-        return key.get_name(), key.asbytes()
-
-    def run(
-        self,
-        script: str,
-        *,
-        stdin: Iterable[bytes] | None = None,
-        on_line: Callable[[str], None] | None = None,
-        deadline: float | None = None,
-        root: bool = False,
-    ) -> Result:
-        """See ``model.Remote.run``. Text that is not UTF-8 comes back with surrogates."""
-        stream = self._start(min(DEAD_AFTER, deadline or DEAD_AFTER))
-        ascent = None
-        if root and self._user != "root":
-            ascent = Ascent(self.node, self._user, self._sudo)
-            stream.stop = self._stop_as_root
-        try:
-            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, handover=ascent)
-        except Expired:
-            raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
-        except OutputTooLong as error:
-            raise too_long(self.node, error) from None
-        except Broken as broken:
-            refused = ascent.why_ended() if ascent and self.alive and not broken.begun else None
-            raise refused or self._broken(broken) from None
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-
-    def close(self) -> None:
-        """Close the connection; scripts that still run on it are told to end."""
-        with self._lock:
-            streams = tuple(self._streams)
-        for stream in streams:
-            stream.abort()
-        hang_up(self._transport)
-
-    def _start(self, timeout: float) -> ChannelStream:
-        try:
-            channel = self._transport.open_session(timeout=timeout)
-            channel.exec_command(BOOTSTRAP)
-        except paramiko.ChannelException as error:
-            raise NodeUnreachable(
-                self.node,
-                f"the node refuses another session: {error.text}",
-                hint="raise MaxSessions in the node's sshd_config",
-            ) from error
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise NodeUnreachable(self.node, f"the connection is lost: {text_of(error)}") from error
-        stream = ChannelStream(channel)
-        with self._lock:
-            self._streams.add(stream)
-        return stream
-
-    def _stop_as_root(self, group: int) -> None:
-        """End a process group of root's, which the ssh user may not."""
-        beside = self._start(2)
-        with suppress(ClusterctlError, Broken, Expired, OutputTooLong):
-            ascent = Ascent(self.node, self._user, self._sudo)
-            converse(beside, STOP.format(group=group), deadline=2, handover=ascent)
-
-    def _broken(self, broken: Broken) -> NodeUnreachable:
-        if not self.alive:
-            return NodeUnreachable(self.node, f"the connection was lost: {text_of(self._transport.get_exception())}")
-        if broken.begun:
-            return NodeUnreachable(self.node, "the script was killed on the node, or its connection closed")
-        said = " ".join((broken.out + " " + broken.err).split())
-        return NodeUnreachable(
-            self.node,
-            "the login shell did not start sh" + (f": {said[:200]}" if said else ""),
-            hint="the user needs a login shell that runs commands, and sh and dd on its PATH",
-        )

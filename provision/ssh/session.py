@@ -17,7 +17,6 @@ import paramiko
 from provision.errors import Reason, UsageError
 from provision.model import Inventory, Node
 from provision.render import quote
-from provision.ssh.become import Sudo
 from provision.ssh.client import Asking, Client
 from provision.ssh.login import Again, text_of
 from provision.ssh.proxy import Proxy, ProxyFailedError
@@ -49,11 +48,10 @@ class _Connection(fabric.Connection):  # type: ignore[misc]
 
 
 class Session:
-    """What the connections of one command share: settings, jump hosts, the password and who may ask for it."""
+    """What the connections of one command share: settings, jump hosts, the ssh password and who may ask for it."""
 
     def __init__(self, inventory: Inventory, prompts: Prompts | None) -> None:
         self.ssh = inventory.ssh
-        self.sudo = Sudo(prompts)
         self._asking = Asking(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
         self._failed: dict[int, tuple[float, RemoteError]] = {}  # jump hosts: when, and why

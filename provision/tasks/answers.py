@@ -10,7 +10,7 @@ from provision.hints import again
 from provision.inventory import fold, likely_typo
 from provision.model import Inventory, Node, Result
 from provision.script import parse
-from provision.ssh.remote import RemoteError
+from provision.ssh.wire import RemoteError
 
 Answer = TypeVar("Answer")
 

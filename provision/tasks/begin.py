@@ -83,9 +83,14 @@ class Beginning:
         record.write(folder, {**described, "state": "running", "attached": True})
         began = time.monotonic()
         outcome, left_as = "failed", ""
-        emit(StageStarted("train", f"Training {self.run}", None, "steps"))
         try:
-            offsets = self._start(there, emit)
+            try:
+                emit(StageStarted("train", f"Training {self.run}", None, "steps"))
+                offsets = self._start(there, emit)
+            except (KeyboardInterrupt, InterruptedByUser):
+                self._stop(emit)
+                outcome = "failed" if self.left else "stopped"
+                raise self._interrupted() from None
             attachment = Attachment(self.nodes, follower, there, offsets)
             outcome, left_as = "detached", "followed no more"  # also when it is left behind in the midst of a stop
             outcome = attachment.follow(
@@ -102,12 +107,12 @@ class Beginning:
         finally:
             follower.close()
             seconds = time.monotonic() - began
-            emit(StageFinished("train", seconds, follower.states, goes_on=left_as))
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
             told = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
             record.write(
                 folder, {**described, **told, "state": state, "attached": False, "why": dict(follower.failures)}
             )
+            emit(StageFinished("train", seconds, follower.states, goes_on=left_as))
         if outcome == "ended":
             self._verdict(follower)
         elif following.detach and follower.unheard:
@@ -142,11 +147,7 @@ class Beginning:
                 raise ClusterctlError(str(why))
             return said.get("at") or 0
 
-        try:
-            answers = fan_out(self.nodes, start, limit=len(self.nodes))
-        except InterruptedByUser:
-            self._stop(emit)
-            raise self._interrupted() from None
+        answers = fan_out(self.nodes, start, limit=len(self.nodes))
         failed = {
             node.name: reason(answer, self.inventory, node)
             for node in self.nodes

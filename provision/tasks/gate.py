@@ -99,7 +99,7 @@ def gate(
             out = [node for node in nodes if node.name in passed.dropped]
             prepare.withdraw(inventory, out, connections, run, asked, scratch=options.scratch)
         yield passed
-    except ClusterctlError:
+    except (ClusterctlError, KeyboardInterrupt):
         if luggage is not None:
             prepare.withdraw(inventory, nodes, connections, run, asked, scratch=options.scratch)
         raise

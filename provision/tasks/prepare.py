@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from provision.errors import ClusterctlError, NodesFailedError
+from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
@@ -18,6 +20,7 @@ LOCAL = "local"  # in place of a release's name: an environment that clusterctl 
 _PREPARE_DEADLINE = 600.0
 _PROBE_DEADLINE = 30.0
 _WITHDRAW_DEADLINE = 30.0
+_ANSWERS = 10.0  # seconds that an interrupted command waits for nodes that may be making the folder
 _AT_ONCE = 64  # nodes
 
 
@@ -79,6 +82,9 @@ def prepare(
 
     Returns:
         For each node its answer, a ``RefusedError``, or why it was not reached.
+
+    Raises:
+        InterruptedByUser: Ctrl-C. The folders that were made are removed again.
     """
     folder = scratch or str(run_folder(inventory, run))
     agent = sources("agent") if luggage is not None else {}
@@ -110,7 +116,31 @@ def prepare(
         release, folder_is, answer = (*result.out.split("\n", 2), "", "")[:3]
         return Answer(release.removeprefix("release "), Facts.parse(answer), folder_is == "folder made")
 
-    return fan_out(nodes, ask, limit=_AT_ONCE)
+    asked: dict[str, Answer | ClusterctlError] = {}
+    finished = {node.name: threading.Event() for node in nodes}
+
+    def ask_and_keep(node: Node) -> Answer:
+        try:
+            asked[node.name] = answer = ask(node)
+        except ClusterctlError as error:
+            asked[node.name] = error
+            raise
+        finally:
+            finished[node.name].set()
+        return answer
+
+    try:
+        return fan_out(nodes, ask_and_keep, limit=_AT_ONCE)
+    except InterruptedByUser:
+        if luggage is not None:
+            until = time.monotonic() + _ANSWERS
+            for each in finished.values():
+                each.wait(max(0.0, until - time.monotonic()))
+            # The script of a node without an answer ends with its connection, and removes what it was receiving.
+            withdraw(
+                inventory, [node for node in nodes if node.name in asked], connections, run, asked, scratch=scratch
+            )
+        raise
 
 
 def missing(inventory: Inventory, nodes: Sequence[Node], asked: Asked) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from provision.model import Emit, Node, Notice
-from provision.ssh.remote import HostKeyChanged, RemoteError
+from provision.ssh.wire import HostKeyChanged, RemoteError
 
 if TYPE_CHECKING:
     from provision.model import Remote

@@ -125,17 +125,17 @@ def train(
         with gate(inventory, chosen, connections, run, luggage, options, emit) as passed:
             spec = _spec(inventory, passed, run, luggage, asked)
             launched = launch(spec)
-        for notice in launched.notices:
-            emit(notice)
-        link_port = passed.answers[passed.nodes[0].name].facts.link_port
-        plans = linked(launched, spec, link_port, secrets.token_hex(16), asked.policy.lost_after)
-        about = {
-            "master": f"{spec.master}:{spec.port}",
-            "prefix": str(spec.prefix),
-            "folder": str(spec.folder),
-            "launcher": choose(asked.job),
-            "argv": mask_words(asked.words),
-        }
+            for notice in launched.notices:
+                emit(notice)
+            link_port = passed.answers[passed.nodes[0].name].facts.link_port
+            plans = linked(launched, spec, link_port, secrets.token_hex(16), asked.policy.lost_after)
+            about = {
+                "master": f"{spec.master}:{spec.port}",
+                "prefix": str(spec.prefix),
+                "folder": str(spec.folder),
+                "launcher": choose(asked.job),
+                "argv": mask_words(asked.words),
+            }
         return Beginning(inventory, connections, passed.nodes, run, plans, about).go(asked.following, emit)
 
 

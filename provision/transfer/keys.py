@@ -18,9 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from provision.render import render, words
 from provision.ssh.openssh import CIPHERS
 
@@ -100,6 +97,10 @@ class RelayKey:
     @classmethod
     def new(cls) -> RelayKey:
         """A new key for one transfer."""
+        # Imported with the first key: --help needs none of it.
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
         key = Ed25519PrivateKey.generate()
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()

@@ -71,6 +71,7 @@ def _build(source: lab_tree.Python, home: Path) -> dict[str, object]:
         _verify_layout(prefix, source, log)
 
     pip: list[str | Path] = [prefix / "bin/python", "-m", "pip", "install", "-q", "-c", _constraints(home)]
+    pip += ["--no-cache-dir"]  # DeepSpeed as another pip built it, without torch, does not load its ops
     with log.step("torch"):
         log.run([*pip, lab_recipe.TORCH])
     with log.step("requirements"):

@@ -68,3 +68,11 @@ def test_a_promise_about_every_input_has_a_test_with_as_many_as_the_profile_says
 def test_the_nightly_profile_has_10_000_examples():
     assert settings.get_profile("nightly").max_examples == 10_000
     assert settings.get_profile("clusterctl").max_examples <= 100
+
+
+def test_every_test_takes_its_number_of_examples_from_the_profile():
+    """So that the nightly profile tries 10,000 new ones: a number in a test would win over the profile's."""
+    fixed = re.compile(r"max_examples=\d")
+    paths = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    assert len(paths) > 100
+    assert [path.name for path in paths if fixed.search(path.read_text(encoding="utf-8"))] == []

@@ -1,7 +1,5 @@
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,9 +10,18 @@ sys.path.append(str(HERE))  # for trainings; last, so that it hides no module
 
 
 @pytest.fixture(scope="session")
-def gpt(lab_env, tmp_path_factory):
+def forks(lab_env):
+    """Runs programs with the rehearsal environment's Python."""
+    from forks import Forks  # pytest rewrites its asserts only after this file
+
+    with Forks(lab_env / "bin/python") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def gpt(forks, tmp_path_factory):
     """Runs the trainer's programs with the rehearsal environment's Python; has two small data sets."""
-    from trainings import Trainings  # pytest rewrites its asserts only after this file
+    from trainings import Trainings
 
     folder = tmp_path_factory.mktemp("gpt")
     drawn = random.Random(0)
@@ -24,7 +31,7 @@ def gpt(lab_env, tmp_path_factory):
     ):
         lines = (" ".join(drawn.choice(known.split()) for _ in range(9)) for _ in range(1200))
         (folder / f"{name}.txt").write_text("\n".join(lines))
-    made = Trainings(lab_env / "bin", folder)
+    made = Trainings(forks, folder)
     # One vocabulary for both: the second has letters that the first has not.
     (folder / "both.txt").write_text((folder / "first.txt").read_text() + (folder / "second.txt").read_text())
     made.program("prepare", "both.txt", "--out", "both")
@@ -34,15 +41,13 @@ def gpt(lab_env, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def of_configs(lab_env, tmp_path_factory):
+def of_configs(forks, tmp_path_factory):
     """Runs a program of this folder on configurations by name: the JSON objects that it says, by their names."""
 
     def run(program, configs):
         folder = tmp_path_factory.mktemp(Path(program).stem)
         (folder / "configs.json").write_text(json.dumps(configs))
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
-        argv = [lab_env / "bin/python", HERE / program, folder / "configs.json"]
-        done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=900)
+        done = forks.run(HERE / program, folder / "configs.json", cwd=folder)
         assert done.returncode == 0, done.stderr[-3000:]
         lines = [json.loads(row[5:]) for row in done.stdout.splitlines() if row.startswith("SAYS ")]
         return {line["name"]: line for line in lines}

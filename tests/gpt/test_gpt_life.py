@@ -6,7 +6,8 @@ import shutil
 import signal
 
 import pytest
-from trainings import HERE, ROOT, TINY
+from forks import ROOT
+from trainings import HERE, TINY
 
 LONG = ("--max-iters", 100000, "--eval-interval", 0, "--schedule", "constant", "--keep", 2)
 

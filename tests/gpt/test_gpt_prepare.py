@@ -39,6 +39,30 @@ def test_any_number_of_processes_writes_the_same_files(gpt):
     assert len(list((gpt.folder / "workers-1").glob("train-*.bin"))) > 2
 
 
+SEVERAL = """
+import multiprocessing, os
+from pathlib import Path
+import numpy as np
+from trainer.gpt import encode, tokens
+vocabulary = tokens.load(Path("one"))
+chunks = ((number, "a chunk of text. " * 1000) for number in range(20))
+encoded = encode.encoded(chunks, vocabulary, np.uint16, 2)
+numbers = [next(encoded)[0]]
+at_work = len(multiprocessing.active_children())
+numbers += [number for number, _, _ in encoded]
+cores = len(os.sched_getaffinity(0))
+print(at_work, numbers == list(range(20)), encode.workers_for(0, vocabulary, encode.LARGE) == cores,
+      encode.workers_for(0, vocabulary, encode.LARGE - 1))
+"""
+
+
+def test_several_processes_encode_large_texts(gpt):
+    if not (gpt.folder / "one").exists():
+        gpt.program("prepare", "first.txt", "--out", "one", "--tokens", "bpe", "--vocab-size", 300)
+    result = gpt.run("-c", SEVERAL, typed=True)
+    assert result.stdout == "2 True True 1\n", result.stderr
+
+
 SLOW = """
 from trainer.gpt import encode
 encode.QUIET = 0
@@ -49,6 +73,6 @@ print(encode.describe(25 << 20, 100 << 20, 5.0))
 
 
 def test_progress_has_the_time_that_is_left(gpt):
-    result = gpt.run("-c", SLOW)
+    result = gpt.run("-c", SLOW, typed=True)
     assert result.stdout == "encoded 25 of 100 MiB (25 %), 5.0 MiB/s, 0:00:15 left\n"
     assert result.stderr.startswith("encoded 5 of 10 MiB (50 %), ")

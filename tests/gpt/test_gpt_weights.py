@@ -10,12 +10,12 @@ from trainings import HERE
 @pytest.fixture(scope="module")
 def trained(gpt):
     """Trained by two processes with ZeRO-3, whose parameters lie in pieces."""
-    return gpt.session([["--out", "trained", "--engine", "zero3", "--learning-rate", "1e-2"]], ranks=2)[0]
+    return gpt.session([["--out", "trained", "--engine", "zero3", "--learning-rate", "1e-2"]], ranks=2, typed=True)[0]
 
 
 @pytest.fixture(scope="module")
 def exported(gpt, trained):
-    said = gpt.program("export", "trained/best", "hf")
+    said = gpt.program("export", "trained/best", "hf", typed=True)
     assert said == "hf: step 6 of trained/iter_6\n"
     return gpt.folder / "hf"
 
@@ -49,7 +49,7 @@ def test_a_second_set_goes_on_with_a_fresh_optimizer(gpt, trained):
 
 def test_samples_are_the_same_for_a_seed(gpt, trained, exported):
     common = ("trained/best", "--prompt", "the king", "--tokens", 30)
-    texts = [gpt.program("sample", *common, "--seed", seed) for seed in (1, 1, 2)]
+    texts = [gpt.program("sample", *common, "--seed", seed, typed=seed == 2) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("the king")
 
@@ -91,7 +91,7 @@ def test_a_bpe_vocabulary_of_ones_own(gpt):
         told = json.loads((gpt.folder / "bpe-hf" / name).read_text())
         assert (told["bos_token_id"], told["eos_token_id"]) == (end, end)
     loads = "import transformers; told = transformers.GenerationConfig.from_pretrained('bpe-hf')"
-    assert gpt.run("-c", f"{loads}; print(told.eos_token_id)").stdout == f"{end}\n"
+    assert gpt.run("-c", f"{loads}; print(told.eos_token_id)", typed=True).stdout == f"{end}\n"
     again = gpt.program("prepare", "second.txt", "--out", "bpe-2", "--vocabulary", "bpe-hf")
     assert json.loads((gpt.folder / "bpe-2/meta.json").read_text())["digest"] == meta["digest"], again
 

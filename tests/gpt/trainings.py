@@ -1,13 +1,11 @@
 """The trainer's programs, run as their user runs them, with the Python of a real environment."""
 
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+from forks import HERE
 
 # A model that trains in a second.
 TINY = ["--data", "first", "--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--block-size", "32"]
@@ -32,40 +30,39 @@ class Run:
 
 
 class Trainings:
-    """All in one ``folder``; ``bin`` is the environment's."""
+    """All in one ``folder``."""
 
-    def __init__(self, bin_folder, folder):
-        self.bin, self.folder = bin_folder, folder
-        clean = {key: value for key, value in os.environ.items() if key not in ("CLUSTERCTL_CHECKPOINT", "RANK")}
-        mine = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        self.env = dict(clean, CUDA_VISIBLE_DEVICES="", **mine)
+    def __init__(self, forks, folder):
+        self.forks, self.env, self.folder = forks, forks.env, folder
 
     def argv(self, *argv, ranks=1):
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        return [str(self.bin / "python"), *torchrun, *map(str, argv)]
+        return [str(self.forks.python), *torchrun, *map(str, argv)]
 
-    def run(self, *argv, ranks=1, env=None, timeout=900):
-        """A program to its end."""
+    def run(self, *argv, ranks=1, env=None, timeout=900, typed=False):
+        """A program to its end, in a fork; ``typed``: in a new process, by torchrun where it has several ranks."""
+        if not typed:
+            return self.forks.run(*argv, cwd=self.folder, ranks=ranks, env=env, timeout=timeout)
         command = self.argv(*argv, ranks=ranks)
         environment = dict(self.env, **(env or {}))
         options = {"capture_output": True, "text": True, "timeout": timeout}
         return subprocess.run(command, cwd=self.folder, env=environment, check=False, **options)
 
-    def program(self, name, *argv):
+    def program(self, name, *argv, typed=False):
         """``python -m trainer.gpt.NAME``, which is to work; what it says."""
-        result = self.run("-m", f"trainer.gpt.{name}", *argv)
+        result = self.run("-m", f"trainer.gpt.{name}", *argv, typed=typed)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
     def train(self, *argv, ranks=1, **options):
         return self.run("-m", "trainer.gpt", *TINY, *argv, ranks=ranks, **options)
 
-    def session(self, runs, ranks=1, tiny=True):
+    def session(self, runs, ranks=1, tiny=True, typed=False):
         """Several trainings in the same processes, each ``TINY`` with other options; a ``Run`` for each."""
         told = [[*(TINY if tiny else ()), *map(str, argv)] for argv in runs]
         path = self.folder / f"session-{len(list(self.folder.glob('session-*')))}.json"
         path.write_text(json.dumps(told))
-        result = self.run(HERE / "session.py", path, ranks=ranks)
+        result = self.run(HERE / "session.py", path, ranks=ranks, typed=typed)
         assert result.returncode == 0, result.stdout + result.stderr
         found = []
         for line in result.stdout.splitlines():

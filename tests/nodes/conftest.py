@@ -3,7 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import count
 from os import getpid
@@ -18,7 +18,7 @@ from provision.errors import UsageError
 sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last, so that they hide no module
 
 LONG = (  # groups that take minutes, the longest first
-    "training", "test_kills", "test_push_breaks", "test_relay_failures", "test_long_prefix", "test_deploy_relay",
+    "training_nodes", "plain_nodes", "test_kills", "test_push_breaks", "test_relay_failures", "test_deploy_relay",
     "test_releases", "test_tool", "test_deploy", "test_push",
 )  # fmt: skip
 
@@ -36,8 +36,9 @@ def pytest_collection_modifyitems(items):
 
 @cache
 def _group(path):
-    """What one worker runs: tests of one file share what they have made, and so do all that train."""
-    return "training" if "training_nodes" in path.read_text(encoding="utf-8") else path.stem
+    """What one worker runs: tests of one file share what they have made, and so do all that use the same nodes."""
+    text = path.read_text(encoding="utf-8")
+    return next((nodes for nodes in ("training_nodes", "plain_nodes") if nodes in text), path.stem)
 
 
 def _rank(group):
@@ -104,15 +105,19 @@ def ssh():
 @pytest.fixture(scope="session")
 def lab_bundle(lab_env, tmp_path_factory):
     """``clusterctl pack-env`` of the real environment, once for all workers: link it, never write to it."""
+    return _bundle("lab-bundle", lab_env, tmp_path_factory)
+
+
+def _bundle(name, env, tmp_path_factory):
     from command import run
 
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "lab-bundle"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not list(folder.glob("*.ccb")):
-            packed = run("pack-env", cwd=folder, env={"CONDA_PREFIX": str(lab_env)}, timeout=600)
+            packed = run("pack-env", cwd=folder, env={"CONDA_PREFIX": str(env)}, timeout=600)
             assert packed.returncode == 0, packed.stderr
     (bundle,) = folder.glob("*.ccb")
     return bundle
@@ -121,19 +126,38 @@ def lab_bundle(lab_env, tmp_path_factory):
 @pytest.fixture(scope="session")
 def training_nodes(require_sandbox, lab_bundle, lab_project, tmp_path_factory):
     """Two nodes with the real environment, for an ordinary user, and that user's folder with a training project."""
-    from training import PREFIX, Training  # pytest rewrites its asserts only after this file
+    from training import TRAINERS  # pytest rewrites its asserts only after this file
 
-    if there := os.environ.get("CLUSTERCTL_TRAINING"):  # while tests are written: a sandbox's folder, all deployed
+    with _nodes("training", TRAINERS, lab_bundle, tmp_path_factory) as nodes:
+        if not nodes.folder.joinpath("train.yaml").exists():
+            shutil.copytree(lab_project, nodes.folder, dirs_exist_ok=True)
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def plain_nodes(require_sandbox, small_env, tmp_path_factory):
+    """Two nodes with Python alone, for an ordinary user: a run starts there without the CPU time that torch needs."""
+    from training import PLAIN
+
+    bundle = _bundle("small-bundle", small_env, tmp_path_factory)
+    with _nodes("plain", PLAIN, bundle, tmp_path_factory) as nodes:
+        yield nodes
+
+
+@contextmanager
+def _nodes(name, trainers, bundle, tmp_path_factory):
+    from training import PREFIX, Training
+
+    if there := os.environ.get(f"CLUSTERCTL_{name.upper()}"):  # while tests are written: a sandbox, all deployed
         (box,) = (box for box in sandboxes.list_all() if box.directory == Path(there))
-        yield Training(Path(there), box)
+        yield Training(Path(there), box, trainers)
         return
     if "PYTEST_XDIST_WORKER" in os.environ:
-        (tmp_path_factory.getbasetemp().parent / "training").mkdir()  # fails where another worker trains too
+        (tmp_path_factory.getbasetemp().parent / name).mkdir()  # fails where another worker has such nodes too
     folder = tmp_path_factory.mktemp("job")
     with sandboxes.up(nodes=2, name=_name(), directory=folder, user="trainer", prefix=PREFIX) as box:
-        shutil.copytree(lab_project, folder, dirs_exist_ok=True)
-        nodes = Training(folder, box)
-        nodes.deploy(lab_bundle)
+        nodes = Training(folder, box, trainers)
+        nodes.deploy(bundle)
         yield nodes
 
 

@@ -3,7 +3,7 @@
 EVENT is the number of the event at which the signal comes. Without SIGNAL it is SIGKILL, and no command line is around
 the deploy; with one it is the command, as users type it, or the command of the WORDs.
 Events are the beginnings and ends of stages: how often progress is told depends on how quick the machine is. With
-EVENT 0 nothing is killed, and the number of events is printed.
+EVENT 0 nothing is killed, and for each event "started" or "finished" is printed.
 """
 
 import os
@@ -48,7 +48,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     deploy(inventory, inventory.nodes, bundle, emit=emit)
-    sys.stdout.write(str(len(events)))
+    sys.stdout.write(" ".join("started" if isinstance(event, StageStarted) else "finished" for event in events))
 
 
 if __name__ == "__main__":

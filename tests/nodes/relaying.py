@@ -19,7 +19,7 @@ from provision.transfer import Target, transfer
 ROOT = "/opt/it's a ünïx"  # the quote keeps a forced command from naming it: see PLAIN
 PLAIN = "/opt/a ünïx"
 LARGE = b"large \xff name"  # no UTF-8
-RANGE = 8 << 20
+RANGE = 2 << 20
 
 
 _numbers = count(1)

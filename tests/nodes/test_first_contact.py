@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 
+import forked
 import pexpect
 import pytest
 from command import CLUSTERCTL
@@ -40,16 +41,7 @@ def environ(folder):
 
 def init(folder, *argv):
     """``clusterctl init``: the shortest command that logs in everywhere."""
-    result = subprocess.run(
-        [CLUSTERCTL, "init", *argv],
-        check=False,
-        cwd=folder,
-        env=environ(folder),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-    )
+    result = forked.run("init", *argv, cwd=folder, env=environ(folder), timeout=60)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, " ".join(result.stderr.split()), result.stdout
 
@@ -129,31 +121,26 @@ def test_a_node_that_does_not_answer_times_out(folder, box):
     assert "node01: ready" in err + out
 
 
-@pytest.mark.parametrize("shell", ["tcsh", "fish"])
-def test_login_shells_and_noisy_rc_files_make_no_difference(require_sandbox, tmp_path, shell):
-    with sandboxes.up(nodes=1, name=f"shell-test-{os.getpid()}", directory=tmp_path, packages=["tcsh", "fish"]) as box:
-        where = box.enter("node01", ["sh", "-c", f"command -v {shell}"]).stdout.strip()
-        script = (
-            f"usermod -s {where} root; cd /root; echo 'echo noise from csh' >.cshrc; mkdir -p .config/fish;"
-            " echo 'echo noise from fish' >.config/fish/config.fish; echo 'echo noise' >.bashrc; cp .bashrc .profile"
-        )
-        assert box.enter("node01", ["sh", "-c", script]).returncode == 0
+def test_login_shells_and_noisy_rc_files_make_no_difference(require_sandbox, tmp_path):
+    shells = {"node01": "tcsh", "node02": "fish"}
+    with sandboxes.up(nodes=2, name=f"shell-test-{os.getpid()}", directory=tmp_path, packages=["tcsh", "fish"]) as box:
+        for node, shell in shells.items():
+            where = box.enter(node, ["sh", "-c", f"command -v {shell}"]).stdout.strip()
+            script = (
+                f"usermod -s {where} root; cd /root; echo 'echo noise from csh' >.cshrc; mkdir -p .config/fish; "
+                "echo 'echo noise from fish' >.config/fish/config.fish; echo 'echo noise' >.bashrc; "
+                "cp .bashrc .profile"
+            )
+            assert box.enter(node, ["sh", "-c", script]).returncode == 0
         (tmp_path / "home").mkdir()
         code, err, _ = init(tmp_path)
         assert code == 0, err
         (tmp_path / "train.yaml").write_text("stage: sft\nmodel_name_or_path: /m\ndataset: d\ndataset_dir: /d\n")
-        result = subprocess.run(
-            [CLUSTERCTL, "train", "train.yaml"],
-            check=False,
-            cwd=tmp_path,
-            env=environ(tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        result = forked.run("train", "train.yaml", cwd=tmp_path, env=environ(tmp_path), timeout=60)
     # The script ran and answered, through whatever the login shell is.
     assert result.returncode == 4
-    assert "there is no environment at /opt/llm/current" in " ".join(result.stderr.split())
+    said = " ".join(result.stderr.split())
+    assert "node[01-02]: there is no environment at /opt/llm/current" in said
 
 
 def test_init_installs_a_key_where_only_a_password_works_and_asks_for_it_once(folder, box):

@@ -1,8 +1,8 @@
 """Whatever is killed, and whenever: the old release always runs, and the same command completes the new one.
 
-What is killed: the controller at every event and at random moments, the node's side of the connection (sshd) and the
-script on the node at random moments, and the script at every step. The random moments come from a seed, which a failure
-names (CLUSTERCTL_SEED sets it, CLUSTERCTL_MOMENTS how many there are).
+What is killed: the controller where a stage begins and at random moments, the node's side of the connection (sshd) and
+the script on the node at random moments, and the script at every step. The random moments come from a seed, which a
+failure names (CLUSTERCTL_SEED sets it, CLUSTERCTL_MOMENTS how many there are).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from provision.tasks.releases import prune, rollback, verify
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1200)]
 
 KILLING = Path(__file__).with_name("killing.py")
-MOMENTS = int(os.environ.get("CLUSTERCTL_MOMENTS", "6"))  # 100 before a release
+MOMENTS = int(os.environ.get("CLUSTERCTL_MOMENTS", "3"))  # 100 before a release
 ROOT = "/opt/kills"
 
 
@@ -91,7 +91,7 @@ def cluster(tmp_path_factory, require_sandbox):
         bundles = []
         for text in ("old", "new"):
             env = make_env(tmp_path_factory.mktemp(text) / "tiny", text)
-            (env / "share/noise").write_bytes(os.urandom(6 << 20))  # more than a unit; new in both
+            (env / "share/noise").write_bytes(os.urandom(5 << 20))  # more than a unit; new in both
             bundles.append(pack(env, folder / f"{text}.ccb"))
         yield Cluster(box, folder, *bundles)
 
@@ -106,18 +106,20 @@ def start(cluster, event=0, *number):
     )
 
 
-def test_the_controller_is_killed_at_every_event(cluster):
+def test_the_controller_is_killed_at_every_stage(cluster):
+    """Where a stage begins, when the last one has ended: a stage's end and the next one's beginning leave the same."""
     whole = start(cluster)
     out, err = whole.communicate(timeout=120)
     assert whole.returncode == 0, err
     cluster.forget()
-    events = int(out)
-    assert events >= 10
-    for event in range(1, events + 1):
+    events = out.split()
+    assert events.count("started") >= 5
+    moments = [number for number, kind in enumerate(events, 1) if kind == "started"] + [len(events)]
+    for event in moments:
         child = start(cluster, event)
         child.communicate(timeout=120)
         assert child.returncode == -signal.SIGKILL
-        cluster.check(f"event {event} of {events}")
+        cluster.check(f"event {event} of {len(events)}")
 
 
 def test_ctrl_c_at_every_event_ends_cleanly(cluster):
@@ -152,25 +154,26 @@ def test_the_script_on_the_node_is_killed_at_every_step(cluster, monkeypatch):
     cluster.deploy(cluster.new)
     cluster.forget()
     assert {"complete", "seal", "smoke test", "mark", "switch"} <= set(names)
-    for index, name in enumerate(names):
-        for place in ("before", "after"):
+    # Between the end of a step and the beginning of the next one nothing is done: only the last one's end is a moment.
+    moments = [(index, "before") for index in range(len(names))] + [(len(names) - 1, "after")]
+    for index, place in moments:
 
-            def cut(planned, *, token, dry_run=False, index=index, place=place):
-                text = compile_steps(planned, token=token, dry_run=dry_run)
-                after = (f"cc_mark {index} changed 0", f"cc_mark {index} ok 0")
-                markers = after if place == "after" else (f"@clusterctl:{token}:start:{index}:",)
-                lines = text.split("\n")
-                found = [number for number, line in enumerate(lines) if any(each in line for each in markers)]
-                for number in reversed(found):
-                    lines.insert(number, "kill -9 -$$")
-                return "\n".join(lines)
+        def cut(planned, *, token, dry_run=False, index=index, place=place):
+            text = compile_steps(planned, token=token, dry_run=dry_run)
+            after = (f"cc_mark {index} changed 0", f"cc_mark {index} ok 0")
+            markers = after if place == "after" else (f"@clusterctl:{token}:start:{index}:",)
+            lines = text.split("\n")
+            found = [number for number, line in enumerate(lines) if any(each in line for each in markers)]
+            for number in reversed(found):
+                lines.insert(number, "kill -9 -$$")
+            return "\n".join(lines)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(sys.modules["provision.tasks.deploy"], "compile_steps", cut)
-                with contextlib.suppress(Exception):
-                    cluster.deploy(cluster.new)
-                    pytest.fail(f"{name} was not killed")
-            cluster.check(f"{place} {name}")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["provision.tasks.deploy"], "compile_steps", cut)
+            with contextlib.suppress(Exception):
+                cluster.deploy(cluster.new)
+                pytest.fail(f"{names[index]} was not killed")
+        cluster.check(f"{place} {names[index]}")
 
 
 def test_something_is_killed_at_random_moments(cluster):

@@ -17,7 +17,8 @@ from provision.model import Progress
 from provision.ssh.remote import Connections
 from provision.transfer import clean, keys
 
-PAYLOAD = Payload(24)
+PAYLOAD = Payload(12)
+SMALL = Payload(1)
 UNIT = 1 << 19
 
 
@@ -181,10 +182,10 @@ def test_a_home_that_nodes_share_is_left_as_it_was(cluster, tmp_path):
 def test_what_a_killed_run_has_left_goes_with_the_next_one(nodes):
     _leave_traces(nodes)
     assert set(nodes.traces()) == {"node02"}
-    nodes.send(PAYLOAD, nodes.targets("node01", "node02"))  # directly
+    nodes.send(SMALL, nodes.targets("node01", "node02"))  # directly
     assert nodes.traces() == {}
     _leave_traces(nodes)
-    nodes.send(PAYLOAD, nodes.targets("node02", "node03", "node04"))
+    nodes.send(SMALL, nodes.targets("node02", "node03", "node04"))
     assert nodes.traces() == {}
     _leave_traces(nodes)
     assert _clean(nodes, "/opt/elsewhere") == dict.fromkeys(nodes.names)
@@ -239,7 +240,7 @@ def test_a_damaged_source_breaks_every_stream_off(nodes):
 
     legs = list(PAYLOAD.legs["plain"])
     legs[1] = replace(legs[1], blocks=damaged)
-    payload = Payload(24)
+    payload = Payload(12)
     payload.legs = {"plain": tuple(legs)}
     with pytest.raises(BundleError, match="chunk 1"):
         nodes.send(payload, unit=UNIT)

@@ -21,10 +21,10 @@ from provision.ssh.remote import Connections
 from provision.tasks.hold import Lock, held
 from provision.transfer import clean, keys, lane, muster
 
-PAYLOAD = Payload(24)
-UNIT = 1 << 18
-SPARE = 4
-HOP = 4 << 20  # what may be on its way between two nodes: the units that wait, ssh's window of 2 MiB, pipes
+PAYLOAD = Payload(16)
+UNIT = 1 << 20  # a node starts about ten processes for each
+SPARE = 1
+HOP = 4 << 20  # what may be on its way between two nodes: the unit that waits, ssh's window of 2 MiB, pipes
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_the_first_node_is_switched_off_in_the_middle(make):
 
 def test_a_cable_that_is_pulled_in_the_middle(make):
     nodes = make(3)
-    when = When(0.3, lambda: nodes.box.unplug("node03"))
+    when = When(0.5, lambda: nodes.box.unplug("node03"))
     done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
     assert {name for name, error in done.errors.items() if error} == {"node03"}
     assert nodes.identical(PAYLOAD, "node01", "node02")
@@ -136,7 +136,7 @@ def test_a_node_that_stands_still(make):
 
 def test_a_transfer_to_another_place_takes_nothing_from_one_that_is_under_way(make):
     """A deploy and a push, which hold a lock each: the keys and the open ways of one are nothing to the other."""
-    nodes = make(3, link="30mbit")
+    nodes = make(3, link="15mbit")
     other = Nodes(nodes.box, nodes.inventory, nodes.connections, root="/opt/b")
     small, beside = Payload(2, seed=2), []
 
@@ -193,7 +193,7 @@ loaded = inventory.load(Path({inventory!r}))
 with Connections(loaded) as connections:
     nodes = Nodes.__new__(Nodes)
     nodes.inventory, nodes.connections, nodes.folder, nodes.into = loaded, connections, {folder!r}, {into!r}
-    print(nodes.send(Payload(24), {options}, emit=lambda event: print(event.done, event.total, flush=True)))
+    print(nodes.send(Payload(16), {options}, emit=lambda event: print(event.done, event.total, flush=True)))
 """
 
 
@@ -211,7 +211,7 @@ def test_a_controller_that_is_killed_and_runs_again(make, relay, again):
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as controller:
         for line in controller.stdout:
             done, total = map(int, line.split())
-            if done > 0.4 * total:
+            if done > 0.6 * total:
                 break
         controller.kill()
     left = nodes.traces()
@@ -221,7 +221,7 @@ def test_a_controller_that_is_killed_and_runs_again(make, relay, again):
     assert set(done.errors.values()) == {None}
     assert nodes.identical(PAYLOAD)
     copies = PAYLOAD.size() * (1 if relay else 3)
-    assert once >= 0.3 * copies
+    assert once >= 0.5 * copies
     assert _uplink(nodes) - before <= 1.05 * copies + again
     assert nodes.traces() == {}
 
@@ -236,7 +236,7 @@ FLIP = """#!/bin/sh
 # Passes everything on to ssh, but turns one byte of the third unit around.
 case "$*" in *probe) exec /usr/bin/ssh.true "$@" ;; esac
 perl -e 'binmode STDIN; $|=1; my $at=0; while (sysread(STDIN, my $b, 65536)) {
-  my $i = 700000 - $at; substr($b, $i, 1) ^= "\\x01" if $i >= 0 && $i < length($b);
+  my $i = 2500000 - $at; substr($b, $i, 1) ^= "\\x01" if $i >= 0 && $i < length($b);
   $at += length($b); syswrite(STDOUT, $b) }
 ' | /usr/bin/ssh.true "$@"
 """
@@ -256,7 +256,7 @@ def test_a_unit_that_is_changed_on_its_way_is_noticed(make):
     assert done.sent <= PAYLOAD.size() + 5 * HOP
 
 
-@pytest.mark.parametrize("what", ["size=12m", "nr_inodes=14"])
+@pytest.mark.parametrize("what", ["size=8m", "nr_inodes=14"])
 def test_a_full_disk_is_named_and_the_others_are_finished(make, what):
     nodes = make(3)
     nodes.box.enter("node02", ["mount", "-t", "tmpfs", "-o", what, "tmpfs", nodes.into])
@@ -313,7 +313,7 @@ def test_nodes_pass_bytes_on_over_the_fast_network_where_there_is_one(make):
 def test_what_a_reboot_may_have_lost_is_sent_again(make):
     nodes = make(2)
     legs = PAYLOAD.legs["plain"]
-    first = Payload(24)
+    first = Payload(16)
     first.legs = {"plain": legs[:3]}
     assert set(nodes.send(first).errors.values()) == {None}
     folder = nodes.box.node_root("node01") / nodes.folder[1:]

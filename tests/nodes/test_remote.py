@@ -531,15 +531,16 @@ def test_the_hint_for_a_changed_key_works(server, tmp_path):
         connect(inventory, node)
 
 
-@pytest.mark.parametrize("pinned", ["ed25519", "ecdsa", "rsa"])
-def test_a_node_with_several_keys_shows_the_pinned_one(own_server, pinned):
-    server = own_server(host_keys=("ed25519", "ecdsa", "rsa"))
+def test_a_node_with_several_keys_shows_the_pinned_one(own_server):
+    kinds = ("ed25519", "ecdsa", "rsa")
+    server = own_server(host_keys=kinds)
     node = server.node("sh")
-    inventory = server.inventory(node)
-    line = next(line for line in server.known_hosts().splitlines() if pinned in line)
-    inventory.ssh.known_hosts.write_text(line + "\n")
-    connect(inventory, node).close()
-    assert OpenSshRemote(inventory, node).run("echo hi").out == "hi\n"
+    for pinned in kinds:
+        inventory = server.inventory(node)
+        line = next(line for line in server.known_hosts().splitlines() if pinned in line)
+        inventory.ssh.known_hosts.write_text(line + "\n")
+        connect(inventory, node).close()
+        assert OpenSshRemote(inventory, node).run("echo hi").out == "hi\n", pinned
 
 
 def test_another_type_than_the_pinned_one_is_a_change(own_server, tmp_path):

@@ -2,27 +2,30 @@
 
 import json
 import re
+from pathlib import Path
 
+import command
 import pytest
-from training import wait_until
+from training import ROOT, RUNS, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
-LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
+SHORT = ("--", "--steps", "5", "--pause", "0", "--output", "out")
+LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
 
 
 @pytest.fixture(scope="module")
-def detached(training_nodes):
+def detached(plain_nodes):
     """A run that goes on while these tests look at it."""
-    run = training_nodes.detached(*LONG)
-    wait_until(lambda: "step 1 loss" in training_nodes.run("logs", run).stdout, "the first step", 120)
+    run = plain_nodes.detached(*LONG)
+    wait_until(lambda: "step 1 loss" in plain_nodes.run("logs", run).stdout, "the first step", 120)
     yield run
-    training_nodes.run("stop", run)
+    plain_nodes.run("stop", run)
 
 
-def test_a_detached_run_is_seen_by_status(training_nodes, detached):
+def test_a_detached_run_is_seen_by_status(plain_nodes, detached):
     def mine():
-        shown = json.loads(training_nodes.run("status", "--json").stdout)
+        shown = json.loads(plain_nodes.run("status", "--json").stdout)
         (run,) = [run for run in shown["runs"] if run["run"] == detached]
         return run
 
@@ -32,12 +35,10 @@ def test_a_detached_run_is_seen_by_status(training_nodes, detached):
     assert seen["nodes"] == ["node01", "node02"]
 
 
-def test_status_finds_it_from_another_machine(training_nodes, detached, tmp_path):
+def test_status_finds_it_from_another_machine(plain_nodes, detached, tmp_path):
     for name in ("inventory.yaml", "id_ed25519", "known_hosts"):
-        (tmp_path / name).write_bytes((training_nodes.folder / name).read_bytes())
+        (tmp_path / name).write_bytes((plain_nodes.folder / name).read_bytes())
         (tmp_path / name).chmod(0o600)
-    import command
-
     shown = command.run("status", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert detached in shown.stdout
@@ -47,39 +48,64 @@ def test_status_finds_it_from_another_machine(training_nodes, detached, tmp_path
     assert "node02" in one.stdout
 
 
-def test_logs_say_time_rank_and_line(training_nodes, detached):
-    shown = training_nodes.run("logs", detached, "-n", "20")
+def test_logs_say_time_rank_and_line(plain_nodes, detached):
+    shown = plain_nodes.run("logs", detached, "-n", "20")
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"step \d+ loss", shown.stdout), shown.stdout
-    other = training_nodes.run("logs", detached, "--rank", "1")
+    other = plain_nodes.run("logs", detached, "--rank", "1")
     assert "rank 1 of 2" in other.stdout
     assert "rank 0 of 2" not in other.stdout
 
 
-def test_a_second_resume_of_a_running_run_is_refused(training_nodes, detached):
-    refused = training_nodes.run("resume", detached)
+def test_a_second_resume_of_a_running_run_is_refused(plain_nodes, detached):
+    refused = plain_nodes.run("resume", detached)
     assert refused.returncode in (2, 4), refused.stdout
     assert detached in refused.stderr
 
 
-def test_a_run_that_is_not_there_is_a_mistake(training_nodes, detached):
-    for what in ("stop", "logs", "resume", "collect"):
-        refused = training_nodes.run(what, "no-such-run")
+def test_a_run_that_is_not_there_is_a_mistake(plain_nodes, detached):
+    for what in ("stop", "logs", "resume", "diagnose", "collect"):
+        refused = plain_nodes.run(what, "no-such-run")
         assert refused.returncode == 2, (what, refused.stderr)
         assert "no-such-run" in refused.stderr
         assert detached in refused.stderr
 
 
-def test_stop_is_proved_and_may_be_repeated(training_nodes, detached):
-    stopped = training_nodes.run("stop", detached)
+def test_stop_is_proved_and_may_be_repeated(plain_nodes, detached):
+    stopped = plain_nodes.run("stop", detached)
     assert stopped.returncode == 0, stopped.stderr
     assert "no process left" in " ".join(stopped.stdout.split())
-    assert training_nodes.marked() == []
-    again = training_nodes.run("stop", detached)
+    assert plain_nodes.marked() == []
+    again = plain_nodes.run("stop", detached)
     assert again.returncode == 0, again.stderr
 
 
-def test_more_nodes_than_there_are_is_a_mistake(training_nodes):
-    refused = training_nodes.run("train", "--nodes", "3", *LONG)
-    assert refused.returncode == 2
-    assert "3" in refused.stderr
+def test_one_node_of_two(plain_nodes):
+    result = plain_nodes.run("train", "--limit", "node02", "steps.py", *SHORT)
+    assert result.returncode == 0, result.stderr + result.stdout
+    (log,) = plain_nodes.last_run().glob("*/rank*.log")
+    assert log.parent.name == "node02"
+    assert "rank 0 of 1, local rank 0" in log.read_text()
+
+
+def test_a_dry_run_prints_each_nodes_command_and_starts_nothing(plain_nodes):
+    before = sorted(plain_nodes.folder.glob("runs/*"))
+    there = _written(plain_nodes)
+    result = plain_nodes.run("train", "--nodes", "2", "--dry-run", "steps.py", *SHORT)
+    assert result.returncode == 0, result.stderr
+    assert "NODE_RANK=0" in result.stdout
+    assert "NODE_RANK=1" in result.stdout
+    assert "steps.py" in result.stdout
+    assert sorted(plain_nodes.folder.glob("runs/*")) == before
+    assert _written(plain_nodes) == there
+
+
+def _written(nodes):
+    """What lies in the user's home and in /tmp of every node, with the times of the folders that runs are made in."""
+    found = {}
+    for name in nodes.nodes:
+        top = Path(nodes.box.node_root(name))
+        places = [top / ROOT[1:], top / RUNS[1:]]
+        found[name] = [(sorted(each.iterdir()), each.stat().st_mtime_ns) for each in places if each.exists()]
+        found[name].append(sorted((top / "tmp").glob("*dry-run*")))
+    return found

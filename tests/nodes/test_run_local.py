@@ -1,8 +1,9 @@
-"""The smallest and a larger world: this machine alone without ssh, and eight ranks on two nodes."""
+"""The smallest world: this machine alone without ssh."""
 
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,12 +12,12 @@ from pathlib import Path
 
 import command
 import pytest
-from training import TRAINERS, Training
+from training import PLAIN, Training
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 KILLING = Path(__file__).with_name("killing.py")
-LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
+LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
 
 
 class Alone(Training):
@@ -25,22 +26,27 @@ class Alone(Training):
     def __init__(self, folder, env):
         self.folder, self.nodes = folder, []
         self.environ = {"CONDA_PREFIX": str(env), "XDG_DATA_HOME": str(folder / "data home")}
-        for path in TRAINERS.glob("*.py"):
-            (folder / path.name).write_bytes(path.read_bytes())
+        shutil.copytree(PLAIN, folder, dirs_exist_ok=True)
 
     def run(self, *argv, timeout=300):
         return command.run(*argv, cwd=self.folder, env=self.environ, timeout=timeout)
 
 
 @pytest.fixture
-def alone(lab_env, tmp_path):
-    alone = Alone(tmp_path, lab_env)
+def alone(tmp_path):
+    """An environment with Python alone."""
+    python = tmp_path / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    alone = Alone(tmp_path / "job", tmp_path / "env")
     yield alone
-    for folder in (tmp_path / "runs").glob("*"):
+    for folder in (alone.folder / "runs").glob("*"):
         alone.run("stop", folder.name)
 
 
-def test_llamafactory_on_this_machine_without_ssh(alone, lab_project):
+def test_llamafactory_on_this_machine_without_ssh(lab_env, lab_project, tmp_path):
+    alone = Alone(tmp_path, lab_env)
     for name in ("model", "data"):
         (alone.folder / name).symlink_to(lab_project / name)
     text = (lab_project / "train.yaml").read_text()
@@ -70,23 +76,9 @@ def test_logs_and_stop_without_ssh(alone):
     assert "no process left" in " ".join(stopped.stdout.split())
 
 
-def test_eight_ranks_on_two_nodes(training_nodes, tmp_path):
-    training = training_nodes.own(tmp_path / "job")
-    result = training.run(
-        *("train", "--nodes", "2", "--gpus-per-node", "4", "tiny.py", "--", "--steps", "3", "--pause", "0")
-    )
-    assert result.returncode == 0, result.stderr
-    found = {}
-    for path in training.last_run().glob("*/rank*.log"):
-        for rank, local in re.findall(r"rank (\d+) of 8, local rank (\d+)", path.read_text()):
-            found[int(rank)] = (path.parent.name, int(local))
-    assert found == {rank: (f"node0{1 + rank // 4}", rank % 4) for rank in range(8)}
-    assert training.marked(run=training.last_run().name) == []
-
-
 def test_ctrl_c_at_every_other_event_of_train_leaves_no_process(alone):
     """The gate, the start, the training and its end; SIGTERM only lets go of a run that is followed already."""
-    words = ("train", "--nodes", "1", "tiny.py", "--", "--steps", "3", "--pause", "0")
+    words = ("train", "--nodes", "1", "steps.py", "--", "--steps", "3", "--pause", "0")
     for event in itertools.count(1, 2):
         argv = [sys.executable, KILLING, alone.folder, "-", str(event), "SIGINT", *words]
         child = subprocess.run(

@@ -1,20 +1,16 @@
-"""DeepSpeed's sharded checkpoints on nodes that share no disk; and Ctrl-C at a real terminal."""
+"""DeepSpeed's sharded checkpoints on nodes that share no disk."""
 
 import json
-import os
-import pty
 import re
-import select
 import subprocess
 import time
 
-import command
 import pytest
-from training import TRAINERS
+from training import RUNS, TRAINERS
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
-OUT = "/home/trainer/llm/runs/{run}/job/out"
+OUT = RUNS + "/{run}/job/out"
 CODE = "/home/trainer/without-compiler"
 # By name, how far the weights of two sets lie apart.
 COMPARE = """
@@ -82,68 +78,3 @@ def test_zero_2_goes_on_where_disks_are_not_shared_and_becomes_fp32(training, la
 
 def shards(training, node, folder):
     return re.findall(r"\S*optim_states\.pt", training.on(node, "sh", "-c", f"cd {folder} && find . -type f"))
-
-
-LONG = ("--output", "out", "tiny.py", "--", "--steps", "100000", "--output", "out")
-
-
-class Terminal:
-    """``clusterctl train`` at a terminal of its own, as a person has it."""
-
-    def __init__(self, training, *argv):
-        self.output = ""
-        pid, self.fd = pty.fork()
-        if pid == 0:
-            os.chdir(training.folder)
-            os.execv(command.CLUSTERCTL, ["clusterctl", *argv])
-        self.pid = pid
-
-    def until(self, pattern, seconds=90):
-        """Read until the output matches."""
-        end = time.monotonic() + seconds
-        while not re.search(pattern, self.output):
-            assert time.monotonic() < end, f"nothing like {pattern!r}:\n{self.output}"
-            if select.select([self.fd], [], [], 0.5)[0]:
-                self.output += self._read()
-
-    def type(self, text):
-        os.write(self.fd, text.encode())
-
-    def finish(self, seconds=120):
-        """The exit code."""
-        end = time.monotonic() + seconds
-        while piece := self._read():
-            self.output += piece
-            assert time.monotonic() < end, self.output
-        os.close(self.fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def _read(self):
-        try:
-            return os.read(self.fd, 65536).decode(errors="replace")
-        except OSError:  # EIO: the other side has closed the terminal
-            return ""
-
-
-def test_ctrl_c_at_a_terminal_asks_and_detaches(training):
-    terminal = Terminal(training, "train", "--nodes", "2", *LONG)
-    terminal.until(r"step 3 |\b3/100000")
-    terminal.type("\x03")
-    terminal.until(r"\[d\]etach")
-    terminal.type("d\n")
-    assert terminal.finish() == 0, terminal.output
-    run = training.last_run().name
-    assert training.marked(run=run)
-    assert '"state": "running"' in training.run("status", run, "--json").stdout
-    assert training.run("stop", run).returncode == 0
-
-
-def test_ctrl_c_at_a_terminal_asks_and_stops(training):
-    terminal = Terminal(training, "train", "--nodes", "2", *LONG)
-    terminal.until(r"step 3 |\b3/100000")
-    terminal.type("\x03")
-    terminal.until(r"\[d\]etach")
-    terminal.type("s\n")
-    assert terminal.finish() == 130, terminal.output
-    assert training.marked(run=training.last_run().name) == []
-    assert training.record()["state"] == "stopped"

@@ -63,6 +63,7 @@ def test_no_argument_and_no_file_of_others_holds_a_secret(folder):
             *("train", "--nodes", "1", "--env", "WANDB_API_KEY", "--env", "HF_TOKEN", "train.py"),
             cwd=folder,
             env=environ,
+            fresh=True,
         )
     finally:
         over.set()

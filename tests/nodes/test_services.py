@@ -178,8 +178,8 @@ def test_what_a_review_reads_is_what_runs(box, services, tmp_path):
         (("undo", "nfss"), "nfss is not a service"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_is_done(services, argv, said):
-    result = services(*argv)
+def test_wrong_words_are_refused_before_anything_is_done(box, argv, said):
+    result = run("services", *argv, "-i", "services.yaml", cwd=box.directory)
     assert result.returncode == 2
     assert said in result.stderr
     assert "try: " in result.stderr

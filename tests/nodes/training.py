@@ -10,18 +10,20 @@ from pathlib import Path
 
 import command
 
-PREFIX = "/home/trainer/llm/current"  # the whole job runs as an ordinary user
-RUNS = "/home/trainer/llm/runs"
+# The whole job runs as an ordinary user, at a prefix that is longer than the 127 bytes of a shebang.
+ROOT = "/home/trainer/" + "/".join(["a-folder-of-a-long-name"] * 5)
+PREFIX, RUNS = f"{ROOT}/current", f"{ROOT}/runs"
 TRAINERS = Path(__file__).with_name("trainers")
+PLAIN = Path(__file__).with_name("plain_trainers")
 
 
 class Training:
-    """A user's folder, ``folder``, with an inventory of the nodes of the sandbox ``box``."""
+    """A user's folder, ``folder``, with an inventory of the nodes of the sandbox ``box`` and with ``trainers``."""
 
-    def __init__(self, folder, box):
-        self.folder, self.box = folder, box
+    def __init__(self, folder, box, trainers):
+        self.folder, self.box, self.trainers = folder, box, trainers
         self.nodes = [node.name for node in box.nodes]
-        shutil.copytree(TRAINERS, folder, dirs_exist_ok=True)
+        shutil.copytree(trainers, folder, dirs_exist_ok=True)
 
     def run(self, *argv, timeout=600, **options):
         """``clusterctl`` in the folder, to its end."""
@@ -29,13 +31,14 @@ class Training:
 
     def own(self, folder):
         """The same nodes for another folder, where nobody else starts runs."""
-        names = ("inventory.yaml", "id_ed25519", "known_hosts", "train.yaml")
         folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
+        for name in ("inventory.yaml", "id_ed25519", "known_hosts"):
             shutil.copy2(self.folder / name, folder)
-        for name in ("model", "data"):
-            shutil.copytree(self.folder / name, folder / name)
-        return Training(folder, self.box)
+        if self.trainers == TRAINERS:
+            shutil.copy2(self.folder / "train.yaml", folder)
+            for name in ("model", "data"):
+                shutil.copytree(self.folder / name, folder / name)
+        return Training(folder, self.box, self.trainers)
 
     def write(self, node, path, text):
         """A file of the user's on a node."""

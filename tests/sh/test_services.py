@@ -291,7 +291,11 @@ def test_another_command_is_waited_for(node, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SHELLS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(name_of_file=TEXT.filter(lambda t: t.strip("/. \n") and "/" not in t), text=TEXT, word=TEXT)
 @example(name_of_file="$(touch owned)", text="'\n\n", word="a'\"$x`y`\\")
 def test_any_value_reaches_the_node_as_it_is(name, tmp_path_factory, name_of_file, text, word):

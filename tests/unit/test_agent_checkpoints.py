@@ -140,7 +140,7 @@ def test_whole_files_are_whole(tmp_path, name):
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_a_file_that_is_cut_anywhere_is_torn(tmp_path_factory, data):
     name = data.draw(st.sampled_from(sorted(FORMATS)))
     whole = FORMATS[name]
@@ -448,7 +448,7 @@ def test_all_of_zeros_files_missing_is_no_checkpoint_without_zero(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_after_the_copies_every_node_has_what_its_ranks_read(tmp_path_factory, data):
     """However the files lie about, and whichever are missing on all nodes."""
     make = data.draw(st.sampled_from([trainer, deepspeed]))

@@ -102,12 +102,19 @@ def run(tmp_path, monkeypatch):
         one.close()
 
 
-def ended(sock):
-    """Whether the other end closes this connection; what it says before that is skipped."""
-    sock.settimeout(10)
+def ended(sock, seconds=10.0):
+    """Whether the other end closes this connection in time; what it sends before that, heartbeats too, is skipped."""
+    limit = time.monotonic() + seconds
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-        while sock.recv(1 << 16):
-            pass
+        while (left := limit - time.monotonic()) > 0:
+            sock.settimeout(left)
+            try:
+                if not sock.recv(1 << 16):
+                    break
+            except TimeoutError:
+                return False
+        else:
+            return False
     return True
 
 

@@ -22,7 +22,7 @@ LAYERS = (
     {"ssh", "sandbox", "transfer"},
     {"tasks"},
     # what prints
-    {"output", "cli", "summaries"},
+    {"output", "screen", "cli", "summaries"},
 )
 PURE = LAYERS[0] | LAYERS[1]
 PRINTS = {"output", "cli"}
@@ -112,7 +112,7 @@ def test_provision_and_trainer_never_import_each_other():
         assert "provision" not in tops(path), path
 
 
-CONNECTS = {"remote.py", "channel.py", "session.py", "client.py", "login.py"}
+CONNECTS = {"ssh_remote.py", "channel.py", "session.py", "client.py", "login.py"}
 
 
 def test_only_the_connection_imports_fabric_and_paramiko():
@@ -126,7 +126,7 @@ def test_only_the_connection_imports_fabric_and_paramiko():
 
 def test_only_output_and_cli_import_rich_and_click():
     for path in sources("provision"):
-        if name_of(path) not in PRINTS:
+        if name_of(path) not in PRINTS | {"screen"}:
             assert not tops(path) & {"rich", "click"}, path.relative_to(ROOT)
 
 

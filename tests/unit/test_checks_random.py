@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import replace
@@ -20,12 +19,10 @@ from provision import checks
 from provision.checks import Answer, judged
 from provision.inventory import fold
 
-EXAMPLES = int(os.environ.get("CLUSTERCTL_EXAMPLES", "12"))  # for each check; more of them are random ones
 HOW = settings(
-    max_examples=EXAMPLES,
+    max_examples=settings.default.max_examples // 8,  # for each check
     deadline=None,
     database=None,
-    derandomize=EXAMPLES == 12,
     suppress_health_check=list(HealthCheck),
 )
 VERDICTS = {"OK", "WARN", "FAIL", "UNKNOWN", "N/A"}

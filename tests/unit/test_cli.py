@@ -65,6 +65,30 @@ def test_a_path_that_cannot_be_used_is_named(run, env, monkeypatch, argv, said):
     assert re.search(rf"^error: .*{said}", err, re.MULTILINE), err
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["deploy", "missing.ccb"], "missing.ccb"),
+        (["deploy"], "no bundle"),
+        (["deploy", "--limit", "nobody"], "nobody"),
+        (["deploy", "--inventory", "nothing.yaml"], "nothing.yaml"),
+        (["deploy", "--scripts", "x"], "--dry-run"),
+        (["pack-env", "/nonexistent/env"], "/nonexistent/env"),
+        (["pack-env", "/usr"], "conda-meta"),
+        (["train", "--nodes", "3"], "3"),
+        (["train", "--nodes", "0"], "0"),
+        (["train"], "no training configuration"),
+        (["train", "missing.yaml"], "missing.yaml"),
+        (["frobnicate"], "frobnicate"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_named(run, argv, said):
+    code, _, err = run(*argv)
+    assert code in ({2, 3} if "missing.ccb" in argv else {2}), err
+    assert said in " ".join(err.split())
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 @pytest.mark.parametrize("where", ["x.tar.gz", "locked/x.tar.gz"])

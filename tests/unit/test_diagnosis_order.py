@@ -45,7 +45,7 @@ def shifted(record, seconds):
     return replace(record, lines=lines, events=on(record.events), samples=on(record.samples))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_the_order_of_lines_of_different_ranks_changes_nothing(data):
     case = data.draw(st.sampled_from(FAILED))
@@ -53,7 +53,7 @@ def test_the_order_of_lines_of_different_ranks_changes_nothing(data):
     assert verdict(replace(case.evidence, records=records)) == verdict(case.evidence)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_clocks_that_differ_a_little_change_nothing(data):
     case = data.draw(st.sampled_from(FAILED))
@@ -62,7 +62,7 @@ def test_clocks_that_differ_a_little_change_nothing(data):
     assert verdict(replace(case.evidence, records=records)) == verdict(case.evidence)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(data=st.data())
 def test_the_order_of_the_nodes_changes_nothing(data):
     case = data.draw(st.sampled_from(FAILED))

@@ -418,7 +418,7 @@ YAMLISH = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=YAMLISH, start=st.sampled_from(["", HEAD, HEAD + "nodes:\n  "]))
 def test_load_raises_nothing_but_inventory_errors(tmp_path, text, start):
     path = tmp_path / "any.yaml"
@@ -433,7 +433,7 @@ def test_load_raises_nothing_but_inventory_errors(tmp_path, text, start):
     assert all(problem.isprintable() for problem in caught.problems)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.binary(max_size=64))
 def test_load_of_any_bytes(tmp_path, raw):
     path = tmp_path / "any.yaml"

@@ -118,7 +118,7 @@ WORDS = st.lists(
 @given(WORDS)
 @example(NASTY)
 @example(["it's", "\u2019typographic\u2018 quotes"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_powershell_and_cmd_pass_every_word_on(tmp_path, words):
     made = plan(tmp_path, ["prog", *words])
     assert crt(powershells(shells.as_powershell(made))) == ["prog", *words]

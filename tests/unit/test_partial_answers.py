@@ -10,7 +10,7 @@ import pytest
 
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Inventory, Node, Result
-from provision.run.checkpoint import Newest
+from provision.run.checkpoint import Newest, Sources
 from provision.run.found import gathered, told
 from provision.ssh import remote
 from provision.ssh.remote import NodeUnreachable
@@ -89,3 +89,20 @@ def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(
     every = collecting._Collection(inventory, found["r1"], None, tmp_path, {}, lambda _event: None)
     with pytest.raises(UsageError, match="no complete checkpoint"):
         every.all("checkpoints", fp32=False)
+
+
+def test_fp32_weights_are_made_on_a_node_that_answered(tmp_path, monkeypatch):
+    """Also where rank 0's node gave no answer, so that its output folder is not known."""
+    inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
+    found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
+    whole = Sources({"gpu02": frozenset({"checkpoint-3/model"})}, zero=True)
+    made = []
+    monkeypatch.setattr(collecting._Collection, "_offers", lambda _self: {"gpu02": {"output": "/out", "offer": {}}})
+    monkeypatch.setattr(collecting._Collection, "_newest", lambda _self, _offers: Newest("checkpoint-3"))
+    monkeypatch.setattr(collecting._Collection, "_take_output", lambda *_: whole)
+    monkeypatch.setattr(collecting, "bulk", lambda _inventory, node, _connection: node.name)
+    monkeypatch.setattr(collecting, "weights", lambda node, _run, folder, *_, **_more: made.append((node, folder)))
+    connections = dict.fromkeys(node.name for node in NODES) | dict.fromkeys(NODES)
+    every = collecting._Collection(inventory, found["r1"], connections, tmp_path, {}, lambda _event: None)
+    assert every.all("checkpoints", fp32=True).fp32 == tmp_path / "fp32"
+    assert made == [("gpu02", "/out/checkpoint-3")]

@@ -67,6 +67,15 @@ def test_where_some_files_have_their_place_the_legs_of_the_others_are_the_same(t
     assert next(iter(after.small.values())) == tuple(f"{number}" for number in range(13, 20))
 
 
+def test_a_file_of_more_than_two_gibibytes(tmp_path):
+    with (tmp_path / "large").open("wb") as file:
+        file.seek(2 << 30)
+        file.write(b"a\0end")
+    legs = plan(look(tmp_path), frozenset({"large"})).legs
+    assert [leg.offset for leg in legs] == [number << 26 for number in range(33)]
+    assert b"".join(legs[-1].blocks()) == b"a\0end"
+
+
 def test_legs_are_as_long_as_they_say_and_lie_apart(source):
     (source / ("long " * 20)).write_text("x")
     (source / "large").write_text("xyz")

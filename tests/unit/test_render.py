@@ -48,13 +48,13 @@ def text_of_a_file_name(raw: bytes) -> str:
 @example("")
 @example("a=b")
 @example(b"\xff\xfe".decode("utf-8", "surrogateescape"))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_sh_reads_a_quoted_word_back(text):
     assert sh_words(quote(text)) == [os.fsencode(text)]
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1, max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 def test_sh_reads_words_back(items):
     assert sh_words(words(items)) == [item.encode() for item in items]
 

@@ -116,7 +116,7 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["rich.console", "paramiko"])  # of the program, and of a command
+@pytest.mark.parametrize("name", ["click", "pydantic"])  # of the program, and of a command
 def test_a_signal_during_imports_is_an_interrupt(folder, name, number):
     code = SIGNALLED.format(name=name, number=int(number))
     done = subprocess.run(
@@ -127,9 +127,20 @@ def test_a_signal_during_imports_is_an_interrupt(folder, name, number):
     assert json.loads(done.stdout)["error"]["exit_code"] == 130
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_running_command_imports_ssh_is_an_interrupt(folder, number):
+    code = SIGNALLED.format(name="paramiko", number=int(number))
+    done = subprocess.run(
+        [sys.executable, "-c", code, "status", "--json"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr.endswith("interrupted\ntry: clusterctl status --json\n")
+    assert json.loads(done.stdout)["error"]["exit_code"] == 130
+
+
 def test_a_signal_that_is_ignored_stays_so(folder):
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SIGNALLED
-    code = code.format(name="rich.console", number=int(signal.SIGINT))
+    code = code.format(name="click", number=int(signal.SIGINT))
     assert subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, check=False).returncode == 0
 
 
@@ -145,3 +156,32 @@ def test_the_entry_imports_nothing_before_it_minds_signals():
 def test_the_entry_is_what_is_installed():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert 'clusterctl = "provision.cli:main"' in text
+
+
+HEAVY = {"rich", "jinja2", "cryptography", "paramiko", "fabric", "invoke", "asyncio", "unittest"}
+
+
+def loaded(folder, *words):
+    """The modules of HEAVY that one command has imported by its end."""
+    code = (
+        "import sys\nfrom provision.cli import main\n"
+        f"try:\n    main({list(words)!r})\n"
+        "finally:\n    print('loaded', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
+    )
+    return HEAVY & set(done.stdout.rpartition("loaded ")[2].split())
+
+
+COMMANDS = ["deploy", "push", "run", "check", "status", "train", "stop", "logs", "pack-env", "services"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_imports_neither_ssh_nor_templates_nor_a_screen(folder, command):
+    assert not loaded(folder, command, "--help")
+
+
+def test_a_command_on_this_machine_alone_imports_no_ssh(folder):
+    (folder / "inventory.yaml").write_text("prefix: /opt/llm/current\nnodes: {here: local}\n")
+    assert not loaded(folder, "run", "-i", "inventory.yaml", "true") & {"rich", "paramiko", "fabric", "invoke"}

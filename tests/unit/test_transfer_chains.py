@@ -52,7 +52,7 @@ names = st.integers(1, 8).map(lambda count: "abcdefgh"[:count])
 
 
 @given(st.data(), names)
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_every_node_is_in_one_lane_and_every_way_is_allowed(data, nodes):
     flags = st.tuples(st.booleans(), st.booleans())
     found = [Place(name, *data.draw(flags)) for name in nodes]

@@ -38,7 +38,7 @@ sizes = st.lists(st.integers(1, 3 * UNIT + 1), min_size=1, max_size=12)
 
 
 @given(sizes, st.integers(1, 3 * UNIT), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(deadline=None)
 def test_every_node_gets_the_bytes_that_it_lacks_in_order(lengths, block, data):
     contents = {f"k{n}": bytes([n]) * length for n, length in enumerate(lengths)}
     legs = [leg(key, content, block) for key, content in contents.items()]
@@ -114,7 +114,7 @@ def test_the_digest_is_that_of_the_nodes_program(digest):
 
 @given(st.binary(min_size=1, max_size=40).filter(lambda name: b"\0" not in name))
 @example(b"it's\n\\x \xff%s")
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 def test_sh_reads_a_path_back(name):
     path = name.decode("utf-8", "surrogateescape")
     (unit,) = stream([leg("a", b"abc", kind="range", path=path, offset=3 << 20, mode=0o640, mtime=7)], [{"a"}], [()])

@@ -95,7 +95,7 @@ GPUS: Dict[str, Gpu] = {
         Gpu("H100 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H100 NVL", (9, 0), 94, 835, 3900, 42),
         Gpu("H800", (9, 0), 80, 989, 3350, 160),
-        # github.com/karpathy/nanochat (common.py): 756, as H100's PCIe board has; no public datasheet
+        # github.com/karpathy/nanochat (common.py): 756, as H100's PCIe board has; no datasheet of it was found
         Gpu("H800 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H20", (9, 0), 96, 148, 4000, 360),
         Gpu("H20-3e", (9, 0), 141, 148, 4800, 360),
@@ -137,7 +137,7 @@ def find(name: str) -> Gpu:
     keys = {_ASIDE.sub("", key.lower()): card for key, card in GPUS.items()}
     fitting = [key for key in keys if word.startswith(key) and _is_board(word[len(key) :], keys[key])]
     if not fitting:
-        hint = f"--gpu of {', '.join(GPUS)}; or --precision"
+        hint = f"--gpu NAME with one of {', '.join(GPUS)}; or --precision"
         raise ConfigError(f"--gpu {name}: not in the table of cards", hint=hint)
     card = keys[max(fitting, key=len)]  # L40S before L4
     return card if not sizes else with_memory(card, sizes[0])

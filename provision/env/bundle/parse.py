@@ -19,7 +19,7 @@ from provision.env.bundle.manifest import (
     PackageKind,
     PrefixFiles,
 )
-from provision.errors import BundleError
+from provision.errors import BundleError, shown_value
 from trainer.untrusted import parse_json
 
 LIMIT = 128 << 20  # bytes of a manifest; one of 200,000 files has 43 MB
@@ -58,7 +58,7 @@ def check_format(number: object) -> None:
         BundleError: the format is newer, or none at all.
     """
     if type(number) is not int or number < 1:
-        raise BundleError(f"the bundle's format is {_shown(number)}, which no version of clusterctl writes")
+        raise BundleError(f"the bundle's format is {shown_value(number)}, which no version of clusterctl writes")
     if number < FORMAT:
         raise BundleError(
             f"the bundle has format {number}; this clusterctl reads format {FORMAT} only",
@@ -128,7 +128,7 @@ def _entry(raw: Any) -> Entry:
     if type(mode) is not int or not 0 <= mode <= 0o777:
         raise _Bad(f"mode of {path!r} is {mode!r}, which is none of 0 to 0o777")
     if type(mtime) is not int or not 0 <= mtime <= _LARGEST:
-        raise _Bad(f"mtime of {path!r} is {_shown(mtime)}")
+        raise _Bad(f"mtime of {path!r} is {shown_value(mtime)}")
     size, sha256, target = _content(raw, path, kind)
     indexes, is_raw = _place(raw["chunk"], path) if "chunk" in raw else ((), False)
     marks = tuple(_mark(one, path) for one in _as(raw["prefix"], list, path)) if "prefix" in raw else ()
@@ -140,7 +140,7 @@ def _content(raw: Any, path: str, kind: object) -> tuple[int, str, str]:
     if kind == "file":
         size, sha256 = raw["size"], raw["sha256"]
         if type(size) is not int or not 0 <= size <= _LARGEST:
-            raise _Bad(f"size of {path!r} is {_shown(size)}")
+            raise _Bad(f"size of {path!r} is {shown_value(size)}")
         if type(sha256) is not str or not _DIGEST.match(sha256):
             raise _Bad(f"sha256 of {path!r} is no sha256")
         return size, sha256, ""
@@ -150,7 +150,7 @@ def _content(raw: Any, path: str, kind: object) -> tuple[int, str, str]:
             raise _Bad(f"{path!r} is a link to nowhere")
         return 0, "", target
     if kind != "dir":
-        raise _Bad(f"type of {path!r} is {_shown(kind)}")
+        raise _Bad(f"type of {path!r} is {shown_value(kind)}")
     return 0, "", ""
 
 
@@ -170,14 +170,14 @@ def _mark(raw: Any, path: str) -> Mark:
     kind, target, *room = items
     for one in room:
         if type(one) is not int or not 0 <= one <= _ROOM:
-            raise _Bad(f"prefix of {path!r} has a room of {_shown(one)} bytes")
+            raise _Bad(f"prefix of {path!r} has a room of {shown_value(one)} bytes")
     return Mark(_one_of(kind, MarkKind, f"prefix of {path!r}"), _as(target, str, path), room[0] if room else 0)
 
 
 def _chunk(raw: Any) -> Chunk:
     raw = _as(raw, dict, "a chunk")
     if raw["kind"] not in ("tar", "raw"):
-        raise _Bad(f"kind is {_shown(raw['kind'])}")
+        raise _Bad(f"kind is {shown_value(raw['kind'])}")
     return Chunk(
         digest=_digest(raw, "digest"),
         key=_digest(raw, "key"),
@@ -215,7 +215,7 @@ def _relocations(raw: Sequence[Any]) -> tuple[tuple[str, str], ...]:
 
 def _absolute(path: str) -> str:
     if not path.startswith("/") or path == "/":
-        raise _Bad(f"{_shown(path)} is not an absolute path")
+        raise _Bad(f"{shown_value(path)} is not an absolute path")
     return path
 
 
@@ -227,7 +227,7 @@ def _as(value: object, kind: type[_T], what: object) -> _T:
 
 def _one_of(value: object, kinds: Any, what: str) -> Any:
     if type(value) is not str or value not in get_args(kinds):
-        raise _Bad(f"{what} is of the kind {_shown(value)}")
+        raise _Bad(f"{what} is of the kind {shown_value(value)}")
     return value
 
 
@@ -242,14 +242,8 @@ def _texts(raw: Any, what: str) -> tuple[str, ...]:
 def _count(raw: Mapping[str, Any], key: str) -> int:
     value = _as(raw[key], int, key)
     if not 0 <= value <= _LARGEST:
-        raise _Bad(f"{key} is {_shown(value)}")
+        raise _Bad(f"{key} is {shown_value(value)}")
     return value
-
-
-def _shown(value: object) -> str:
-    """A value in a message, shortened to a fixed length."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _digest(raw: Mapping[str, Any], key: str) -> str:

@@ -74,7 +74,7 @@ def test_longer_than_it_should_be(packed):
         open_bundle(packed)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_anywhere(packed, place, bit):
     data = bytearray(packed.read_bytes())
@@ -255,7 +255,7 @@ def test_a_manifest_that_lies_about_a_large_file_is_found_by_verify(packed, help
         open_and_verify(copy)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)

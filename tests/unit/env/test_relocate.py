@@ -312,7 +312,10 @@ def test_another_name_of_a_rewritten_file_has_its_hash_and_its_stale_compiled_fi
     assert rows == [f"a.py,sha256={digest},11", f"b.py,sha256={digest},11", "c.py,sha256=x,1"]
 
 
-@pytest.mark.parametrize("new", ["relative", "/a:b", "/with'quote", '/with"quote', "/with$dollar", "/with\nline", "/"])
+ODD = ("$(id)", "it's", 'a"b', "back\\slash", "`id`", "a;b", "a&b", "(a)", "a*", "#a", "a:b", "a$b", "a\nb")
+
+
+@pytest.mark.parametrize("new", ["relative", "/", *(f"/opt/{odd}/current" for odd in ODD)])
 def test_a_prefix_that_no_script_can_carry(new):
     with pytest.raises(UsageError, match="cannot be a prefix"):
         moved(b"/opt/env", new)

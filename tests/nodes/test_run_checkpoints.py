@@ -1,0 +1,87 @@
+"""Checkpoints of runs that fail: torn ones, a disk that is full, a node less, and a copy of the newest here."""
+
+import json
+import re
+import signal
+
+import pytest
+from training import RUNS
+
+pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
+
+
+def losses(training, run):
+    """By step, from the trainer's own log on rank 0's node; a repeated step counts with its last line."""
+    lines = training.on("node01", "cat", f"{RUNS}/{run}/job/out/trainer_log.jsonl").splitlines()
+    return {line["current_steps"]: line["loss"] for line in map(json.loads, lines)}
+
+
+def test_a_torn_checkpoint_is_skipped_a_restart_recovers_and_collect_takes_the_newest(plain_nodes, tmp_path):
+    restarted = plain_nodes.start(
+        *("train", "--nodes", "2", "--restarts", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}"),
+        *("steps.py", "--", "--steps", "40", "--output", "out", "--save-every", "5"),
+        until=r"step 12 ",
+    )
+    run = plain_nodes.last_run().name
+    out = f"{RUNS}/{run}/job/out"
+    # What a full disk or a killed process leaves: the newest by its name, and half written.
+    torn = f"cp -r {out}/checkpoint-10 {out}/checkpoint-99; truncate -s 100 {out}/checkpoint-99/model.safetensors"
+    plain_nodes.on("node01", "sh", "-c", torn)
+    plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
+    assert restarted.finish(180) == 0, restarted.output
+    assert re.search(r"rank 0 goes on from step 1[05]", restarted.output), restarted.output
+    assert sorted(losses(plain_nodes, run)) == list(range(1, 41))
+    assert plain_nodes.marked() == []
+    plain_nodes.on("node01", "rm", "-r", f"{out}/checkpoint-99")
+    for _ in range(2):  # the second finds all there
+        collected = plain_nodes.run("collect", run, "--to", tmp_path)
+        assert collected.returncode == 0, collected.stderr
+    names = {path.name for path in tmp_path.rglob("*")}
+    assert {"run.log", "checkpoint-40", "model.safetensors"} <= names
+    assert "checkpoint-35" not in names
+
+
+def test_a_run_of_two_nodes_resumes_on_one(plain_nodes):
+    """The second node's rank is killed and the node excluded: the run finishes on the first, at world size 1."""
+    steps = ("steps.py", "--", "--steps", "30", "--output", "out", "--save-every", "5")
+    options = ("--nodes", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}")
+    broken = plain_nodes.start("train", *options, *steps, until=r"step 7 ")
+    run = plain_nodes.last_run().name
+    plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
+    assert broken.finish(180) == 6, broken.output
+    resumed = plain_nodes.run("resume", "--exclude", "node02", run)
+    said = resumed.stdout + resumed.stderr
+    assert resumed.returncode == 0, said
+    assert f"run {run} resumes on 1 of 2 nodes: node01 is node 0; world size 1 instead of 2" in said
+    assert re.search(r"rank 0 goes on from step \d+", said), said
+    shown = json.loads(plain_nodes.run("status", run, "--json").stdout)
+    assert list(shown["parts"]) == ["node01"], shown
+    assert plain_nodes.marked() == []
+
+
+def test_a_disk_that_is_full_during_a_checkpoint_is_named_and_resume_goes_on(plain_nodes):
+    output = "/home/trainer/small/out"
+    for node in plain_nodes.nodes:
+        plain_nodes.on(node, "mkdir", "-p", output)
+        plain_nodes.on(node, "chown", "-R", "trainer:trainer", "/home/trainer/small")
+    plain_nodes.on("node01", "mount", "-t", "tmpfs", "-o", "size=6m,uid=1000,gid=1000", "tmpfs", output)
+    try:
+        failed = plain_nodes.start(
+            *("train", "--nodes", "2", "--output", output, "--resume-arg", "--resume={checkpoint}", "steps.py", "--"),
+            *("--steps", "40", "--pause", "0", "--output", output, "--save-every", "5", "--ballast", "2500000"),
+            until=r"step 1 ",
+        )
+        assert failed.finish() == 6, failed.output
+        run = plain_nodes.last_run().name
+        assert plain_nodes.marked(run=run) == []
+        diagnosed = plain_nodes.run("diagnose", run)
+        assert "node01 rank 0 failed first: no room left on the disk" in diagnosed.stdout, diagnosed.stdout
+        plain_nodes.on("node01", "mount", "-o", "remount,size=64m", output)
+        resumed = plain_nodes.run("resume", run)
+        assert resumed.returncode == 0, resumed.stderr
+        went_on = re.findall(r"rank 0 goes on from step (\d+)", resumed.stdout + resumed.stderr)
+        assert went_on == ["10"]  # two of them had room
+    finally:
+        plain_nodes.on("node01", "umount", "-l", output)
+        for node in plain_nodes.nodes:
+            plain_nodes.on(node, "rm", "-rf", "/home/trainer/small")
