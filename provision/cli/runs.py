@@ -17,7 +17,7 @@ from provision.inventory import fold, select
 from provision.model import Notice
 from provision.output import Reporter
 from provision.output_text import Line, clean, fold_equal
-from provision.run.loglines import Entry
+from provision.run.follow import Entry
 from provision.tasks.collect import collect
 from provision.tasks.logs import Logs, Wanted, logs
 from provision.tasks.resume import ResumeOptions, resume

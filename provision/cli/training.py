@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from provision import summaries
+from provision import launchers, summaries
 from provision.cli.cluster import load_or_here, on_nodes, refuse_alone, session_on
 from provision.cli.interrupts import asking, letting_go
 from provision.cli.numbers import COUNT, INDEX, SECONDS, number
@@ -19,13 +19,13 @@ from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
 from provision.inventory.document import shown
+from provision.launchers import from_words
 from provision.masking import is_secret, mask_words
 from provision.model import Notice
 from provision.output import Reporter
-from provision.run import Job, from_words
-from provision.run.job import LAUNCHERS
-from provision.run.job_nodes import count_nodes
+from provision.run import Job
 from provision.run.shells import as_cmd, as_powershell, as_sh
+from provision.run.spec import count_nodes
 from provision.session import Session
 from provision.tasks import train as tasks
 from provision.tasks.gate import GateOptions
@@ -35,14 +35,23 @@ from provision.tasks.train import ZERO_CHOICES, Policy, Training, find_config
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
 _PATH = click.Path(path_type=Path)
 
-_WHAT = (
+_Options = tuple[Callable[[Callable[..., None]], Callable[..., None]], ...]
+
+_WHAT: _Options = (
     click.option(
-        "--launcher", type=click.Choice(["auto", *LAUNCHERS]), default="auto", show_default=True, help="What starts it."
+        "--launcher",
+        type=click.Choice(["auto", *launchers.names()]),
+        default="auto",
+        show_default=True,
+        help="What starts it.",
     ),
     click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does."),
     click.option("--code", type=_PATH, metavar="DIR", help="The folder that travels; the script's own by default."),
     number("--gpus-per-node", "per_node", type=COUNT, help="Processes to start on each node."),
-    click.option("--accelerate-config", type=_PATH, metavar="FILE", help="What `accelerate config` has written."),
+    *(
+        click.option(f"--{name}-config", type=_PATH, metavar="FILE", help=text)
+        for name, text in launchers.config_options().items()
+    ),
     click.option("--output", metavar="DIR", help="Where the script keeps its checkpoints, as the script is told it."),
     click.option("--resume-arg", metavar="TEXT", help="Tells the script to go on from '{checkpoint}'."),
     click.option("--zero", type=click.Choice(ZERO_CHOICES), help="Make DeepSpeed's configuration, of this stage."),
@@ -51,7 +60,7 @@ _WHAT = (
     ),
     click.option("--name", metavar="WORD", help="A word for the run's id."),
 )
-_HOW = (
+_HOW: _Options = (
     click.option("--detach", is_flag=True, help="Leave it alone once it runs on every node."),
     number("--restarts", type=INDEX, default=0, help="Begin a failed run again, so often."),
     number("--lost-after", type=SECONDS, default=60.0, metavar="S", help="Silence that means a lost node; 60."),
@@ -64,7 +73,7 @@ _HOW = (
 )
 
 
-def _with(options: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...]) -> Callable[..., Any]:
+def _with(options: _Options) -> Callable[..., Any]:
     def add(command: Callable[..., None]) -> Callable[..., None]:
         for option in reversed(options):
             command = option(command)
@@ -145,12 +154,9 @@ def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> 
     spec, launched = tasks.dry_run(session, asked)
     for notice in launched.notices:
         reporter(notice)
-    scripts = {str(plan["node"]): _SHELLS[shell](plan) for plan in launched.plans}
+    scripts = {plan.node: _SHELLS[shell](plan) for plan in launched.plans}
     data = {"run": None, "nodes": list(scripts), "world_size": sum(each.processes for each in spec.workers)}
-    plans = {
-        str(plan["node"]): {"argv": mask_words(plan["argv"]), "cwd": plan["cwd"], "port": plan["port"]}
-        for plan in launched.plans
-    }
+    plans = {plan.node: {"argv": mask_words(plan.argv), "cwd": plan.cwd, "port": plan.port} for plan in launched.plans}
     reporter.result({**data, "plans": plans, "scripts": scripts}, "\n".join(scripts.values()).rstrip("\n"))
 
 

@@ -1,35 +1,226 @@
-"""Launchers: pure functions from a ``RunSpec`` to one plan for each node. One file a launcher; its name is the file's.
+"""Launchers: pure functions from a ``RunSpec`` to one plan for each node.
 
-Files that begin with ``_`` are what they share.
+Each file of this folder is a launcher, and the file is its registration. It has the names in ``REQUIRED``; ``kit`` has
+what launchers share. docs/launchers.md explains the names.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
+import re
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
-from provision.errors import UsageError
-from provision.launchers._environment import RANKS, SYSTEM_PATH, UNSET, caches, environment
-from provision.launchers._network import network
-from provision.launchers._plans import notices
-from provision.run import Launch, RunSpec, choose
+from provision.errors import ClusterctlError, UsageError
+from provision.inventory.document import shown
+from provision.launchers.kit.environment import RANKS, SYSTEM_PATH, UNSET, caches, environment
+from provision.launchers.kit.network import network
+from provision.launchers.kit.options import VARIABLES, with_variables
+from provision.launchers.kit.plans import node_plan, notices, require, resume
+from provision.masking import mask_words, secret_option
+from provision.run import LIMIT, Job, Launch, RunSpec, Travel, code, world_size
+from provision.run.job import of_module, of_target, override
+from trainer.contract import Plan
 
 __all__ = [
+    "DEFAULT",
     "RANKS",
+    "REQUIRED",
     "SYSTEM_PATH",
     "UNSET",
     "caches",
+    "choose",
+    "config_options",
     "environment",
+    "fewer",
+    "from_words",
+    "get",
     "launch",
     "names",
     "network",
     "notices",
+    "pack",
 ]
 
+# What a launcher's file defines. It may also define CONFIG, the help of its option --NAME-config FILE, with
+# pack(job, travel); check(spec), which returns notices; and resume(spec).
+REQUIRED = {
+    "NAME": str,
+    "ABOUT": str,
+    "COMMANDS": tuple,
+    "KINDS": tuple,
+    "REQUIRES": tuple,
+    "OPTIONS": object,
+    **dict.fromkeys(("suits", "parse", "command", "renumber"), object),
+}
+DEFAULT = "torchrun"  # what starts a job that no launcher claims
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_PYTHON_FLAGS = ("-u", "-B", "-O", "-s")
+_FOREIGN = ("mpirun", "mpiexec", "srun", "pdsh", "ssh", "bash", "sh", "sudo", "nohup")
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
+
+@functools.cache
 def names() -> tuple[str, ...]:
-    """Every launcher's name."""
-    return tuple(sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")))
+    """Every launcher's name, which is its file's."""
+    return tuple(sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.ispkg))
+
+
+@functools.cache
+def get(name: str) -> ModuleType:
+    """The launcher of a name.
+
+    Raises:
+        UsageError: there is none.
+        ClusterctlError: its file lacks a required name.
+    """
+    if name not in names():
+        raise UsageError(f"there is no launcher {shown(name)}", hint=f"--launcher {' | '.join(('auto', *names()))}")
+    module = importlib.import_module(f"{__name__}.{name}")
+    for wanted, kind in REQUIRED.items():
+        if not isinstance(getattr(module, wanted, None), kind) or getattr(module, wanted, None) is None:
+            raise ClusterctlError(f"{module.__file__} is not a launcher: it does not define {wanted}")
+    if name != module.NAME:
+        raise ClusterctlError(f"{module.__file__} is not a launcher: its NAME is {module.NAME}, not {name}")
+    return module
+
+
+def config_options() -> dict[str, str]:
+    """The launchers that read a configuration of their own (``--NAME-config FILE``), each with the option's help."""
+    return {name: get(name).CONFIG for name in names() if hasattr(get(name), "CONFIG")}
+
+
+# --- what a command line means ---------------------------------------------------------------------
+
+
+def from_words(words: Sequence[str], *, module: str | None = None, **options: Any) -> Job:
+    """The job that a command line means.
+
+    Args:
+        words: what came after the options: ``sft.yaml``, ``train.py --lr 1e-5``, or a launcher's own command as
+            people type it, ``torchrun --nproc_per_node 8 train.py``. With ``module`` only its arguments.
+        module: the name after ``-m``.
+        options: fields of the ``Job``, and ``NAME_config``, a launcher's configuration. None means: not given.
+
+    Raises:
+        UsageError: it means nothing, or what cannot be done.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if module is not None:
+        job = of_module(module, words)
+    elif not words:
+        raise UsageError(
+            "nothing to run",
+            hint="clusterctl train CONFIG.yaml; clusterctl train SCRIPT.py; clusterctl train -m MODULE",
+        )
+    else:
+        job = _typed(words) or of_target(words[0], words[1:])
+    if given.get("launcher") == "auto":
+        del given["launcher"]
+    for name in config_options():
+        if (path := given.pop(f"{name}_config", None)) is not None:
+            chosen = given.get("launcher", job.launcher)
+            if chosen not in ("auto", name):
+                raise UsageError(f"--{name}-config: {chosen} does not read it", hint=f"--launcher {name}")
+            given |= {"launcher": name, "launcher_config": path}
+    job = override(job, given)
+    choose(job)
+    secret = secret_option(job.args) if job.kind != "config" else None  # a config's travel in its file
+    if secret is not None:
+        raise UsageError(
+            f"{secret}: every user of a node can read a command's arguments in the list of processes (ps)",
+            hint="read it from the environment in the script, such as HF_TOKEN: export it here and give --env HF_TOKEN",
+        )
+    if job.per_node is not None and job.per_node < 1:
+        raise UsageError(f"{job.per_node} processes on a node: at least one is needed", hint="--gpus-per-node 1")
+    return job
+
+
+def choose(job: Job) -> str:
+    """The launcher for a job: the one that was named, else the one that claims it.
+
+    Raises:
+        UsageError: there is no such launcher, or it cannot start this.
+    """
+    if job.launcher == "auto":
+        return next((name for name in names() if get(name).suits(job)), DEFAULT)
+    kinds = get(job.launcher).KINDS
+    if job.kind not in kinds:
+        what = "a LLaMA-Factory config" if job.kind == "config" else f"a {job.kind}"
+        able = " and ".join(name for name in names() if job.kind in get(name).KINDS)
+        starts = "configs only" if kinds == ("config",) else f"only {able} starts one"
+        can = f"{job.launcher} starts {starts}" if kinds == ("config",) else starts
+        raise UsageError(f"--launcher {job.launcher}: {job.target} is {what}; {can}", hint="leave --launcher out")
+    return job.launcher
+
+
+def _typed(words: Sequence[str]) -> Job | None:
+    """The job of a typed command; None when the first word is no command that is known."""
+    env: dict[str, str] = {}
+    rest = list(words)
+    if rest and rest[0] == "env":
+        rest = rest[1:]
+    while rest and _ASSIGNMENT.match(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        env[name] = value
+    if not rest:
+        raise UsageError(
+            f"{shown(' '.join(mask_words(words)))}: variables and no command", hint="… -- NAME=VALUE torchrun SCRIPT.py"
+        )
+    job = _command(rest)
+    if job is None and env:
+        job = of_target(rest[0], rest[1:])
+    if job is None:
+        return None
+    tables = [get(name).OPTIONS for name in names()]
+    found = {
+        name: VARIABLES.get(name) or next(filter(None, (each.meaning(name) for each in tables)), "") for name in env
+    }
+    return with_variables(job, env, {name: meaning for name, meaning in found.items() if meaning})
+
+
+def _command(words: Sequence[str]) -> Job | None:
+    """The job of a launcher's own command, or of Python's."""
+    program, rest = words[0].rpartition("/")[2], list(words[1:])
+    if _PYTHON.fullmatch(program):
+        while rest and rest[0] in _PYTHON_FLAGS:
+            rest = rest[1:]
+        if len(rest) >= 2 and rest[0] == "-m":
+            launcher = _launcher_of(f"python -m {rest[1]}")
+            command = f"python -m {rest[1]}"
+            return get(launcher).parse(command, rest[2:]) if launcher else of_module(rest[1], rest[2:])
+        if not rest or rest[0].startswith("-"):
+            what = f"python {rest[0]}" if rest else "python alone"
+            raise UsageError(f"{what} cannot be run on the nodes", hint="put the code into a SCRIPT.py")
+        return of_target(rest[0], rest[1:])
+    if program in _FOREIGN:
+        raise UsageError(f"{program} cannot be run on the nodes", hint="give the command that it is to start")
+    launcher = _launcher_of(program)
+    job: Job | None = get(launcher).parse(program, rest) if launcher else None
+    return job
+
+
+def _launcher_of(command: str) -> str | None:
+    return next((name for name in names() if command in get(name).COMMANDS), None)
+
+
+# --- what a run starts -----------------------------------------------------------------------------
+
+
+def pack(job: Job, *, made: Mapping[str, bytes] | None = None, limit: int = LIMIT, any_key: bool = False) -> Travel:
+    """Everything that travels with a job, see ``code.pack``; its launcher adds what it reads itself.
+
+    Raises:
+        UsageError: a config that cannot be used, a file that is missing, more than ``limit`` bytes.
+    """
+    travel = code.pack(job, made=made, limit=limit, any_key=any_key)
+    launcher = get(choose(job))
+    packed: Travel = launcher.pack(job, travel) if hasattr(launcher, "pack") else travel
+    return packed
 
 
 def launch(spec: RunSpec) -> Launch:
@@ -39,8 +230,47 @@ def launch(spec: RunSpec) -> Launch:
         PreflightError: nodes whose environment lacks the launcher's package.
         UsageError: there is no such launcher, or it cannot do what was asked for.
     """
-    name = choose(spec.job) if spec.launcher == "auto" else spec.launcher
-    if name not in names():
-        raise UsageError(f"there is no launcher {name}", hint=f"--launcher {' | '.join(('auto', *names()))}")
-    launched: Launch = importlib.import_module(f"{__name__}.{name}").launch(spec)
-    return launched
+    launcher = get(choose(spec.job) if spec.launcher == "auto" else spec.launcher)
+    more = launcher.check(spec) if hasattr(launcher, "check") else ()
+    for package in launcher.REQUIRES:
+        require(spec, package)
+    resumes = getattr(launcher, "resume", resume)(spec)
+    plans = [
+        node_plan(spec, rank, launcher.NAME, launcher.command(spec, rank), resumes) for rank in range(len(spec.workers))
+    ]
+    return Launch(tuple(plans), (*notices(spec), *more))
+
+
+def fewer(plans: Sequence[Plan], master: str, interfaces: Mapping[str, str | None] | None = None) -> list[Plan]:
+    """A run's plans for fewer of its nodes, as if the run had had no others. Their order stays, without gaps.
+
+    Folders of logs and caches keep the names that they have.
+
+    Args:
+        plans: of the nodes that remain, in the order of their ranks.
+        master: the address of the first of them.
+        interfaces: by node, the one by which it reaches the first, where that is another node than before.
+
+    Raises:
+        UsageError: the launcher that wrote the plans is not known here.
+    """
+    changed: list[Plan] = []
+    first = 0
+    for rank, plan in enumerate(plans):
+        if plan.launcher not in names():
+            raise UsageError(
+                f"run {plan.run} cannot be resumed on fewer nodes: there is no launcher {shown(plan.launcher)} here",
+                hint="clusterctl train",
+            )
+        env = {**plan.env, "NNODES": str(len(plans)), "NODE_RANK": str(rank), "MASTER_ADDR": master}
+        if "WORLD_SIZE" in env:
+            env["WORLD_SIZE"] = str(world_size(plans))
+        interface = (interfaces or {}).get(plan.node)
+        if interface and all(env.get(name) == env.get(_INTERFACES[0]) for name in _INTERFACES):
+            env |= dict.fromkeys(_INTERFACES, interface) | {"NCCL_SOCKET_IFNAME": f"={interface}"}
+        nodes = tuple(each.node for each in plans)
+        link = plan.link._replace(host=master, nodes=nodes) if plan.link and len(plans) > 1 else None
+        new = plan._replace(node_rank=rank, nnodes=len(plans), first_rank=first, env=env, link=link)
+        changed.append(new._replace(argv=tuple(get(plan.launcher).renumber(new, plans))))
+        first += plan.processes
+    return changed

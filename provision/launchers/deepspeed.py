@@ -1,39 +1,99 @@
 """DeepSpeed: what ``deepspeed --no_ssh --hostfile … --node_rank N`` would start, without ``deepspeed``.
 
 ``deepspeed`` (0.19, ``launcher/runner.py``) turns its hostfile into ``--world_info`` and starts
-``deepspeed.launcher.launch``; then it waits. It passes no signal on, and says 0 when its child was killed. So the child
-is started here, with the world made from the inventory.
+``deepspeed.launcher.launch``; then it waits. It passes no signal on, and ends with 0 when its child was killed. So the
+child is started here, with the world made from the inventory.
 
 That launcher (``launcher/launch.py``) gives ``LOCAL_RANK = RANK % processes`` of its node: right only where the number
 of ranks before it is a multiple of that, and wrong for most unequal nodes. So each rank starts through a line of sh: it
-puts LOCAL_RANK right, passes it on as ``--local_rank`` as DeepSpeed does, and sends the output where torchrun would.
+corrects LOCAL_RANK, passes it on as ``--local_rank`` as DeepSpeed does, and sends the output where torchrun would.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
-from typing import Any
+from collections.abc import Sequence
 
-from provision.launchers._plans import PORT, first_rank, launched, needs, plan, ranks
-from provision.run import Launch, RunSpec, Worker
+from provision.launchers.kit import (
+    PORT,
+    RESTARTS,
+    Command,
+    Options,
+    by_name,
+    first_rank,
+    names,
+    parse_options,
+    put,
+    ranks,
+)
+from provision.run import Job, RunSpec, Worker
+from trainer.contract import Plan
 
-_OURS = ("--no_python", "--no_local_rank")
+NAME = "deepspeed"
+ABOUT = "`deepspeed.launcher.launch`, without `deepspeed`"
+COMMANDS = ("deepspeed", "ds", "python -m deepspeed", "python -m deepspeed.launcher.runner")
+KINDS = ("script", "module")
+REQUIRES = ("deepspeed",)
+# DeepSpeed 0.19, launcher/runner.py
+OPTIONS = Options(
+    flags=names(
+        "module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid elastic_training "
+        "bind_cores_to_rank quiet"
+    ),
+    values=names(
+        "hostfile include exclude num_nodes min_elastic_nodes max_elastic_nodes num_gpus num_accelerators master_port "
+        "master_addr node_rank launcher launcher_args enable_each_rank_log autotuning bind_core_list ssh_port "
+        "venv_script log_level"
+    ),
+    short={"H": "hostfile", "i": "include", "e": "exclude", "q": "quiet"},
+    used={
+        "num_nodes": "nodes",
+        "num_gpus": "per_node",
+        "num_accelerators": "per_node",
+        "include": "include",
+        "exclude": "exclude",
+        "module": "module",
+    },
+    replaced=by_name(
+        {
+            "hostfile": "nodes",
+            "node_rank": "rank",
+            "master_addr": "address",
+            "master_port": "port",
+            "launcher launcher_args no_ssh no_ssh_check force_multi ssh_port": "ssh",
+            "save_pid": "marks",
+            "enable_each_rank_log": "logs",
+        }
+    ),
+    refused=by_name(
+        {
+            "elastic_training min_elastic_nodes max_elastic_nodes": f"leave it out; {RESTARTS}",
+            "autotuning": "its tuner starts nodes by itself: run it by hand on one node",
+            "venv_script": "leave it out: the packed environment is used",
+        }
+    ),
+)
+_OWN = ("--no_python", "--no_local_rank")
+_WORLD = "--world_info="
 
 
-def launch(spec: RunSpec) -> Launch:
-    """One plan for each node.
+def suits(job: Job) -> bool:
+    """Whether a job is for this launcher: an argument names DeepSpeed's configuration."""
+    words = {word.partition("=")[0] for word in job.args}
+    return job.kind != "config" and bool(words & {"--deepspeed", "--deepspeed_config"})
 
-    Raises:
-        PreflightError: nodes whose environment lacks the launcher's package.
-    """
-    needs(spec, "deepspeed")
-    return launched(spec, [_plan(spec, rank) for rank in range(len(spec.workers))])
+
+def parse(command: str, words: Sequence[str]) -> Job:
+    """The job of a typed command."""
+    del command
+    return parse_options(NAME, OPTIONS, words)
 
 
 def world(spec: RunSpec) -> dict[str, list[int | str]]:
-    """What a hostfile says: the GPUs of every node, by their numbers or UUIDs."""
+    """What a hostfile holds: the GPUs of every node, by their numbers or UUIDs."""
     return {worker.node.name: _devices(worker) for worker in spec.workers}
 
 
@@ -42,20 +102,25 @@ def _devices(worker: Worker) -> list[int | str]:
     return [int(each) if each.isdecimal() else each for each in chosen[: worker.processes]]
 
 
-def _plan(spec: RunSpec, rank: int) -> dict[str, Any]:
+def _encoded(slots: dict[str, list[int | str]]) -> str:
+    return _WORLD + base64.urlsafe_b64encode(json.dumps(slots).encode()).decode()
+
+
+def command(spec: RunSpec, rank: int) -> Command:
+    """What starts on one node."""
     job = spec.job
     python = f"{spec.prefix}/bin/python"
-    info = base64.urlsafe_b64encode(json.dumps(world(spec)).encode()).decode()
-    argv = [
-        *(python, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={info}", "--node_rank", str(rank)),
-        *("--master_addr", spec.master, "--master_port", PORT),
-        *(*_OURS, *(each for each in job.launcher_args if each not in _OURS)),
-        *("/bin/sh", "-c", _rank(spec, rank), python, spec.config, *job.args),
-    ]
-    return plan(spec, rank, argv)
+    return Command(
+        [
+            *(python, "-u", "-m", "deepspeed.launcher.launch", _encoded(world(spec)), "--node_rank", str(rank)),
+            *("--master_addr", spec.master, "--master_port", PORT),
+            *(*_OWN, *(each for each in job.launcher_args if each not in _OWN)),
+            *("/bin/sh", "-c", _line(spec, rank), python, spec.config, *job.args),
+        ]
+    )
 
 
-def _rank(spec: RunSpec, rank: int) -> str:
+def _line(spec: RunSpec, rank: int) -> str:
     """The line of sh with which a rank starts: $0 is Python, $1 the script, then its arguments."""
     job = spec.job
     kept = set(job.launcher_args)
@@ -66,3 +131,12 @@ def _rank(spec: RunSpec, rank: int) -> str:
         f'logs={shlex.quote(ranks(spec, rank))}/$$/attempt_0/$LOCAL_RANK; mkdir -p "$logs" && '
         f'exec {what}{local_rank} "$@" >"$logs/stdout.log" 2>"$logs/stderr.log"'
     )
+
+
+def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
+    """The command of a plan that has got another rank among ``plans``."""
+    argv = put(list(plan.argv), {"--node_rank": str(plan.node_rank), "--master_addr": plan.env["MASTER_ADDR"]})
+    place = next(index for index, word in enumerate(argv) if word.startswith(_WORLD))
+    slots = json.loads(base64.urlsafe_b64decode(argv[place].removeprefix(_WORLD)))
+    argv[place] = _encoded({each.node: slots[each.node] for each in plans})
+    return [re.sub(r"\$\(\(RANK - \d+\)\)", f"$((RANK - {plan.first_rank}))", word) for word in argv]

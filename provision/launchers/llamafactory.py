@@ -2,73 +2,102 @@
 
 Its launcher (0.9.5, ``llamafactory/launcher.py``) builds a torchrun command as one string and splits it at spaces, so
 that a path with a space breaks it, and a signal to it does not reach torchrun. This starts the same torchrun on the
-same file, whose ``__main__`` is the training; ``-m`` finds it wherever the release keeps it. What stands behind the
-config, ``KEY=VALUE``, takes the place of what it says (``hparams/parser.py``: ``read_args``).
+same file, whose ``__main__`` is the training; ``-m`` finds it wherever the release keeps it. Arguments behind the
+config, ``KEY=VALUE``, replace its values (``hparams/parser.py``: ``read_args``).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from provision.errors import UsageError
-from provision.launchers._plans import launched, plan
-from provision.launchers.torchrun import options
+from provision.launchers import torchrun
+from provision.launchers.kit import Command, Options, plans
 from provision.model import Notice
-from provision.run import Launch, RunSpec
+from provision.run import Job, RunSpec
+from provision.run.job import of_target
+from trainer.contract import Plan, Resume
 
+NAME = "llamafactory"
+ABOUT = "torchrun on `llamafactory.launcher`, without `llamafactory-cli`"
+COMMANDS = ("llamafactory-cli", "lmf", "python -m llamafactory.cli")
+KINDS = ("config",)
+REQUIRES = ()  # LLaMA-Factory may be a checkout; what is missing shows when the run starts
+OPTIONS = Options()
 _TRUE = ("1", "y", "true")  # llamafactory.extras.misc.is_env_enabled
 # What llamafactory-cli sets unless OPTIM_TORCH is off.
 _OPTIMIZED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
 _LOGGERS = {"tensorboard": ("tensorboard", "tensorboardx"), "wandb": ("wandb",)}  # and the packages that they need
 
 
-def launch(spec: RunSpec) -> Launch:
-    """One plan for each node.
+def suits(job: Job) -> bool:
+    """Whether a job is for this launcher."""
+    return job.kind == "config"
+
+
+def parse(command: str, words: Sequence[str]) -> Job:
+    """The job of a typed command, ``llamafactory-cli train CONFIG.yaml``."""
+    del command
+    if len(words) < 2 or words[0] != "train" or words[1].startswith("-"):
+        raise UsageError(
+            f"llamafactory-cli {' '.join(words[:1])}: only `train CONFIG.yaml` runs on several nodes",
+            hint="clusterctl train CONFIG.yaml",
+        )
+    return replace(of_target(words[1], words[2:]), launcher=NAME)
+
+
+def check(spec: RunSpec) -> tuple[Notice, ...]:
+    """What the user should know about a run of this launcher.
 
     Raises:
         UsageError: the user's environment asks for what is not supported, or this stage cannot be resumed.
     """
-    env = spec.user_env
-    if env.get("USE_V1", "0").lower() in _TRUE:
+    if spec.user_env.get("USE_V1", "0").lower() in _TRUE:
         raise UsageError("USE_V1: LLaMA-Factory's v1 trainers are not supported", hint="take USE_V1 out of train.env")
-    more = []
-    if why := _no_resume(spec):
-        if spec.resuming:
-            raise UsageError(f"this run cannot be resumed: {why}", hint="start it again: clusterctl train")
-        if spec.restarts:
-            more.append(Notice(f"a restart begins from the first step: {why}", "warning"))
-    return launched(spec, [_plan(spec, rank) for rank in range(len(spec.workers))], *more)
+    why = _no_resume(spec)
+    if why and spec.resuming:
+        raise UsageError(f"this run cannot be resumed: {why}", hint="start it again: clusterctl train")
+    return (Notice(f"a restart begins from the first step: {why}", "warning"),) if why and spec.restarts else ()
+
+
+def resume(spec: RunSpec) -> Resume | None:
+    """How the command resumes; None for a stage that LLaMA-Factory does not resume."""
+    return None if _no_resume(spec) else plans.resume(spec)
 
 
 def _no_resume(spec: RunSpec) -> str | None:
-    """Why LLaMA-Factory would not go on from a checkpoint (``hparams/parser.py``, ``ppo/trainer.py``)."""
+    """Why LLaMA-Factory would not resume from a checkpoint (``hparams/parser.py``, ``ppo/trainer.py``)."""
     stage, how = spec.settings.get("stage", "sft"), spec.settings.get("finetuning_type", "lora")
     if stage == "ppo" or (stage == "rm" and how in ("full", "freeze")):
         return f"LLaMA-Factory does not resume stage {stage} with finetuning_type {how}"
     return None
 
 
-def _plan(spec: RunSpec, rank: int) -> dict[str, Any]:
-    defaults = {"FORCE_TORCHRUN": "1"}
+def command(spec: RunSpec, rank: int) -> Command:
+    """What starts on one node."""
+    env = {"FORCE_TORCHRUN": "1"}
     if spec.user_env.get("OPTIM_TORCH", "1").lower() in _TRUE:
-        defaults |= _OPTIMIZED
+        env |= _OPTIMIZED
     argv = [
-        *(f"{spec.prefix}/bin/python", "-m", "torch.distributed.run", *options(spec, rank)),
+        *(f"{spec.prefix}/bin/python", "-m", "torch.distributed.run", *torchrun.options(spec, rank)),
         *("-m", "llamafactory.launcher", spec.config, *_reporting(spec)),
     ]
-    made = plan(spec, rank, argv, defaults)
-    if _no_resume(spec):
-        made["resume"] = None
-    return made
+    return Command(argv, env)
 
 
 def _reporting(spec: RunSpec) -> list[str]:
-    """The run's name, and the loggers that the environment has; what the config says itself stays."""
-    said = []
+    """The run's name, and the loggers that the environment has; the config's own values win."""
+    words = []
     if "run_name" not in spec.settings:
-        said.append(f"run_name={spec.id}")
+        words.append(f"run_name={spec.id}")
     packages = set(spec.workers[0].facts.packages)
     loggers = [name for name, needed in _LOGGERS.items() if packages & set(needed)]
     if loggers and "report_to" not in spec.settings:
-        said.append(f"report_to=[{','.join(loggers)}]")
-    return said
+        words.append(f"report_to=[{','.join(loggers)}]")
+    return words
+
+
+def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
+    """The command of a plan that has got another rank among ``plans``."""
+    return torchrun.renumber(plan, plans)

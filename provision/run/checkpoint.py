@@ -18,15 +18,15 @@ _DEEPSPEED = "_model_states.pt"  # lies in the folder of a tag
 
 # Runs with the run's own Python; its first argument is the agent's folder, its second the plan.
 OFFER = """\
-import json, sys
+import json, pathlib, sys
 sys.path.insert(0, sys.argv[1])
 from checkpoints import stock
-from plan import load
-plan = load(sys.argv[2])
-output = plan.output
-said = None
-if output is not None:
-    said = stock.offer(output, int(plan.given.get("first_rank", 0)), int(plan.given.get("processes", 1)))
+path = pathlib.Path(sys.argv[2]).absolute()
+plan = json.loads(path.read_text(encoding="utf-8"))  # also one that another version has written
+output = said = None
+if plan.get("resume"):
+    output = path.parent / plan["resume"]["output"]
+    said = stock.offer(output, int(plan.get("first_rank") or 0), int(plan.get("processes") or 1))
 print(json.dumps({"output": None if output is None else str(output.resolve()), "offer": said}))
 """
 

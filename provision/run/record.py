@@ -32,11 +32,13 @@ import getpass
 import json
 import platform
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provision.errors import UsageError
+from trainer.contract import Plan
 
 FILE = "run.json"
 
@@ -138,3 +140,41 @@ def choose(word: str | None, known: Iterable[str], *, among: str = "runs") -> st
     listed = ", ".join((matches or ids)[-8:])
     what = f"{word} can mean {len(matches)} {among}" if matches else f"no run is called {word}"
     raise UsageError(what, hint=f"{'one of' if matches else 'there are'}: {listed}")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A run that has finished, or goes on without this command.
+
+    Attributes:
+        run: its id.
+        state: ``finished``, or ``detached``: it goes on.
+        folder: this machine's record of it.
+        nodes: in the order of their ranks.
+        world_size: processes in all.
+        seconds: how long it was followed.
+        steps: the last one that was told.
+        first_loss: the first that was told.
+        last_loss: the last one.
+        output: the path on rank 0's node.
+        network: what NCCL's own log says that it used; "" when it says nothing.
+    """
+
+    run: str
+    state: str
+    folder: Path
+    nodes: tuple[str, ...]
+    world_size: int
+    seconds: float
+    steps: int | None
+    first_loss: float | None
+    last_loss: float | None
+    output: str
+    network: str = ""
+
+
+def output_of(plan: Plan, folder: str) -> str:
+    """Where rank 0's node has the trained model, or at least the run's folder."""
+    if plan.resume:
+        return str(PurePosixPath(folder) / plan.resume.output)
+    return str((PurePosixPath(folder) / plan.progress).parent) if plan.progress else folder

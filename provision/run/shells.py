@@ -9,12 +9,9 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from provision.masking import is_secret, mask_env, mask_words
-
-Plan = Mapping[str, Any]
+from trainer.contract import PORT, Plan
 
 _WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
 # PowerShell takes typographic quotes for straight ones (language specification, 2.3.5.2).
@@ -25,27 +22,33 @@ _CMD_BREAKS = re.compile(r"[\r\n]")
 
 def as_sh(plan: Plan) -> str:
     """For POSIX sh. In parentheses, so that it can be pasted into a shell without changing it."""
-    lines = [f"# {_title(plan)}", "(", f"cd {shlex.quote(plan['cwd'])} || exit"]
-    lines += [f"mkdir -p {shlex.quote(plan['rank_logs'])}"] if plan.get("rank_logs") else []
-    lines += [f"unset {' '.join(plan['unset'])}"] if plan.get("unset") else []
+    lines = [f"# {_title(plan)}", "(", f"cd {shlex.quote(plan.cwd)} || exit"]
+    lines += [f"mkdir -p {shlex.quote(plan.rank_logs)}"] if plan.rank_logs else []
+    lines += [f"unset {' '.join(plan.unset)}"] if plan.unset else []
     for name, value, hidden in _variables(plan):
         lines += [f"# {name} is not shown"] if hidden else []
         lines.append(f"export {name}={_sh(value)}")
     lines += [f"# {text}" for text in _explained(plan)]
-    lines += ["exec " + " \\\n    ".join(map(_sh, _argv(plan))), ")"]
+    command = " \\\n    ".join(map(_sh, _argv(plan)))
+    if plan.each_rank:
+        lines += [f"for LOCAL_RANK in {' '.join(map(str, range(plan.processes)))}; do"]
+        lines += [f"export LOCAL_RANK RANK=$(({plan.first_rank} + LOCAL_RANK))", f"{command} &", "done", "wait", ")"]
+    else:
+        lines += [f"exec {command}", ")"]
     return "\n".join(lines) + "\n"
 
 
 def as_powershell(plan: Plan) -> str:
     """For Windows PowerShell 5.1 and PowerShell 7."""
     lines = [f"# {_title(plan)}", "$PSNativeCommandArgumentPassing = 'Legacy'  # quotes mean the same in 5.1 and 7"]
-    lines.append(f"Set-Location -LiteralPath {_ps(plan['cwd'])} -ErrorAction Stop")
-    if plan.get("rank_logs"):
-        lines.append(f"New-Item -ItemType Directory -Force -Path {_ps(plan['rank_logs'])} | Out-Null")
-    lines += [f"Remove-Item Env:{name} -ErrorAction SilentlyContinue" for name in plan.get("unset", ())]
+    lines.append(f"Set-Location -LiteralPath {_ps(plan.cwd)} -ErrorAction Stop")
+    if plan.rank_logs:
+        lines.append(f"New-Item -ItemType Directory -Force -Path {_ps(plan.rank_logs)} | Out-Null")
+    lines += [f"Remove-Item Env:{name} -ErrorAction SilentlyContinue" for name in plan.unset]
     for name, value, hidden in _variables(plan):
         lines += [f"# {name} is not shown"] if hidden else []
         lines.append(f"$env:{name} = {_ps(value)}")
+    lines += _first_rank(plan, "$env:{} = '{}'", "#")
     lines += [f"# {text}" for text in _explained(plan)]
     program, *rest = _argv(plan)
     lines.append(" `\n    ".join([f"& {_ps(program)}", *(_ps(_ps_argument(word)) for word in rest)]))
@@ -55,42 +58,49 @@ def as_powershell(plan: Plan) -> str:
 def as_cmd(plan: Plan) -> str:
     """For cmd, as a ``.cmd`` file: there ``%%`` is a percent sign."""
     lines = ["@echo off", f"rem {_title(plan)}", "setlocal DisableDelayedExpansion", "chcp 65001 >nul"]
-    lines.append(f"cd /d {_cmd_path(plan['cwd'])} || exit /b")
-    if plan.get("rank_logs"):
-        folder = _cmd_path(plan["rank_logs"])
+    lines.append(f"cd /d {_cmd_path(plan.cwd)} || exit /b")
+    if plan.rank_logs:
+        folder = _cmd_path(plan.rank_logs)
         lines.append(f"if not exist {folder} mkdir {folder}")
-    lines += [f"set {name}=" for name in plan.get("unset", ())]
+    lines += [f"set {name}=" for name in plan.unset]
     for name, value, hidden in _variables(plan):
         if _CMD_BREAKS.search(value):
             lines.append(f"rem {name} holds a line break, which cmd cannot set")
             continue
         lines += [f"rem {name} is not shown"] if hidden else []
         lines.append(f"set {name}={_escaped(value)}")
+    lines += _first_rank(plan, "set {}={}", "rem")
     lines += [f"rem {text}" for text in _explained(plan)]
     lines.append(" ^\n    ".join(map(_cmd, _argv(plan))))
     return "\n".join(lines).replace("\n", "\r\n") + "\r\n"
 
 
 def _title(plan: Plan) -> str:
-    count = plan["processes"]
+    count = plan.processes
     ranks = f"{count} process{'es' if count != 1 else ''}"
-    return (
-        f"{plan['node']}: node {plan['node_rank']} of {plan['nnodes']}, {ranks}, the first is rank {plan['first_rank']}"
-    )
+    return f"{plan.node}: node {plan.node_rank} of {plan.nnodes}, {ranks}, the first is rank {plan.first_rank}"
 
 
 def _variables(plan: Plan) -> list[tuple[str, str, bool]]:
     """Name, value, and whether the value was hidden."""
-    return [(name, value, is_secret(name)) for name, value in sorted(mask_env(plan["env"]).items())]
+    return [(name, value, is_secret(name)) for name, value in sorted(mask_env(plan.env).items())]
+
+
+def _first_rank(plan: Plan, assign: str, remark: str) -> list[str]:
+    """Lines that make the command the node's first rank, where it starts once for each rank."""
+    if not plan.each_rank:
+        return []
+    more = [f"{remark} for each further rank: RANK and LOCAL_RANK one higher"] if plan.processes > 1 else []
+    return [*more, assign.format("LOCAL_RANK", 0), assign.format("RANK", plan.first_rank)]
 
 
 def _argv(plan: Plan) -> list[str]:
-    return [str(plan["port"]) if word == "{port}" else word for word in mask_words(plan["argv"])]
+    return [str(plan.port) if word == PORT else word for word in mask_words(plan.argv)]
 
 
 def _explained(plan: Plan) -> list[str]:
     """What an argument means that nobody can read."""
-    found = [word.removeprefix(_WORLD) for word in plan["argv"] if word.startswith(_WORLD)]
+    found = [word.removeprefix(_WORLD) for word in plan.argv if word.startswith(_WORLD)]
     return [f"world_info: {json.dumps(json.loads(base64.urlsafe_b64decode(text)))}" for text in found]
 
 

@@ -9,7 +9,7 @@ from provision.inventory import fold
 from provision.summaries._summary import Summary
 
 if TYPE_CHECKING:
-    from provision.run.result import TrainResult
+    from provision.run.record import TrainResult
 
 
 def trained(result: TrainResult) -> Summary:

@@ -18,7 +18,7 @@ from provision.netbench.tuning import NAMES, Setting, Tuning, search
 from provision.tasks.bench_nodes import MeasureFailedError, World, network_used, silent, world
 
 if TYPE_CHECKING:
-    from provision.run.network_used import Used
+    from provision.run.found import Used
     from provision.session import Session
     from provision.tasks.bench_nodes import Event
 

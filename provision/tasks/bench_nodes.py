@@ -19,10 +19,9 @@ from provision.netbench.events import parse
 from provision.netbench.failing import reason as why_failed
 from provision.netbench.failing import stage
 from provision.render import render
-from provision.run import RunSpec, Travel, Worker, gate_rules, new_run_id
-from provision.run.network_used import Used
-from provision.run.network_used import read as read_network
-from provision.run.sources import sources
+from provision.run import RunSpec, Travel, Worker, new_run_id, readiness
+from provision.run.files import sources
+from provision.run.found import Used, read_network
 from provision.tasks.prepare import Answer, prepare, unreachable, withdraw
 from provision.tasks.runs import run_folder
 
@@ -223,9 +222,9 @@ def _refuse(nodes: Sequence[Node], answers: Mapping[str, Answer], lacking: Mappi
     facts = {name: answer.facts for name, answer in answers.items()}
     releases = {name: answer.release for name, answer in answers.items()}
     findings = [
-        *gate_rules.reachable(nodes, facts),
-        *gate_rules.machines(nodes, facts),
-        *gate_rules.releases(nodes, releases),
+        *readiness.reachable(nodes, facts),
+        *readiness.machines(nodes, facts),
+        *readiness.releases(nodes, releases),
     ]
     failed = {finding.node: finding for finding in findings if finding.verdict == "FAIL"}
     if failed:

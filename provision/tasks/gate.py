@@ -1,7 +1,7 @@
 """The gate: finds what would make a run hang, crash or collide with another run, before anything is started.
 
 It stands between the nodes' preparation and the launcher, and is the one place that refuses a run. All nodes are asked
-at once, in two round trips after the preparation; the checks and ``provision/run/gate_rules.py`` judge the answers.
+at once, in two round trips after the preparation; the checks and ``provision/run/readiness.py`` judge the answers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser, PreflightError
 from provision.model import Finding, Inventory, Node
 from provision.render import render
-from provision.run import Travel, content, gate_gpus, gate_rules, gate_words
-from provision.run.content import Content
+from provision.run import Travel, readiness
+from provision.run.readiness import Content
 from provision.script import FROM_INPUT
 from provision.ssh.remote import reading
 from provision.tasks import prepare
@@ -197,11 +197,11 @@ class _Passage:
                 said = self._ask(left, answers)
             answers = {node.name: _ranked(answers[node.name], rank) for rank, node in enumerate(left)}
             findings = tuple(self._judged(left, answers, said))
-            bad = gate_rules.reasons(left, findings)
+            bad = readiness.reasons(left, findings)
             if not bad:
                 break
             facts = {name: answer.facts for name, answer in answers.items()}
-            if self.options.force and not (set(gate_rules.hopeless(left, facts)) & set(bad)):
+            if self.options.force and not (set(readiness.hopeless(left, facts)) & set(bad)):
                 for name, why in bad.items():
                     self.session.warn(f"forced: {name}: {why}")
                 break
@@ -261,24 +261,24 @@ class _Passage:
         """All findings about these nodes."""
         question = self._question(nodes, answers)
         facts = {name: answer.facts for name, answer in answers.items()}
-        yield from gate_rules.reachable(nodes, facts)
-        yield from gate_rules.machines(nodes, facts)
-        yield from gate_rules.releases(nodes, {name: answer.release for name, answer in answers.items()})
-        yield from gate_rules.room(nodes, facts)
-        yield from gate_rules.runs(nodes, facts, self.options.visible)
-        yield from gate_rules.linked(nodes, said.ports, question.link)
+        yield from readiness.reachable(nodes, facts)
+        yield from readiness.machines(nodes, facts)
+        yield from readiness.releases(nodes, {name: answer.release for name, answer in answers.items()})
+        yield from readiness.room(nodes, facts)
+        yield from readiness.runs(nodes, facts, self.options.visible)
+        yield from readiness.linked(nodes, said.ports, question.link)
         found = (
             finding
             for check, each in said.answers.items()
-            if check != gate_gpus.CHECK
+            if check != readiness.GPU_CHECK
             for finding in judge(check, question.plan, _of(each, nodes))
         )
-        yield from gate_rules.weighed(found, facts)
-        yield from gate_gpus.busy(nodes, said.answers.get(gate_gpus.CHECK, {}), facts, self.options.visible)
+        yield from readiness.weighed(found, facts)
+        yield from readiness.busy(nodes, said.answers.get(readiness.GPU_CHECK, {}), facts, self.options.visible)
         names = {node.name for node in nodes}
         for path, by_node in said.content.items():
             here = {name: each for name, each in by_node.items() if name in names}
-            yield from content.compare(path, here, what=_key(self.files, path))
+            yield from readiness.compare_content(path, here, what=_key(self.files, path))
         for name, why in said.lost.items():
             if name in names:
                 yield Finding("gate.lost", name, "FAIL", why)
@@ -289,14 +289,14 @@ class _Passage:
         if not all(name in self.asked.ok for name in bad):
             way = "to bring the environment: clusterctl deploy"
         exclude = self.session.again("--exclude-bad", command=command) if command == "train" else ""
-        return gate_words.refusal(nodes, bad, rest, exclude=exclude, way=way)
+        return readiness.refusal(nodes, bad, rest, exclude=exclude, way=way)
 
     def _tell(self, left: tuple[Node, ...], findings: Sequence[Finding]) -> None:
-        for text in gate_words.warnings(findings):
+        for text in readiness.warnings(findings):
             self.session.warn(text)
         spare = [node.name for node in self.session.inventory.nodes if node not in self.nodes]
         asked, typed = self.options.asked, self.session.typed
-        for text in gate_words.dropped(self.nodes, left, self.dropped, spare=spare, asked=asked, typed=typed):
+        for text in readiness.dropped(self.nodes, left, self.dropped, spare=spare, asked=asked, typed=typed):
             self.session.warn(text)
 
 
@@ -314,7 +314,7 @@ def ask(question: Question, session: Session) -> Said:
     done = _together(asked)
     talked: Talked = done.get("talk", Talked())
     probed: Outcome[dict[str, Probed]] = done["checks"]
-    wanted = (*question.checks, *([gate_gpus.PROBE.check] if question.gpus else []))
+    wanted = (*question.checks, *([readiness.PROBE.check] if question.gpus else []))
     answers: dict[str, Mapping[str, Probed]] = {
         check: {name: each[check] for name, each in probed.ok.items()} for check in wanted
     }
@@ -346,7 +346,7 @@ def _probe(question: Question, session: Session) -> Outcome[dict[str, Probed]]:
         }
         probes = [probe_of(each, plan, node) for each, plan in plans.items()]
         script = compile_probes(
-            [*probes, *([gate_gpus.PROBE] if question.gpus else [])],
+            [*probes, *([readiness.PROBE] if question.gpus else [])],
             token=secrets.token_hex(8),
             limit=math.ceil(_DEADLINE),
         )
@@ -359,7 +359,7 @@ def _probe(question: Question, session: Session) -> Outcome[dict[str, Probed]]:
 
 def _contents(question: Question, talked: Talked) -> dict[str, dict[str, Content]]:
     """By path and node, the content; a node that gave no answer has content that cannot be read."""
-    found = {node.name: content.parse(talked.content.get(node.name, "")) for node in question.nodes}
+    found = {node.name: readiness.parse_content(talked.content.get(node.name, "")) for node in question.nodes}
     silent = Content("unread", "the agent gave no answer")
     return {path: {name: said.get(path, silent) for name, said in found.items()} for path in question.paths}
 

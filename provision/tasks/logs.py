@@ -12,7 +12,7 @@ from provision.errors import NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.model import Node
 from provision.render import render
-from provision.run.loglines import Entry, entry, merged, pattern
+from provision.run.follow import Entry, entry, merged, pattern
 from provision.session.streams import Stream, Streams
 from provision.ssh.remote import reading, sent_length
 from provision.tasks.runs import Runs, by_name, find, run_folder

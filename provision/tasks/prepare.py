@@ -13,7 +13,7 @@ from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedErro
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import Facts, Travel, tar_stream
-from provision.run.sources import sources
+from provision.run.files import sources
 from provision.session import Failure, Outcome
 from provision.tasks.runs import run_folder
 

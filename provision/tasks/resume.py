@@ -9,21 +9,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.inventory import fold
+from provision.launchers import fewer
 from provision.model import Node
 from provision.render import render
-from provision.run import plan_name, record
-from provision.run.fewer import fewer, world_size
-from provision.run.job_nodes import VISIBLE
-from provision.run.result import TrainResult
+from provision.run import plan_name, record, world_size
+from provision.run.record import TrainResult
+from provision.run.spec import VISIBLE
 from provision.tasks.gate import GateOptions, gate
 from provision.tasks.runs import by_name, find, run_folder
 from provision.tasks.start import Following, Start
 from provision.tasks.stop import refuse_others
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.contract import Plan, from_json
+from trainer.untrusted import UntrustedError
 
 if TYPE_CHECKING:
     from provision.run import Facts
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from provision.session import Session
 
 _DEADLINE = 30.0
-_PLAN = 16 << 20  # characters
 _FOLLOWING = Following()
 
 
@@ -74,15 +74,15 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
     refuse_resume(session, run, found.unreachable, chosen=chosen)
     members = [by_name(inventory)[name] for name in chosen or run.nodes]
     plans = _plans(session, run, members)
-    before = int(plans[0].get("nnodes", len(plans)))
+    before = plans[0].nnodes
     refuse_plans(plans)
-    limited = {str(plan["node"]): plan["env"].get(VISIBLE) for plan in plans}
+    limited = {plan.node: plan.env.get(VISIBLE) for plan in plans}
     visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
     strict = GateOptions(force=options.force, visible=visible)
     with gate(session, members, run.id, None, strict) as passed:
         head = passed.answers[members[0].name].facts
         if len(members) < before:
-            moved = int(plans[0].get("node_rank", 0)) != 0
+            moved = plans[0].node_rank != 0
             facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
             plans = fewer(plans, members[0].train_address, facts)
             _tell_fewer(session, run, members, before, plans, found.unreachable)
@@ -90,7 +90,7 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
     kept = record.read(record.folder_of(inventory.path, run.id)) or {}
     about = {
         "master": f"{members[0].train_address}:{head.port}",
-        "prefix": str(plans[0]["prefix"]),
+        "prefix": plans[0].prefix,
         "folder": str(run_folder(inventory, run.id)),
         "launcher": kept.get("launcher"),
         "argv": kept.get("argv"),
@@ -128,7 +128,7 @@ def _tell_fewer(
     run: Run,
     members: Sequence[Node],
     before: int,
-    plans: Sequence[Mapping[str, Any]],
+    plans: Sequence[Plan],
     unreachable: Mapping[str, str],
 ) -> None:
     """Warn about what changes, and where processes of the run may be left."""
@@ -177,22 +177,20 @@ def refuse_resume(
         )
 
 
-def refuse_plans(plans: Sequence[Mapping[str, Any]]) -> None:
+def refuse_plans(plans: Sequence[Plan]) -> None:
     """Refuse a run whose plans do not say how to resume it.
 
     Raises:
         UsageError: the run's checkpoints are not known.
     """
-    if not plans[0].get("resume"):
+    if plans[0].resume is None:
         raise UsageError(
-            f"run {plans[0].get('run')} cannot be resumed: which option makes its program resume is not known",
+            f"run {plans[0].run} cannot be resumed: which option makes its program resume is not known",
             hint="start the next one with: clusterctl train --output DIR --resume-arg '--resume={checkpoint}' SCRIPT",
         )
 
 
-def renewed(
-    plans: Sequence[Mapping[str, Any]], head: Facts, *, token: str, restarts: int | None = None
-) -> list[dict[str, Any]]:
+def renewed(plans: Sequence[Plan], head: Facts, *, token: str, restarts: int | None = None) -> list[Plan]:
     """The plans with fresh ports and another token for the agents' link, to continue from the newest checkpoint.
 
     Args:
@@ -203,59 +201,24 @@ def renewed(
     """
     fresh = []
     for plan in plans:
-        link = plan.get("link")
-        new = {
-            **plan,
-            "resuming": True,
-            "checkpoint": None,  # the agent finds the newest one
-            "port": head.port or plan.get("port"),
-            "link": {**link, "port": head.link_port or link["port"], "token": token} if link else None,
-        }
-        if restarts is not None:
-            new["restarts"] = restarts
-        if "MASTER_PORT" in plan["env"]:
-            new["env"] = {**plan["env"], "MASTER_PORT": str(new["port"])}
-        fresh.append(new)
+        port = head.port or plan.port
+        link = plan.link and plan.link._replace(port=head.link_port or plan.link.port, token=token)
+        env = {**plan.env, **({"MASTER_PORT": str(port)} if "MASTER_PORT" in plan.env else {})}
+        new = plan._replace(resuming=True, none_ok=False, port=port, link=link, env=env)
+        fresh.append(new if restarts is None else new._replace(restarts=restarts))
     return fresh
 
 
-def read_plan(text: str) -> dict[str, Any]:
-    """A node's plan, with the types of all keys that are used here and in the record.
-
-    Raises:
-        UntrustedError: it is no plan.
-    """
-    plan = parse_object(text, limit=_PLAN)
-    kinds: dict[str, type | tuple[type, ...]] = {
-        **dict.fromkeys(("run", "node", "prefix"), str),
-        **dict.fromkeys(("env", "hang"), dict),
-        "argv": list,
-        **dict.fromkeys(("link", "resume"), (dict, type(None))),
-        **dict.fromkeys(("port", "restarts", "processes", "node_rank", "nnodes"), (int, type(None))),
-        **dict.fromkeys(("progress", "output"), (str, type(None))),
-    }
-    needed = {"run", "node", "prefix", "env", "argv"}
-    for name, kind in kinds.items():
-        if (name in plan or name in needed) and not isinstance(plan.get(name), kind):
-            raise UntrustedError(f"is no plan: {name} is missing or of another kind")
-    link, env = plan.get("link"), plan["env"]
-    if not all(isinstance(value, str) for value in env.values()):
-        raise UntrustedError("is no plan: env has a value that is no text")
-    if link is not None and not isinstance(link.get("port"), int):
-        raise UntrustedError("is no plan: link has no port")
-    return plan
-
-
-def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[dict[str, Any]]:
+def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[Plan]:
     """The plan of each node's agent, in the order of the ranks."""
     folder = str(run_folder(session.inventory, run.id))
     ranks = {part.node: part.rank for part in run.parts}
 
-    def read(node: Node) -> dict[str, Any]:
+    def read(node: Node) -> Plan:
         name = plan_name(ranks[node.name])
         result = session.run(node, render("run/plan.sh.j2", run=folder, name=name), deadline=_DEADLINE)
         try:
-            return read_plan(result.out)
+            return from_json(result.out)
         except UntrustedError as error:
             raise ClusterctlError(result.err.strip() or f"{folder}/{name} {error}") from None
 

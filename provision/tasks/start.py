@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -13,13 +12,14 @@ from provision.inventory import fold
 from provision.masking import mask_plan
 from provision.model import Node
 from provision.render import render
-from provision.run import fields, plan_name, record
+from provision.run import fields, plan_name, record, world_size
 from provision.run.follow import Follower
-from provision.run.result import TrainResult, output_of
+from provision.run.record import TrainResult, output_of
 from provision.stages import Stage
 from provision.tasks.attach import Ask, Attachment
 from provision.tasks.runs import find_all
 from provision.tasks.stop import problems, stop_on
+from trainer.contract import Plan
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -51,7 +51,7 @@ class Start:
     session: Session
     nodes: Sequence[Node]
     run: str
-    plans: Sequence[Mapping[str, Any]]
+    plans: Sequence[Plan]
     about: Mapping[str, Any]
     left: dict[str, str] = field(default_factory=dict, init=False)
 
@@ -65,7 +65,7 @@ class Start:
         """
         folder = record.folder_of(self.session.inventory.path, self.run)
         names = [node.name for node in self.nodes]
-        attempts = 1 + int(self.plans[0].get("restarts") or 0)
+        attempts = self.plans[0].attempts
         follower = Follower(self.run, names, folder, attempts=attempts, emit=self.session.emit)
         there = PurePosixPath(str(self.about["folder"]))
         described = {
@@ -73,7 +73,7 @@ class Start:
             "run": self.run,
             "inventory": self.session.inventory.path.name,
             "nodes": names,
-            "plans": {str(plan["node"]): mask_plan(plan) for plan in self.plans},
+            "plans": {plan.node: mask_plan(plan.to_object()) for plan in self.plans},
             "who": record.author(),
             "began": record.now(),
         }
@@ -131,10 +131,10 @@ class Start:
             plan = self.plans[ranks[node.name]]
             script = render(
                 "run/start.sh.j2",
-                plan=json.dumps(plan, sort_keys=True),
+                plan=plan.to_json(),
                 name=plan_name(ranks[node.name]),
                 run=str(there),
-                release=str(plan["prefix"]),
+                release=plan.prefix,
             )
             result = self.session.run(node, script, deadline=_START_DEADLINE)
             answer = _answer(result.out)
@@ -172,7 +172,7 @@ class Start:
     @property
     def _resume(self) -> str:
         """The command that resumes the run, if it can be resumed."""
-        can = self.plans[0].get("resume")
+        can = self.plans[0].resume
         return f"to continue from its newest checkpoint: clusterctl resume {self.run}" if can else ""
 
     def _verdict(self, follower: Follower) -> None:
@@ -205,7 +205,7 @@ class Start:
             state=state,
             folder=follower.folder,
             nodes=tuple(node.name for node in self.nodes),
-            world_size=sum(int(plan.get("processes", 1)) for plan in self.plans),
+            world_size=world_size(self.plans),
             seconds=seconds,
             steps=follower.steps,
             first_loss=follower.losses[0] if follower.losses else None,
@@ -216,7 +216,7 @@ class Start:
 
     def _network(self) -> str:
         """Which network NCCL used, if there were GPUs."""
-        if not any("NCCL_DEBUG_FILE" in plan["env"] for plan in self.plans):
+        if not any("NCCL_DEBUG_FILE" in plan.env for plan in self.plans):
             return ""
         found = find_all(self.session, on=self.nodes, word=self.run, need_answers=False).runs
         return "; ".join(found[self.run].networks) if self.run in found else ""

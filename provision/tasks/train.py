@@ -12,22 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.launchers import launch
+from provision.launchers import choose, launch, pack
 from provision.masking import mask_words
 from provision.model import Inventory, Node, Notice
-from provision.run import Job, Launch, RunSpec, Travel, choose, new_run_id, pack
+from provision.run import Job, Launch, RunSpec, Travel, new_run_id
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
-from provision.run.job_nodes import VISIBLE, choose_nodes, workers
-from provision.run.result import TrainResult
+from provision.run.record import TrainResult
+from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks.gate import Gated, GateOptions, gate
 from provision.tasks.runs import run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
+from trainer.contract import Link, Plan
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -145,19 +146,18 @@ def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch]:
         return spec, launch(spec)
 
 
-def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[dict[str, Any]]:
+def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[Plan]:
     """The plans with the agents' link: where rank 0's agent listens, and the token that identifies the agents.
 
     Raises:
         UsageError: rank 0's node has no port for it.
     """
     if len(launched.plans) < 2:
-        return [dict(plan) for plan in launched.plans]
+        return list(launched.plans)
     if port is None:
         raise UsageError(f"{spec.workers[0].node.name} has no second free port, for the agents of the nodes")
-    names = [worker.node.name for worker in spec.workers]
-    link = {"host": spec.master, "port": port, "token": token, "nodes": names, "lost_after": lost_after}
-    return [{**plan, "link": link} for plan in launched.plans]
+    link = Link(spec.master, port, token, tuple(worker.node.name for worker in spec.workers), lost_after)
+    return [plan._replace(link=link) for plan in launched.plans]
 
 
 def _pack(session: Session, asked: Training) -> tuple[str, Travel, tuple[Node, ...]]:

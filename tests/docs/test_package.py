@@ -46,7 +46,7 @@ def test_a_template_renders_from_the_wheel(installed):
 
 
 def test_the_agent_is_in_the_wheel(installed):
-    program = "from provision.run.sources import sources; print(*sources('agent'))"
+    program = "from provision.run.files import sources; print(*sources('agent'))"
     result = run(installed, "-c", program)
     assert {"agent/__main__.py", "agent/link/hub.py"} <= set(result.stdout.split()), result.stderr
 

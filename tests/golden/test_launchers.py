@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from provision.launchers import launch
 from provision.model import Node
 from provision.run import Facts, Job, RunSpec, shells
-from provision.run.job_nodes import workers
+from provision.run.spec import workers
 
 HERE = Path(__file__).parent / "launchers"
 PACKAGES = ("accelerate", "deepspeed", "llamafactory", "tensorboard", "torch", "wandb")
@@ -65,10 +65,13 @@ CASES = {
         {},
         {},
     ),
+    "plain-1-node": (replace(SCRIPT, launcher="plain"), [8], {}, {"output": "job/out"}),
+    "plain-2-nodes-module": (Job("module", "pkg.train", ("--x", ""), "plain"), [8, 8], {"infiniband": IB}, {}),
+    "plain-3-nodes-unequal": (replace(SCRIPT, launcher="plain"), [8, 4, 2], {}, {"output": "/data/out"}),
     "accelerate-1-node-1-process": (Job("script", "train.py", launcher="accelerate"), [1], {}, {}),
     "accelerate-2-nodes-cpu": (Job("script", "train.py", launcher="accelerate"), [0, 0], {}, {}),
     "accelerate-3-nodes-unequal": (
-        Job("script", "train.py", ("--lr", "1"), accelerate_config=Path("ds.yaml")),
+        Job("script", "train.py", ("--lr", "1"), launcher="accelerate", launcher_config=Path("ds.yaml")),
         [8, 4, 2],
         {},
         {"settings": {"distributed_type": "DEEPSPEED", "compute_environment": "LOCAL_MACHINE"}},
@@ -98,9 +101,10 @@ def written(case):
     """What belongs into the golden files of a case, by suffix."""
     launched = launch(spec_of(*CASES[case]))
     plans = list(launched.plans)
+    objects = [plan.to_object() for plan in plans]
     notices = [asdict(notice) for notice in launched.notices]
     texts = {
-        ".json": json.dumps({"notices": notices, "plans": plans}, indent=2) + "\n",
+        ".json": json.dumps({"notices": notices, "plans": objects}, indent=2) + "\n",
         ".sh": "\n".join(map(shells.as_sh, plans)),
     }
     if len(plans) == 1:

@@ -70,7 +70,7 @@ def test_a_run_is_named_to_who_starts_another_and_not_stopped_by_other_users(tra
     run = training.detached("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
     second = training.run("train", "--nodes", "2", *SHORT)
     assert second.returncode == 0, second.stderr  # without GPUs they only slow down one another
-    assert f"run {run} of trainer is at work on the same cores" in second.stderr
+    assert f"run {run} of trainer is running on the same cores" in second.stderr
     folder = f"{RUNS}/{run}"
     # The only other user of these nodes who is nobody's root; with rights of reading, as on a shared file system.
     stranger = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]

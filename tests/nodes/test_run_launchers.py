@@ -36,8 +36,9 @@ LEGACY = (
         (*LEGACY, *SHORT[1:]),  # torchrun itself starts the trainings of other tests
         ("--gpus-per-node", "2", "--launcher", "deepspeed", "tiny.py", *SHORT),
         ("--gpus-per-node", "2", "--launcher", "accelerate", "tiny.py", *SHORT),
+        ("--gpus-per-node", "2", "--launcher", "plain", "tiny.py", *SHORT),
     ],
-    ids=["torch.distributed.launch", "deepspeed", "accelerate"],
+    ids=["torch.distributed.launch", "deepspeed", "accelerate", "plain"],
 )
 def test_two_nodes_with_two_ranks_each(training_nodes, typed):
     result = training_nodes.run("train", "--nodes", "2", *typed)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from provision.render import render
-from provision.run.luggage import Entry, Travel, tar_stream
+from provision.run.files import Entry, Travel, tar_stream
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
 
+from agents import plan_of
 from processes.proc import Stat
 from watch import snapshots, watch
 
@@ -59,7 +60,7 @@ class Life:
 
     def __init__(self, ranks=4, **plan):
         self.proc = Fake(ranks)
-        self.watch = watch.Watch(plan, self.proc)
+        self.watch = watch.Watch(plan_of(**plan), self.proc)
         self.now = 1000.0
         self.step = 0
         self.found = []  # (seconds of this life, hang)

@@ -72,6 +72,17 @@ def save(step, rank=0, weights=True):
 """
 
 
+def plan_of(**fields):
+    """A plan as the agent's modules take it."""
+    sys.path.append(str(AGENT))  # its modules import one another from there
+    from contract.plan import from_object
+
+    link = fields.get("link")
+    needed = {"version": 1, "run": "r", "node": "n0", "argv": ["x"], "env": {}, "node_rank": 0}
+    fields = needed | {"nnodes": len(link["nodes"]) if link else fields.get("node_rank", 0) + 1} | fields
+    return from_object(fields)
+
+
 def alive(mark):
     """Pids of living processes whose environment holds ``mark``."""
     found = []
@@ -127,6 +138,8 @@ class Run:
             "cwd": ".",
             "logs": f"logs/node{self.rank}",
             "grace": 0.5,
+            "nnodes": max(self.rank + 1, len((plan.get("link") or {}).get("nodes", [None]))),
+            "version": 1,
         } | plan
         self.path.write_text(json.dumps(plan))
         return self

@@ -18,7 +18,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-from agents import AGENT, PYTHON, STUBBORN, Run, alive, eventually, lives
+from agents import AGENT, PYTHON, STUBBORN, Run, alive, eventually, lives, plan_of
 
 sys.path.append(str(AGENT))  # its modules import one another from there
 
@@ -234,14 +234,21 @@ sys.stderr.write("\ndone\n\n20%\r40%\r\nunfinished")
     assert b"\r50% done\r55% done" in (run.logs / "launcher.log").read_bytes()
 
 
+def test_only_rank_0_follows_the_trainers_log(tmp_path):
+    from plan import NodePlan
+
+    plans = [NodePlan(plan_of(node_rank=rank, progress="log.jsonl"), tmp_path, tmp_path) for rank in range(2)]
+    assert [plan.progress for plan in plans] == [tmp_path / "log.jsonl", None]
+
+
 def test_what_grows_is_heard_line_or_not(tmp_path):
     """A progress bar is no line until it ends, and yet a sign of life: of the launcher's, and of a rank's own log."""
     from events import Events
     from life.output import Output
-    from plan import Plan
+    from plan import NodePlan
 
     heard = []
-    plan = Plan({"first_rank": 4}, tmp_path, tmp_path / "plan-0.json")
+    plan = NodePlan(plan_of(first_rank=4), tmp_path, tmp_path / "plan-0.json")
     output = Output(plan, Events(tmp_path), lambda *_: None, lambda _: None, lambda *said: heard.append(said))
     log = tmp_path / "ranks" / "x" / "attempt_0" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
 
+from agents import plan_of
 from link import copying
 from link import stream as copy_stream
 from link.copying import TEMPORARY, parts_of, pump, receive, serve
@@ -34,7 +35,7 @@ def agents(tmp_path):
         names = [f"n{rank}" for rank in range(count)]
         for rank in range(count):
             shared = {"host": "127.0.0.1", "port": port, "token": "t" * 64, "nodes": names} | changes.get(str(rank), {})
-            link = Link({"run": "r", "node": names[rank], "node_rank": rank, "link": shared}, lambda: None)
+            link = Link(plan_of(node=names[rank], node_rank=rank, link=shared), lambda: None)
             link.start()
             folder = tmp_path / names[rank]
             folder.mkdir()

@@ -218,10 +218,10 @@ def test_both_are_killed_and_stop_cleans(run):
 
 
 def test_a_mistake_of_the_agent_itself(run):
-    run.plan(SLEEPS, first_rank="not a number").begin()
+    run.plan(SLEEPS, resume={"output": "no\0path"}, resuming=True).begin()
     eventually(lambda: run.state().get("state") == "failed")
     assert "agent.log" in run.state()["why"]["text"]
-    assert "not a number" in run.log()
+    assert "null" in run.log()
 
 
 # --- stop ----------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ def test_resuming_without_a_checkpoint(run):
     plan = {"resume": {"output": "out", "argv": []}, "resuming": True}
     run.plan("pass", **plan).begin()
     assert "no complete checkpoint" in run.wait_end()["why"]["text"]
-    run.plan("pass", checkpoint="none-ok", **plan).begin()
+    run.plan("pass", none_ok=True, **plan).begin()
     eventually(lambda: [event["state"] for event in run.events() if event["event"] == "end"] == ["failed", "finished"])
 
 
@@ -468,7 +468,7 @@ def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
     again = "import os, sys; sys.exit(0 if os.path.isdir('out/checkpoint-7') else 4)"
     program = f"import os\nif os.path.isdir('out'): {again}\nelse:\n    {half}; sys.exit(4)"
     resume = {"output": "out", "argv": []}
-    run.plan(program, resume=resume, checkpoint="none-ok", restarts=1, backoff=0.05).begin()
+    run.plan(program, resume=resume, none_ok=True, restarts=1, backoff=0.05).begin()
     assert run.wait_end()["state"] == "finished"
     told = [event["text"] for event in run.events() if event["event"] == "notice"]
     assert [text for text in told if "checkpoint-7" in text and "not used" in text], told

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
 
 import plan as plans
 import state as states
+from agents import plan_of
 from checkpoints import offers, rules, stock
 from checkpoints.files import look
 from commands.following import Follower
@@ -25,7 +26,7 @@ from life.inbox import Inbox
 from life.meeting import check_end, check_start, decide_end, decide_start
 from link.meeting import LinkError
 from node import digests, talk
-from plan import Plan, PlanError
+from plan import NodePlan, PlanError
 
 NESTED = b"[" * 5000
 GIVEN = {
@@ -36,7 +37,7 @@ GIVEN = {
     "argv": ["x"],
     "env": {},
     "resume": {"output": "out"},
-    "checkpoint": "none-ok",
+    "none_ok": True,
     "link": {"host": "127.0.0.1", "port": 1, "token": "t", "nodes": ["n0", "n1"]},
 }
 ODD = st.sampled_from([float("nan"), -1, 0, True, 1 << 70, 1e308, "", "\ud800", "x" * 9000, "..", "a/b", [], {}, None])
@@ -78,7 +79,7 @@ class LinkOf:
 
 @pytest.fixture
 def plan(tmp_path):
-    return Plan(GIVEN, tmp_path, tmp_path / "plan-0.json")
+    return NodePlan(plan_of(**GIVEN), tmp_path, tmp_path / "plan-0.json")
 
 
 def taken(plan, *messages):
@@ -106,7 +107,7 @@ KINDS = ["stop", "failed", "gone", "lost", "back", "ended", "stacks?", "stacks",
 )
 def test_every_message_is_taken(tmp_path_factory, said):
     inbox, _ = taken(
-        Plan(GIVEN, tmp_path_factory.mktemp("run"), Path("plan")),
+        NodePlan(plan_of(**GIVEN), tmp_path_factory.mktemp("run"), Path("plan")),
         *({"node": "n1"} | fields | {"kind": kind} for kind, fields in said),
     )
     inbox.look(1e9)
@@ -171,7 +172,7 @@ def named(node):
 
 @given(objects("processes", "ranks", "latest", "checkpoints") | st.just({"processes": 2}))
 def test_every_offer_of_another_node_is_used_or_refused_with_its_name(offer):
-    plan = Plan(GIVEN, Path("/nowhere"), Path("plan"))
+    plan = NodePlan(plan_of(**GIVEN), Path("/nowhere"), Path("plan"))
     with named("n1"):
         decision = decide_start(plan, {0: {"processes": 2}, 1: offer}, 1, resume=True)
         assert decision["world_size"] > 2
@@ -179,7 +180,7 @@ def test_every_offer_of_another_node_is_used_or_refused_with_its_name(offer):
 
 @given(objects("outcome", "before", "processes") | objects(*OUTCOME).map(lambda one: {"processes": 1, "outcome": one}))
 def test_every_end_of_another_node_is_used_or_refused_with_its_name(offer):
-    plan = Plan(GIVEN, Path("/nowhere"), Path("plan"))
+    plan = NodePlan(plan_of(**GIVEN), Path("/nowhere"), Path("plan"))
     with named("n1"):
         check_end(plan, decide_end(plan, {0: {"processes": 2, "outcome": OUTCOME}, 1: offer}, None, more=True))
 
@@ -262,7 +263,7 @@ def test_a_plan_that_is_none_is_an_error_with_its_path(tmp_path, data):
 
 def test_events_that_are_none_are_skipped(tmp_path, capsys):
     (tmp_path / "events.jsonl").write_bytes(b"\n".join([NESTED, b"[]", b"5", b'{"event": "end"}', b""]))
-    Follower(Plan(GIVEN | {"logs": "."}, tmp_path, tmp_path / "plan"), 0).run()
+    Follower(NodePlan(plan_of(**GIVEN, logs="."), tmp_path, tmp_path / "plan"), 0).run()
     assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["end"]
 
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
 
+from agents import plan_of
 from link import copies
 from link.allowance import BURST, LEAST, RATE, Allowance
 from link.frames import HEAD, MESSAGE, Connection, NotOursError, Seal, encode, parse
@@ -41,7 +42,7 @@ class Run:
 
     def start(self, rank):
         where = {"host": "127.0.0.1", "port": self.port, "token": TOKEN, "nodes": self.names}
-        link = Link({"run": "r", "node": self.names[rank], "node_rank": rank, "link": where}, lambda: None)
+        link = Link(plan_of(node=self.names[rank], node_rank=rank, link=where), lambda: None)
         link.start()
         (self.folder / self.names[rank]).mkdir(exist_ok=True)
         link.share(str(self.folder / self.names[rank]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -17,9 +16,10 @@ from pathlib import Path
 import pytest
 
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
-sys.path.append(str(AGENT))  # its modules import one another from there
+sys.path += [str(Path(__file__).parent), str(AGENT)]
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
 
+from agents import plan_of  # noqa: E402
 from link import end, guests, links, loop, meeting, spoke  # noqa: E402
 from link import hub as hubs  # noqa: E402
 from link.frames import Connection, NotOursError, encode, parse  # noqa: E402
@@ -33,12 +33,13 @@ PATIENCE = 60.0  # seconds for what takes milliseconds: only a mistake takes so 
 
 # An agent of its own: meets, says so, and lives until its stdin ends. Its heartbeats come quickly.
 CHILD = """
-import json, sys
+import sys
 sys.path.insert(0, sys.argv[1])
 from link import end, loop
+from contract.plan import from_json
 from link.links import Link
 end.BEAT = loop.TICK = 0.02
-link = Link(json.loads(sys.argv[2]), lambda: None)
+link = Link(from_json(sys.argv[2]), lambda: None)
 link.start()
 link.meet({}, lambda _: {}, 60)
 print("met", flush=True)
@@ -65,7 +66,7 @@ class Cluster:
         self.children = []
 
     def plan(self, rank, **link):
-        return {"run": "r1", "node": self.names[rank], "node_rank": rank, "link": self.link | link}
+        return plan_of(run="r1", node=self.names[rank], node_rank=rank, link=self.link | link)
 
     def start(self, rank, wake=lambda: None, **link):
         made = Link(self.plan(rank, **link), wake)
@@ -74,7 +75,7 @@ class Cluster:
         return made
 
     def child(self, rank, **link):
-        argv = [PYTHON, "-IB", "-c", CHILD, AGENT, json.dumps(self.plan(rank, **link))]
+        argv = [PYTHON, "-IB", "-c", CHILD, AGENT, self.plan(rank, **link).to_json()]
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.children.append(child)
         return child
@@ -236,7 +237,7 @@ def test_agents_meet_again_and_again(cluster):
 
 
 def test_one_node_needs_no_link():
-    link = Link({"run": "r", "node": "n0", "node_rank": 0, "link": None}, lambda: None)
+    link = Link(plan_of(), lambda: None)
     link.start()
     link.share("/nowhere")
     link.tell("failed", rank=0, text="x")

@@ -152,7 +152,7 @@ class Machine:
         self.counters.mkdir(parents=True)
         self.traffic(0, 0)
         self.sampler = samples.Sampler(
-            {"first_rank": 0},
+            0,
             str(folder),
             gpus.Gpus(("/nonexistent",)),
             lambda: self.now,
@@ -212,7 +212,7 @@ def test_an_interface_and_a_port_that_appear_and_go(machine):
 
 def test_a_machine_that_tells_nothing(tmp_path):
     nowhere = str(tmp_path / "none")
-    sampler = samples.Sampler({}, nowhere, gpus.Gpus(("/nonexistent",)), proc=nowhere, sys=nowhere)
+    sampler = samples.Sampler(0, nowhere, gpus.Gpus(("/nonexistent",)), proc=nowhere, sys=nowhere)
     assert set(sampler.sample({})) - {"load"} == {"time", "rss"}
     json.dumps(sampler.sample({1 << 22: Stat("S", 1, "5")}))
 
@@ -246,7 +246,7 @@ def test_memory_of_living_processes(machine):
 
 def test_the_samplers_own_child_is_not_the_runs(listen, tmp_path):
     known = listen(*speaking(f"print({ANSWER!r}, flush=True); import signal; signal.pause()"))
-    sampler = samples.Sampler({}, str(tmp_path), known)
+    sampler = samples.Sampler(0, str(tmp_path), known)
     eventually(lambda: "gpus" in sampler.sample({}))
     child = known.pid
     assert sampler.own() == {child}
@@ -258,7 +258,7 @@ def test_the_samplers_own_child_is_not_the_runs(listen, tmp_path):
 
 def test_a_sample_is_cheap(tmp_path):
     """0.2 % of a core at one sample in ten seconds are 20 ms."""
-    sampler = samples.Sampler({}, str(tmp_path), gpus.Gpus(("/nonexistent",)))
+    sampler = samples.Sampler(0, str(tmp_path), gpus.Gpus(("/nonexistent",)))
     mine = stat_of(os.getpid())
     many = {int(path.name): mine for path in list(Path("/proc").glob("[0-9]*"))[:72]}
     sampler.sample(many)

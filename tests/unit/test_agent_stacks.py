@@ -179,8 +179,8 @@ def script(path, text):
 
 def test_py_spy_of_the_release_is_asked(tmp_path, ranks):
     spy = script(tmp_path / "bin" / "py-spy", 'echo "Thread 1 (idle): \\"MainThread\\""; echo "    f (a.py:$3)"\n')
-    assert stacks.program({"prefix": str(tmp_path)}) == str(spy)
-    found = stacks.collect(members(ranks), {"prefix": str(tmp_path)})
+    assert stacks.program(str(tmp_path)) == str(spy)
+    found = stacks.collect(members(ranks), 0, str(tmp_path))
     assert sorted(found) == [4, 5]
     assert found[4].startswith(f"pid {ranks[0].pid}, state ")
     assert stacks.frames(found[5]) == [("f", "a.py", str(ranks[1].pid))]
@@ -189,7 +189,7 @@ def test_py_spy_of_the_release_is_asked(tmp_path, ranks):
 def test_a_py_spy_that_cannot_pause_is_asked_again_without(tmp_path, ranks):
     text = '[ "$2" = --nonblocking ] || exit 1\necho "Thread 1 (idle)"; echo "    f (a.py:1)"\n'
     script(tmp_path / "bin" / "py-spy", text)
-    found = stacks.collect(members(ranks), {"prefix": str(tmp_path)})
+    found = stacks.collect(members(ranks), 0, str(tmp_path))
     assert [stacks.frames(text) for text in found.values()] == [[("f", "a.py", "1")]] * 2
 
 
@@ -198,7 +198,7 @@ def test_a_py_spy_that_hangs_is_not_waited_for(tmp_path, ranks, monkeypatch):
     monkeypatch.setattr(stacks, "AGAIN", 0.5)
     script(tmp_path / "bin" / "py-spy", "exec sleep 600\n")
     began = time.monotonic()
-    found = stacks.collect(members(ranks), {"prefix": str(tmp_path)})
+    found = stacks.collect(members(ranks), 0, str(tmp_path))
     assert time.monotonic() - began < 100  # py-spy takes 600
     assert sorted(found) == [4, 5]
     assert not any(stacks.frames(text) for text in found.values())
@@ -206,7 +206,7 @@ def test_a_py_spy_that_hangs_is_not_waited_for(tmp_path, ranks, monkeypatch):
 
 def test_without_py_spy_proc_tells(ranks, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    found = stacks.collect(members(ranks), {})
+    found = stacks.collect(members(ranks), 0, "")
     assert all(line.startswith("pid ") for line in (text.splitlines()[0] for text in found.values()))
     assert len(found[4].splitlines()) > 1
 
@@ -215,7 +215,7 @@ def test_a_stopped_rank_is_named(ranks, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     ranks[1].send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED | os.WNOWAIT)
-    found = stacks.collect(members(ranks), {})
+    found = stacks.collect(members(ranks), 0, "")
     assert found[5].splitlines()[0] == f"pid {ranks[1].pid}, state T"
     assert stacks.odd(found) == [5]
 
@@ -235,5 +235,5 @@ def test_faulthandler_writes_into_the_log_of_the_rank(ranks, stopped):
 
 @pytest.mark.skipif(not shutil.which("py-spy"), reason="needs py-spy on PATH")
 def test_the_real_py_spy(ranks):
-    found = stacks.collect(members(ranks), {})
+    found = stacks.collect(members(ranks), 0, "")
     assert stacks.frames(found[4])[-2:] == [("sits", "<string>", "4"), ("<module>", "<string>", "5")]

@@ -13,6 +13,7 @@ import pytest
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
 
 from agent_life import EVALUATING, LAUNCHER, SAVING, Life, trained
+from agents import plan_of
 from processes.proc import Stat
 from watch import snapshots, watch
 
@@ -232,7 +233,7 @@ def test_a_living_rank_that_is_stopped():
     with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as child:
         child.stdout.readline()
         members = {child.pid: proc.stat(child.pid)}
-        watched = watch.Watch({})
+        watched = watch.Watch(plan_of())
         assert [watched.look(members, float(second)) for second in range(10)] == [None] * 10
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)

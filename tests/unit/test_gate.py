@@ -14,7 +14,7 @@ from provision.errors import NodesFailedError, PreflightError
 from provision.inventory import local_inventory
 from provision.model import Inventory, Node, Notice
 from provision.run import Facts, Travel, travel
-from provision.run.content import Content
+from provision.run.readiness import Content
 from provision.session import Failure, Outcome, Session
 from provision.ssh.remote import NodeUnreachable
 from provision.tasks import gate as gate_module
@@ -116,7 +116,7 @@ def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
     assert "did not answer within 4 s" in refused.value.reasons["node02"]
     assert "(fs.stale)" in refused.value.reasons["node02"]
     assert refused.value.hint == (
-        "to go on with node[01,03]: clusterctl train --exclude-bad; to continue anyway: clusterctl train --force"
+        "to continue with node[01,03]: clusterctl train --exclude-bad; to continue anyway: clusterctl train --force"
     )
     assert cluster.withdrawn == ["node01", "node02", "node03"]
 
@@ -128,7 +128,7 @@ def test_without_bad_nodes_the_ranks_close_up(cluster):
     assert list(passed.dropped) == ["node02"]
     assert cluster.withdrawn == ["node02"]
     assert len(cluster.questions) == 1  # rank 0 is the same: nothing has to be asked again
-    assert "going on with 2 of 3 nodes: node[01,03]; node03 is rank 1" in cluster.warnings
+    assert "continuing with 2 of 3 nodes: node[01,03]; node03 is rank 1" in cluster.warnings
     spare = "node04 could take their place, and is not used: clusterctl train --exclude node02 --nodes 3"
     assert cluster.warnings[-1] == spare
 

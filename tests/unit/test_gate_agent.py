@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.run.content import Content, parse
+from provision.run.readiness import Content
+from provision.run.readiness import parse_content as parse
 
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python

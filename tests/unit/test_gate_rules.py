@@ -8,8 +8,10 @@ import pytest
 
 from provision.checks import Answer
 from provision.model import Finding, Node
-from provision.run import Facts, gate_gpus, gate_rules, gate_words
-from provision.run.content import Content, compare, parse
+from provision.run import Facts, readiness
+from provision.run.readiness import Content
+from provision.run.readiness import compare_content as compare
+from provision.run.readiness import parse_content as parse
 
 GIB = 1 << 30
 
@@ -50,11 +52,11 @@ def with_facts(name, **other):
 
 def test_good_nodes_are_fine():
     for findings in (
-        gate_rules.reachable(NODES, GOOD),
-        gate_rules.machines(NODES, GOOD),
-        gate_rules.releases(NODES, dict.fromkeys(GOOD, "a")),
-        gate_rules.room(NODES, GOOD),
-        gate_rules.runs(NODES, GOOD, {}),
+        readiness.reachable(NODES, GOOD),
+        readiness.machines(NODES, GOOD),
+        readiness.releases(NODES, dict.fromkeys(GOOD, "a")),
+        readiness.room(NODES, GOOD),
+        readiness.runs(NODES, GOOD, {}),
     ):
         assert seen(findings, "FAIL", "WARN", "UNKNOWN") == {}
 
@@ -65,17 +67,17 @@ def test_good_nodes_are_fine():
         ("node01", {"port_free": False, "error": "port 29500 is in use"}, "port 29500 is in use"),
         ("node02", {"error": "no route to rank 0 at 10.0.0.11: Network is unreachable"}, "no route to rank 0"),
         ("node02", {"interface": "lo", "master_ip": "127.0.1.1"}, "10.0.0.11 means 127.0.1.1 there"),
-        ("node03", {"rank": 1}, "takes itself for rank 1, and is 2"),
+        ("node03", {"rank": 1}, "reports rank 1, and the node has rank 2"),
     ],
 )
 def test_a_node_without_a_way_to_rank_0(name, other, words):
-    found = seen(gate_rules.reachable(NODES, with_facts(name, **other)))
+    found = seen(readiness.reachable(NODES, with_facts(name, **other)))
     assert list(found) == [name]
     assert words in found[name]
 
 
 def test_a_host_name_that_means_itself_is_told_but_stops_nothing():
-    findings = list(gate_rules.reachable(NODES, with_facts("node01", hostname_resolves="loopback")))
+    findings = list(readiness.reachable(NODES, with_facts("node01", hostname_resolves="loopback")))
     assert seen(findings) == {}
     assert list(seen(findings, "WARN")) == ["node01"]
     assert "/etc/hosts" in next(each.fix for each in findings if each.verdict == "WARN")
@@ -83,17 +85,17 @@ def test_a_host_name_that_means_itself_is_told_but_stops_nothing():
 
 def test_a_node_alone_may_be_rank_0_on_loopback():
     alone = (node(1),)
-    found = gate_rules.reachable(alone, {"node01": facts(0, interface="lo", hostname_resolves="loopback")})
+    found = readiness.reachable(alone, {"node01": facts(0, interface="lo", hostname_resolves="loopback")})
     assert seen(found, "FAIL", "WARN") == {}
 
 
 def test_two_names_for_one_machine():
     twins = with_facts("node03", boot_id="boot1", ip="10.0.0.12")
-    assert seen(gate_rules.machines(NODES, twins)) == {"node03": "is the same machine as node02"}
+    assert seen(readiness.machines(NODES, twins)) == {"node03": "is the same machine as node02"}
 
 
 def test_two_nodes_of_one_kernel_with_addresses_of_their_own_are_two():
-    assert seen(gate_rules.machines(NODES, with_facts("node03", boot_id="boot1"))) == {}
+    assert seen(readiness.machines(NODES, with_facts("node03", boot_id="boot1"))) == {}
 
 
 @pytest.mark.parametrize(
@@ -101,21 +103,21 @@ def test_two_nodes_of_one_kernel_with_addresses_of_their_own_are_two():
     [("aab", ["node03"]), ("baa", ["node01"]), ("abc", ["node01", "node02", "node03"]), ("aaa", [])],
 )
 def test_environments_that_differ(releases, bad):
-    found = seen(gate_rules.releases(NODES, dict(zip(GOOD, releases, strict=True))))
+    found = seen(readiness.releases(NODES, dict(zip(GOOD, releases, strict=True))))
     assert list(found) == bad
 
 
 def test_a_full_disk_and_a_small_one():
-    found = list(gate_rules.room(NODES, with_facts("node02", disk_free=1 << 20)))
+    found = list(readiness.room(NODES, with_facts("node02", disk_free=1 << 20)))
     assert seen(found) == {"node02": "0.0 GiB free for the run's folder"}
-    found = list(gate_rules.room(NODES, with_facts("node02", disk_free=GIB)))
+    found = list(readiness.room(NODES, with_facts("node02", disk_free=GIB)))
     assert list(seen(found, "WARN")) == ["node02"]
 
 
 def test_more_processes_than_gpus_but_only_where_there_are_some():
     nodes = (node(1, gpus=4), node(2, gpus=2))
     told = {"node01": facts(0, gpus=2), "node02": facts(1)}
-    assert seen(gate_rules.room(nodes, told)) == {"node01": "2 GPUs, and gpus: 4 in the inventory"}
+    assert seen(readiness.room(nodes, told)) == {"node01": "2 GPUs, and gpus: 4 in the inventory"}
 
 
 def run(agent=True, visible=None, pids=(11, 12)):
@@ -125,18 +127,24 @@ def run(agent=True, visible=None, pids=(11, 12)):
 @pytest.mark.parametrize(
     ("gpus", "other", "mine", "verdict", "words"),
     [
-        (8, run(), None, "FAIL", "20261122-sft-1234 of alice is at work on the same GPUs"),
+        (8, run(), None, "FAIL", "20261122-sft-1234 of alice is running on the same GPUs"),
         (8, run(visible="0,1"), "2,3", "WARN", "on other GPUs"),
         (8, run(visible="0,1"), "1,2", "FAIL", "on the same GPUs"),
         (8, run(visible="0,1"), None, "FAIL", "on the same GPUs"),
         (0, run(), None, "WARN", "on the same cores"),
-        (8, run(agent=False), None, "FAIL", "2 processes left of run 20261122-sft-1234 of alice, whose agent is gone"),
+        (
+            8,
+            run(agent=False),
+            None,
+            "FAIL",
+            "2 processes left of run 20261122-sft-1234 of alice, whose agent no longer exists",
+        ),
         (0, run(agent=False, pids=[7]), None, "WARN", "1 process left of run"),
     ],
 )
 def test_another_run(gpus, other, mine, verdict, words):
     told = with_facts("node02", gpus=gpus, runs=(other,))
-    (finding,) = gate_rules.runs(NODES, told, {"node02": mine} if mine else {})
+    (finding,) = readiness.runs(NODES, told, {"node02": mine} if mine else {})
     assert (finding.node, finding.verdict) == ("node02", verdict)
     assert words in finding.observed
     assert "clusterctl stop 20261122-sft-1234" in finding.fix
@@ -173,7 +181,7 @@ process root, 431, 1542, GPU-7afe5c92-d457-6af2-6184-ca769545c675, python3
 )
 def test_programs_on_the_gpus(text, told, visible, words):
     answers = {"node02": Answer(text), "node03": Answer(state="absent")}
-    found = seen(gate_gpus.busy(NODES, answers, with_facts("node02", gpus=2, **told), visible))
+    found = seen(readiness.busy(NODES, answers, with_facts("node02", gpus=2, **told), visible))
     assert list(found) == (["node02"] if words else [])
     assert words in found.get("node02", "")
 
@@ -181,7 +189,7 @@ def test_programs_on_the_gpus(text, told, visible, words):
 def test_fewer_processes_than_gpus_take_the_first_ones():
     nodes = (node(1, gpus=1),)
     text = "gpu 0, GPU-aaaa\ngpu 1, GPU-bbbb\nprocess bob, 7, 5000, GPU-bbbb, train\n"
-    assert seen(gate_gpus.busy(nodes, {"node01": Answer(text)}, {"node01": facts(0, gpus=2)}, {})) == {}
+    assert seen(readiness.busy(nodes, {"node01": Answer(text)}, {"node01": facts(0, gpus=2)}, {})) == {}
 
 
 def tried(state):
@@ -201,7 +209,7 @@ def tried(state):
 )
 def test_the_port_of_rank_0s_agent(two, three, bad):
     answers = {"node01": Answer("listen link 20001 open\n"), "node02": tried(two), "node03": tried(three)}
-    found = seen(gate_rules.linked(NODES, answers, 20001))
+    found = seen(readiness.linked(NODES, answers, 20001))
     assert list(found) == bad
     assert all("20001" in text for text in found.values())
 
@@ -224,7 +232,7 @@ def finding(check, verdict="FAIL", name="node01"):
     ],
 )
 def test_what_checks_mean_for_a_run(check, gpus, before, after):
-    (each,) = gate_rules.weighed([finding(check, before)], with_facts("node01", gpus=gpus))
+    (each,) = readiness.weighed([finding(check, before)], with_facts("node01", gpus=gpus))
     assert each.verdict == after
 
 
@@ -235,14 +243,12 @@ def test_only_what_fails_stops_a_node_and_each_reason_has_its_way_out():
         finding("gpu.used", "WARN"),
         finding("gpu.xid", "UNKNOWN"),
     ]
-    assert gate_rules.reasons(NODES, findings) == {
-        "node02": "something; do it (fs.stale)\nsomething; do it (net.iface)"
-    }
+    assert readiness.reasons(NODES, findings) == {"node02": "something; do it (fs.stale)\nsomething; do it (net.iface)"}
 
 
 def test_ranks_that_have_changed():
-    assert gate_words.renumbered(NODES[1:], NODES) == "node02 is rank 0, node03 is rank 1"
-    assert gate_words.renumbered(NODES[:2], NODES) == ""
+    assert readiness.renumbered(NODES[1:], NODES) == "node02 is rank 0, node03 is rank 1"
+    assert readiness.renumbered(NODES[:2], NODES) == ""
 
 
 # --- content -------------------------------------------------------------------------------------

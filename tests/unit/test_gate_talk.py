@@ -14,7 +14,7 @@ import pytest
 from provision.checks.kit.measures import heard, offset
 from provision.model import LOCAL, Inventory, Node
 from provision.render import render
-from provision.run.content import parse
+from provision.run.readiness import parse_content as parse
 from provision.session import Session
 from provision.ssh.local import LocalRemote
 from provision.tasks.gate_talk import talk

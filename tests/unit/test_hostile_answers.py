@@ -20,8 +20,8 @@ from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
 from provision.model import Finding, Inventory, Node, Result, StepState
 from provision.ospackages import facts as os_facts
-from provision.run import gate_gpus
-from provision.run.loglines import entry
+from provision.run import readiness
+from provision.run.follow import entry
 from provision.script import parse
 from provision.session import Session
 from provision.ssh.remote import AnswerUnreadable, reading
@@ -56,7 +56,7 @@ def uptime(out):
 
 
 def gpus(out):
-    return list(gate_gpus.busy([NODE], {"gpu01": Answer(out)}, {"gpu01": SimpleNamespace(runs=(), gpus=1)}, {}))
+    return list(readiness.busy([NODE], {"gpu01": Answer(out)}, {"gpu01": SimpleNamespace(runs=(), gpus=1)}, {}))
 
 
 PARSERS = {

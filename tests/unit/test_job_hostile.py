@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from provision.errors import UsageError
 from provision.inventory import load as load_inventory
-from provision.run import Job, config_keys, config_text, from_words, job_code, job_own, new_run_id
+from provision.launchers import accelerate, from_words
+from provision.run import Job, code, config_text, new_run_id
+from provision.run import config as llamafactory
+from provision.run.code import pack
 from provision.run.config import travel
-from provision.run.job_code import pack
 from provision.tasks.train import Training, find_config, run_id, takes_any_key
 
 GOOD = "stage: sft\nmodel_name_or_path: /m\n"
@@ -242,7 +244,7 @@ def test_the_keys_are_those_of_the_installed_release(lab_env):
     (packages,) = lab_env.glob("lib/python3*/site-packages")
     (origin,) = (json.loads(path.read_text())["url"] for path in packages.glob("llamafactory-*/direct_url.json"))
     folder = Path(origin.removeprefix("file://")) / "src/llamafactory"
-    assert f'VERSION = "{config_keys.VERSION}' in (folder / "extras/env.py").read_text()
+    assert f'VERSION = "{llamafactory.VERSION}' in (folder / "extras/env.py").read_text()
     files = [path for path in (folder / "hparams").glob("*_args.py") if path.name != "evaluation_args.py"]
     files += (packages / "transformers").glob("training_args*.py")
     found = set()
@@ -250,7 +252,7 @@ def test_the_keys_are_those_of_the_installed_release(lab_env):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
                 found |= {each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and _given(each)}
-    assert found == config_keys.KEYS
+    assert found == llamafactory.KEYS
 
 
 def _given(field):
@@ -324,7 +326,7 @@ SCALARS = st.one_of(
     ),
 )
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner))
-KEYS = st.sampled_from(sorted(config_keys.KEYS)) | st.text(max_size=12) | st.integers()
+KEYS = st.sampled_from(sorted(llamafactory.KEYS)) | st.text(max_size=12) | st.integers()
 FREQUENT = st.sampled_from(
     ["model_name_or_path", "stage", "dataset", "dataset_dir", "output_dir", "deepspeed", "adapter_name_or_path"]
 )
@@ -374,6 +376,9 @@ def check(config, overrides):
 def test_any_configuration_of_the_own_trainer_and_of_accelerate_is_a_job_or_a_usage_error(tmp_path, data, kind):
     path = tmp_path / f"c.{kind}"
     path.write_bytes(data)
-    for read in (lambda: job_own._configured(["--config", str(path)]), lambda: job_code._accelerate(path)):
+    for read in (
+        lambda: code._configured(["--config", str(path)]),
+        lambda: accelerate._settings(path),
+    ):
         with suppress(UsageError):
             read()

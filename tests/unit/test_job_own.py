@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from provision.errors import UsageError
-from provision.run import from_words, job_code
+from provision.launchers import from_words
+from provision.run import code
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def here(tmp_path, monkeypatch):
 
 
 def pack(*args, module="trainer.gpt", **options):
-    return job_code.pack(from_words(args, module=module, **options))
+    return code.pack(from_words(args, module=module, **options))
 
 
 def data(travel):

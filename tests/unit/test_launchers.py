@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,9 +16,9 @@ import pytest
 
 from provision import launchers
 from provision.errors import ClusterctlError, PreflightError, UsageError
-from provision.launchers import llamafactory
 from provision.model import Node
-from provision.run import LAUNCHERS, Facts, Job, RunSpec, Worker, new_run_id, plan_name
+from provision.run import Facts, Job, RunSpec, Worker, new_run_id, plan_name
+from trainer.contract import Resume
 
 
 def worker(number=0, *, gpus=None, **facts):
@@ -41,7 +42,7 @@ def spec(*workers, **fields):
 
 
 def envs(spec):
-    return [plan["env"] for plan in llamafactory.launch(spec).plans]
+    return [plan.env for plan in launchers.launch(spec).plans]
 
 
 # --- argv ----------------------------------------------------------------------------------------
@@ -49,16 +50,17 @@ def envs(spec):
 
 def test_no_argument_is_ever_split():
     folder = PurePosixPath("/data/our runs/$HOME")
-    argv = llamafactory.launch(spec(prefix=PurePosixPath("/data/my envs/r"), folder=folder)).plans[1]["argv"]
+    argv = launchers.launch(spec(prefix=PurePosixPath("/data/my envs/r"), folder=folder)).plans[1].argv
+    argv = list(argv)
     assert argv[0] == "/data/my envs/r/bin/python"
     assert argv[argv.index("--log-dir") + 1] == "/data/our runs/$HOME/logs/node1/ranks"
     assert argv[-4:] == ["-m", "llamafactory.launcher", "sft.yaml", "run_name=20261121-071500-sft-3f2a"]
 
 
 def test_ranks_go_on_from_node_to_node():
-    plans = llamafactory.launch(spec(worker(0, gpus=2), worker(1, gpus=4), worker(2))).plans
-    assert [plan["first_rank"] for plan in plans] == [0, 2, 6]
-    assert [plan["env"]["NPROC_PER_NODE"] for plan in plans] == ["2", "4", "8"]
+    plans = launchers.launch(spec(worker(0, gpus=2), worker(1, gpus=4), worker(2))).plans
+    assert [plan.first_rank for plan in plans] == [0, 2, 6]
+    assert [plan.env["NPROC_PER_NODE"] for plan in plans] == ["2", "4", "8"]
 
 
 @pytest.mark.parametrize(("gpus", "found", "processes"), [(None, 0, 1), (None, 4, 4), (2, 8, 2), (2, 0, 2)])
@@ -67,14 +69,9 @@ def test_processes(gpus, found, processes):
 
 
 def test_nodes_may_share_the_run_folder():
-    first, second = llamafactory.launch(spec()).plans
-    assert first["logs"] != second["logs"]
+    first, second = launchers.launch(spec()).plans
+    assert first.logs != second.logs
     assert plan_name(0) != plan_name(1)
-
-
-def test_only_rank_0_follows_the_trainers_log():
-    plans = llamafactory.launch(spec(progress="job/out/trainer_log.jsonl")).plans
-    assert [plan["progress"] for plan in plans] == ["job/out/trainer_log.jsonl", None]
 
 
 # --- environment ---------------------------------------------------------------------------------
@@ -88,8 +85,8 @@ def test_each_node_has_its_own_interface():
 
 def test_the_user_wins_over_all_but_the_ranks():
     given = {"OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": "0", "PYTHONPATH": "/mine", "NODE_RANK": "7", "MASTER_PORT": "1"}
-    launch = llamafactory.launch(spec(env=given))
-    env = launch.plans[1]["env"]
+    launch = launchers.launch(spec(env=given))
+    env = launch.plans[1].env
     assert (env["OMP_NUM_THREADS"], env["HF_HUB_OFFLINE"], env["PYTHONPATH"]) == ("3", "0", "/mine")
     assert (env["NODE_RANK"], env["MASTER_PORT"]) == ("1", "29500")
     assert any("NODE_RANK, MASTER_PORT" in notice.text for notice in launch.notices)
@@ -101,9 +98,9 @@ def test_threads(cpus, processes, threads):
 
 
 def test_caches_are_of_this_user_and_this_release():
-    plan = llamafactory.launch(spec(worker(uid=1234))).plans[0]
-    assert plan["env"]["TRITON_CACHE_DIR"] == "/tmp/clusterctl-1234/0123456789ab/triton"
-    assert plan["private"] == ["/tmp/clusterctl-1234", "/tmp/clusterctl-1234/0123456789ab"]
+    plan = launchers.launch(spec(worker(uid=1234))).plans[0]
+    assert plan.env["TRITON_CACHE_DIR"] == "/tmp/clusterctl-1234/0123456789ab/triton"
+    assert list(plan.private) == ["/tmp/clusterctl-1234", "/tmp/clusterctl-1234/0123456789ab"]
 
 
 def test_optimized_torch_can_be_switched_off_as_in_llamafactory():
@@ -127,7 +124,7 @@ def test_ranks_that_save_on_sigterm_are_mended_with_gpus_too():
 def test_what_was_typed_wins_over_the_inventory():
     job = Job("script", "train.py", env={"OMP_NUM_THREADS": "5"})
     given = spec(job=job, env={"OMP_NUM_THREADS": "3", "X": "1"})
-    env = launchers.launch(given).plans[0]["env"]
+    env = launchers.launch(given).plans[0].env
     assert (env["OMP_NUM_THREADS"], env["X"]) == ("5", "1")
 
 
@@ -152,7 +149,7 @@ def test_one_node_may_use_loopback():
 def test_a_container_bridge_is_pointed_out():
     (notice,) = [
         each
-        for each in llamafactory.launch(spec(worker(0), worker(1, interface="docker0"))).notices
+        for each in launchers.launch(spec(worker(0), worker(1, interface="docker0"))).notices
         if each.level == "warning"
     ]
     assert "gpu02" in notice.text
@@ -161,7 +158,7 @@ def test_a_container_bridge_is_pointed_out():
 
 def test_v1_is_refused():
     with pytest.raises(UsageError, match="USE_V1"):
-        llamafactory.launch(spec(env={"USE_V1": "1"}))
+        launchers.launch(spec(env={"USE_V1": "1"}))
 
 
 # --- LLaMA-Factory -------------------------------------------------------------------------------
@@ -177,8 +174,8 @@ def test_v1_is_refused():
     ],
 )
 def test_loggers_are_those_that_the_environment_has(packages, settings, said):
-    argv = llamafactory.launch(spec(worker(packages=packages), settings=settings)).plans[0]["argv"]
-    assert argv[argv.index("sft.yaml") + 1 :] == said
+    argv = launchers.launch(spec(worker(packages=packages), settings=settings)).plans[0].argv
+    assert list(argv[argv.index("sft.yaml") + 1 :]) == said
 
 
 def test_tensorboard_writes_where_the_config_says():
@@ -188,17 +185,17 @@ def test_tensorboard_writes_where_the_config_says():
 
 def test_a_checkpoint_is_handed_to_llamafactory():
     plan = launchers.launch(spec(progress="job/out/trainer_log.jsonl")).plans[1]
-    assert plan["resume"] == {
-        "output": "job/out",
-        "argv": ['resume_from_checkpoint="{checkpoint}"', "overwrite_output_dir=false"],  # which keeps the log
-        "env": {"CLUSTERCTL_CHECKPOINT": "{checkpoint}"},
-    }
+    assert plan.resume == Resume(
+        "job/out",
+        ('resume_from_checkpoint="{checkpoint}"', "overwrite_output_dir=false"),  # which keeps the log
+        {"CLUSTERCTL_CHECKPOINT": "{checkpoint}"},
+    )
 
 
 @pytest.mark.parametrize("settings", [{"stage": "ppo"}, {"stage": "rm", "finetuning_type": "full"}])
 def test_what_llamafactory_does_not_resume_is_not_resumed(settings):
     given = spec(settings=settings, progress="job/out/trainer_log.jsonl")
-    assert launchers.launch(given).plans[0]["resume"] is None
+    assert launchers.launch(given).plans[0].resume is None
     with pytest.raises(UsageError, match="cannot be resumed"):
         launchers.launch(replace(given, resuming=True))
     assert any("first step" in notice.text for notice in launchers.launch(replace(given, restarts=2)).notices)
@@ -206,30 +203,144 @@ def test_what_llamafactory_does_not_resume_is_not_resumed(settings):
 
 # --- scripts and modules -------------------------------------------------------------------------
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = Job("script", "train.py", ("--x", "a b"))
 
 
 def test_there_is_a_file_for_every_launcher():
-    assert launchers.names() == tuple(sorted(LAUNCHERS))
+    assert launchers.names() == ("accelerate", "deepspeed", "llamafactory", "plain", "torchrun")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
+@pytest.mark.parametrize("words", [["sft.yaml"], ["t.py"], ["t.py", "--deepspeed", "d"], ["t.py", "--lr", "1"]])
+def test_at_most_one_launcher_claims_a_job(words):
+    job = launchers.from_words(words)
+    assert sum(launchers.get(name).suits(job) for name in launchers.names()) <= 1
+
+
+def test_no_two_launchers_know_the_same_command():
+    commands = [command for name in launchers.names() for command in launchers.get(name).COMMANDS]
+    assert len(commands) == len(set(commands))
+
+
+# A launcher as somebody else would add it: one file, and nothing else is touched.
+ADDED = """
+from provision.launchers import torchrun
+from provision.launchers.kit import Command, Options, names, parse_options
+
+NAME = "horovod"
+ABOUT = "horovodrun"
+COMMANDS = ("horovodrun",)
+KINDS = ("script",)
+REQUIRES = ("horovod",)
+OPTIONS = Options(values=names("np cycle_time_ms"), used={"np": "total"})
+CONFIG = "Horovod's own configuration."
+
+
+def suits(job):
+    return "--horovod" in job.args
+
+
+def parse(command, words):
+    return parse_options(NAME, OPTIONS, words)
+
+
+def command(spec, rank):
+    return Command(["horovod", "--rank", str(rank), *spec.job.launcher_args, spec.config, *spec.job.args], {"HVD": "1"})
+
+
+def renumber(plan, plans):
+    return ["horovod", "--rank", str(plan.node_rank), *plan.argv[3:]]
+"""
+USED = """
+import json
+from dataclasses import replace
+from provision import launchers
+from provision.cli.training import train_command
+from provision.model import Node
+from provision.run import Facts, RunSpec, Worker
+from pathlib import PurePosixPath
+job = launchers.from_words(["horovodrun", "--np", "2", "--cycle-time-ms", "5", "t.py", "--lr", "1"])
+workers = tuple(Worker(Node(name, name), Facts(packages=("horovod",))) for name in ("a", "b"))
+spec = RunSpec("r", workers, PurePosixPath("/p"), PurePosixPath("/f"), "t.py", "a", 1, job=job)
+plans = launchers.launch(spec).plans
+(choice,) = [each.type.choices for each in train_command.params if each.name == "launcher"]
+print(json.dumps({
+    "named": launchers.choose(job),
+    "claimed": launchers.choose(launchers.from_words(["t.py", "--horovod"])),
+    "choice": "horovod" in choice,
+    "option": "--horovod-config" in {word for each in train_command.params for word in each.opts},
+    "argv": [plan.argv for plan in plans],
+    "hvd": plans[0].env["HVD"],
+    "left": launchers.fewer(plans[1:], "b")[0].argv,
+}))
+"""
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the tree; it runs a program, and gives its exit code, output and last line of errors."""
+    for name in ("provision", "trainer"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "templates", tmp_path / "templates")
+
+    def run(program):
+        argv = [sys.executable, "-B", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+        return done.returncode, done.stdout, (done.stderr.splitlines() or [""])[-1]
+
+    run.folder = tmp_path / "provision/launchers"
+    return run
+
+
+def test_a_file_that_is_dropped_in_is_a_launcher(copy):
+    (copy.folder / "horovod.py").write_text(ADDED)
+    code, out, error = copy(USED)
+    assert (code, error) == (0, "")
+    words = ["--cycle-time-ms", "5", "t.py", "--lr", "1"]
+    assert json.loads(out) == {
+        "named": "horovod",
+        "claimed": "horovod",
+        "choice": True,
+        "option": True,
+        "hvd": "1",
+        "argv": [["horovod", "--rank", "0", *words], ["horovod", "--rank", "1", *words]],
+        "left": ["horovod", "--rank", "0", *words],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("REQUIRES = (", "NEEDS = ("), "it does not define REQUIRES"),
+        (("def renumber(", "def number("), "it does not define renumber"),
+        (('KINDS = ("script",)', 'KINDS = "script"'), "it does not define KINDS"),
+        (('NAME = "horovod"', 'NAME = "hvd"'), "its NAME is hvd, not horovod"),
+    ],
+)
+def test_a_file_that_lacks_a_name_is_an_error_that_says_which(copy, change, reason):
+    (copy.folder / "horovod.py").write_text(ADDED.replace(*change))
+    code, _, error = copy("from provision import launchers; launchers.from_words(['t.py'])")
+    assert code == 1
+    assert error.endswith(f"horovod.py is not a launcher: {reason}")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "plain"])
 @pytest.mark.parametrize("job", [SCRIPT, Job("module", "pkg.train", ("--x", "a b"))])
 def test_every_launcher_starts_scripts_and_modules(launcher, job):
     plans = launchers.launch(spec(job=job, launcher=launcher, config=job.target)).plans
     for plan in plans:
-        assert plan["argv"][-3:] == [job.target, "--x", "a b"]
-        assert "{port}" in plan["argv"]
-        assert plan["port"] == 29500
-        assert "PYTHONSAFEPATH" not in plan["env"]  # a script imports what lies beside it
+        assert list(plan.argv[-3:]) == [job.target, "--x", "a b"]
+        assert ("{port}" in plan.argv) != plan.each_rank  # who starts the ranks tells them the port
+        assert (plan.port, plan.each_rank) == (29500, launcher == "plain")
+        assert "PYTHONSAFEPATH" not in plan.env  # a script imports what lies beside it
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "plain"])
 def test_a_script_that_keeps_checkpoints(launcher):
     job = replace(SCRIPT, resume_arg="--resume {checkpoint}")
     plan = launchers.launch(spec(job=job, launcher=launcher, output="job/out")).plans[0]
-    assert plan["resume"]["output"] == "job/out"
-    assert plan["resume"]["argv"] == ["--resume", "{checkpoint}"]
+    assert plan.resume.output == "job/out"
+    assert plan.resume.argv == ("--resume", "{checkpoint}")
 
 
 def test_a_restart_wants_to_know_where_checkpoints_are():
@@ -244,7 +355,7 @@ def test_a_resume_arg_without_a_place():
 
 
 def test_the_old_launcher_gives_the_local_rank():
-    argv = launchers.launch(spec(job=replace(SCRIPT, local_rank=True))).plans[0]["argv"]
+    argv = launchers.launch(spec(job=replace(SCRIPT, local_rank=True))).plans[0].argv
     assert argv[2] == "torch.distributed.launch"
 
 
@@ -281,22 +392,22 @@ def said_by_ranks(tmp_path):
     def start(launch):
         found = {}
         for plan in launch.plans:
-            argv = plan["argv"]
+            argv = list(plan.argv)
             info = next(word for word in argv if word.startswith("--world_info=")).partition("=")[2]
             world = json.loads(base64.urlsafe_b64decode(info))
-            count = len(world[plan["node"]])
+            count = len(world[plan.node])
             assert {"--no_python", "--no_local_rank"} <= set(argv[: argv.index("/bin/sh")])
             command = argv[argv.index("/bin/sh") :]
             command[3] = sys.executable
-            for rank in range(plan["first_rank"], plan["first_rank"] + count):
+            for rank in range(plan.first_rank, plan.first_rank + count):
                 env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank % count)}
                 subprocess.run(command, env=env, check=True, cwd=tmp_path)
-            logs = Path(plan["rank_logs"])
+            logs = Path(plan.rank_logs)
             for path in logs.glob("*/attempt_*/*/stdout.log"):
                 rank, local, args = path.read_text().split(maxsplit=2)
                 assert path.parent.name == local
                 assert (path.parent / "stderr.log").read_text() == "!\n"
-                found[int(rank)] = (plan["node"], int(local), args.strip())
+                found[int(rank)] = (plan.node, int(local), args.strip())
         return found
 
     return start
@@ -318,8 +429,8 @@ def test_deepspeed_leaves_the_local_rank_out_when_told(said_by_ranks, tmp_path):
     job = Job("script", "train.py", launcher="deepspeed", launcher_args=("--no_local_rank", "--bind_cores_to_rank"))
     launch = launchers.launch(spec(worker(gpus=1), job=job, config="train.py", folder=tmp_path))
     assert said_by_ranks(launch) == {0: ("gpu01", 0, "[]")}
-    assert launch.plans[0]["argv"].count("--no_local_rank") == 1
-    assert "--bind_cores_to_rank" in launch.plans[0]["argv"]
+    assert launch.plans[0].argv.count("--no_local_rank") == 1
+    assert "--bind_cores_to_rank" in launch.plans[0].argv
 
 
 def test_deepspeed_gets_the_gpus_that_may_be_used():
@@ -343,15 +454,15 @@ def accelerate(*workers, settings=None, **job):
 
 def test_accelerate_starts_what_each_node_has():
     plans = accelerate(worker(0, gpus=2), worker(1, gpus=4), worker(2, gpus=1))
-    counts = [plan["argv"][plan["argv"].index("--num_processes") + 1] for plan in plans]
+    counts = [plan.argv[plan.argv.index("--num_processes") + 1] for plan in plans]
     assert [int(count) // 3 for count in counts] == [2, 4, 1]  # accelerate divides by --num_machines
-    assert all("--multi_gpu" in plan["argv"] for plan in plans)
+    assert all("--multi_gpu" in plan.argv for plan in plans)
 
 
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
 def test_accelerates_config_keeps_its_way(kind):
-    plans = accelerate(worker(0), worker(1), settings={"distributed_type": kind}, accelerate_config=Path("a.yaml"))
-    argv = plans[0]["argv"]
+    plans = accelerate(worker(0), worker(1), settings={"distributed_type": kind}, launcher_config=Path("a.yaml"))
+    argv = plans[0].argv
     assert "--multi_gpu" not in argv  # with it accelerate ignores the config's distributed_type
     assert argv[argv.index("--config_file") + 1] == "/data/runs/20261121-071500-sft-3f2a/accelerate.yaml"
     assert argv[argv.index("--deepspeed_multinode_launcher") + 1] == "standard"
@@ -360,12 +471,12 @@ def test_accelerates_config_keeps_its_way(kind):
 @pytest.mark.parametrize("settings", [{"distributed_type": "XLA"}, {"compute_environment": "AMAZON_SAGEMAKER"}])
 def test_accelerates_config_for_other_machines(settings):
     with pytest.raises(UsageError, match="does not start"):
-        accelerate(worker(), settings=settings, accelerate_config=Path("a.yaml"))
+        accelerate(worker(), settings=settings, launcher_config=Path("a.yaml"))
 
 
 def test_accelerate_of_one_process_is_started_by_torchrun():
     (plan,) = accelerate(worker(gpus=1))
-    argv = plan["argv"]
+    argv = list(plan.argv)
     inner = argv.index("accelerate.commands.launch")
     assert argv[1:3] == ["-m", "torch.distributed.run"]
     assert argv[inner - 1] == "-m"
@@ -376,15 +487,15 @@ def test_accelerate_of_one_process_is_started_by_torchrun():
 
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "MULTI_GPU"])
 def test_accelerate_of_one_process_that_starts_torchrun_itself(kind):
-    (plan,) = accelerate(worker(gpus=1), settings={"distributed_type": kind}, accelerate_config=Path("a.yaml"))
-    assert "torch.distributed.run" not in plan["argv"]
-    assert "--multi_gpu" not in plan["argv"]  # refused for one process
+    (plan,) = accelerate(worker(gpus=1), settings={"distributed_type": kind}, launcher_config=Path("a.yaml"))
+    assert "torch.distributed.run" not in plan.argv
+    assert "--multi_gpu" not in plan.argv  # refused for one process
 
 
 def test_accelerate_on_nodes_without_gpus():
     plans = accelerate(replace(worker(0), facts=Facts(ip="10.0.0.1")))
-    assert plans[0]["env"]["ACCELERATE_USE_CPU"] == "true"
-    assert "--cpu" not in plans[0]["argv"]
+    assert plans[0].env["ACCELERATE_USE_CPU"] == "true"
+    assert "--cpu" not in plans[0].argv
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -431,7 +542,7 @@ def test_an_answer_that_is_no_answer(text):
 
 
 def test_nodes_and_processes_in_accelerates_configuration_are_replaced_by_name():
-    job = Job("script", "train.py", accelerate_config=Path("a.yaml"))
+    job = Job("script", "train.py", launcher_config=Path("a.yaml"))
     said = {"distributed_type": "MULTI_GPU", "num_machines": 4, "num_processes": 16, "main_process_ip": "10.0.0.9"}
     launched = launchers.launch(spec(job=job, settings=said, launcher="accelerate"))
     assert [notice.text for notice in launched.notices if "a.yaml" in notice.text] == [

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from provision.errors import UsageError
-from provision.run import Job, from_words, pack
+from provision.launchers import from_words, pack
+from provision.run import Job
 
 HOOK = Path(__file__).parents[2] / "trainer/hooks/sitecustomize.py"
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from provision.errors import PreflightError, UsageError
+from provision.launchers import choose, from_words
 from provision.model import Node
-from provision.run import Facts, Job, choose, from_words
-from provision.run.job_nodes import choose_nodes, visible, workers
+from provision.run import Facts, Job
+from provision.run.spec import choose_nodes, visible, workers
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def typed(command, **options):
                 "t.py",
                 launcher="accelerate",
                 launcher_args=("--dynamo_mode", "x"),
-                accelerate_config=Path("a.yaml"),
+                launcher_config=Path("a.yaml"),
                 nodes=2,
                 per_node=8,
             ),

@@ -14,7 +14,8 @@ import pytest
 from provision.launchers import environment, network, notices
 from provision.model import Node
 from provision.run import Facts, RunSpec, Worker
-from provision.run.network_used import Used, read
+from provision.run.found import Used
+from provision.run.found import read_network as read
 
 IB, ETHERNET = "InfiniBand", "Ethernet"
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from provision.run import shells
+from trainer.contract import Plan
 
 NASTY = [
     "",
@@ -28,9 +29,9 @@ NASTY = [
 
 
 def plan(tmp_path, argv, env=None, **fields):
-    given = {"node": "gpu01", "node_rank": 0, "nnodes": 1, "processes": 1, "first_rank": 0, "port": 29500}
-    more = {"cwd": str(tmp_path), "rank_logs": str(tmp_path / "logs/ranks"), "unset": ["LD_PRELOAD"]}
-    return given | more | {"argv": argv, "env": env or {}} | fields
+    given = {"run": "r1", "node": "gpu01", "port": 29500, "cwd": str(tmp_path), "unset": ("LD_PRELOAD",)}
+    more = {"rank_logs": str(tmp_path / "logs/ranks"), "argv": tuple(argv), "env": env or {}}
+    return Plan(**(given | more | fields))
 
 
 SAYS = "import json, os, sys; print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k[:2] == 'X_'}]))"

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from provision import launchers
 from provision.errors import UsageError
-from provision.launchers._replaced import BY
+from provision.launchers import from_words
+from provision.launchers.kit.options import VARIABLES
+from provision.launchers.kit.replaced import BY
 from provision.model import Node
-from provision.run import Facts, Job, RunSpec, Worker, from_words
-from provision.run.job_nodes import count_nodes, workers
-from provision.run.job_options import ACCELERATE, DEEPSPEED, TORCHRUN, VARIABLES
+from provision.run import Facts, Job, RunSpec, Worker
+from provision.run.spec import count_nodes, workers
 
 ROOT = Path(__file__).parents[2]
-TABLES = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED, "accelerate": ACCELERATE}
+TABLES = {name: table for name in launchers.names() if (table := launchers.get(name).OPTIONS).flags}
 COMMANDS = {"torchrun": ["torchrun"], "deepspeed": ["deepspeed"], "accelerate": ["accelerate", "launch"]}
 SAMPLES = {"nodes": "2", "per_node": "3", "total": "6", "include": "node01", "exclude": "node02", "gpu_ids": "0"}
 NODES = (Node("node01", "10.0.0.1"), Node("node02", "10.0.0.2"))
@@ -42,8 +43,8 @@ def shown(job):
 @pytest.mark.parametrize(("launcher", "name"), OPTIONS)
 def test_every_option_is_used_or_replaced_by_name_or_refused(launcher, name):
     table = TABLES[launcher]
-    value = [] if name in table.flags else [SAMPLES.get(table.taken.get(name, ""), "7")]
-    rest = ["pkg.t"] if table.taken.get(name) == "module" else ["t.py"]
+    value = [] if name in table.flags else [SAMPLES.get(table.used.get(name, ""), "7")]
+    rest = ["pkg.t"] if table.used.get(name) == "module" else ["t.py"]
     words = [*COMMANDS[launcher], f"--{name}", *value, *rest]
     match table.use(name):
         case "refused":
@@ -56,19 +57,19 @@ def test_every_option_is_used_or_replaced_by_name_or_refused(launcher, name):
             job = from_words(words)
             assert job.launcher_args == (f"--{name}", *value)
             if name not in ("no_python", "no_local_rank"):  # deepspeed gives these itself
-                argv = launchers.launch(spec(job)).plans[0]["argv"]
+                argv = launchers.launch(spec(job)).plans[0].argv
                 assert f"--{name}" in argv
-        case "read":
+        case "used":
             plain = from_words([*COMMANDS[launcher], "t.py"])
             assert replace(from_words(words), typed={}) != replace(plain, typed={})
 
 
 def test_every_key_of_what_replaces_has_a_text():
-    used = {key for table in TABLES.values() for key in table.ours.values()} | set(VARIABLES.values())
+    used = {key for table in TABLES.values() for key in table.replaced.values()} | set(VARIABLES.values())
     assert used <= set(BY)
     for table in TABLES.values():
         named = table.flags | table.values
-        assert (set(table.ours) | set(table.taken) | set(table.refused) | table.files) <= named
+        assert (set(table.replaced) | set(table.used) | set(table.refused) | table.files) <= named
         assert not table.flags & table.values
 
 
@@ -76,7 +77,7 @@ def test_the_documents_tables_are_the_programs():
     page = (ROOT / "docs/launchers.md").read_text(encoding="utf-8")
     for launcher, table in TABLES.items():
         (rows,) = re.findall(rf"^\| `{launcher}` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
-        for use, cell in zip(("read", "replaced", "refused"), rows, strict=True):
+        for use, cell in zip(("used", "replaced", "refused"), rows, strict=True):
             names = set(re.findall(r"--(\w+)", cell))
             assert names == {name for name in table.flags | table.values if table.use(name) == use}, (launcher, use)
 
@@ -224,4 +225,4 @@ def test_whatever_is_typed_is_a_job_or_a_usage_error(words):
             launched = launchers.launch(spec(job))
         except UsageError:
             return
-        assert all(isinstance(word, str) for plan in launched.plans for word in plan["argv"])
+        assert all(isinstance(word, str) for plan in launched.plans for word in plan.argv)

@@ -8,8 +8,9 @@ import pytest
 
 from provision.cli.training import _variables
 from provision.errors import UsageError
+from provision.launchers import from_words
 from provision.masking import is_secret, mask_env, mask_plan, mask_words, secret_option
-from provision.run import from_words, record
+from provision.run import record
 from provision.run.shells import as_cmd, as_powershell, as_sh
 
 TOKEN = "hf_" + "aB3" * 11  # the shape of one

@@ -9,20 +9,21 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.errors import NodesFailedError, UsageError
-from provision.launchers import launch
+from provision.launchers import fewer, launch
 from provision.model import Inventory, Node
-from provision.run import Facts, Job, RunSpec, Worker
-from provision.run.fewer import fewer, world_size
+from provision.run import Facts, Job, RunSpec, Worker, world_size
 from provision.run.found import gathered, told
 from provision.session import Session
 from provision.tasks.resume import refuse_resume, remaining, renewed
 from provision.tasks.train import linked
+from trainer.contract import Plan, from_json
 
 PACKAGES = ("accelerate", "deepspeed", "llamafactory", "torch")
 JOBS = {
     "llamafactory": Job("config", "sft.yaml"),
     "torchrun": Job("script", "train.py", ("--nnodes", "my own", "--lr", "1")),
     "deepspeed": Job("script", "train.py", ("--node_rank", "my own"), launcher="deepspeed"),
+    "plain": Job("script", "train.py", ("--nnodes", "my own"), launcher="plain"),
     "accelerate": Job("script", "train.py", ("--num_machines", "my own"), launcher="accelerate"),
 }
 
@@ -54,8 +55,7 @@ def plans(job, numbers):
 
 def own_folders(plan, number):
     """A plan with the folders of another rank: those keep the names that they had."""
-    text = json.dumps(plan)
-    return json.loads(text.replace(f"node{plan['node_rank']}", f"node{number}"))
+    return from_json(plan.to_json().replace(f"node{plan.node_rank}", f"node{number}"))
 
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
@@ -65,7 +65,7 @@ def test_the_plans_are_those_that_the_launcher_writes_for_these_nodes(job, kept)
     found = fewer([plans(job, (0, 1, 2))[number] for number in kept], f"10.0.0.{kept[0] + 1}")
     wanted = [own_folders(plan, number) for plan, number in zip(plans(job, kept), kept, strict=True)]
     assert found == wanted
-    assert [plan["node"] for plan in found] == [f"gpu0{number + 1}" for number in kept]
+    assert [plan.node for plan in found] == [f"gpu0{number + 1}" for number in kept]
     assert world_size(found) == sum((8, 4, 2)[number] for number in kept)
 
 
@@ -73,20 +73,20 @@ def test_one_process_that_is_left_needs_no_multi_gpu():
     job = replace(JOBS["accelerate"])
     made = spec(job, (0, 1), gpus=(1, 1, 1))
     (left,) = fewer(linked(launch(made), made, 4711, "00ff", 60.0)[:1], "10.0.0.1")
-    assert "--multi_gpu" not in left["argv"]
+    assert "--multi_gpu" not in left.argv
 
 
 def test_another_first_node_is_reached_by_its_own_interface():
     left = plans(JOBS["torchrun"], (0, 1, 2))[1:]
     found = fewer(left, "10.0.0.2", {"gpu02": "ens1", "gpu03": "ens2"})
-    assert [plan["env"]["NCCL_SOCKET_IFNAME"] for plan in found] == ["=ens1", "=ens2"]
-    assert [plan["env"]["GLOO_SOCKET_IFNAME"] for plan in found] == ["ens1", "ens2"]
-    assert {plan["link"]["host"] for plan in renewed(found, Facts(port=1, link_port=2), token="t")} == {"10.0.0.2"}
+    assert [plan.env["NCCL_SOCKET_IFNAME"] for plan in found] == ["=ens1", "=ens2"]
+    assert [plan.env["GLOO_SOCKET_IFNAME"] for plan in found] == ["ens1", "ens2"]
+    assert {plan.link.host for plan in renewed(found, Facts(port=1, link_port=2), token="t")} == {"10.0.0.2"}
 
 
 def test_a_plan_of_no_launcher_is_refused():
     with pytest.raises(UsageError, match="cannot be resumed on fewer nodes"):
-        fewer([{"run": "r1", "node": "a", "env": {}, "argv": ["/bin/true"]}], "10.0.0.1")
+        fewer([Plan("r1", "a", ("/bin/true",), {}, launcher="mpi")], "10.0.0.1")
 
 
 # --- who is meant ---------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from provision.errors import UsageError
-from provision.run import from_words
-from provision.run.job_code import pack
+from provision.launchers import from_words, pack
 
 
 @pytest.fixture

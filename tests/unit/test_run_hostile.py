@@ -17,20 +17,17 @@ from provision.netbench import events as netbench_events
 from provision.netbench import rows
 from provision.netbench.failing import reason
 from provision.netbench.pairs import rates
-from provision.run import Facts, content, fields, record
+from provision.run import Facts, fields, readiness, record
 from provision.run.checkpoint import newest, sources
-from provision.run.follow import OPEN, RANKS, Follower, parsed
+from provision.run.follow import OPEN, RANKS, Follower, entry, parsed
 from provision.run.found import gathered, told
-from provision.run.loglines import entry
 from provision.run.proof import proof
 from provision.summaries.runs import run_data, run_lines, run_shown
 from provision.tasks.collect import read_offer
 from provision.tasks.measures import clock
-from provision.tasks.resume import read_plan
 from provision.tasks.status import RunStatus
 from provision.transfer.fetch import parse_list
 from trainer import offers
-from trainer.untrusted import UntrustedError
 
 NESTED = "[" * 5000
 DEEP = '{"state": ' + "[" * 985 + "]" * 985 + "}"
@@ -278,18 +275,18 @@ def test_facts_that_are_none_are_an_error_with_a_reason(text):
 
 
 @given(
-    st.dictionaries(st.sampled_from(["/a", "/b"]), objects(content.Content.__dataclass_fields__) | VALUES, max_size=2)
+    st.dictionaries(st.sampled_from(["/a", "/b"]), objects(readiness.Content.__dataclass_fields__) | VALUES, max_size=2)
 )
 def test_content_of_a_node_can_always_be_compared(said):
-    found = content.parse(json.dumps(said))
-    other = content.Content("folder", entries={"a": "1 x", "b": "2 y"}, names="n", content="c", files=2)
+    found = readiness.parse_content(json.dumps(said))
+    other = readiness.Content("folder", entries={"a": "1 x", "b": "2 y"}, names="n", content="c", files=2)
     for path, one in found.items():
-        assert list(content.compare(path, {"node01": one, "node02": other, "node03": other}))
+        assert list(readiness.compare_content(path, {"node01": one, "node02": other, "node03": other}))
 
 
 @pytest.mark.parametrize("text", [NESTED, DEEP, "", "[]", '{"/a": []}', '{"/a": {"entries": {"x": "1"}}}'])
 def test_content_that_is_none(text):
-    assert content.parse(text) == {}
+    assert readiness.parse_content(text) == {}
 
 
 @given(
@@ -301,29 +298,6 @@ def test_every_answer_to_a_stop_is_a_proof(lines):
 
 def test_an_answer_to_a_stop_that_is_nested_is_none():
     assert "the agent gave no answer" in proof(f"{NESTED}\nagent 1").problem
-
-
-PLAN = {"run": "r", "node": "n", "prefix": "/p", "env": {"A": "b"}, "argv": ["x"], "link": None, "resume": None}
-
-
-def test_a_plan_is_read_as_it_is():
-    assert read_plan(json.dumps(PLAN)) == PLAN
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        NESTED,
-        DEEP,
-        "",
-        "[]",
-        *(json.dumps(PLAN | change) for change in ({"env": []}, {"env": {"A": 1}}, {"link": []}, {"link": {}})),
-        *(json.dumps(PLAN | change) for change in ({"resume": "x"}, {"prefix": 3}, {"restarts": "x"}, {"argv": None})),
-    ],
-)
-def test_a_plan_that_is_none_is_an_error_with_a_reason(text):
-    with pytest.raises(UntrustedError):
-        read_plan(text)
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------

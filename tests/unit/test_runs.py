@@ -18,8 +18,8 @@ from provision.model import CommandLine, Inventory, Node, Result
 from provision.render import render
 from provision.run import record
 from provision.run.checkpoint import folders, sources
+from provision.run.follow import Entry, entry, merged, pattern
 from provision.run.found import LOST, UNKNOWN, gathered, pace_of, told
-from provision.run.loglines import Entry, entry, merged, pattern
 from provision.run.proof import proof
 from provision.session import Outcome, Session
 from provision.summaries.run_commands import stopped_shown

@@ -10,12 +10,13 @@ from provision.errors import InterruptedByUser, NodesFailedError, RunFailedError
 from provision.inventory import load
 from provision.model import Node, Result
 from provision.run import Facts, Job, Launch, RunSpec, Worker, new_run_id
-from provision.run.result import output_of
+from provision.run.record import output_of
 from provision.session import Session
 from provision.summaries.training import trained
 from provision.tasks.resume import refuse_plans, renewed
 from provision.tasks.start import Following, Start
 from provision.tasks.train import Training, find_config, linked, run_id, visible
+from trainer.contract import Link, Plan, Resume
 
 PROVED = '{"event": "stopped", "left": []}\nproved processes\nproved ports\nproved gpus\n'
 NAMES = ("node01", "node02")
@@ -36,7 +37,8 @@ def plans(**more):
         "prefix": "/x/releases/1",
         "port": 1,
     }
-    return [{**given, "node": name, "node_rank": rank, "link": None, **more} for rank, name in enumerate(NAMES)]
+    fields = {"argv": ("x",), **given, **more}
+    return [Plan(node=name, node_rank=rank, **fields) for rank, name in enumerate(NAMES)]
 
 
 # --- plans ---------------------------------------------------------------------------------------
@@ -49,22 +51,22 @@ def spec(*names):
 
 def test_several_nodes_are_linked_through_rank_0_and_one_is_not():
     found = linked(Launch(tuple(plans())), spec(*NAMES), 4711, "00ff", 5.0)
-    link = {"host": "10.0.0.1", "port": 4711, "token": "00ff", "nodes": list(NAMES), "lost_after": 5.0}
-    assert [plan["link"] for plan in found] == [link, link]
-    assert linked(Launch(tuple(plans()[:1])), spec("node01"), None, "00ff", 5.0)[0]["link"] is None
+    link = Link("10.0.0.1", 4711, "00ff", NAMES, 5.0)
+    assert [plan.link for plan in found] == [link, link]
+    assert linked(Launch(tuple(plans()[:1])), spec("node01"), None, "00ff", 5.0)[0].link is None
     with pytest.raises(UsageError, match="no second free port"):
         linked(Launch(tuple(plans())), spec(*NAMES), None, "00ff", 5.0)
 
 
 def test_going_on_needs_fresh_ports_and_a_fresh_token_and_leaves_the_rest():
-    link = {"host": "h", "port": 2, "token": "old", "nodes": list(NAMES), "lost_after": 60.0}
-    old = plans(link=link, resume={"output": "job/out", "argv": []}, restarts=1, checkpoint="none-ok")
+    link = Link("h", 2, "old", NAMES)
+    old = plans(link=link, resume=Resume("job/out"), restarts=1, none_ok=True)
     new = renewed(old, Facts(port=11, link_port=12), token="new")
-    assert [(plan["port"], plan["env"]["MASTER_PORT"], plan["restarts"]) for plan in new] == [(11, "11", 1)] * 2
-    assert new[1]["link"] == {**link, "port": 12, "token": "new"}
-    assert all(plan["resuming"] and plan["checkpoint"] is None for plan in new)
-    assert renewed(old, Facts(), token="t", restarts=3)[0]["restarts"] == 3
-    assert old[0]["env"] == {"MASTER_PORT": "1"}
+    assert [(plan.port, plan.env["MASTER_PORT"], plan.restarts) for plan in new] == [(11, "11", 1)] * 2
+    assert new[1].link == link._replace(port=12, token="new")
+    assert all(plan.resuming and not plan.none_ok for plan in new)
+    assert renewed(old, Facts(), token="t", restarts=3)[0].restarts == 3
+    assert old[0].env == {"MASTER_PORT": "1"}
     with pytest.raises(UsageError, match="run r1 cannot be resumed") as caught:
         refuse_plans(plans(resume=None))
     assert "--resume-arg" in caught.value.hint
@@ -101,16 +103,16 @@ def test_the_config_that_is_meant(inventory, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("plan", "output"),
+    ("fields", "output"),
     [
-        ({"resume": {"output": "job/out"}}, "/f/job/out"),
-        ({"resume": {"output": "/data/out"}}, "/data/out"),
+        ({"resume": Resume("job/out")}, "/f/job/out"),
+        ({"resume": Resume("/data/out")}, "/data/out"),
         ({"progress": "job/o/trainer_log.jsonl"}, "/f/job/o"),
         ({}, "/f"),
     ],
 )
-def test_where_the_trained_model_is(plan, output):
-    assert output_of(plan, "/f") == output
+def test_where_the_trained_model_is(fields, output):
+    assert output_of(plans(**fields)[0], "/f") == output
 
 
 # --- starting ------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ FINISHED = {"event": "end", "state": "finished"}
 
 def test_a_run_that_finishes_is_recorded_and_shown(go, inventory):
     steps = [{"event": "progress", "step": n, "total": 2, "loss": loss} for n, loss in ((1, 4.0), (2, 2.5))]
-    result = go((STARTED, *steps, FINISHED), (STARTED, FINISHED), resume={"output": "job/out"})
+    result = go((STARTED, *steps, FINISHED), (STARTED, FINISHED), resume=Resume("job/out"))
     kept = record(inventory)
     assert (kept["state"], kept["losses"], kept["nodes"]) == ("finished", [4.0, 2.5], list(NAMES))
     assert kept["plans"]["node02"]["node_rank"] == 1
@@ -218,7 +220,7 @@ def test_an_agent_that_cannot_be_started_stops_all_others(go, inventory):
 def test_a_run_that_fails_says_where_and_what_to_type(go, inventory):
     why = {"event": "end", "state": "failed", "why": {"node": "node02", "rank": 5, "text": "ended by SIGKILL"}}
     with pytest.raises(RunFailedError, match="run r1 failed; every node was stopped") as caught:
-        go((STARTED, why), (STARTED, why), resume={"output": "out"})
+        go((STARTED, why), (STARTED, why), resume=Resume("out"))
     assert caught.value.reasons == {"node02": "rank 5: ended by SIGKILL"}
     assert "clusterctl diagnose r1" in caught.value.hint
     assert "clusterctl resume r1" in caught.value.hint

@@ -16,6 +16,7 @@ from provision.session.streams import Stream, Streams
 from provision.ssh.remote import HostKeyChanged, NodeUnreachable
 from provision.tasks import attach
 from provision.tasks.attach import Attachment, HungUp
+from trainer.contract import Plan
 
 A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")
 END = {"event": "end", "state": "finished"}
@@ -320,7 +321,7 @@ def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeyp
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), (A, B))
     monkeypatch.setattr(Start, "_start", lambda *_: {})
     monkeypatch.setattr(Attachment, "follow", out_of_reach)
-    plans = [{"node": node.name, "env": {}, "prefix": "/opt"} for node in (A, B)]
+    plans = [Plan("r1", node.name, ("x",), {}, prefix="/opt") for node in (A, B)]
     start = Start(Session(inventory), (A, B), "r1", plans, {"folder": "/x/runs/r1"})
     with pytest.raises(NodesFailedError, match="whether run r1 started on b is not known") as failed:
         start.follow(Following(detach=True))

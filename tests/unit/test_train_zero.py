@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from provision.errors import UsageError
-from provision.run import from_words
+from provision.launchers import from_words
 from provision.tasks.train import ZERO_CHOICES, pack_files
 from trainer.ds_config import autos
 

@@ -13,7 +13,7 @@
 ``probe`` prints one JSON object (see ``node/probe.py``) and ends with 0, also when the object's ``error`` says that
 the node cannot take part.
 
-``start`` reads the plan (see ``plan.py``), starts a daemon that outlives this command and its session, and prints
+``start`` reads the plan (``contract/plan.py``), starts a daemon that outlives this command and its session, and prints
 ``{"started": true, "pid", "guard", "at"}`` once it owns the run: its events begin at byte ``at`` of ``events.jsonl``.
 Else ``{"started": false, "error"}`` and exit code 1. ``run`` is the same in the foreground.
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 from commands.detach import ask_logind, fork, spawn, user_name, way
+from contract.untrusted import UntrustedError, parse_object
 from life import guard
-from plan import Plan
-from untrusted import UntrustedError, parse_object
+from plan import NodePlan
 
 LOG = "agent.log"  # what the agent itself has to say: tracebacks
 
 
-def start(plan: Plan) -> Dict[str, Any]:
+def start(plan: NodePlan) -> Dict[str, Any]:
     """Start the daemon and wait until it owns the run. Says how that went, see ``__main__.py``."""
     before, notice = way(ask_logind(), user_name())
     said = other = ""
@@ -37,7 +37,7 @@ def start(plan: Plan) -> Dict[str, Any]:
         return {"started": False, "error": "the agent's answer %s; see %s" % (error, LOG)}
 
 
-def daemon(plan: Plan, notice: str) -> int:
+def daemon(plan: NodePlan, notice: str) -> int:
     """Be the daemon: own the run to its end. ``start`` reads what is written to stdout until both processes let go."""
 
     def ready(said: Dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def daemon(plan: Plan, notice: str) -> int:
     return guard.run(plan, ready, notice=notice)
 
 
-def _let_go(plan: Plan) -> None:
+def _let_go(plan: NodePlan) -> None:
     """From now on stdout and stderr are the agent's own log."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     try:
@@ -61,7 +61,7 @@ def _let_go(plan: Plan) -> None:
     os.close(fd)
 
 
-def run(plan: Plan) -> int:
+def run(plan: NodePlan) -> int:
     """Own the run in the foreground; its events are printed as well."""
     return guard.run(plan, _complaining(), echo=1)
 

@@ -10,10 +10,10 @@ import sys
 from typing import Any, Dict, List, Optional
 
 import state as states
+from contract.untrusted import UntrustedError, parse_object
 from events import NAME
-from plan import Plan
+from plan import NodePlan
 from processes.proc import open_pidfd
-from untrusted import UntrustedError, parse_object
 
 TICK = 0.1  # seconds between looks at a file that grows
 LOOK = 2.0  # seconds between looks for an agent that has no pidfd, or comes late
@@ -27,7 +27,7 @@ class _GoneError(Exception):
 class Follower:
     """Follows the events of one node. ``offset``: the byte of ``events.jsonl`` to begin at."""
 
-    def __init__(self, plan: Plan, offset: int) -> None:
+    def __init__(self, plan: NodePlan, offset: int) -> None:
         self._plan = plan
         self._at = offset
         self._rest = b""
@@ -121,6 +121,6 @@ class Follower:
         sys.stdout.flush()
 
 
-def follow(plan: Plan, offset: Optional[int]) -> int:
+def follow(plan: NodePlan, offset: Optional[int]) -> int:
     """Print the events of a run's node from ``offset`` on. The exit code: 1 when nobody reads any more."""
     return Follower(plan, offset or 0).run()

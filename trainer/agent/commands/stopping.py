@@ -12,10 +12,9 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 import state as states
 from commands.detach import owner_name
-from life.attempt import SAVE_PATIENCE
 from life.guard import finish
 from node.probe import can_listen
-from plan import Plan
+from plan import NodePlan
 from processes.census import Census
 from processes.cgroup import Group
 from processes.ending import STUBBORN, end_all
@@ -32,7 +31,7 @@ class RefusedError(Exception):
     """The run is another user's. The text says whose."""
 
 
-def stop(plan: Plan, *, save: bool, who: str, patience: Optional[float]) -> Dict[str, Any]:
+def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> Dict[str, Any]:
     """Stop a run on this node. Says how it is then, see ``__main__.py``.
 
     Raises:
@@ -47,7 +46,7 @@ def stop(plan: Plan, *, save: bool, who: str, patience: Optional[float]) -> Dict
     if agents:
         if patience is None:
             patience = plan.grace + STUBBORN + SLACK
-            patience += float(plan.given.get("save_patience") or SAVE_PATIENCE) if save else 0.0
+            patience += plan.data.save_patience if save else 0.0
         if not _ask(plan, agents, save=save, who=who, patience=patience):
             _kill(agents)
     left = _end(plan, census)
@@ -61,7 +60,7 @@ def stop(plan: Plan, *, save: bool, who: str, patience: Optional[float]) -> Dict
     )
 
 
-def allowed(plan: Plan) -> None:
+def allowed(plan: NodePlan) -> None:
     """Refuse the run of another user.
 
     Raises:
@@ -78,7 +77,7 @@ def refusal(owner: int) -> str:
     return "the run belongs to %s: only %s or root may stop it" % (name, name)
 
 
-def _ask(plan: Plan, agents: List[Tuple[int, str]], *, save: bool, who: str, patience: float) -> bool:
+def _ask(plan: NodePlan, agents: List[Tuple[int, str]], *, save: bool, who: str, patience: float) -> bool:
     """Ask the agent, and wait for its end. False when it does not answer or takes too long."""
     states.ask(plan.logs, save=save, who=who)
     for pid, start in agents[:1]:
@@ -117,12 +116,12 @@ def _lives(pid: int, start: str) -> bool:
     return states.identity(pid) == start
 
 
-def _end(plan: Plan, census: Census) -> List[int]:
+def _end(plan: NodePlan, census: Census) -> List[int]:
     """End what is left, whoever should have done it."""
     return end_all(census, plan.grace) if census.all() else []
 
 
-def _write_end(plan: Plan, left: List[int]) -> Dict[str, Any]:
+def _write_end(plan: NodePlan, left: List[int]) -> Dict[str, Any]:
     """Write the end of a run whose agent was killed; unless an agent has come up meanwhile."""
     lock = states.lock(plan.logs)
     if lock is None:
@@ -133,11 +132,11 @@ def _write_end(plan: Plan, left: List[int]) -> Dict[str, Any]:
         os.close(lock)
 
 
-def _prove(plan: Plan, census: Census, state: Dict[str, Any], before: Dict[int, Stat]) -> Dict[str, Any]:
+def _prove(plan: NodePlan, census: Census, state: Dict[str, Any], before: Dict[int, Stat]) -> Dict[str, Any]:
     """Look until nothing is left, for ``PROOF`` seconds."""
     limit = time.monotonic() + PROOF
     port = state.get("port") if plan.rank == 0 else None
-    host = (plan.given.get("link") or {}).get("host") or "127.0.0.1"
+    host = plan.host or "127.0.0.1"
     while True:
         living = census.all()
         on_gpu = sorted(_on_gpus() & (set(living) | {pid for pid, stat in before.items() if _is(pid, stat)}))

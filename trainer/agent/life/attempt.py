@@ -10,18 +10,18 @@ import time
 from typing import Any, Dict, Optional
 
 from events import Events
-from life import command
+from life.command import Command, start
 from life.inbox import Inbox
 from life.meeting import before_saving
 from life.output import Output
 from life.saving import Saving
 from life.verdict import KILLS
 from metrics.record import Metrics
-from plan import Plan
+from plan import NodePlan
 from processes.census import Census, Death
 from processes.cgroup import Group
-from processes.ending import HURRY, Ending
-from processes.proc import described, ended_by, reap
+from processes.ending import HURRY, Ending, end_all
+from processes.proc import described, ended_by
 from state import State
 from watch.hangs import Hangs
 from watch.watch import Watch
@@ -32,22 +32,20 @@ DRAIN = 2.0  # seconds for what is still in the command's pipe
 # After a failure no rank can go on, and a stop that was not asked to save saves nothing: this is for closing files. No
 # launcher is waited for that takes its time: DeepSpeed's gives each rank 30 s, torchrun on a busy machine ends in 10 s.
 SHORT_GRACE = 2.0
-SAVE_PATIENCE = 600.0
 
 
 class Attempt:
     """One attempt. ``run`` does all of it and gives this node's outcome, see ``verdict.py``."""
 
-    def __init__(self, plan: Plan, decision: Dict[str, Any], inbox: Inbox, events: Events, state: State) -> None:
+    def __init__(self, plan: NodePlan, decision: Dict[str, Any], inbox: Inbox, events: Events, state: State) -> None:
         self._plan, self._inbox, self._events, self._state = plan, inbox, events, state
-        self._given = command.for_attempt(plan, decision.get("port"), decision.get("checkpoint"))
+        self._decision = decision
         self._group = Group(plan.run, plan.node)
         self._census = Census(plan.run, plan.node, self._group, inbox.guard_pid)
-        self._watch = Watch(plan.given)
+        self._watch = Watch(plan.data)
         self._hangs = Hangs(plan, self._watch, self._census, inbox, events)
         self._metrics = Metrics(plan, inbox, events)
-        self._child: Optional["subprocess.Popen[bytes]"] = None
-        self._status: Optional[int] = None  # of the command, once it has ended
+        self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command's own end
         self._saving: Optional[Saving] = None
         self._ending: Optional[Ending] = None
@@ -65,53 +63,56 @@ class Attempt:
                 self._output = Output(self._plan, self._events, self._line, self._progress, self._bytes)
                 stack.callback(self._output.close)
                 self._group.make()
-                self._child = command.start(self._plan, self._given, self._group)
-            except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
+                command = self._command = start(self._plan, self._decision, self._group)
+            except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
+                end_all(self._census, SHORT_GRACE)  # other ranks may have been started
                 why = "%s: %s" % (type(error).__name__, error)
                 self._inbox.fail(None, "the command could not be started: " + why)
                 return self._outcome(error=why)
-            self._census.command = self._child.pid
-            self._events.emit("started", pid=self._child.pid)
-            self._state.set(state="running", phase=self._watch.phase, command=self._child.pid)
-            self._follow(self._child)
+            self._census.started = command.running
+            self._events.emit("started", pid=command.pid)
+            self._state.set(state="running", phase=self._watch.phase, command=command.pid)
+            self._follow(command)
             self._output.look()
             self._output.tell(last=True)
             return self._outcome()
 
-    def _follow(self, child: "subprocess.Popen[bytes]") -> None:
+    def _follow(self, command: Command) -> None:
         """Until every process of the run has ended."""
-        assert child.stdout is not None
-        os.set_blocking(child.stdout.fileno(), False)
+        pipe = command.output
         with selectors.DefaultSelector() as selector:
             self._inbox.register(selector)
-            selector.register(child.stdout, selectors.EVENT_READ, self._take)
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, selectors.EVENT_READ, self._take)
             while True:
                 for key, _ in selector.select(TICK if self._ending is None else HURRY):
                     if key.data is not None and not key.data(key.fd):
                         selector.unregister(key.fileobj)
-                self._reap(child.pid)
+                self._reap(command)
                 now = time.monotonic()
                 self._regular(selector, now)
-                if self._over(child.pid, now):
+                if self._over(command, now):
                     break
-        self._reap(child.pid)
+        self._reap(command)
+        if pipe is None:
+            return
         limit = time.monotonic() + DRAIN  # somebody else may hold the pipe, and write
-        while time.monotonic() < limit and self._output.take(child.stdout.fileno()):
+        while time.monotonic() < limit and self._output.take(pipe.fileno()):
             pass
-        child.stdout.close()
+        pipe.close()
 
     def _take(self, fd: int) -> bool:
         """Take some of what the command itself has written. False at its end."""
         return self._output.take(fd) != b""
 
-    def _reap(self, pid: int) -> None:
-        status = reap(pid)
-        if status is None or self._child is None:
-            return
-        self._census.command = None
-        self._status = self._child.returncode = status  # Popen must not wait for it again
-        if status != 0:
-            self._inbox.fail(None, "the command %s" % described(status))
+    def _reap(self, command: Command) -> None:
+        for ended in command.reap():
+            self._census.started = command.running
+            if ended.status and ended.rank is None:
+                self._inbox.fail(None, "the command %s" % described(ended.status))
+            elif ended.status and ended.rank is not None and self._saving is None and self._ending is None:
+                self._died(Death(ended.rank, ended.pid, ended.status))
 
     def _regular(self, selector: selectors.BaseSelector, now: float) -> None:
         """What is done again and again; chatty output must not make it more often."""
@@ -162,19 +163,19 @@ class Attempt:
         self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
         self._metrics.progress(fields)
 
-    def _over(self, pid: int, now: float) -> bool:
+    def _over(self, command: Command, now: float) -> bool:
         """One step of the end, when it has come. True when no process is left."""
         inbox = self._inbox
-        if self._status is None and not inbox.over():
+        if command.status is None and not inbox.over():
             return False
-        if inbox.stop is not None and inbox.failure is None and self._status is None:
+        if inbox.stop is not None and inbox.failure is None and command.status is None:
             self._stopped = True
             if inbox.stop.save and self._ending is None:
                 if self._saving is None:
                     self._state.set(state="ending")
                     self._before = before_saving(self._plan)
-                    patience = float(self._plan.given.get("save_patience") or SAVE_PATIENCE)
-                    self._saving = Saving(self._census, pid, self._plan.output, patience, now)
+                    patience = self._plan.data.save_patience
+                    self._saving = Saving(self._census, command.running, self._plan.output, patience, now)
                 if self._saving.going(now):
                     return False
         if self._ending is None:
@@ -187,7 +188,7 @@ class Attempt:
 
     def _outcome(self, error: Optional[str] = None) -> Dict[str, Any]:
         """This node's part, told as the event ``exit`` too."""
-        status = self._status
+        status = self._command.status if self._command is not None else None
         rc = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         number = None if status is None else ended_by(status)
         ended: Dict[str, Any] = {"rc": rc, "signal": number, "stopped": self._stopped}

@@ -1,4 +1,8 @@
-"""Starts a run's command: its environment, its argv for one attempt, and where its output goes."""
+"""Starts a run's command for one attempt: its environment, its arguments and where its output goes.
+
+The command is a launcher that starts the ranks, with its output in a pipe. Or the agent starts the command once for
+each local rank (``Plan.each_rank``): then the output goes to files, in the layout of torchrun's ``--log-dir``.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +10,89 @@ import contextlib
 import os
 import stat
 import subprocess
+import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from plan import Plan
+from contract.plan import CHECKPOINT, PORT, Plan
+from plan import NodePlan
 from processes.cgroup import Group
-from processes.proc import NODE, RUN, die_with_parent
+from processes.proc import NODE, RUN, die_with_parent, reap
 
 KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TZ", "TMPDIR", "LANG", "XDG_RUNTIME_DIR")
 KEPT_PREFIXES = ("LC_", "NCCL_", "CUDA_", "NVIDIA_", "UCX_")  # what a site sets for its machines
 
+Child = Tuple[Optional[int], "subprocess.Popen[bytes]"]  # the rank; None: a launcher
 
-def environment(plan: Dict[str, Any], inherited: Dict[str, str]) -> Dict[str, str]:
+
+class Ended(NamedTuple):
+    """A process that the agent started and that has ended; ``rank`` is None for a launcher."""
+
+    rank: Optional[int]
+    pid: int
+    status: int
+
+
+class Command:
+    """The processes of one attempt that the agent itself started.
+
+    Attributes:
+        status: the wait status of the whole; None while a process is running. After a failure, that of the first
+            process that failed.
+        pid: the process that stands for the command: the launcher, or the first local rank.
+        output: the launcher's output; None where ranks write to files.
+    """
+
+    def __init__(self, children: List[Child]) -> None:
+        self.status: Optional[int] = None
+        self.pid = children[0][1].pid
+        self.output = children[0][1].stdout
+        self._running = list(children)
+        self._failure = 0
+
+    @property
+    def running(self) -> Set[int]:
+        """The processes that have not ended."""
+        return {child.pid for _, child in self._running}
+
+    def reap(self) -> Iterator[Ended]:
+        """The processes that have ended since the last call."""
+        for one in list(self._running):
+            rank, child = one
+            status = reap(child.pid)
+            if status is None:
+                continue
+            child.returncode = status  # Popen must not wait for it again
+            self._running.remove(one)
+            self._failure = self._failure or status
+            if not self._running:
+                self.status = self._failure
+            yield Ended(rank, child.pid, status)
+
+
+def environment(plan: Plan, env: Dict[str, str], inherited: Dict[str, str]) -> Dict[str, str]:
     """The command's environment: clean, so that it is the same however the agent was started."""
-    env = {name: value for name, value in inherited.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
-    for name in plan.get("unset", []):
-        env.pop(name, None)
-    env.update(plan["env"])
-    env[RUN] = plan["run"]
-    env[NODE] = plan["node"]
-    return env
+    clean = {name: value for name, value in inherited.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
+    for name in plan.unset:
+        clean.pop(name, None)
+    return {**clean, **env, RUN: plan.run, NODE: plan.node}
 
 
-def for_attempt(plan: Plan, port: Optional[int], checkpoint: Optional[str]) -> Dict[str, Any]:
-    """``argv`` and ``env`` of one attempt: with its port, and with the checkpoint it begins from."""
-    argv = list(plan.given["argv"])
-    env = dict(plan.given["env"])
+def for_attempt(plan: NodePlan, port: Optional[int], checkpoint: Optional[str]) -> Tuple[List[str], Dict[str, str]]:
+    """The arguments and variables of one attempt: with its port, and with the checkpoint from which it starts."""
+    argv, env = list(plan.data.argv), dict(plan.data.env)
     if port is not None:
-        argv = [str(port) if word == "{port}" else word for word in argv]
+        argv = [str(port) if word == PORT else word for word in argv]
         env["MASTER_PORT"] = str(port)
-    if checkpoint is not None and plan.output is not None:
-        path = str(plan.output / checkpoint)
-        resume = plan.given["resume"]
-        argv += [word.replace("{checkpoint}", path) for word in resume.get("argv", [])]
-        env.update({name: value.replace("{checkpoint}", path) for name, value in resume.get("env", {}).items()})
-    return dict(plan.given, argv=argv, env=env)
+    if checkpoint is not None and plan.data.resume is not None:
+        path = str(plan.folder / plan.data.resume.output / checkpoint)
+        argv += [word.replace(CHECKPOINT, path) for word in plan.data.resume.argv]
+        env.update({name: value.replace(CHECKPOINT, path) for name, value in plan.data.resume.env.items()})
+    return argv, env
 
 
 def make_private(path: Path) -> None:
-    """Make a folder that only this user may write, or refuse one that somebody else has put there."""
+    """Make a folder that only this user may write, or refuse one that another user has made."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     found = path.lstat()
@@ -52,30 +100,52 @@ def make_private(path: Path) -> None:
         raise PermissionError("%s is not a folder that only this user may write; remove it" % path)
 
 
-def start(plan: Plan, attempt: Dict[str, Any], group: Group) -> "subprocess.Popen[bytes]":
-    """Start the command of one attempt (from ``for_attempt``), its output a pipe.
+def start(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Command:
+    """Start the command for one attempt.
+
+    Args:
+        plan: the plan.
+        decision: rank 0's decision on the attempt: its ``port`` and ``checkpoint``.
+        group: the cgroup that the processes enter.
 
     Raises:
-        OSError, ValueError, TypeError: it cannot be started.
+        OSError, ValueError, TypeError: a process cannot be started. Others may have been.
     """
-    for folder in plan.given.get("private", []):
+    for folder in plan.data.private:
         make_private(Path(folder))
-    rank_logs = plan.at("rank_logs")
-    if rank_logs:
-        rank_logs.mkdir(parents=True, exist_ok=True)
-    prepare: List[Any] = [group.entering(), die_with_parent()]
+    plan.rank_logs.mkdir(parents=True, exist_ok=True)
+    argv, variables = for_attempt(plan, decision.get("port"), decision.get("checkpoint"))
+    env = environment(plan.data, variables, dict(os.environ))
+    prepare: List[Callable[[], None]] = [group.entering(), die_with_parent()]
 
     def before_exec() -> None:
         for each in prepare:
             each()
 
+    if not plan.data.each_rank:
+        return Command([(None, _start(plan, argv, env, subprocess.PIPE, subprocess.STDOUT, before_exec))])
+    logs = plan.rank_logs / str(time.time_ns()) / "attempt_0"
+    children: List[Child] = []
+    for local in range(plan.data.processes):
+        rank = plan.data.first_rank + local
+        folder = logs / str(local)
+        folder.mkdir(parents=True)
+        ranked = dict(env, RANK=str(rank), LOCAL_RANK=str(local))
+        with (folder / "stdout.log").open("ab") as out, (folder / "stderr.log").open("ab") as err:
+            children.append((rank, _start(plan, argv, ranked, out, err, before_exec)))
+    return Command(children)
+
+
+def _start(
+    plan: NodePlan, argv: List[str], env: Dict[str, str], stdout: Any, stderr: Any, before_exec: Callable[[], None]
+) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        attempt["argv"],
-        env=environment(attempt, dict(os.environ)),
-        cwd=plan.at("cwd") or plan.folder,
+        argv,
+        env=env,
+        cwd=plan.cwd,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=stdout,
+        stderr=stderr,
         start_new_session=True,
         preexec_fn=before_exec,  # noqa: PLW1509 - it takes no lock that another thread could hold
     )

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Optional
 
 import state as states
 from events import Events
-from plan import Plan
+from plan import NodePlan
 from processes.proc import adopt_orphans, described
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the supervisor is gone
@@ -26,7 +26,7 @@ BROKEN = 70  # the supervisor's exit code after a mistake of its own (EX_SOFTWAR
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
-def run(plan: Plan, ready: Callable[[Dict[str, Any]], None], echo: Optional[int] = None, notice: str = "") -> int:
+def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[int] = None, notice: str = "") -> int:
     """Own a run on this node, to its end. The exit code: 0 when it has finished.
 
     Args:
@@ -59,7 +59,7 @@ def run(plan: Plan, ready: Callable[[Dict[str, Any]], None], echo: Optional[int]
 
 
 def _supervise(
-    plan: Plan,
+    plan: NodePlan,
     ready: Callable[[Dict[str, Any]], None],
     pipe: int,
     guard: int,
@@ -71,21 +71,20 @@ def _supervise(
         from life.supervise import Supervisor  # noqa: PLC0415 - the guard is to stay small
 
         events = Events(plan.logs, echo)
-        given = plan.given
         state = states.State(
             plan.logs,
             run=plan.run,
             node=plan.node,
             node_rank=plan.rank,
-            nnodes=plan.nnodes,
+            nnodes=plan.data.nnodes,
             phase="starting",
             step=None,
             total=None,
             loss=None,
             attempt=1,
-            attempts=plan.attempts,
+            attempts=plan.data.attempts,
             checkpoint=None,
-            port=given.get("port"),
+            port=plan.data.port,
             why=None,
             left=[],
             resumable=plan.output is not None,
@@ -122,7 +121,7 @@ def _who(supervisor: int, guard: int) -> Dict[str, Any]:
 class _Guard:
     """The guard's process."""
 
-    def __init__(self, plan: Plan, supervisor: int, echo: Optional[int]) -> None:
+    def __init__(self, plan: NodePlan, supervisor: int, echo: Optional[int]) -> None:
         self._plan = plan
         self._supervisor = supervisor
         self._echo = echo
@@ -163,11 +162,11 @@ class _Guard:
 
     def _tell(self, text: str) -> None:
         """Tell the other agents, in the supervisor's stead. Without that they miss it after some seconds."""
-        if not self._plan.given.get("link"):
+        if self._plan.data.link is None:
             return
         from link.links import Link, LinkError  # noqa: PLC0415 - rarely needed
 
-        link = Link(self._plan.given, lambda: None)
+        link = Link(self._plan.data, lambda: None)
         try:
             link.start()
         except LinkError as error:
@@ -177,7 +176,7 @@ class _Guard:
         link.close()
 
 
-def end_here(plan: Plan, grace: float, adopter: Optional[int] = None) -> Any:
+def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any:
     """End every process of a run that no supervisor looks after. Returns the pids that nothing could end."""
     from processes.census import Census  # noqa: PLC0415 - rarely needed
     from processes.cgroup import Group  # noqa: PLC0415
@@ -190,7 +189,7 @@ def end_here(plan: Plan, grace: float, adopter: Optional[int] = None) -> Any:
 
 
 def finish(
-    plan: Plan, state: str, why: Optional[Dict[str, Any]], left: Any, echo: Optional[int] = None
+    plan: NodePlan, state: str, why: Optional[Dict[str, Any]], left: Any, echo: Optional[int] = None
 ) -> Dict[str, Any]:
     """Write the end of a run in its supervisor's stead: the events ``exit`` and ``end``, and the state."""
     known = states.read(plan.logs)

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 import state as states
 from events import Events
-from plan import Plan
+from plan import NodePlan
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_AFTER = 60.0  # seconds of silence, where the plan names none
@@ -40,7 +40,7 @@ class Stop(NamedTuple):
 class Inbox:
     """See the module. ``link`` is set once there is one."""
 
-    def __init__(self, plan: Plan, events: Events, guard: Optional[int] = None) -> None:
+    def __init__(self, plan: NodePlan, events: Events, guard: Optional[int] = None) -> None:
         self.stop: Optional[Stop] = None
         self.failure: Optional[Dict[str, Any]] = None  # the first one known of this attempt
         self.stacks_wanted = False
@@ -55,10 +55,10 @@ class Inbox:
         self.guard_pid = os.getppid() if guard is not None else None
         self._guard = guard  # a pipe that ends with the guard
         self._silent: Dict[str, float] = {}  # nodes whose heartbeats are missed: since when
-        self._nodes = set((plan.given.get("link") or {}).get("nodes") or [plan.node])
+        self._nodes = set(plan.data.link.nodes if plan.data.link else [plan.node])
         self._told: Dict[str, int] = {}  # events about each node in this attempt
         self._waits: Dict[str, bool] = {}  # it was said that the run goes on without their heartbeats
-        self._lost_after = float((plan.given.get("link") or {}).get("lost_after") or LOST_AFTER)
+        self._lost_after = plan.data.link.lost_after if plan.data.link else LOST_AFTER
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._waker, False)

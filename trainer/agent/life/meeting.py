@@ -10,27 +10,26 @@ from checkpoints.offers import file_name, folder_name, number, text
 from life.verdict import STATES, STOPPED, judge
 from link.meeting import LinkError
 from node.probe import free_port
-from plan import Plan
+from plan import NodePlan
 
 Offers = Dict[int, Dict[str, Any]]
 MOST = 1 << 20  # processes of a run
 
 
-def _checkpoints(plan: Plan) -> Dict[str, Any]:
+def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
     """This node's checkpoints, as ``stock.newest`` takes them."""
     if plan.output is None:
         return {}
-    first = int(plan.given.get("first_rank") or 0)
-    return stock.offer(plan.output, first, int(plan.given.get("processes") or 1))
+    return stock.offer(plan.output, plan.data.first_rank, plan.data.processes)
 
 
-def offer_start(plan: Plan, resume: bool) -> Dict[str, Any]:
+def offer_start(plan: NodePlan, resume: bool) -> Dict[str, Any]:
     """What a node brings to the meeting before an attempt; ``resume``: a checkpoint is asked for."""
     found = _checkpoints(plan) if resume else {}
-    return dict(found, processes=int(plan.given.get("processes") or 1))
+    return dict(found, processes=plan.data.processes)
 
 
-def decide_start(plan: Plan, offers: Offers, number: int, resume: bool) -> Dict[str, Any]:
+def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> Dict[str, Any]:
     """Rank 0's decision before attempt ``number``.
 
     ``checkpoint`` (a name, or null), ``port``, ``world_size``, ``copy`` (what each rank lacks of the checkpoint),
@@ -39,10 +38,10 @@ def decide_start(plan: Plan, offers: Offers, number: int, resume: bool) -> Dict[
     """
     _check(plan, offers)
     world_size = sum(offer["processes"] for offer in offers.values())
-    decision: Dict[str, Any] = {"checkpoint": None, "port": plan.given.get("port"), "world_size": world_size}
+    decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
     if number > 1 and decision["port"] is not None:
         # The last attempt's may be held for a while by what was just ended.
-        host = (plan.given.get("link") or {}).get("host") or plan.given["env"].get("MASTER_ADDR") or "127.0.0.1"
+        host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"
         decision["port"] = free_port(host) or decision["port"]
     if not resume or plan.output is None:
         return decision
@@ -50,21 +49,20 @@ def decide_start(plan: Plan, offers: Offers, number: int, resume: bool) -> Dict[
     refused = ["%s: %s" % each for each in choice.refused]
     if choice.name is not None:
         return dict(decision, checkpoint=choice.name, copy=choice.copy, refused=refused)
-    if number == 1 and plan.given.get("checkpoint") != "none-ok":
+    if number == 1 and not plan.data.none_ok:
         why = "; ".join(refused) or "there is none"
         text = "no complete checkpoint in %s to resume from: %s" % (plan.output, why)
         return dict(decision, error=text, node=plan.node)
     return dict(decision, refused=refused)
 
 
-def offer_end(plan: Plan, outcome: Dict[str, Any]) -> Dict[str, Any]:
+def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
     """What a node brings to the meeting after an attempt: how it went here and, after a stop, its checkpoints."""
     found = _checkpoints(plan) if outcome["stopped"] else {}
-    processes = int(plan.given.get("processes") or 1)
-    return dict(found, outcome=outcome, before=outcome.get("before"), processes=processes)
+    return dict(found, outcome=outcome, before=outcome.get("before"), processes=plan.data.processes)
 
 
-def decide_end(plan: Plan, offers: Offers, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
+def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
     """Rank 0's verdict after an attempt, see ``verdict.judge``; ``saved``: the step that a stop has kept, or null."""
     _check(plan, offers)
     for rank, offer in offers.items():
@@ -85,17 +83,17 @@ def kept(offers: Offers) -> Optional[int]:
     return step if step is not None and (earlier is None or step > earlier) else None
 
 
-def before_saving(plan: Plan) -> Dict[str, Any]:
+def before_saving(plan: NodePlan) -> Dict[str, Any]:
     """The checkpoints that are there when a stop is to save."""
     return _checkpoints(plan)
 
 
-def _name(plan: Plan, rank: int) -> str:
-    nodes = (plan.given.get("link") or {}).get("nodes") or []
+def _name(plan: NodePlan, rank: int) -> str:
+    nodes = plan.data.link.nodes if plan.data.link else ()
     return str(nodes[rank]) if rank < len(nodes) else plan.node
 
 
-def _check(plan: Plan, offers: Offers) -> None:
+def _check(plan: NodePlan, offers: Offers) -> None:
     """Refuse offers that no agent makes: a node may be broken or lie.
 
     Raises:
@@ -137,7 +135,7 @@ def _why(value: Any) -> bool:
     )
 
 
-def check_start(plan: Plan, decision: Dict[str, Any]) -> Dict[str, Any]:
+def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
     """Rank 0's decision before an attempt, on every rank: rank 0's node may be broken or lie too.
 
     Raises:
@@ -163,7 +161,7 @@ def _copy(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and file_name(value[0]) and all(map(number, value[1:]))
 
 
-def check_end(plan: Plan, decision: Dict[str, Any]) -> Dict[str, Any]:
+def check_end(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
     """Rank 0's verdict, on every rank.
 
     Raises:

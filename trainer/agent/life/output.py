@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional
 
 from events import Events
 from life.logs import Lines, Progress, RankLogs
-from plan import Plan
+from plan import NodePlan
 
 
 class Output:
@@ -22,7 +22,7 @@ class Output:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: NodePlan,
         events: Events,
         on_line: Callable[[Optional[int], str], None],
         on_progress: Callable[[Dict[str, Any]], None],
@@ -35,9 +35,8 @@ class Output:
         self._launcher_log = (plan.logs / "launcher.log").open("ab", buffering=0)
         self._launcher_lines = Lines()
         self._on_bytes = on_bytes
-        folder = plan.at("rank_logs") or plan.logs / "ranks"
-        self._ranks = RankLogs(folder, int(plan.given.get("first_rank") or 0), on_bytes)
-        self._progress = Progress(plan.at("progress"))
+        self._ranks = RankLogs(plan.rank_logs, plan.data.first_rank, on_bytes)
+        self._progress = Progress(plan.progress)
 
     def take(self, fd: int) -> Optional[bytes]:
         """Take some of what the command itself has written: None when there is nothing now, empty at its end."""

@@ -2,7 +2,7 @@
 
 A trainer that saves on SIGTERM (transformers' ``enable_jit_checkpoint``) does it in its ranks. They are told
 directly: torchrun, told itself, passes the signal on but kills them 30 s later, which a large checkpoint takes longer
-than. A command without ranks of its own is told itself.
+than. A command without ranks gets the signal itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Iterator, Optional, Tuple
+from typing import Iterable, Iterator, Optional, Tuple
 
 from processes.census import Census
 from processes.proc import send, stat_of
@@ -22,7 +22,9 @@ LOOK = 1.0  # seconds between looks for such signs
 class Saving:
     """One such stop. ``going`` is asked until it is false."""
 
-    def __init__(self, census: Census, command: int, output: Optional[Path], patience: float, now: float) -> None:
+    def __init__(
+        self, census: Census, started: Iterable[int], output: Optional[Path], patience: float, now: float
+    ) -> None:
         self._census = census
         self._output = output
         self._until = now + patience
@@ -30,7 +32,7 @@ class Saving:
         self._signed = now
         self._looked = now
         census.look()
-        for pid in list(census.ranks) or [command]:
+        for pid in list(census.ranks) or started:
             stat = stat_of(pid)
             if stat is not None:
                 send(pid, stat, signal.SIGTERM)

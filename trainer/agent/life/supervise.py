@@ -11,13 +11,13 @@ import time
 from typing import Any, Dict, Optional
 
 from events import Events
-from life.attempt import SAVE_PATIENCE, Attempt
+from life.attempt import Attempt
 from life.inbox import Inbox
 from life.meeting import check_end, check_start, decide_end, decide_start, kept, offer_end, offer_start
 from life.verdict import AGAIN, FAILED, STOPPED, judge
 from link.links import Link, LinkError
 from link.stream import CopyError
-from plan import Plan
+from plan import NodePlan
 from processes.ending import STUBBORN
 from state import State
 
@@ -30,10 +30,10 @@ RELAY = 2.0  # seconds in which rank 0 tells what it has decided
 class Supervisor:
     """One run on one node. ``run`` does all of it. ``guard``: a pipe that ends with the guard."""
 
-    def __init__(self, plan: Plan, events: Events, state: State, guard: Optional[int]) -> None:
+    def __init__(self, plan: NodePlan, events: Events, state: State, guard: Optional[int]) -> None:
         self._plan, self._events, self._state = plan, events, state
         self._inbox = Inbox(plan, events, guard)
-        self._link = Link(plan.given, self._inbox.nudge)
+        self._link = Link(plan.data, self._inbox.nudge)
 
     def run(self) -> int:
         """All attempts, and the event ``end``. The exit code: 0 when the run has finished, else 1."""
@@ -60,13 +60,13 @@ class Supervisor:
             verdict = self._wait(number) or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
-            text = "attempt %d of %d has failed: %s" % (number, self._plan.attempts, said(verdict["why"]))
+            text = "attempt %d of %d has failed: %s" % (number, self._plan.data.attempts, said(verdict["why"]))
             self._events.emit("notice", text=text)
             number += 1
 
     def _wait(self, number: int) -> Optional[Dict[str, Any]]:
         """Wait before an attempt that is not the first. The verdict, when a stop or the end of a peer comes first."""
-        until = time.monotonic() + (self._plan.backoff(number - 1) if number > 1 else 0.0)
+        until = time.monotonic() + (self._plan.data.pause(number - 1) if number > 1 else 0.0)
         while not self._inbox.over() and time.monotonic() < until:
             self._inbox.wait(until - time.monotonic())
         return self._alone({}) if self._inbox.over() else None
@@ -98,7 +98,7 @@ class Supervisor:
             LinkError, CopyError, OSError: the attempt cannot begin.
         """
         plan = self._plan
-        resume = bool(plan.given.get("resuming")) or number > 1
+        resume = plan.data.resuming or number > 1
 
         def going() -> bool:
             self._inbox.take()
@@ -124,7 +124,7 @@ class Supervisor:
     def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         """How the attempt went as a whole."""
         plan, inbox = self._plan, self._inbox
-        more = self._events.attempt < plan.attempts
+        more = self._events.attempt < plan.data.attempts
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
             return decide_end(plan, offers, inbox.failure, more=more)
@@ -135,7 +135,7 @@ class Supervisor:
 
         patience = plan.grace + STUBBORN + SLACK
         if inbox.stop is not None and inbox.stop.save:
-            patience += float(plan.given.get("save_patience") or SAVE_PATIENCE)
+            patience += plan.data.save_patience
         offer = offer_end(plan, outcome)
         try:
             verdict = self._link.meet(offer, decide, patience if inbox.over() else FOREVER, going)

@@ -10,6 +10,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List
 
+from contract.plan import Link, Plan
 from link.frames import Connection, EndedError, NotOursError, encode
 from link.loop import Loop
 from link.peer import BEAT, Peer
@@ -22,13 +23,12 @@ LOGGED = 20  # failures of connections that are logged; a peer must not fill the
 class End:
     """One agent's end. ``deliver(message)`` gets what has come for this agent, in the link's thread."""
 
-    def __init__(self, plan: Dict[str, Any], peers: List[Peer], deliver: Callable[[Dict[str, Any]], None]) -> None:
-        link = plan["link"]
-        self.run = plan["run"]
-        self.node = plan["node"]
-        self.rank = int(plan["node_rank"])
-        self.token = link["token"]
-        self.lost_after = max(PATIENCE, float(link.get("lost_after", 60.0)))
+    def __init__(self, plan: Plan, link: Link, peers: List[Peer], deliver: Callable[[Dict[str, Any]], None]) -> None:
+        self.run = plan.run
+        self.node = plan.node
+        self.rank = plan.node_rank
+        self.token = link.token
+        self.lost_after = max(PATIENCE, link.lost_after)
         self.peers = {peer.rank: peer for peer in peers}
         self.loop = Loop(self._tick, self._lose, self._broken)
         self._deliver = deliver

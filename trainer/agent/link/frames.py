@@ -24,7 +24,7 @@ import socket
 import struct
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Union
 
-from untrusted import UntrustedError, parse_object
+from contract.untrusted import UntrustedError, parse_object
 
 MESSAGE = 16 << 20  # bytes of a frame from an agent of the run
 READ = 256 << 10  # bytes read at a time

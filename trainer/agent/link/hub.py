@@ -16,6 +16,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from contract.plan import Link, Plan
 from link.allowance import Allowance
 from link.end import End
 from link.frames import MESSAGE, Connection, EndedError, NotOursError, Session, encode
@@ -38,13 +39,14 @@ class Hub(End):
 
     def __init__(
         self,
-        plan: Dict[str, Any],
+        plan: Plan,
+        link: Link,
         address: Tuple[Any, Any],
         instance: str,
         deliver: Callable[[Dict[str, Any]], None],
         take_socket: Callable[[Dict[str, Any], socket.socket, Session], None],
     ) -> None:
-        super().__init__(plan, [Peer(rank, node) for rank, node in enumerate(plan["link"]["nodes"]) if rank], deliver)
+        super().__init__(plan, link, [Peer(rank, node) for rank, node in enumerate(link.nodes) if rank], deliver)
         self.seen: Tuple[str, ...] = ()  # replaced whole: other threads read it
         self.conflict: Optional[str] = None  # two agents with the same rank
         self._instance = instance

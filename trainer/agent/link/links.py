@@ -38,6 +38,7 @@ import threading
 import time
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple, Union
 
+from contract.plan import Plan
 from link.copies import Copies
 from link.hub import Hub
 from link.meeting import HubMeeting, LinkError, SpokeMeeting
@@ -66,7 +67,7 @@ class Link:
     With one node everything works and nobody else is there.
     """
 
-    def __init__(self, plan: Dict[str, Any], wake: Callable[[], None]) -> None:
+    def __init__(self, plan: Plan, wake: Callable[[], None]) -> None:
         self._plan = plan
         self._wake = wake
         self._come: Deque[Dict[str, Any]] = collections.deque()
@@ -82,21 +83,21 @@ class Link:
             LinkError: rank 0 cannot listen, or the address is none.
         """
         plan = self._plan
-        link = plan.get("link")
-        if not link:
+        link = plan.link
+        if link is None:
             return
-        rank = int(plan["node_rank"])
-        place = place_of(link["host"], link["port"])
+        rank = plan.node_rank
+        place = place_of(link.host, link.port)
         instance = secrets.token_hex(8)
         try:
-            address = _address(link["host"], int(link["port"]))
-            who = {"run": plan["run"], "rank": rank, "instance": instance}
-            self._copies = Copies(who, link["token"], address, self._tell_one)
+            address = _address(link.host, link.port)
+            who = {"run": plan.run, "rank": rank, "instance": instance}
+            self._copies = Copies(who, link.token, address, self._tell_one)
             if rank == 0:
-                self._end = Hub(plan, address, instance, self._deliver, self._copies.accept)
+                self._end = Hub(plan, link, address, instance, self._deliver, self._copies.accept)
                 self._meeting = HubMeeting(self._end, place, self._changed)
             else:
-                self._end = Spoke(plan, address, place, instance, self._deliver)
+                self._end = Spoke(plan, link, address, place, instance, self._deliver)
                 self._meeting = SpokeMeeting(self._end, place, self._changed)
         except OSError as error:
             raise LinkError("the agents' link: %s" % _start_reason(error, rank, place)) from error
@@ -170,7 +171,7 @@ class Link:
         """A message has come; called in the link's thread."""
         kind = str(message.get("kind"))
         if kind == "_give":
-            if self._copies is not None and self._plan["node_rank"] != 0:  # only rank 0 asks for files
+            if self._copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files
                 self._copies.asked(str(message.get("ticket"))[:TICKET])
             return
         assert self._meeting is not None  # the thread is started last

@@ -9,6 +9,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from contract.plan import Link, Plan
 from link.end import End
 from link.frames import MESSAGE, Connection, NotOursError, encode
 from link.peer import Peer, whole
@@ -50,14 +51,15 @@ class Spoke(End):
 
     def __init__(
         self,
-        plan: Dict[str, Any],
+        plan: Plan,
+        link: Link,
         address: Tuple[Any, Any],
         place: str,
         instance: str,
         deliver: Callable[[Dict[str, Any]], None],
     ) -> None:
-        self.hub = Peer(0, plan["link"]["nodes"][0])
-        super().__init__(plan, [self.hub], deliver)
+        self.hub = Peer(0, link.nodes[0])
+        super().__init__(plan, link, [self.hub], deliver)
         self.why = ""
         self.refused: Optional[str] = None
         self._address = address

@@ -7,7 +7,7 @@ from typing import Any, Dict
 from events import Events
 from life.inbox import Inbox
 from metrics.samples import Sampler, append
-from plan import Plan
+from plan import NodePlan
 from processes.proc import Stat
 
 EVERY = 10.0  # seconds between samples
@@ -18,9 +18,9 @@ COMMUNICATES = 1 << 20
 class Metrics:
     """The samples of one attempt."""
 
-    def __init__(self, plan: Plan, inbox: Inbox, events: Events) -> None:
+    def __init__(self, plan: NodePlan, inbox: Inbox, events: Events) -> None:
         self._path = str(plan.logs / "metrics.jsonl")
-        self._sampler = Sampler(plan.given, str(plan.folder))
+        self._sampler = Sampler(plan.data.first_rank, str(plan.folder))
         self._inbox, self._events = inbox, events
         self._known: Dict[str, Any] = {}  # of the progress
         self._due = 0.0

@@ -42,19 +42,19 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Sampler:
     """Takes samples for one attempt of a run on this node. ``folder`` is where the run writes.
 
-    Of the plan it uses ``first_rank``. ``sys`` and ``proc`` are other places for /sys and /proc/net.
+    ``first_rank`` is the global rank of local rank 0. ``sys`` and ``proc`` are other places for /sys and /proc/net.
     """
 
     def __init__(
         self,
-        plan: Dict[str, Any],
+        first_rank: int = 0,
         folder: str = ".",
         gpus: Optional[Gpus] = None,
         clock: Callable[[], float] = time.monotonic,
         proc: str = "/proc",
         sys: str = "/sys",
     ) -> None:
-        self._ranks = Proc(int(plan.get("first_rank") or 0))
+        self._ranks = Proc(first_rank)
         self._folder = folder
         self._gpus = gpus or Gpus()
         self._clock = clock

@@ -32,7 +32,7 @@ class Census:
     """What is known of a run's processes on this node."""
 
     def __init__(self, run: str, node: str, group: Optional[Group] = None, adopter: Optional[int] = None) -> None:
-        self.command: Optional[int] = None  # while it is a child of this process
+        self.started: Set[int] = set()  # running children of this process, with all that descends from them
         self.adopter = adopter  # the guard, while it lives
         self.known: Dict[int, Stat] = {}
         self.ranks: Dict[int, int] = {}  # pid: global rank
@@ -85,7 +85,8 @@ class Census:
                 self._strangers.add(pid)
                 continue
             environment = environment_of(pid)
-            related = pid == self.command or stat.parent == self.adopter or stat.parent in alive or stat.parent in found
+            parent = stat.parent
+            related = pid in self.started or parent == self.adopter or parent in alive or parent in found
             if related or pid in grouped or marked(environment, self._run, self._node):
                 found[pid] = stat
                 self._see(pid, stat, environment)
@@ -132,8 +133,7 @@ class Census:
 
     def all(self) -> Dict[int, Stat]:
         """Every living process of the run, for certain: all of /proc is read."""
-        roots = [] if self.command is None else [self.command]
-        found = members(self._run, self._node, roots, self.adopter)
+        found = members(self._run, self._node, self.started, self.adopter)
         above = spared()
         for pid in self._group.pids():
             stat = stat_of(pid)

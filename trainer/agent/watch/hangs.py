@@ -11,7 +11,7 @@ from typing import Any, Dict, Optional
 
 from events import Events
 from life.inbox import Inbox
-from plan import Plan
+from plan import NodePlan
 from processes.census import Census
 from watch import stacks
 from watch.watch import Hang, Watch
@@ -23,10 +23,10 @@ STACK = 20_000  # characters of each that go into the event
 class Hangs:
     """The hangs of one attempt on one node."""
 
-    def __init__(self, plan: Plan, watch: Watch, census: Census, inbox: Inbox, events: Events) -> None:
+    def __init__(self, plan: NodePlan, watch: Watch, census: Census, inbox: Inbox, events: Events) -> None:
         self._plan, self._watch, self._census, self._inbox, self._events = plan, watch, census, inbox, events
-        self._stops = (plan.given.get("hang") or {}).get("policy", "stop") == "stop"
-        self._others = set((plan.given.get("link") or {}).get("nodes") or []) - {plan.node}
+        self._stops = plan.data.hang.policy == "stop"
+        self._others = set(plan.data.link.nodes if plan.data.link else ()) - {plan.node}
         self._hang: Optional[Hang] = None
         self._until = 0.0
         self._own: Optional[Dict[int, str]] = None
@@ -60,7 +60,8 @@ class Hangs:
         members = dict(self._census.known)
 
         def work() -> None:
-            found = {rank: text[:STACK] for rank, text in stacks.collect(members, self._plan.given).items()}
+            collected = stacks.collect(members, self._plan.data.first_rank, self._plan.data.prefix)
+            found = {rank: text[:STACK] for rank, text in collected.items()}
             if tell:
                 self._inbox.link.tell("stacks", rank_stacks=found)
             self._own = found

@@ -41,8 +41,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Silence:
     """What was heard of one attempt of a run. All times are those of a clock that only goes forward."""
 
-    def __init__(self, plan: Dict[str, Any], proc: Proc) -> None:
-        self._after: Optional[float] = (plan.get("hang") or {}).get("after")
+    def __init__(self, after: Optional[float], proc: Proc) -> None:
+        self._after = after  # seconds; None: the pace of the run decides
         self._proc = proc
         self.phases = phases.Phases()
         self.step: Optional[int] = None

@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from processes.proc import Stat, read, stat_of
 from watch.snapshots import Proc, mains, of_ranks
@@ -53,24 +53,23 @@ _KERNEL = re.compile(r"^ +in the kernel: (\S+)", re.MULTILINE)
 Frame = Tuple[str, str, str]  # function, file below site-packages, line
 
 
-def program(plan: Dict[str, Any]) -> Optional[str]:
+def program(prefix: str) -> Optional[str]:
     """py-spy of the release, else the one on PATH, else None."""
-    ours = os.path.join(plan.get("prefix") or "/nonexistent", "bin", "py-spy")  # noqa: PTH118
+    ours = os.path.join(prefix or "/nonexistent", "bin", "py-spy")  # noqa: PTH118
     return ours if os.access(ours, os.X_OK) else shutil.which("py-spy")
 
 
-def collect(members: Dict[int, Stat], plan: Dict[str, Any]) -> Dict[int, str]:
+def collect(members: Dict[int, Stat], first: int, prefix: str) -> Dict[int, str]:
     """The stacks of this node's ranks, by global rank; takes 11 s at most, whatever they do.
 
     Each text begins with a line "pid 123, state S", and goes on with what py-spy or else /proc says.
     """
-    first = int(plan.get("first_rank") or 0)
     pids = mains(members, of_ranks(members, Proc(first).rank), first, set())
     heads = {}
     for rank, pid in pids.items():
         stat = stat_of(pid)
         heads[rank] = "pid %d, %s" % (pid, "state %s" % stat.state if stat else "gone")
-    spy = program(plan)
+    spy = program(prefix)
     found: Dict[int, str] = {}
     if spy:
         held = {rank for rank, head in heads.items() if head.endswith(STOPPED)}  # it cannot be paused

@@ -16,6 +16,7 @@ import os
 import signal
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from contract.plan import Plan
 from processes.proc import Stat
 from watch import phases
 from watch.silence import Silence
@@ -40,11 +41,11 @@ class Watch:
     Of the plan it uses ``first_rank``, ``node_rank`` and ``hang.after`` (seconds, or null: by the run's own pace).
     """
 
-    def __init__(self, plan: Dict[str, Any], proc: Optional[Proc] = None) -> None:
-        self._first = int(plan.get("first_rank") or 0)
-        self._judges = int(plan.get("node_rank") or 0) == 0
+    def __init__(self, plan: Plan, proc: Optional[Proc] = None) -> None:
+        self._first = plan.first_rank
+        self._judges = plan.node_rank == 0
         self._proc = proc or Proc(self._first)
-        self._silence = Silence(plan, self._proc)
+        self._silence = Silence(plan.hang.after, self._proc)
         self._notices: List[str] = []
         self._told: Set[Tuple[str, Optional[int]]] = set()  # what was returned and has not passed
         self._since: Dict[Tuple[str, int], float] = {}  # (kind, pid or rank): since when it has been so

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from provision.launchers._network import variables
+from provision.launchers.kit.network import variables
 from provision.run import RunSpec, Worker
-from provision.run.job_code import HOOKS
+from provision.run.code import HOOKS
 
 # No user may set these: they are what clusterctl is for.
 RANKS = (

@@ -1,7 +1,7 @@
-"""What travels with a script or a module: the folder it lies in, without what git ignores and what is no code.
+"""What travels with a job: a script's or module's folder, without what git ignores and what is no code.
 
-The folder becomes ``job/``, in which the processes start. So a relative path among the arguments means on the nodes
-what it means in that folder here.
+The folder becomes ``job/``, in which the processes start. So a relative path among the arguments means the same on the
+nodes as in that folder here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,11 @@ from typing import Any
 from provision.env.source import checkout
 from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.run import job_own
 from provision.run.config import TRAINER_LOG, travel
+from provision.run.config_text import load_either
+from provision.run.files import LIMIT, WORK, Entry, Luggage, Travel, sources
 from provision.run.job import Job
-from provision.run.luggage import LIMIT, WORK, Entry, Luggage, Travel
-from provision.run.yaml_text import load_either
 
-ACCELERATE_CONFIG = "accelerate.yaml"  # in the run's folder
 HOOKS = "hooks"  # folder in the run's folder, with what Python loads by itself
 _RECORD = "run.json"  # in a folder of runs/: logs and environments of other runs
 _CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
@@ -54,16 +52,12 @@ def pack(job: Job, *, made: Mapping[str, bytes] | None = None, limit: int = LIMI
         luggage = _code(job, limit)
     hook = importlib.resources.files("trainer") / "hooks" / "sitecustomize.py"
     texts = {**luggage.texts, f"{HOOKS}/sitecustomize.py": hook.read_bytes()}
-    if job.accelerate_config is not None:
-        text, settings = _accelerate(job.accelerate_config)
-        _check_inner_file(job.accelerate_config, settings, luggage)
-        return dataclasses.replace(luggage, texts={**texts, ACCELERATE_CONFIG: text}, settings=settings)
     return dataclasses.replace(luggage, texts=texts)
 
 
 def _code(job: Job, limit: int) -> Travel:
-    if job_own.is_ours(job):
-        return job_own.pack(job, limit)
+    if is_own_trainer(job):
+        return _own_trainer(job, limit)
     folder, name, notices = _script(job) if job.kind == "script" else _module(job)
     texts: dict[str, bytes] = {}
     entries: tuple[Entry, ...] = ()
@@ -110,7 +104,7 @@ def _script(job: Job) -> tuple[Path | None, str, list[str]]:
 def _module(job: Job) -> tuple[Path | None, str, list[str]]:
     """As ``_script``. A module that lies here travels with this folder, as ``python -m`` would find it here first."""
     top = job.target.partition(".")[0]
-    if job.code is None and not job_own.lies_here(top):
+    if job.code is None and not _is_here(top):
         return None, job.target, [f"{top} is not in this folder: the packed environment's own is run"]
     return (job.code or Path.cwd()).resolve(), job.target, []
 
@@ -234,19 +228,6 @@ def exists(path: Path) -> bool:
         return False
 
 
-def _check_inner_file(config: Path, settings: Mapping[str, Any], luggage: Travel) -> None:
-    """Refuse a configuration of accelerate's whose DeepSpeed configuration will not be on the nodes."""
-    inner = settings.get("deepspeed_config")
-    name = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
-    if not isinstance(name, str) or not name or name.startswith("/"):
-        return
-    if posixpath.normpath(f"{WORK}/{name}") not in luggage.digests:
-        raise UsageError(
-            f"{config}: deepspeed_config_file: there is no {shown(name)} in the folder that travels",
-            hint="it is relative to that folder: put the file there, or write an absolute path on the nodes",
-        )
-
-
 def _output(job: Job) -> str | None:
     """Where the script keeps its checkpoints: what the user said, else the argument of transformers' trainers."""
     if job.output is not None:
@@ -258,10 +239,118 @@ def _output(job: Job) -> str | None:
     return None
 
 
-def _accelerate(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Accelerate's config: its text and what it says."""
-    hint = "accelerate config --config_file FILE writes one"
-    data = load_either(path, hint=hint)
-    if not isinstance(data, dict) or "distributed_type" not in data:
-        raise UsageError(f"{path} is no config of accelerate's", hint=hint)
-    return path.read_bytes(), data
+# --- clusterctl's own trainer ----------------------------------------------------------------------
+# The packed environment needs torch only, not clusterctl: the trainer's source travels. The current folder may hold
+# bundles and models: only what the trainer's arguments name travels from there.
+
+PACKAGE = "trainer"
+_PARTS = ("gpt", "ds_config")  # the trainer, and what it takes its DeepSpeed configuration from
+_FILES = ("__init__.py", "bounds.py")  # what both of them import
+_OWN_READS = ("data", "init", "deepspeed-config")  # trainer.gpt's options that name what must be there
+_OUT_DEFAULT = "out"  # trainer.gpt's default of --out
+
+
+def is_own_trainer(job: Job) -> bool:
+    """Whether a job is the trainer that comes with clusterctl; a package of that name in this folder goes first."""
+    top, _, rest = job.target.partition(".")
+    ours = job.kind == "module" and top == PACKAGE and rest.partition(".")[0] in _PARTS
+    return ours and job.code is None and not _is_here(top)
+
+
+def _is_here(top: str) -> bool:
+    """Whether ``python -m`` would find a module or package of this name in this folder."""
+    here = Path.cwd()
+    return (here / f"{top}.py").is_file() or (here / top).is_dir()
+
+
+def _own_trainer(job: Job, limit: int) -> Travel:
+    """The trainer's source, and the files and folders that its arguments or its ``--config`` name in this folder.
+
+    Raises:
+        UsageError: a configuration that cannot be read, something that is missing, more than ``limit`` bytes.
+    """
+    here = Path.cwd().resolve()
+    luggage = Luggage(here, frozenset({f"{WORK}/{PACKAGE}"}))
+    configured = _configured(job.args)
+    for word in _words(job.args, configured):
+        for name in _paths(word):
+            path = here / name
+            if name and not Path(name).is_absolute() and ".." not in Path(name).parts and exists(path):
+                luggage.add(path, name)
+    _refuse_missing(job, configured, here)
+    program = {name: data for part in _PARTS for name, data in sources(part).items()}
+    program |= {name: (importlib.resources.files(PACKAGE) / name).read_bytes() for name in _FILES}
+    told = job.output or _value(job.args, "out") or str(configured.get("out") or _OUT_DEFAULT)
+    out = posixpath.normpath(posixpath.join(WORK, told))
+    return Travel(
+        config=Path(job.target),
+        config_name=job.target,
+        texts={f"{WORK}/{PACKAGE}/{name}": data for name, data in program.items()},
+        entries=luggage.pack(limit),
+        progress=posixpath.join(out, TRAINER_LOG),
+        output=out,
+    )
+
+
+def _refuse_missing(job: Job, configured: Mapping[str, Any], here: Path) -> None:
+    """Refuse an option of ``trainer.gpt`` that names a folder or file which is not in this folder."""
+    if job.target != f"{PACKAGE}.gpt":
+        return
+    for option in _OWN_READS:
+        values = _values(job.args, option) or configured.get(option.replace("-", "_"), ())
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if not isinstance(value, str) or not value or value == "scratch" or value.startswith("/"):
+                continue
+            if ".." in Path(value).parts or not any(name and exists(here / name) for name in _paths(value)):
+                raise UsageError(
+                    f"--{option} {shown(value)}: there is no such file or folder in {here}",
+                    hint="a relative path travels with the run; an absolute one is a path on the nodes",
+                )
+
+
+def _values(args: Sequence[str], name: str) -> list[str]:
+    """The values of an option of the trainer's, which takes one or more."""
+    found: list[str] = []
+    taking = False
+    for word in args:
+        if word.startswith("--"):
+            key, has, value = word.partition("=")
+            taking = key == f"--{name}" and not has
+            found += [value] if key == f"--{name}" and has else []
+        elif taking:
+            found.append(word)
+    return found
+
+
+def _words(args: Sequence[str], configured: Mapping[str, Any]) -> Iterator[str]:
+    """What may name a path: the arguments, and the values of the file that ``--config`` names."""
+    for word in args:
+        yield word.partition("=")[2] if word.startswith("-") else word
+    for value in configured.values():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                yield each
+
+
+def _paths(word: str) -> tuple[str, ...]:
+    """A word as it stands, and as a folder of data with its weight, ``DIR:0.3``."""
+    folder, has, weight = word.rpartition(":")
+    return (word, folder) if has and weight.replace(".", "", 1).isdigit() else (word,)
+
+
+def _value(args: Sequence[str], name: str) -> str:
+    """The value of an option of the trainer's."""
+    for word, after in zip(args, (*args, "")[1:], strict=True):
+        key, has, value = word.partition("=")
+        if key == f"--{name}":
+            return value if has else after
+    return ""
+
+
+def _configured(args: Sequence[str]) -> Mapping[str, Any]:
+    """The options in the file that ``--config`` names."""
+    name = _value(args, "config")
+    if not name:
+        return {}
+    said = load_either(Path(name), hint="--config FILE of options")
+    return said if isinstance(said, dict) else {}

@@ -1,7 +1,7 @@
 """Parses JSON that another program wrote: a peer, a node, a file on a node.
 
-The agent imports it as ``untrusted``, the controller as ``trainer.untrusted``. Whatever the bytes are, the answer is a
-value or an ``UntrustedError``: never a RecursionError, and never more memory than ``limit`` allows.
+The controller imports it as ``trainer.untrusted``. Whatever the bytes are, the answer is a value or an
+``UntrustedError``: never a RecursionError, and never more memory than ``limit`` allows.
 """
 
 from __future__ import annotations

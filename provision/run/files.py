@@ -7,6 +7,7 @@ config; anything else goes to ``job/outside-N/NAME``, and whoever names it has t
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import os
 import stat
 import tarfile
@@ -17,6 +18,7 @@ from provision.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from importlib.abc import Traversable
     from pathlib import Path
 
 WORK = "job"
@@ -214,3 +216,16 @@ def _bytes(size: int) -> str:
             return f"{amount:.0f} {unit}"
         amount /= 1024
     return f"{amount:.1f} GiB"
+
+
+def sources(part: str) -> dict[str, bytes]:
+    """The Python files of ``trainer/PART`` by their names, which begin with ``PART/``."""
+    return {f"{part}/{name}": data for name, data in _files(importlib.resources.files("trainer") / part)}
+
+
+def _files(folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    for item in folder.iterdir():
+        if item.is_dir():
+            yield from ((f"{item.name}/{name}", data) for name, data in _files(item))
+        elif item.name.endswith(".py"):
+            yield item.name, item.read_bytes()

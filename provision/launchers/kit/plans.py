@@ -1,0 +1,160 @@
+"""The plan of a node, but for the launcher's command, and what the user should know about it."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from provision.errors import PreflightError, UsageError
+from provision.launchers.kit.environment import RANKS, UNSET, caches, environment, logs
+from provision.launchers.kit.network import network
+from provision.launchers.kit.options import VARIABLES
+from provision.launchers.kit.replaced import replaced, used
+from provision.model import Notice
+from provision.run import WORK, RunSpec
+from trainer.contract import CHECKPOINT, PORT, Hang, Plan, Resume
+
+__all__ = ["CHECKPOINT", "PORT", "Command", "first_rank", "node_plan", "notices", "put", "ranks", "require", "resume"]
+
+_LOCAL_BRIDGES = ("docker", "virbr", "br-", "cni", "lxcbr", "podman")  # they lead to containers, not to nodes
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a launcher starts on one node.
+
+    Attributes:
+        argv: the command; the agent puts the port of the attempt in place of ``{port}``.
+        env: the launcher's own variables; the user's win.
+        each_rank: the agent starts the command once for each local rank.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    each_rank: bool = False
+
+
+def require(spec: RunSpec, package: str) -> None:
+    """Refuse nodes whose environment lacks a package.
+
+    Raises:
+        PreflightError: some do.
+    """
+    reasons = {
+        worker.node.name: f"its environment has no {package}"
+        for worker in spec.workers
+        if worker.facts.packages and package not in worker.facts.packages
+    }
+    if reasons:
+        raise PreflightError(
+            f"the packed environment lacks {package}; nothing was started",
+            reasons=reasons,
+            hint=f"install {package} into the environment, then: clusterctl pack-env; clusterctl deploy; "
+            "or choose another --launcher",
+        )
+
+
+def notices(spec: RunSpec) -> tuple[Notice, ...]:
+    """What the user should know before the run starts.
+
+    Raises:
+        UsageError: the run has to find its checkpoints, and nothing says where they are.
+    """
+    found = [*(Notice(text) for text in spec.job.notices), *replaced(spec)]
+    if not {"NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET"} & set(spec.user_env):
+        found += network(spec).notices
+    for worker in spec.workers:
+        interface = worker.facts.interface or ""
+        if len(spec.workers) > 1 and interface.startswith(_LOCAL_BRIDGES):
+            text = f"{worker.node.name} reaches rank 0 through {interface}, which looks like a bridge for containers"
+            found.append(Notice(text, "warning"))
+    if ignored := [name for name in RANKS if name in spec.user_env]:
+        values = used(spec, {name: VARIABLES[name] for name in ignored})
+        text = f"ignored from the environment you gave: {', '.join(ignored)}; the run has {values}"
+        found.append(Notice(text, "warning"))
+    counts = {worker.processes for worker in spec.workers}
+    if len(counts) > 1:
+        each = ", ".join(f"{worker.node.name} {worker.processes}" for worker in spec.workers)
+        found.append(Notice(f"the nodes start different numbers of processes: {each}", "warning"))
+    if (spec.resuming or spec.restarts) and resume(spec) is None:
+        raise UsageError(
+            "where this script keeps its checkpoints is not known",
+            hint="--output DIR, and --resume-arg '--resume {checkpoint}' if the script has an option for it",
+        )
+    return tuple(found)
+
+
+def ranks(spec: RunSpec, rank: int) -> str:
+    """The folder for the output of a node's ranks, in the layout of torchrun's ``--log-dir``."""
+    return f"{logs(spec, rank)}/ranks"
+
+
+def first_rank(spec: RunSpec, rank: int) -> int:
+    """The global rank of a node's first process."""
+    return sum(before.processes for before in spec.workers[:rank])
+
+
+def resume(spec: RunSpec) -> Resume | None:
+    """How the command resumes; None when the folder of the checkpoints is not known.
+
+    Raises:
+        UsageError: ``--resume-arg`` does not say where the path goes.
+    """
+    output = spec.output
+    if output is None and spec.job.kind == "config" and spec.progress:
+        output = posixpath.dirname(spec.progress)
+    if output is None:
+        return None
+    if spec.job.kind == "config":
+        # omegaconf reads the value as YAML: in quotes a path may hold what YAML gives a meaning. LLaMA-Factory deletes
+        # its trainer_log.jsonl where it is to overwrite the output folder (train/callbacks.py).
+        argv = [f'resume_from_checkpoint="{CHECKPOINT}"', "overwrite_output_dir=false"]
+    else:
+        argv = shlex.split(spec.job.resume_arg or "")
+        if spec.job.resume_arg and not any(CHECKPOINT in word for word in argv):
+            raise UsageError(
+                f"--resume-arg {spec.job.resume_arg}: it does not say where the checkpoint's path goes",
+                hint="--resume-arg '--resume_from_checkpoint {checkpoint}'",
+            )
+    return Resume(output, tuple(argv), {"CLUSTERCTL_CHECKPOINT": CHECKPOINT})
+
+
+def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes: Resume | None) -> Plan:
+    """A node's plan."""
+    worker = spec.workers[rank]
+    return Plan(
+        run=spec.id,
+        node=worker.node.name,
+        argv=tuple(command.argv),
+        env=environment(spec, rank, command.env),
+        launcher=launcher,
+        each_rank=command.each_rank,
+        node_rank=rank,
+        nnodes=len(spec.workers),
+        processes=worker.processes,
+        first_rank=first_rank(spec, rank),
+        unset=UNSET,
+        cwd=f"{spec.folder}/{WORK}",
+        logs=logs(spec, rank),
+        rank_logs=ranks(spec, rank),
+        progress=spec.progress,
+        private=caches(spec, worker),
+        grace=spec.grace,
+        port=spec.port,
+        hang=Hang(spec.hang_after, spec.hang_policy),
+        resume=resumes,
+        resuming=spec.resuming,
+        none_ok=spec.none_ok,
+        restarts=spec.restarts,
+        backoff=spec.backoff,
+        prefix=str(spec.prefix),
+    )
+
+
+def put(argv: list[str], values: Mapping[str, str]) -> list[str]:
+    """Replaces the first value of each option; later ones are the script's own arguments."""
+    for option, value in values.items():
+        argv[argv.index(option) + 1] = value
+    return argv

@@ -1,0 +1,480 @@
+"""Whether nodes can take part in a run. Pure: the nodes' answers in, findings out.
+
+The checks of ``provision/checks`` judge what their probes found. This judges what the run's agents report, which
+programs use the GPUs of a run, and whether all nodes hold the same data and models. ``tasks/gate.py`` asks the nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from provision.checks.kit.gpu import SMI
+from provision.checks.kit.host import many
+from provision.checks.kit.measures import detail, heard
+from provision.checks.kit.probing import Probe
+from provision.errors import PreflightError
+from provision.hints import again
+from provision.inventory import fold
+from provision.model import Finding
+from provision.run.fields import conform
+from trainer.untrusted import UntrustedError, parse_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from provision.checks import Answer
+    from provision.model import CommandLine, Node
+    from provision.run import Facts
+
+DISK_LEAST = 256 << 20  # bytes without which not even the logs and the tokenized data have room
+DISK_SMALL = 5 << 30
+
+# Checks whose failures need not stop a run, and why.
+_SOFT = {
+    "gpu.xid": "since the node was started; the GPU may have been reset since",
+    "ib.state": "NCCL uses TCP meanwhile",
+}
+_SOFT_WITHOUT_GPUS = {"mem.shm": "it is small for data loaders with several workers"}
+# Checks whose warnings do not concern a run.
+_QUIET = frozenset({"lim.memlock"})
+
+
+def reachable(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Whether every node reaches rank 0 and knows the interface to it, and whether rank 0 has a port."""
+    master = nodes[0]
+    for rank, node in enumerate(nodes):
+        told = facts[node.name]
+        if told.port_free is False:
+            said, fix = told.error or "the port is in use", "name another train.port, or none: then a free one is found"
+            yield _fail("gate.port", node, said, fix)
+        elif told.error:
+            yield _fail("gate.master", node, told.error, f"clusterctl check --level 1 --only net --limit {node.name}")
+        elif len(nodes) > 1 and told.interface == "lo":
+            said = f"{master.train_address} means {told.master_ip} there, an address no other node can reach"
+            fix = f"give {master.name} an address (data_address) on the network, or correct /etc/hosts on {node.name}"
+            yield _fail("gate.master", node, said, fix)
+        elif told.rank != rank:
+            yield _fail(
+                "gate.rank", node, f"its agent reports rank {told.rank}, and the node has rank {rank}", "start again"
+            )
+        elif len(nodes) > 1 and told.hostname_resolves == "loopback":
+            said = f"its host name {told.hostname} is a loopback address; this run names its interfaces, others hang"
+            yield _warn("gate.master", node, said, f"write its network address for {told.hostname} into /etc/hosts")
+        else:
+            yield Finding("gate.master", node.name, "OK", f"over {told.interface}")
+
+
+def machines(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Whether every node is a separate machine: with two names for one machine, a rank would wait for ever."""
+    seen: dict[tuple[str, str | None], str] = {}
+    for node in nodes:
+        told = facts[node.name]
+        twin = seen.setdefault((told.boot_id, told.ip), node.name) if told.boot_id else node.name
+        if twin != node.name:
+            yield _fail("gate.machine", node, f"is the same machine as {twin}", "correct its address in the inventory")
+
+
+def releases(nodes: Sequence[Node], found: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether all nodes have the same release. FAIL for those that differ from most; for all without a majority."""
+    (usual, count), *others = Counter(found[node.name] for node in nodes).most_common()
+    settled = not others or 2 * count > len(nodes)
+    for node in nodes:
+        if not settled or found[node.name] != usual:
+            said = f"has release {found[node.name]}" + (f", {count} others have {usual}" if settled else "")
+            yield _fail("gate.release", node, said, "clusterctl deploy")
+
+
+def room(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Whether the disk of the run's folder has room, and each process its GPU."""
+    for node in nodes:
+        told = facts[node.name]
+        free = f"{told.disk_free / (1 << 30):.1f} GiB free for the run's folder"
+        if told.disk_free < DISK_LEAST:
+            yield _fail("gate.disk", node, free, "clusterctl prune, or see what fills the disk: df -h")
+        elif told.disk_free < DISK_SMALL:
+            yield _warn("gate.disk", node, free, "a checkpoint may not fit; clusterctl prune, or another output_dir")
+        if told.gpus and node.gpus and node.gpus > told.gpus:
+            said = f"{told.gpus} GPUs, and gpus: {node.gpus} in the inventory"
+            yield _fail(
+                "gate.gpus", node, said, f"correct gpus:, or see clusterctl check --only gpu --limit {node.name}"
+            )
+
+
+def runs(nodes: Sequence[Node], facts: Mapping[str, Facts], visible: Mapping[str, str]) -> Iterator[Finding]:
+    """Other runs on the same GPUs, and processes of runs whose agent no longer exists.
+
+    Args:
+        nodes: the nodes of the run.
+        facts: by node name.
+        visible: by node name, the run's CUDA_VISIBLE_DEVICES; a node that is not named uses all GPUs.
+    """
+    for node in nodes:
+        told = facts[node.name]
+        for run in told.runs:
+            whose = f"{run['run']} of {run['user']}"
+            mine, others = visible.get(node.name), run["visible"]
+            apart = mine is not None and others is not None and not devices(mine) & devices(others)
+            is_bad = bool(told.gpus) and not apart
+            if not run["agent"]:
+                count = len(run["pids"])
+                said = f"{count} process{'es' if count > 1 else ''} left of run {whose}, whose agent no longer exists"
+                fix = f"to end them: clusterctl stop {run['run']}"
+            else:
+                where = "on the same GPUs" if is_bad else "on other GPUs" if told.gpus else "on the same cores"
+                said = f"run {whose} is running {where}"
+                fix = f"wait for it (clusterctl status {run['run']}), or clusterctl stop {run['run']}"
+            yield (_fail if is_bad else _warn)("gate.runs", node, said, fix)
+
+
+def devices(visible: str) -> frozenset[str]:
+    """The GPUs that a CUDA_VISIBLE_DEVICES names."""
+    return frozenset(word for word in (each.strip() for each in visible.split(",")) if word and word != "-1")
+
+
+def linked(nodes: Sequence[Node], answers: Mapping[str, Answer], port: int | None) -> Iterator[Finding]:
+    """Whether all agents reach the agent of rank 0, which has another port than MASTER_PORT."""
+    master = nodes[0]
+    tried = {node.name: heard(answers[node.name]).to(master.name, "link") for node in nodes[1:] if node.name in answers}
+    failed = {name: one for name, one in tried.items() if one and one.state != "open"}
+    everybody = len(failed) > 1 and len(failed) == len(tried)
+    for node in nodes[1:]:
+        if node.name in failed and port:
+            said, fix = detail(failed[node.name], master, port)
+            if not everybody:
+                yield _fail("gate.link", node, said, fix)
+    if everybody and port:
+        said, fix = detail(next(iter(failed.values())), master, port)
+        yield _fail("gate.link", master, f"none of {len(failed)} nodes reaches the agent's port: {said}", fix)
+
+
+def weighed(findings: Iterable[Finding], facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """The findings of checks as they count for a run: some failures are warnings, and some warnings are OK."""
+    for each in findings:
+        told = facts.get(each.node)
+        soft = _SOFT.get(each.check) or (_SOFT_WITHOUT_GPUS.get(each.check) if told and not told.gpus else None)
+        if each.verdict == "FAIL" and soft:
+            yield replace(each, verdict="WARN", observed=f"{each.observed} ({soft})")
+        elif each.verdict == "WARN" and each.check in _QUIET:
+            yield replace(each, verdict="OK")
+        else:
+            yield each
+
+
+def reasons(nodes: Sequence[Node], findings: Iterable[Finding], verdict: str = "FAIL") -> dict[str, str]:
+    """Why nodes cannot take part, in the order of the nodes: every finding with its fix, a line each."""
+    found: dict[str, list[str]] = {}
+    for each in findings:
+        if each.verdict == verdict:
+            fix = f"; {each.fix}" if each.fix else ""
+            found.setdefault(each.node, []).append(f"{each.observed}{fix} ({each.check})")
+    return {node.name: "\n".join(dict.fromkeys(found[node.name])) for node in nodes if node.name in found}
+
+
+def hopeless(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> tuple[str, ...]:
+    """Nodes that ``--force`` cannot help: their plan needs an interface, and that of rank 0 a port."""
+    without = [node.name for rank, node in enumerate(nodes) if facts[node.name].interface is None
+               or (rank == 0 and facts[node.name].port is None)]  # fmt: skip
+    return tuple(without)
+
+
+def _fail(check: str, node: Node, observed: str, fix: str) -> Finding:
+    return Finding(check, node.name, "FAIL", observed, fix=fix)
+
+
+def _warn(check: str, node: Node, observed: str, fix: str) -> Finding:
+    return Finding(check, node.name, "WARN", observed, fix=fix)
+
+
+# --- programs on the GPUs ------------------------------------------------------------------------
+
+# The check gpu.busy fails for any process. Only a process that holds memory the run will miss stops a run: services
+# such as DCGM or MPS always keep some dozen MiB.
+
+GPU_CHECK = "gpu.gate"
+LEAST = 256  # MiB
+_MIB = re.compile("[0-9]{1,9}")  # nvidia-smi prints "[N/A]" where it does not know
+
+# ``gpu INDEX, UUID``, then a line for each process and GPU, with the login name of its owner before it.
+_TEXT = f"""\
+{SMI} --query-gpu=index,uuid --format=csv,noheader | sed 's/^/gpu /'
+{SMI} --query-compute-apps=pid,used_memory,gpu_uuid,process_name --format=csv,noheader,nounits |
+    while IFS= read -r line; do
+        pid=${{line%%,*}}
+        case $pid in '' | *[!0-9]*) continue ;; esac
+        owner=$(stat -c %U "/proc/$pid" 2>/dev/null) || owner=somebody
+        printf 'process %s, %s\\n' "$owner" "$line"
+    done
+"""
+PROBE = Probe(GPU_CHECK, _TEXT, 20, SMI)
+
+
+def busy(
+    nodes: Sequence[Node], answers: Mapping[str, Answer], facts: Mapping[str, Facts], visible: Mapping[str, str]
+) -> Iterator[Finding]:
+    """FAIL for programs that are no run of ours (``readiness.runs`` names those) and hold a GPU's memory.
+
+    Args:
+        nodes: the nodes of the run.
+        answers: to ``PROBE``.
+        facts: of each node.
+        visible: by node name, the run's CUDA_VISIBLE_DEVICES; a node that is not named uses all GPUs.
+    """
+    for node in nodes:
+        answer = answers.get(node.name)
+        if answer is None or answer.state != "answered":
+            continue  # no nvidia-smi, or one that hangs: the check gpu.driver reports it
+        ours = {pid for run in facts[node.name].runs for pid in run["pids"]}
+        wanted = _wanted(answer, facts[node.name], node, visible.get(node.name))
+        found: dict[int, tuple[str, str, list[str], list[str]]] = {}
+        for owner, pid, used, index, name in _processes(answer):
+            elsewhere = wanted is not None and index not in wanted
+            if int(pid) in ours or elsewhere or (_MIB.fullmatch(used) and int(used) < LEAST):
+                continue
+            entry = found.setdefault(int(pid), (owner, name.rsplit("/", 1)[-1], [], []))
+            entry[2].append(index)
+            entry[3].append(used)
+        if found:
+            told = [_holder(pid, *entry) for pid, entry in list(found.items())[:8]]
+            said = "; ".join(told) + (f"; {len(found) - 8} more" if len(found) > 8 else "")
+            fix = f"wait for it or ask its owner: ps -fp {','.join(map(str, list(found)[:8]))} on {node.name}"
+            yield Finding(GPU_CHECK, node.name, "FAIL", said, "no other program", fix=fix)
+
+
+def _holder(pid: int, owner: str, name: str, gpus: list[str], used: list[str]) -> str:
+    memory = f"{sum(map(int, used))} MiB" if all(map(_MIB.fullmatch, used)) else "memory"
+    return f"process {pid} ({name}) of {owner} holds {memory} of GPU {', '.join(gpus)}"
+
+
+def _processes(answer: Answer) -> Iterator[tuple[str, str, str, str, str]]:
+    """Owner, pid, MiB, index of the GPU, program."""
+    index = dict(re.findall(r"^gpu (\d{1,9}), (\S+)$", answer.out, flags=re.MULTILINE))
+    by_uuid = {uuid: number for number, uuid in index.items()}
+    for owner, pid, used, uuid, name in re.findall(
+        r"^process (.*?), (\d{1,18}), (.*?), (.*?), (.*)$", answer.out, flags=re.MULTILINE
+    ):
+        yield owner, pid, used, by_uuid.get(uuid, uuid), name
+
+
+def _wanted(answer: Answer, facts: Facts, node: Node, visible: str | None) -> frozenset[str] | None:
+    """The indexes of the GPUs that the run will use there; None for all."""
+    if visible is not None:
+        uuids = re.findall(r"^gpu (\d{1,9}), (\S+)$", answer.out, flags=re.MULTILINE)
+        return devices(visible) | {
+            index for index, uuid in uuids for word in devices(visible) if word[:4] == "GPU-" and uuid.startswith(word)
+        }
+    if node.gpus and node.gpus < facts.gpus:
+        return frozenset(str(number) for number in range(node.gpus))
+    return None
+
+
+# --- data and models on the nodes ----------------------------------------------------------------
+
+# ``trainer/agent/node/digests.py`` takes the fingerprints and explains them.
+
+DATA_CHECK = "gate.data"
+_CONTENT_LIMIT = 8 << 20  # characters of an answer
+_ENTRY = re.compile(r"-?[0-9]{1,20} \S{1,64}")
+_WHY = "Ranks that read other data or another model train something else; one that finds nothing fails, and all wait."
+_EXPECTED = "the same content on every node"
+_COPY = "copy it there: clusterctl push SOURCE {path} --limit {nodes}"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a node has at a path."""
+
+    state: str = "missing"
+    error: str = ""
+    names: str = ""
+    content: str = ""
+    partial: bool = False
+    files: int = 0
+    bytes: int = 0
+    entries: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Whatever a node says, every entry can be compared.
+
+        Raises:
+            UntrustedError: one is not ``SIZE DIGEST``.
+        """
+        if not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in self.entries.values()):
+            raise UntrustedError("has an entry that is none")
+
+    def unlike(self, other: Content) -> str | None:
+        """How this differs from another one, in a few words; None where it does not, as far as both were read."""
+        if self.state != other.state:
+            return f"is a {self.state}, not a {other.state}"
+        if self.entries and other.entries:
+            for name in sorted(self.entries.keys() | other.entries.keys()):
+                if word := _unlike(self.entries.get(name), other.entries.get(name)):
+                    return f"{word} {name}" if name else word
+        elif self.names and other.names and self.names != other.names:
+            return f"has other names or sizes ({self.files} files, {other.files} there)"
+        elif not (self.partial or other.partial) and self.content != other.content:
+            return "has other content"
+        return None
+
+
+def parse_content(text: str) -> dict[str, Content]:
+    """The agent's line: what lies at each path; empty when it is not the agent's line."""
+    try:
+        said = parse_object(text, limit=_CONTENT_LIMIT)
+    except UntrustedError:
+        return {}
+    return {path: found for path, one in said.items() if (found := _content(one)) is not None}
+
+
+def _content(said: Any) -> Content | None:
+    if not isinstance(said, dict):
+        return None
+    try:
+        return Content(**conform(Content, said))
+    except UntrustedError:
+        return None
+
+
+def compare_content(path: str, found: Mapping[str, Content], *, what: str = "") -> Iterator[Finding]:
+    """A finding for every node: FAIL where the path is missing, cannot be read or is not what most nodes have.
+
+    Where no content is that of most, every node fails: nobody can say which one is right.
+
+    Args:
+        path: absolute.
+        found: what each node has there.
+        what: names it for a person, such as ``model_name_or_path``.
+    """
+    shown = f"{what} {path}" if what else path
+    there = {name: each for name, each in found.items() if each.state in {"file", "folder"}}
+    groups = _groups(there)
+    right = groups[0] if len(groups) == 1 or (groups and 2 * len(groups[0]) > len(found)) else ()
+    for name, each in found.items():
+        if each.state == "missing":
+            said = f"{shown} is missing; it exists on {fold(there)} only" if there else f"{shown} is missing"
+            fix = _COPY.format(path=path, nodes=name) if there else "correct the path, or put it there"
+            yield _content_fail(name, said, fix)
+        elif name not in there:
+            yield _content_fail(name, f"{shown}: {each.error}", "see ls -la, and whether its file system answers")
+        elif right and name in right:
+            said = f"{shown}: {many(each.files, 'file')}"
+            yield Finding(DATA_CHECK, name, "OK", f"{said}, compared by name and size" if each.partial else said)
+        elif right:
+            how = each.unlike(found[right[0]]) or "is another"
+            yield _content_fail(
+                name, f"{shown} {how}, compared with {fold(right)}", _COPY.format(path=path, nodes=name)
+            )
+        else:
+            others = next(group for group in groups if name not in group)
+            how = each.unlike(found[others[0]]) or "is another"
+            yield _content_fail(
+                name, f"{shown} {how}, compared with {fold(others)}", _COPY.format(path=path, nodes="NODES")
+            )
+
+
+def _groups(found: Mapping[str, Content]) -> list[tuple[str, ...]]:
+    """The nodes by what they have, the largest group first."""
+    groups: list[list[str]] = []
+    for name, each in found.items():
+        group = next((one for one in groups if each.unlike(found[one[0]]) is None), None)
+        if group is None:
+            groups.append([name])
+        else:
+            group.append(name)
+    return sorted((tuple(group) for group in groups), key=lambda group: -len(group))
+
+
+def _unlike(mine: str | None, theirs: str | None) -> str:
+    """The word before the name of a file that differs; "" where it does not."""
+    if mine is None:
+        return "lacks"
+    if theirs is None:
+        return "has besides"
+    (size, digest), (other_size, other_digest) = mine.split(), theirs.split()
+    if size != other_size:
+        return f"has {size} bytes, not {other_size}, in"
+    return "has other content in" if "-" not in {digest, other_digest} and digest != other_digest else ""
+
+
+def _content_fail(node: str, observed: str, fix: str) -> Finding:
+    return Finding(DATA_CHECK, node, "FAIL", observed, _EXPECTED, _WHY, fix)
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+_SHOWN = 12  # warnings of one run that are told
+
+
+def refusal(
+    nodes: Sequence[Node], bad: Mapping[str, str], rest: Sequence[Node], *, exclude: str, way: str
+) -> PreflightError:
+    """The error for nodes that cannot take part.
+
+    Args:
+        nodes: those that were looked at.
+        bad: those that cannot, each with its reasons.
+        rest: those that would be left.
+        exclude: the command that continues with the rest; "" where there is none.
+        way: another way out; "" where there is none.
+    """
+    others = rest and exclude
+    ways = [f"to continue with {fold(node.name for node in rest)}: {exclude}" if others else "fix the errors above"]
+    ways += [way] if way else []
+    count = f"{len(bad)} of {len(nodes)} nodes" if len(nodes) > 1 else nodes[0].name
+    text = f"{count} cannot take part in the run; nothing was started"
+    return PreflightError(text, reasons=bad, hint="; ".join(ways))
+
+
+def warnings(findings: Iterable[Finding]) -> Iterator[str]:
+    """A sentence for every warning, once for all nodes that have it."""
+    warned: dict[str, list[str]] = {}
+    for each in findings:
+        if each.verdict == "WARN":
+            warned.setdefault(f"{each.observed}{f'; {each.fix}' if each.fix else ''}", []).append(each.node)
+    for text, names in list(warned.items())[:_SHOWN]:
+        yield f"{fold(names)}: {text}"
+    if len(warned) > _SHOWN:
+        yield f"{len(warned) - _SHOWN} more warnings: clusterctl check"
+
+
+def dropped(
+    before: Sequence[Node],
+    left: Sequence[Node],
+    out: Mapping[str, str],
+    *,
+    spare: Sequence[str],
+    asked: int | None,
+    typed: CommandLine,
+) -> Iterator[str]:
+    """Who was left out, who goes on with which rank, and who could have taken a place.
+
+    Args:
+        before: the nodes that were to take part.
+        left: those that do.
+        out: those that do not, each with its reasons.
+        spare: nodes of the inventory that were not to take part.
+        asked: how many nodes were asked for, where a number was.
+        typed: the user's command.
+    """
+    if not out:
+        return
+    for name, why in out.items():
+        yield f"without {name}: {why}"
+    moved = renumbered(left, before)
+    names = fold(node.name for node in left)
+    yield f"continuing with {len(left)} of {len(before)} nodes: {names}" + (f"; {moved}" if moved else "")
+    if spare and asked:
+        are = "is" if len(spare) == 1 else "are"
+        how = again(typed, "train", exclude=fold(out), nodes=str(asked))
+        yield f"{fold(spare)} could take their place, and {are} not used: {how}"
+
+
+def renumbered(nodes: Sequence[Node], before: Sequence[Node]) -> str:
+    """Which ranks have changed: ``node03 is rank 1, node04 rank 2``; empty where none has."""
+    old = {node.name: rank for rank, node in enumerate(before)}
+    moved = [f"{node.name} is rank {rank}" for rank, node in enumerate(nodes) if old[node.name] != rank]
+    return (
+        ", ".join(moved) if len(moved) <= 8 else f"{fold(node.name for node in nodes)} are ranks 0 to {len(nodes) - 1}"
+    )

@@ -1,0 +1,320 @@
+"""A training run as data: the nodes' facts, which of their GPUs the run uses, and everything a launcher needs.
+
+A launcher (``provision.launchers``) turns a ``RunSpec`` into one plan for each node, and the agent (``trainer/agent``)
+carries it out. docs/concepts.md, "A training run", has the formats.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import PurePosixPath
+from typing import Any
+
+from provision.errors import ClusterctlError, PreflightError, UsageError
+from provision.inventory.selection import fold
+from provision.model import Node, Notice
+from provision.run.fields import conform
+from provision.run.job import Job
+from trainer.contract import Plan
+from trainer.untrusted import UntrustedError, parse_object
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ``agent probe`` said about a node; ``trainer/agent/node/probe.py`` explains each."""
+
+    error: str | None = None
+    rank: int = 0
+    hostname: str = ""
+    hostname_resolves: str = "address"
+    python: str = ""
+    master: str = ""
+    master_ip: str | None = None
+    master_loopback: bool | None = None
+    ip: str | None = None
+    interface: str | None = None
+    port: int | None = None
+    port_free: bool | None = None
+    link_port: int | None = None
+    gpus: int = 0
+    cpus: int = 1
+    memory_available: int | None = None
+    disk_free: int = 0
+    infiniband: tuple[Mapping[str, Any], ...] = ()
+    packages: tuple[str, ...] = ()
+    leaks: Mapping[str, str] = field(default_factory=dict)
+    runs: tuple[Mapping[str, Any], ...] = ()
+    boot_id: str = ""
+    uid: int = 0
+    clock: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Facts:
+        """Read the agent's line. Fields that are not known here are left out.
+
+        Raises:
+            ClusterctlError: it is not the agent's line.
+        """
+        try:
+            said = conform(cls, parse_object(text))
+            for run in said.get("runs", ()):
+                needed: dict[str, type | tuple[type, ...]] = {
+                    "run": str,
+                    "user": str,
+                    "agent": bool,
+                    "pids": list,
+                    "visible": (str, type(None)),
+                }
+                if not all(isinstance(run.get(name, ...), kind) for name, kind in needed.items()):
+                    raise UntrustedError("has a run that is none")  # noqa: TRY301 - one place says it
+        except UntrustedError as error:
+            raise ClusterctlError(f"the agent's answer cannot be read, it {error}: {text[:200]!r}") from error
+        return cls(**said)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A node that takes part. Its rank is its place in ``RunSpec.workers``.
+
+    ``wanted`` is what ``--gpus-per-node`` says, ``devices`` are the GPUs that it is limited to (None: all).
+    ``workers`` makes it of what the user gave.
+    """
+
+    node: Node
+    facts: Facts
+    wanted: int | None = None
+    devices: tuple[str, ...] | None = None
+
+    @property
+    def processes(self) -> int:
+        """Processes to start: what was asked for, else one for each GPU that may be used, else one."""
+        if self.wanted is None and self.devices is not None:
+            return len(self.devices) or 1
+        return self.wanted or self.node.gpus or self.facts.gpus or 1
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether its processes have GPUs."""
+        return self.facts.gpus > 0 and self.devices != ()
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that a launcher needs to know.
+
+    Attributes:
+        id: the run's.
+        workers: the nodes in the order of their ranks.
+        prefix: the release's own path (not the symlink ``current``).
+        folder: the run's on the nodes.
+        config: ``Travel.config_name``.
+        master: the address of rank 0, ``port`` the first attempt's.
+        progress: the trainer's log, relative to the run's folder unless absolute.
+        env: the inventory's; the job's own wins.
+        grace: seconds between SIGTERM and SIGKILL.
+        launcher: its name, or ``auto``.
+        job: what the user gave.
+        settings: ``Travel.settings``.
+        output: ``Travel.output``.
+        hang_after: seconds without progress that count as a hang; None: the run's own pace tells.
+        hang_policy: what a hang does, ``stop`` or ``warn``.
+        restarts: how often a failed attempt is begun again, the first time after ``backoff`` seconds.
+        resuming: begin from the newest complete checkpoint.
+        none_ok: when resuming, begin from the start if there is none.
+    """
+
+    id: str
+    workers: tuple[Worker, ...]
+    prefix: PurePosixPath
+    folder: PurePosixPath
+    config: str
+    master: str
+    port: int
+    progress: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    grace: float = 10.0
+    launcher: str = "auto"
+    job: Job = field(default_factory=Job)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    output: str | None = None
+    hang_after: float | None = None
+    hang_policy: str = "stop"
+    restarts: int = 0
+    backoff: float = 1.0
+    resuming: bool = False
+    none_ok: bool = False
+
+    @property
+    def user_env(self) -> Mapping[str, str]:
+        """The user's variables: what was typed before the command wins over the inventory's."""
+        return {**self.env, **self.job.env}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One plan for each node, in the order of ``RunSpec.workers``, and what the user should know about them."""
+
+    plans: tuple[Plan, ...]
+    notices: tuple[Notice, ...] = ()
+
+
+def plan_name(rank: int) -> str:
+    """The plan's file in the run's folder. The rank is in it because nodes may share that folder."""
+    return f"plan-{rank}.json"
+
+
+def new_run_id(now: datetime, config_name: str) -> str:
+    """A name for a run that sorts by time and is safe in paths, environments and shells: 20261121-071500-sft-3f2a."""
+    stem = re.sub(r"\.(ya?ml|json|py)$", "", config_name.rsplit("/", 1)[-1], flags=re.IGNORECASE)
+    word = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:24].strip("-") or "run"
+    return f"{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{word}-{secrets.token_hex(2)}"
+
+
+def world_size(plans: Sequence[Plan]) -> int:
+    """The number of all ranks."""
+    return sum(plan.processes for plan in plans)
+
+
+# --- which nodes and GPUs --------------------------------------------------------------------------
+
+
+def choose_nodes(job: Job, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The nodes that DeepSpeed's ``--include`` and ``--exclude`` leave of ``nodes``, in their order.
+
+    Raises:
+        UsageError: both were given, a name that is no node's, or none is left.
+    """
+    if job.include and job.exclude:
+        raise UsageError("--include and --exclude exclude each other", hint="give one of them")
+    names = [node.name for node in nodes]
+    for name in {**job.include, **job.exclude}:
+        if name not in names:
+            if name == "localhost":
+                hint = "name a node of the inventory; for some of its GPUs set CUDA_VISIBLE_DEVICES"
+            else:
+                hint = f"one of {', '.join(names[:20])}"
+            raise UsageError(f"{name} is none of the chosen nodes", hint=hint)
+    whole = {name for name, gpus in job.exclude.items() if not gpus}
+    left = tuple(node for node in nodes if node.name not in whole and (not job.include or node.name in job.include))
+    if not left:
+        raise UsageError("--exclude leaves no node", hint="exclude fewer")
+    return left
+
+
+def count_nodes(job: Job, count: int | None, chosen: Sequence[Node]) -> tuple[int | None, Job]:
+    """How many of the chosen nodes a job uses, and the job with a notice where that is not what was typed.
+
+    Args:
+        job: what is to be run.
+        count: ``--nodes``; it wins over a number in the typed command.
+        chosen: the nodes that ``--limit`` and ``--exclude`` leave.
+
+    Raises:
+        UsageError: the typed command asks for more nodes than there are.
+    """
+    if job.nodes is None:
+        return count, job
+    said = job.typed.get("nodes", f"{job.nodes} nodes")
+    names = fold(node.name for node in chosen)
+    if count is not None:
+        text = f"{said}: replaced by --nodes {count}"
+        return count, job if count == job.nodes else replace(job, notices=(*job.notices, text))
+    if job.nodes > len(chosen):
+        have = f"there are {len(chosen)} nodes: {names}" if len(chosen) > 1 else f"there is one node: {names}"
+        raise UsageError(
+            f"{said}: {have}", hint=f"--nodes {len(chosen)} before the -- uses these; or add nodes to the inventory"
+        )
+    if job.nodes < len(chosen):
+        text = (
+            f"{said}: the first {job.nodes} of {len(chosen)} nodes: {fold(node.name for node in chosen[: job.nodes])}"
+        )
+        job = replace(job, notices=(*job.notices, text))
+    return job.nodes, job
+
+
+def workers(
+    job: Job, nodes: Sequence[Node], facts: Mapping[str, Facts], env: Mapping[str, str] | None = None
+) -> tuple[Worker, ...]:
+    """The nodes with what each starts.
+
+    Args:
+        job: what is to be run.
+        nodes: in the order of their ranks.
+        facts: by node name.
+        env: the inventory's; what was typed before the command wins.
+
+    Raises:
+        UsageError: two ways of choosing GPUs at once.
+        PreflightError: a node that has fewer GPUs than it is to use.
+    """
+    visible = {**(env or {}), **job.env}.get(VISIBLE)
+    if visible is not None and (any(job.include.values()) or any(job.exclude.values())):
+        raise UsageError(f"{VISIBLE} and --include or --exclude both choose GPUs", hint="give one of them")
+    job = _shared(job, nodes, facts)
+    made = []
+    reasons = {}
+    for node in nodes:
+        said = facts[node.name]
+        there = node.gpus or said.gpus
+        devices = _devices(visible) if visible is not None else _slots(job, node, there)
+        missing = [each for each in devices or () if each.isdecimal() and int(each) >= (said.gpus or there)]
+        if missing and said.gpus:
+            reasons[node.name] = f"has {said.gpus} GPUs, numbered from 0; there is no GPU {', '.join(missing)}"
+        usable = len(devices) if devices is not None else said.gpus
+        if job.per_node and said.gpus and job.per_node > usable:
+            reasons[node.name] = f"can use {usable} GPUs, and {job.per_node} processes were asked for"
+        if devices == () and visible is None:
+            reasons[node.name] = "no GPU of it is left; exclude the whole node"
+        made.append(Worker(node, said, job.per_node, devices))
+    if reasons:
+        raise PreflightError(
+            "nodes without the GPUs that were asked for; nothing was started",
+            reasons=reasons,
+            hint="--gpus-per-node N with a smaller N, or other nodes",
+        )
+    return tuple(made)
+
+
+def _shared(job: Job, nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Job:
+    """The job with its processes of all nodes together (accelerate's ``--num_processes``) as a number for each node."""
+    if job.total is None or job.total == sum(Worker(node, facts[node.name]).processes for node in nodes):
+        return job
+    if job.total % len(nodes):
+        raise UsageError(
+            f"{job.typed.get('total', job.total)} cannot be shared by {len(nodes)} nodes equally",
+            hint="leave it out for a process on each GPU, or give --gpus-per-node N",
+        )
+    return replace(job, per_node=job.total // len(nodes))
+
+
+def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """By node name the CUDA_VISIBLE_DEVICES of a run, of those nodes for which somebody chose GPUs by their numbers."""
+    said = {**(env or {}), **job.env}.get(VISIBLE)
+    if said is not None:
+        return {node.name: said for node in nodes}
+    chosen = {node.name: _slots(job, node, node.gpus or 0) for node in nodes}
+    return {name: ",".join(gpus) for name, gpus in chosen.items() if gpus}
+
+
+def _devices(visible: str) -> tuple[str, ...]:
+    """What CUDA reads in ``CUDA_VISIBLE_DEVICES``: numbers or UUIDs, up to the first that is negative."""
+    found: list[str] = []
+    for each in (part.strip() for part in visible.split(",")):
+        if not each or each.startswith("-"):
+            break
+        found.append(each)
+    return tuple(found)
+
+
+def _slots(job: Job, node: Node, there: int) -> tuple[str, ...] | None:
+    if gpus := job.include.get(node.name):
+        return gpus
+    if without := job.exclude.get(node.name):
+        return tuple(str(number) for number in range(there) if str(number) not in without)
+    return None

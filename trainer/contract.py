@@ -1,0 +1,29 @@
+"""What the controller and the agents agree on, for everything that does not run on a node."""
+
+from trainer.agent.contract.plan import (
+    CHECKPOINT,
+    LIMIT,
+    PORT,
+    VERSION,
+    Hang,
+    Link,
+    Plan,
+    PlanError,
+    Resume,
+    from_json,
+    from_object,
+)
+
+__all__ = [
+    "CHECKPOINT",
+    "LIMIT",
+    "PORT",
+    "VERSION",
+    "Hang",
+    "Link",
+    "Plan",
+    "PlanError",
+    "Resume",
+    "from_json",
+    "from_object",
+]
