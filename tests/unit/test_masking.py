@@ -12,6 +12,7 @@ from provision.launchers import from_words
 from provision.masking import is_secret, mask_env, mask_plan, mask_words, secret_option
 from provision.run import record
 from provision.run.shells import as_cmd, as_powershell, as_sh
+from trainer.contract import Link, Plan
 
 TOKEN = "hf_" + "aB3" * 11  # the shape of one
 
@@ -109,18 +110,15 @@ def test_an_environment_is_shown_without_secrets():
     assert not is_secret("TOKENIZERS_PARALLELISM")
 
 
-PLAN = {
-    "node": "n",
-    "node_rank": 0,
-    "nnodes": 1,
-    "processes": 1,
-    "first_rank": 0,
-    "cwd": "/run/job",
-    "port": 1,
-    "argv": ["python", "t.py", "--hub_token", "s3cret"],
-    "env": {"WANDB_API_KEY": "s3cret", "URL": "https://u:s3cret@h"},
-    "link": {"token": "s3cret", "port": 2},
-}
+PLAN = Plan(
+    "r1",
+    "n",
+    ("python", "t.py", "--hub_token", "s3cret"),
+    {"WANDB_API_KEY": "s3cret", "URL": "https://u:s3cret@h"},
+    cwd="/run/job",
+    port=1,
+    link=Link("10.0.0.1", 2, "s3cret", ("n",)),
+)
 
 
 @pytest.mark.parametrize("shell", [as_sh, as_powershell, as_cmd])
@@ -130,6 +128,6 @@ def test_a_dry_run_shows_no_secret(shell):
 
 def test_the_record_holds_no_secret_and_is_its_users_alone(tmp_path):
     folder = tmp_path / "runs/r1"
-    record.write(folder, {"plans": {"n": mask_plan(PLAN)}})
+    record.write(folder, {"plans": {"n": mask_plan(PLAN.to_object())}})
     assert "s3cret" not in json.dumps(record.read(folder))
     assert [path.stat().st_mode & 0o777 for path in (folder, folder / "run.json")] == [0o700, 0o600]
