@@ -45,7 +45,7 @@ def cpu_adam(lab_env):
     baseline = choose(None, facts.platform(lab_env))
     ops = prebuild(lab_env, [str(site.relative_to(lab_env))], baseline, default_cache(), names=["cpu_adam"])
     assert ops.built == ("cpu_adam",), ops.missing
-    (folder,) = {Path(each.source).parent for each in ops.additions if Path(each.path).name.startswith("cpu_adam")}
+    (folder,) = {Path(each.file).parent for each in ops.additions if Path(each.path).name.startswith("cpu_adam")}
     return folder
 
 
