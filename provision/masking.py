@@ -55,7 +55,7 @@ def mask_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     masked = dict(plan)
     if isinstance(plan.get("env"), dict):
         masked["env"] = mask_env(plan["env"])
-    if isinstance(plan.get("argv"), list):
+    if isinstance(plan.get("argv"), (list, tuple)):
         masked["argv"] = mask_words([str(word) for word in plan["argv"]])
     if isinstance(plan.get("link"), dict):
         masked["link"] = {**plan["link"], "token": HIDDEN}
