@@ -1,4 +1,4 @@
-"""Where things of one release lie on a node; docs/concepts.md, "On a node", has the whole picture."""
+"""Where things of one release lie on a node; docs/releases.md, "On a node", has the whole picture."""
 
 from __future__ import annotations
 
