@@ -31,7 +31,7 @@ def offered(folder, *words):
     }
     result = subprocess.run([PROGRAM], check=False, capture_output=True, text=True, cwd=folder, env=environ, timeout=60)
     assert result.stderr == ""
-    return [line.partition(",")[2] for line in result.stdout.splitlines()]
+    return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_runs_the_newest_first(cluster):
 
 
 def test_the_patterns_of_pack_env_are_no_nodes(cluster):
-    assert "gpu01" not in offered(cluster, "pack-env", "--exclude", "gpu")
+    assert offered(cluster, "pack-env", "--exclude", "") == []
 
 
 def test_nothing_without_an_inventory(tmp_path):
@@ -108,7 +108,7 @@ def test_bash_completes_with_the_script(cluster):
 def test_an_unknown_shell_is_refused(run):
     code, _, err = run("completion", "tcsh")
     assert code == 2
-    assert "'bash', 'fish', 'zsh'" in err
+    assert "'tcsh' is not one of bash, fish, zsh" in err
 
 
 def test_the_groups_of_the_help_name_every_command_once():
