@@ -1,7 +1,7 @@
 """A training run as data: what the nodes said, what is to be started on them, and what it takes along.
 
 A launcher (``provision.launchers``) turns a ``RunSpec`` into one plan for each node; the agent (``trainer/agent``)
-carries a plan out. ``docs/concepts.md``, "A training run", has the formats.
+carries a plan out. ``docs/agent.md``, has the formats.
 """
 
 from __future__ import annotations
