@@ -1,7 +1,7 @@
 """env.same: every node uses the same release of the environment.
 
 A release's name is made of the digest of everything in it; ``.clusterctl/complete`` comes last when it is unpacked, and
-the mark ``<id>.ok`` when it has been tried (docs/concepts.md, "On a node").
+the mark ``<id>.ok`` when it has been tried (docs/releases.md, "On a node").
 """
 
 from collections.abc import Mapping

@@ -18,6 +18,7 @@ import click
 
 from provision import __version__
 from provision.cli import Leaving, wants_json
+from provision.cli.examples import GROUPS, epilog
 from provision.cli.usage import usage_error
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
 from provision.output import Reporter
@@ -150,6 +151,7 @@ _MODULES = {
     "metrics": "metrics",
     "resume": "runs",
     "collect": "runs",
+    "completion": "completion",
     "ds-config": "ds_config",
     "plan": "plan",
     "init": "setup",
@@ -168,8 +170,33 @@ class _Commands(click.Group):
             return None
         with Leaving(sys.argv[1:]):
             module = import_module(f"provision.cli.{_MODULES[cmd_name]}")
-        commands: Sequence[click.Command] = module.COMMANDS
-        return next(command for command in commands if command.name == cmd_name)
+            commands: Sequence[click.Command] = module.COMMANDS
+            command = next(command for command in commands if command.name == cmd_name)
+            _finish(command, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by subject."""
+        width = max(map(len, _MODULES))
+        limit = formatter.width - 6 - width
+        for title, names in GROUPS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), command.get_short_help_str(limit)) for name, command in commands if command]
+                )
+
+
+def _finish(command: click.Command, path: str) -> None:
+    """Add the examples to a command's help and those of its subcommands; let it complete names where a shell asks."""
+    command.epilog = epilog(path)
+    if isinstance(command, click.Group):
+        for name, subcommand in command.commands.items():
+            _finish(subcommand, f"{path} {name}")
+    elif os.environ.get("_CLUSTERCTL_COMPLETE"):
+        from provision.cli.completion import complete  # noqa: PLC0415 - only when a shell completes
+
+        complete(command)
 
 
 @click.group(

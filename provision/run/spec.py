@@ -1,7 +1,7 @@
 """A training run as data: the nodes' facts, which of their GPUs the run uses, and everything a launcher needs.
 
 A launcher (``provision.launchers``) turns a ``RunSpec`` into one plan for each node, and the agent (``trainer/agent``)
-carries it out. docs/concepts.md, "A training run", has the formats.
+carries it out. docs/agent.md has the formats.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The documentation cannot rot: every command is described, and every command line in it is one that exists."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -8,10 +9,15 @@ import click
 import pytest
 
 from provision.cli import cli
+from provision.cli.examples import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)
+# A synopsis, which is no command line, has [optional] words, CAPITALS or a|b outside quotes.
+PLACEHOLDER = re.compile(r"(?<![\w=.])\[|\b[A-Z]{3,}\b|\bN\b|…|\.\.\.|\w\|\w")
+QUOTED = re.compile(r"'[^']*'")
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
@@ -26,13 +32,19 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[tuple
     return found
 
 
+def blocks(text: str) -> list[str]:
+    """Fenced and indented blocks."""
+    return [block for _language, block in BLOCK.findall(text)] + INDENTED.findall(BLOCK.sub("", text))
+
+
 def command_lines() -> list[tuple[str, str]]:
+    """The lines of all blocks that start clusterctl, except synopses: these have capitals or brackets."""
     lines = []
     for page in PAGES:
-        for _language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for block in blocks(page.read_text(encoding="utf-8")):
             for raw in block.replace("\\\n", " ").splitlines():
-                line = raw.strip().removeprefix("$ ")
-                if line.startswith("clusterctl "):
+                line = re.split(r"  +(?=\S)", raw.strip().removeprefix("$ "))[0]
+                if line.startswith("clusterctl ") and not PLACEHOLDER.search(QUOTED.sub("", line)):
                     lines.append((page.name, line))
     return lines
 
@@ -65,7 +77,9 @@ def test_there_are_command_lines_in_the_readme():
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
 def test_every_command_line_in_the_docs_parses(page, line):
-    argv = shlex.split(line, comments=True)[1:]
+    words = shlex.shlex(line, posix=True, punctuation_chars="|>;")
+    words.whitespace_split = True
+    argv = list(itertools.takewhile(lambda word: word not in {"|", ">", ";"}, words))[1:]
     command: click.Command = cli
     while isinstance(command, click.Group):
         if argv[0] in ("--help", "--version"):
@@ -73,6 +87,18 @@ def test_every_command_line_in_the_docs_parses(page, line):
         command = command.get_command(click.Context(command), argv.pop(0))
         assert command, argv
     command.make_context(command.name, argv)
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), commands(cli), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_every_command_has_an_example_that_parses(path, command):
+    name = " ".join(path)
+    assert EXAMPLES[name]
+    for line in EXAMPLES[name]:
+        argv = shlex.split(line.partition("<(")[2].rstrip(")") or line)
+        assert argv[: 1 + len(path)] == ["clusterctl", *path]
+        command.make_context(name, argv[1 + len(path) :])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

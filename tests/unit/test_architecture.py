@@ -1,9 +1,10 @@
-"""The import directions of docs/concepts.md, who may print, and how long a file may be."""
+"""The import directions and the picture of docs/architecture.md, who may print, and how long a file may be."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 from pathlib import Path
 
@@ -90,9 +91,44 @@ def test_the_finder_sees_every_kind_of_import(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", sources("provision"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_inwards(path):
     mine = layer(name_of(path))
-    assert mine is not None, f"{path.name}: give it a place in LAYERS here and in docs/concepts.md"
+    assert mine is not None, f"{path.name}: give it a place in LAYERS here and in docs/architecture.md"
     outward = {name for name in ours(path) if (layer(name) or 0) > mine}
     assert not outward, f"{path.relative_to(ROOT)} imports {', '.join(sorted(outward))}, which builds on it"
+
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PICTURE = PAGE.partition("```mermaid\n")[2].partition("```")[0]
+DRAWN = ("name", "decide", "reach", "run_stages", "act", "show")  # the subgraphs, in the order of LAYERS
+
+
+def test_the_picture_has_every_place_in_its_layer():
+    drawn = {}
+    for name, body in re.findall(r"subgraph (\w+)\[.*?\]\n(.*?)\n    end", PICTURE, re.DOTALL):
+        drawn[name] = set(body.split())
+    assert drawn.pop("nodes") == {"trainer"}
+    assert drawn == {name: LAYERS[index] - {"__init__"} for index, name in enumerate(DRAWN)}
+
+
+def test_the_picture_has_every_import_between_layers_and_no_other():
+    real = set()
+    for path in sources("provision"):
+        mine = layer(name_of(path)) or 0
+        real |= {(DRAWN[mine], DRAWN[theirs]) for theirs in map(layer, ours(path)) if theirs not in {None, mine}}
+        if "trainer" in tops(path):
+            real.add((DRAWN[mine], "nodes"))
+    assert set(re.findall(r"(\w+) --> (\w+)", PICTURE)) == real
+
+
+@pytest.mark.parametrize(("file", "function"), re.findall(r"`((?:provision|trainer)/[\w/]+\.py):(\w+)`", PAGE))
+def test_a_function_of_the_four_paths_exists(file, function):
+    assert function in {node.name for node in ast.walk(tree(ROOT / file)) if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_four_paths_are_checked():
+    paths = PAGE.partition("## Four paths\n")[2].partition("\n## ")[0]
+    assert paths.count(".py:") == len(re.findall(r"`[\w/]+\.py:\w+`", paths)) >= 20
+    for template in re.findall(r"`(templates/[^`]+)`", paths):
+        assert (ROOT / template).is_file(), template
 
 
 def test_model_and_errors_import_nothing_of_ours():

@@ -92,7 +92,7 @@ def read_again(source: Source, digest: str) -> Iterator[bytes]:
 def source_changed(source: Source) -> BundleError:
     """The error for a file that changed since the survey."""
     return BundleError(
-        f"{source.file} changed during packing", hint="stop what writes to the environment, then pack again"
+        f"{source.file} changed while it was read", hint="stop what writes to it, then run the same command again"
     )
 
 

@@ -1,4 +1,4 @@
-"""The paths of a release on a node; docs/concepts.md, "On a node", describes all of them."""
+"""The paths of a release on a node; docs/releases.md, "On a node", describes all of them."""
 
 from __future__ import annotations
 

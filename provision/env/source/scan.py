@@ -161,8 +161,8 @@ def list_folder(folder: str) -> list[tuple[str, os.stat_result]]:
 def folder_changed(folder: str) -> BundleError:
     """The error for a folder that changed during packing."""
     return BundleError(
-        f"{folder} changed during packing: a file in it was added or removed",
-        hint="stop what writes to it, then pack again",
+        f"{folder} changed while it was read: a file in it was added or removed",
+        hint="stop what writes to it, then run the same command again",
     )
 
 

@@ -108,7 +108,7 @@ def wheel(folder, name, text, *, version="1.0"):
 
 
 def make_awkward(small, folder, prefix):
-    """An environment at ``prefix`` with everything that sections 2 to 4 of docs/concepts.md promise to carry."""
+    """An environment at ``prefix`` with everything that docs/releases.md promises to carry."""
     channel = Channel(small, folder)
     if shutil.which("gcc"):
         add_program(channel)

@@ -243,5 +243,5 @@ def test_data_that_change_are_noticed(prefix, dataset, tmp_path, helpers, monkey
         real(self)
 
     monkeypatch.setattr(Survey, "check_folders", check)
-    with pytest.raises(BundleError, match=r"corpus/empty changed during packing"):
+    with pytest.raises(BundleError, match=r"corpus/empty changed while it was read"):
         packed_with(prefix, tmp_path, helpers, data=[dataset])

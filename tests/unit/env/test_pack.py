@@ -173,10 +173,10 @@ def test_a_file_that_changes_is_named(tmp_path, helpers):
     path = helpers.write(tmp_path / "file", "before")
     found = scan.walk(tmp_path, "", skip=lambda *_: False).sources[0]
     helpers.write(path, "after it")
-    with pytest.raises(BundleError, match="file changed during packing"):
+    with pytest.raises(BundleError, match="file changed while it was read"):
         reading.read_source(found)
     path.unlink()
-    with pytest.raises(BundleError, match="file changed during packing"):
+    with pytest.raises(BundleError, match="file changed while it was read"):
         reading.read_source(found)
 
 

@@ -55,9 +55,9 @@ def change_while_packing(monkeypatch, change):
 def test_what_comes_or_goes_while_packing_is_noticed(prefix, tmp_path, helpers, monkeypatch, change, named):
     change_while_packing(monkeypatch, lambda: change(prefix))
     (tmp_path / "out").mkdir()
-    with pytest.raises(BundleError, match=rf"/{named} changed during packing: a file in it was added") as error:
+    with pytest.raises(BundleError, match=rf"/{named} changed while it was read: a file in it was added") as error:
         pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
-    assert "pack again" in error.value.hint
+    assert "run the same command again" in error.value.hint
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_noticed(pre
         new.replace(path)
 
     change_while_packing(monkeypatch, replace)
-    with pytest.raises(BundleError, match="site-packages/other changed during packing"):
+    with pytest.raises(BundleError, match="site-packages/other changed while it was read"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
 
 
@@ -85,7 +85,7 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_is_named(prefix, tmp_path,
         return real(folder)
 
     monkeypatch.setattr(scan, "list_folder", inside)
-    with pytest.raises(BundleError, match="changed during packing"):
+    with pytest.raises(BundleError, match="changed while it was read"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
 
 
