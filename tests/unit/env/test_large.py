@@ -133,7 +133,7 @@ def test_a_large_file_that_changes_is_named(prefix, tmp_path, helpers, monkeypat
         return answer
 
     monkeypatch.setattr(LargeFile, real.__name__, change)
-    with pytest.raises(BundleError, match=r"big\.bin changed during packing"):
+    with pytest.raises(BundleError, match=r"big\.bin changed while it was read"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
     assert not (tmp_path / "b.ccb").exists()
 

@@ -142,6 +142,6 @@ def test_a_file_that_changes_is_named_by_a_worker_too(larger, tmp_path, helpers,
 
     monkeypatch.setattr(scan, "walk_environment", environment)
     (tmp_path / "out").mkdir()
-    with pytest.raises(BundleError, match=r"part3/10\.txt changed during packing"):
+    with pytest.raises(BundleError, match=r"part3/10\.txt changed while it was read"):
         pack(larger, tmp_path / "out" / "b.ccb", name="env", emit=ignore)
     assert not list((tmp_path / "out").iterdir())
