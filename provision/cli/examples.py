@@ -49,7 +49,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "stop": ("clusterctl stop sft --save",),
     "train": (
         "clusterctl train --nodes 2 sft.yaml",
-        "clusterctl train --nodes 2 --restarts 3 --detach train.py",
+        "clusterctl train --nodes 2 --restarts 3 --detach train.py -- --lr 1e-4",
         "clusterctl train --nodes 2 -- torchrun --nproc_per_node 8 train.py",
     ),
     "verify": ("clusterctl verify --limit gpu01",),

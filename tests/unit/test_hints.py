@@ -203,7 +203,8 @@ def test_no_text_names_an_inventory_or_an_option_that_does_not_exist():
                     continue
                 where = f"{path.relative_to(ROOT)}:{line}: {command}"
                 known = {option for param in by_name[name].params for option in (*param.opts, *param.secondary_opts)}
-                typed = {word for word in words if word.startswith("--") and word != "--"}
+                until = words[: words.index("--")] if "--" in words else words  # what follows is the job's
+                typed = {word for word in until if word.startswith("--")}
                 own = (
                     name == "init" or path.parent.name == "foreign" or path.name == "program.py"
                 )  # which say what -i is
