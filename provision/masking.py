@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.contract import Plan
+
 HIDDEN = "***"
 
 _VARIABLE = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
@@ -50,16 +52,17 @@ def mask_words(words: Sequence[str]) -> list[str]:
     ]
 
 
-def mask_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+def mask_plan(plan: Plan) -> Plan:
     """A node's plan as it may be kept on this machine."""
-    masked = dict(plan)
-    if isinstance(plan.get("env"), dict):
-        masked["env"] = mask_env(plan["env"])
-    if isinstance(plan.get("argv"), (list, tuple)):
-        masked["argv"] = mask_words([str(word) for word in plan["argv"]])
-    if isinstance(plan.get("link"), dict):
-        masked["link"] = {**plan["link"], "token": HIDDEN}
-    return masked
+    resume = plan.resume and plan.resume._replace(
+        argv=tuple(mask_words(plan.resume.argv)), env=mask_env(plan.resume.env)
+    )
+    return plan._replace(
+        argv=tuple(mask_words(plan.argv)),
+        env=mask_env(plan.env),
+        link=plan.link and plan.link._replace(token=HIDDEN),
+        resume=resume,
+    )
 
 
 def secret_option(words: Sequence[str]) -> str | None:

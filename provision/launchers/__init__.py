@@ -129,7 +129,8 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
             given |= {"launcher": name, "launcher_config": path}
     job = override(job, given)
     choose(job)
-    secret = secret_option(job.args) if job.kind != "config" else None  # a config's travel in its file
+    words = job.args if job.kind != "config" else ()  # a configuration's travel in its file
+    secret = secret_option([*words, *(job.resume_arg or "").split()])
     if secret is not None:
         raise UsageError(
             f"{secret}: every user of a node can read a command's arguments in the list of processes (ps)",

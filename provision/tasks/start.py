@@ -73,7 +73,7 @@ class Start:
             "run": self.run,
             "inventory": self.session.inventory.path.name,
             "nodes": names,
-            "plans": {plan.node: mask_plan(plan.to_object()) for plan in self.plans},
+            "plans": {plan.node: mask_plan(plan).to_object() for plan in self.plans},
             "who": record.author(),
             "began": record.now(),
         }

@@ -12,7 +12,7 @@ from provision.launchers import from_words
 from provision.masking import is_secret, mask_env, mask_plan, mask_words, secret_option
 from provision.run import record
 from provision.run.shells import as_cmd, as_powershell, as_sh
-from trainer.contract import Link, Plan
+from trainer.contract import Link, Plan, Resume
 
 TOKEN = "hf_" + "aB3" * 11  # the shape of one
 
@@ -73,6 +73,11 @@ def test_a_secret_among_the_arguments_of_a_script_is_refused(words, option):
     assert "--env HF_TOKEN" in caught.value.hint
 
 
+def test_a_secret_in_the_resume_argument_is_refused():
+    with pytest.raises(UsageError, match="every user of a node can read"):
+        from_words(["t.py"], resume_arg="--hub_token x --resume={checkpoint}")
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -118,6 +123,7 @@ PLAN = Plan(
     cwd="/run/job",
     port=1,
     link=Link("10.0.0.1", 2, "s3cret", ("n",)),
+    resume=Resume("out", ("--hub_token", "s3cret", "--resume={checkpoint}"), {"HF_TOKEN": "s3cret"}),
 )
 
 
@@ -128,6 +134,6 @@ def test_a_dry_run_shows_no_secret(shell):
 
 def test_the_record_holds_no_secret_and_is_its_users_alone(tmp_path):
     folder = tmp_path / "runs/r1"
-    record.write(folder, {"plans": {"n": mask_plan(PLAN.to_object())}})
+    record.write(folder, {"plans": {"n": mask_plan(PLAN).to_object()}})
     assert "s3cret" not in json.dumps(record.read(folder))
     assert [path.stat().st_mode & 0o777 for path in (folder, folder / "run.json")] == [0o700, 0o600]
