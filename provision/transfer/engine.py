@@ -265,7 +265,7 @@ class _Run:
         shared = self._connections[head]
         way = bulk(self._inventory, head, shared)
         if way is shared:
-            way = self._connections.further(head)
+            way = self._connections.open_separate(head)
         try:
             yield way
         finally:
