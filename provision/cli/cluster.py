@@ -44,7 +44,7 @@ relaying = click.option(
     type=click.Choice(["on", "off"]),
     default="on",
     show_default=True,
-    help="Nodes pass the bytes on to one another.",
+    help="From three nodes on, nodes pass the bytes on to one another.",
 )
 
 
