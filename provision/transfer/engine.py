@@ -54,7 +54,7 @@ def transfer(
 ) -> Transferred:
     """Bring every target the legs that its ``have`` does not name; a node that fails stops no other.
 
-    From three nodes of a wire form on they pass units on to each other. What a broken transfer has left in the
+    Nodes of a wire form pass units on to each other. What a broken transfer has left in the
     targets' folders is used. A target's ``into`` must be nobody else's: a range is written into the file of its path,
     and what no range covers stays as it is.
 
