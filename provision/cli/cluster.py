@@ -89,7 +89,7 @@ def to_work_on(
     Args:
         reporter: who says it.
         inventory: the cluster.
-        command: the command's name, as ``tasks.failed.remembered`` was given it.
+        command: the command's name, as ``tasks.failed.remember_failed`` was given it.
         limit: the option ``--limit``.
         exclude: the option ``--exclude``.
         retry_failed: the option ``--retry-failed``.
