@@ -51,7 +51,7 @@ def test_a_secret_that_is_typed_is_warned_of_without_its_value(told):
     _variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), told.append)
     (notice,) = told
     assert (notice.level, TOKEN in notice.text) == ("warning", False)
-    assert notice.text.endswith("export HF_TOKEN, and give --env HF_TOKEN")
+    assert notice.text.endswith("export HF_TOKEN, then use --env HF_TOKEN")
 
 
 @pytest.mark.parametrize(
