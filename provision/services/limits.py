@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from provision.inventory.document import shown
 from provision.inventory.schema import Section
@@ -51,11 +51,15 @@ def _memory(value: object) -> str:
     )
 
 
+_MEMORY = WithJsonSchema({"anyOf": [{"const": "unlimited"}, {"type": "integer", "minimum": 64, "maximum": 1 << 40}]})
+_FILES = WithJsonSchema({"type": "integer", "minimum": 1024, "maximum": 1 << 30})
+
+
 class Options(Section):
     """``services: limits:``."""
 
-    memlock: Annotated[str, BeforeValidator(_memory)] = "unlimited"  # in KiB, as `ulimit -l` counts
-    nofile: Annotated[int, BeforeValidator(_files)] = 1048576
+    memlock: Annotated[str, BeforeValidator(_memory), _MEMORY] = "unlimited"  # in KiB, as `ulimit -l` counts
+    nofile: Annotated[int, BeforeValidator(_files), _FILES] = 1048576
     shm: Annotated[str, BeforeValidator(_size)] | None = None
 
 

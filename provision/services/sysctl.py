@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from provision.inventory.document import shown
 from provision.inventory.schema import Section
@@ -90,10 +90,15 @@ def _wrong(key: object, value: object) -> str:
     return ""
 
 
+_SETTINGS = WithJsonSchema(
+    {"type": "object", "minProperties": 1, "additionalProperties": {"type": ["integer", "string"]}}
+)
+
+
 class Options(Section):
     """``services: sysctl:``."""
 
-    settings: Annotated[dict[str, str], BeforeValidator(_settings)] = DEFAULTS  # replaces the defaults
+    settings: Annotated[dict[str, str], BeforeValidator(_settings), _SETTINGS] = DEFAULTS  # replaces the defaults
 
 
 def problems(_options: Options, _inventory: Inventory) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from provision.session.sending import Sent, send
 from provision.ssh.remote import reading
 from provision.tasks import services
 from provision.tasks.services import ServicesResult
-from provision.transfer import Target, clean, keys
+from provision.transfer import Target, clean, decompressor, keys
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -222,9 +222,10 @@ def _send(
     """
     payload, places = release.payload, release.places
     gathered = _gather(session, release, nodes, facts)
-    wires: dict[str, Wire] = {node.name: "zstd" if "zstd" in facts[node.name].tools else "plain" for node in nodes}
+    # Only nodes that made the same files themselves get the same last leg: nearly always all of them do.
+    groups = {existing.rewritten: payload.legs("plain", existing.rewritten) for existing in gathered.ok.values()}
     lacking = {
-        name: [leg.key for leg in payload.legs(wires[name], existing.rewritten) if existing.lacks(leg)]
+        name: [leg.key for leg in groups[existing.rewritten] if existing.lacks(leg)]
         for name, existing in gathered.ok.items()
     }
     small = {
@@ -237,8 +238,8 @@ def _send(
     if not ready.ok:
         return Sent(ready)
     payload.bundle.verify(session.emit, payload.chunks({key for name in ready.ok for key in lacking[name]}))
-    sent = Sent(ready)
-    # Only nodes that made the same files themselves get the same last leg: nearly always all of them do.
+    wires, brought = _wires(session, release, ready.of(nodes), facts, lacking)
+    sent = Sent(ready, brought)
     for rewritten in dict.fromkeys(existing.rewritten for existing in ready.ok.values()):
         group = [node for node in ready.of(nodes) if ready.ok[node.name].rewritten == rewritten]
         legs = {wires[node.name]: payload.legs(wires[node.name], rewritten) for node in group}
@@ -250,6 +251,27 @@ def _send(
         part = send(session, "send", what, targets, legs, relay=relay)
         sent = Sent(sent.outcome & part.outcome, sent.bytes + part.bytes)
     return sent
+
+
+def _wires(
+    session: Session,
+    release: _Release,
+    nodes: Sequence[Node],
+    facts: Mapping[str, NodeFacts],
+    lacking: Mapping[str, Sequence[str]],
+) -> tuple[Mapping[str, Wire], int]:
+    """How each node receives bytes, and the bytes sent for that.
+
+    A node without zstd gets the program first, if it lacks enough to be worth it.
+    """
+    has = {node.name for node in nodes if "zstd" in facts[node.name].tools}
+    poor = [
+        node
+        for node in nodes
+        if node.name not in has and release.payload.unpacked(lacking[node.name]) >= decompressor.BRING_FROM
+    ]
+    working, sent = decompressor.bring(session.connections, poor, release.places.transfer)
+    return {node.name: "zstd" if node.name in has | working else "plain" for node in nodes}, sent
 
 
 def _gather(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import InventoryError, NodesFailedError, UsageError
-from provision.inventory import fold, loading, writing
+from provision.inventory import fold, json_schema, loading, writing
 from provision.inventory.asking import Facts, read_facts
 from provision.inventory.choosing import Wanted, described, draft
 from provision.inventory.foreign import Found, read_file
@@ -127,7 +127,7 @@ def create(
     text = writing.text(nodes, **settings, groups=groups, notes=notes)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(json_schema.MODELINE * json_schema.copy_beside(path) + text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     states = {names[name]: answer.state for name, answer in enrolled.ok.items()}

@@ -123,7 +123,7 @@ def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal)
     assert "interrupted" in shown
     refused = run("run", "--root", "id", "-un", cwd=folder)
     assert refused.returncode == 5
-    assert "nobody can be asked" in refused.stderr
+    assert "there is no terminal to ask on" in refused.stderr
     allow(box, FREE)
     again = json.loads(run("run", "--root", "--retry-failed", "--json", "id", "-un", cwd=folder).stdout)
     assert {name: node["out"] for name, node in again["nodes"].items()} == {"node01": "root\n", "node02": "root\n"}

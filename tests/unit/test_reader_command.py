@@ -52,7 +52,7 @@ def test_a_table_ends_with_one_line_about_all_of_it():
     assert [line.split()[0] for line in table] == ["1", "2", "3", "resumed:", *"45678"]
     assert table[3].strip() == "resumed: step 4 follows step 6"
     assert "gpt.jsonl: step 8 of 8; loss 4.466, now 4.369; eval loss 4.359, best 4.359 at 8; " in last
-    assert last.endswith("went on from step 4 after step 6")
+    assert last.endswith("resumed at step 4 after step 6")
 
 
 def test_columns_that_a_log_does_not_tell_are_left_out():
