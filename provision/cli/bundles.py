@@ -8,7 +8,7 @@ import click
 
 from provision.cli.options import reporting
 from provision.output import Reporter
-from provision.tasks.inspect import diff, differed, inspect, inspected
+from provision.tasks.inspect import diff, difference_output, inspect, inspection_output
 
 
 @click.command("inspect")
@@ -23,7 +23,7 @@ def inspect_command(
 ) -> None:
     """Show a bundle's versions, requirements, packages and sizes."""
     found = inspect(bundle, verify=verify, emit=reporter)
-    reporter.result(*inspected(found, packages=packages, files=files, prefix=prefix))
+    reporter.result(*inspection_output(found, packages=packages, files=files, prefix=prefix))
 
 
 @click.command("diff")
@@ -36,7 +36,7 @@ def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> No
 
     Also shows how much a deploy of NEW sends to a node that has OLD.
     """
-    reporter.result(*differed(diff(old, new), files=files))
+    reporter.result(*difference_output(diff(old, new), files=files))
 
 
 COMMANDS = (inspect_command, diff_command)

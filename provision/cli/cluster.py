@@ -96,7 +96,7 @@ def to_work_on(
     Args:
         reporter: prints the message.
         inventory: the cluster.
-        command: the name under which ``tasks.failed.remembered`` records failures.
+        command: the name under which ``tasks.failed.remember_failed`` records failures.
         limit: the option ``--limit``.
         exclude: the option ``--exclude``.
         retry_failed: the option ``--retry-failed``.

@@ -12,7 +12,7 @@ from provision.cli.numbers import SECONDS, number
 from provision.cli.options import reporting
 from provision.output import Reporter
 from provision.tasks.command import run_command
-from provision.tasks.failed import remembered
+from provision.tasks.failed import remember_failed
 
 
 # Everything after the first word of CMD belongs to it, options too, so the `--` is optional.
@@ -42,7 +42,7 @@ def run_on_nodes(
     nodes = to_work_on(reporter, inventory, "run", limit=limit, exclude=exclude, retry_failed=retry_failed)
     if not nodes:
         return
-    with remembered(inventory, "run", nodes):
+    with remember_failed(inventory, "run", nodes):
         with session_on(reporter, inventory, nodes) as session:
             result = run_command(session, words, root=root, deadline=deadline)
         reporter.show(summaries.ran_rows(result))

@@ -71,9 +71,9 @@ def pack_env_command(
             raise UsageError(
                 "--split and --with-ops go with bundles", hint="clusterctl pack-env BUNDLE --format conda-pack"
             )
-        from provision.tasks.interchange import archived, pack_archive  # noqa: PLC0415
+        from provision.tasks.interchange import archive_output, pack_archive  # noqa: PLC0415
 
-        summary = archived(pack_archive(env, **options))
+        summary = archive_output(pack_archive(env, **options))
     else:
         options |= {"with_ops": with_ops, "cpu_baseline": cpu_baseline}
         options["split"] = parse_size(split) if split else 0

@@ -16,7 +16,7 @@ from provision.hints import again
 from provision.inventory import fold, select
 from provision.output import Reporter
 from provision.tasks.deploy import DeployOptions, deploy
-from provision.tasks.failed import remembered
+from provision.tasks.failed import remember_failed
 from provision.tasks.interchange import bundle_of
 from provision.tasks.push import push
 from provision.tasks.releases import prune, releases, rollback, verify
@@ -67,7 +67,7 @@ def deploy_command(
         return
     options = DeployOptions(scripts, relay == "on", repair, accept_unrewritable, not no_services)
     with (
-        remembered(inventory, "deploy", nodes, dry_run=dry_run),
+        remember_failed(inventory, "deploy", nodes, dry_run=dry_run),
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = deploy(session, bundle_of(bundle or find_bundle(Path()), emit=reporter), options)

@@ -161,7 +161,7 @@ def _write(made: plans.Plan, file: Path, folder: str | None, nvme_path: str | No
         name = made.training.shape.name
         raise UsageError(
             f"--write {file}: model_name_or_path needs the model's directory, and {name} is only a name",
-            hint=f"add --model-path models/{name}, or give the directory instead of the name",
+            hint=f"--model-path models/{name}, or its directory instead of the name",
         )
     beside = file.with_name(f"{file.stem}.ds.json")
     beside.write_text(config, encoding="utf-8")

@@ -16,7 +16,7 @@ from provision.hints import again
 from provision.inventory import select
 from provision.output import Reporter
 from provision.tasks import services as tasks
-from provision.tasks.failed import remembered
+from provision.tasks.failed import remember_failed
 
 
 def _complete(_ctx: click.Context, _argument: click.Parameter, start: str) -> list[str]:
@@ -93,7 +93,7 @@ def services_apply(
     if not nodes:
         return
     with (
-        remembered(inventory, command, nodes, dry_run=dry_run),
+        remember_failed(inventory, command, nodes, dry_run=dry_run),
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = tasks.apply(session, names, scripts_to=scripts, deadline=deadline)
@@ -186,7 +186,7 @@ def services_undo(
     if not nodes:
         return
     with (
-        remembered(inventory, command, nodes, dry_run=dry_run),
+        remember_failed(inventory, command, nodes, dry_run=dry_run),
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = tasks.undo(session, names, deadline=deadline)

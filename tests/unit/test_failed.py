@@ -11,7 +11,7 @@ import pytest
 from provision.cli import main
 from provision.errors import BundleError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import Inventory, Node
-from provision.tasks.failed import FILE, last_failed, remembered
+from provision.tasks.failed import FILE, last_failed, remember_failed
 
 NODES = tuple(Node(f"gpu{number}", f"10.0.0.{number}") for number in range(1, 5))
 
@@ -27,7 +27,7 @@ def failed(inventory, command="run"):
 
 def work(inventory, error=None, *, nodes=NODES, command="run", dry_run=False):
     try:
-        with remembered(inventory, command, nodes, dry_run=dry_run):
+        with remember_failed(inventory, command, nodes, dry_run=dry_run):
             if error:
                 raise error
     except type(error or ()):
