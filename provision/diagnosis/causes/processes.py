@@ -103,7 +103,10 @@ CAUSES = (
         ),
         source="trainer/agent/life/guard.py",
         events=(
-            {"event": "end", "why": r"(?P<text>.*(?:agent|supervisor|guard) (?:was killed|has died|is gone|died).*)"},
+            {
+                "event": "end",
+                "why": r"(?P<text>.*(?:agent|supervisor|guard) (?:was killed|has died|is gone|died(?! without)).*)",
+            },
             {"event": "gone"},
         ),
         grade="ended",
