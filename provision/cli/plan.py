@@ -52,7 +52,7 @@ def _real(option: str) -> Number:
 @click.option("--overlap/--no-overlap", default=None,
               help="Stages 1 and 2 reduce gradients while others are computed; on --for own.")  # fmt: skip
 @click.option("--liger/--no-liger", default=None,
-              help="Compute the loss in pieces with Liger; on where LLaMA-Factory has it.")  # fmt: skip
+              help="Compute the loss in chunks with Liger; default: if LLaMA-Factory supports it.")  # fmt: skip
 @number("--host-memory", type=_real("--host-memory"), metavar="GIB", help="Of a node, for offload; not limited.")
 @number("--cores", type=_whole("--cores"), metavar="N", help="Of a node, for the workers that prepare data.")
 @click.option("--nvme-path", metavar="DIR", help="A folder on a fast local disk of every node, with --write.")

@@ -84,14 +84,14 @@ def refused(gpt):
 
 
 WORDS = {
-    "folder": ("--data nowhere: there is no such folder", "trainer.gpt.prepare"),
+    "folder": ("--data nowhere: no such folder", "trainer.gpt.prepare"),
     "empty": ("empty/train-00000.bin is empty", "trainer.gpt.prepare"),
-    "odd": ("odd/train-00000.bin has 3 bytes, which are no whole tokens of 2", "trainer.gpt.prepare"),
+    "odd": ("odd/train-00000.bin has 3 bytes, not a multiple of 2", "trainer.gpt.prepare"),
     "foreign": ("foreign holds token 32767, its vocabulary has", "prepare it again"),
-    "unsafe": ("unsafe/meta.pkl is not nanoGPT's list of characters: it asks for posix.mkdir", "trainer.gpt.prepare"),
+    "unsafe": ("unsafe/meta.pkl is not a vocabulary of nanoGPT: it refers to posix.mkdir", "trainer.gpt.prepare"),
     "mixed": ("first and alien have different vocabularies", "--vocabulary first"),
     "block": ("first/train-00000.bin has", "a smaller --block-size"),
-    "batch": ("--global-batch 8 does not divide by --batch-size 3 x 1 ranks", "--global-batch 6 or 9"),
+    "batch": ("--global-batch 8 is not divisible by --batch-size 3 x 1 ranks", "--global-batch 6 or 9"),
     "heads": ("--n-embd 32 must be a multiple of --n-head 3", ""),
     "again": ("--out fine has checkpoints already", "--resume latest, or another --out"),
     "resume": ("out-resume/latest: there is no such file", "--init"),
@@ -107,7 +107,7 @@ WORDS = {
     "below": ("below/config.json: n_layer -1 must be at least 1", "the config.json"),
     "uneven": ("uneven/config.json: n_embd 32 must be a multiple of n_head 3", "the config.json"),
     "torn": ("torn/iter_1: part-00000-of-00001.safetensors is not there", "copy it from the node"),
-    "init": ("--init nothing-here: there is no such folder", "config.json"),
+    "init": ("--init nothing-here: no such folder", "config.json"),
     "gpu": ("--device cuda: torch ", "--device cpu"),
     "offload": ("--offload optimizer needs DeepSpeed, not --engine plain (default)", "--engine zero2"),
     "coalesce": ("--coalesce True: only zero2 and zero3", "--engine zero2"),
@@ -155,8 +155,8 @@ def test_the_programs_say_it_in_one_line(gpt, refused):
         "error: nowhere-else: train.bin is no part of a data set; --out with a new folder",
         "error: first.txt: File exists; a folder that you may write to, with room",
         "error: void.txt: no text in it",
-        "error: first: there is no complete checkpoint; ls .",
-        "error: fine: there is no complete checkpoint; it is a folder of checkpoints; name one: fine/final",
+        "error: first: no complete checkpoint; ls .",
+        "error: fine: no complete checkpoint; it is a folder of checkpoints; name one: fine/final",
         "error: fine-hf is there already; another folder, or rm -r fine-hf",
     ]
 

@@ -126,8 +126,8 @@ def test_differences_are_printed(resumed):
         ("layers", "--n-layer 3: four/iter_4 has 2", "without --n-layer"),
         ("model", "--model gpt2-xl has n_layer 48, four/iter_4 has 2", "without --model"),
         ("init", "--init four-hf: four/iter_4 started from scratch", "without --init"),
-        ("done", "--max-iters 4: four/iter_4 is at step 4, so it is already done", "--max-iters 8"),
-        ("below", "--max-iters 2: four/iter_4 is at step 4, so it is already done", "--max-iters 8"),
+        ("done", "--max-iters 4: four/iter_4 is at step 4, so the training is already finished", "--max-iters 8"),
+        ("below", "--max-iters 2: four/iter_4 is at step 4, so the training is already finished", "--max-iters 8"),
         ("init-model", "--model gpt2-xl has n_layer 48, four/iter_4 has 2", "without --model"),
         ("init-as-many", "the vocabulary of as-many is not that of four/iter_4", "--vocabulary four/iter_4"),
         ("hf-as-many", "the vocabulary of as-many is not that of four-hf", "--vocabulary four-hf"),
@@ -169,7 +169,7 @@ def test_an_agent_that_restarts_what_was_done_ends_well(gpt, saved):
     argv = ("-m", "trainer.gpt", "--out", "four", "--max-iters", 4)
     done = gpt.run(*argv, env={"CLUSTERCTL_CHECKPOINT": str(saved.out / "iter_4")})
     assert done.returncode == 0, done.stderr
-    assert "resume: it is already done\n" in done.stdout
+    assert "resume: the training is already finished\n" in done.stdout
     assert (saved.out / "final").read_text() == "iter_4\n"
 
 
