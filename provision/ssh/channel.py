@@ -1,4 +1,4 @@
-"""A running remote command over paramiko: its outputs, its input and its end."""
+"""A remote command over paramiko: its outputs, its input and its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChannelStream:
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self.group: int | None = None
-        self.stop: Callable[[int], None] | None = None  # ends a process group that this user may not end
+        self.stop: Callable[[int], None] | None = None  # ends a process group that belongs to root
         self._channel = channel
 
     def read_out(self) -> bytes:
@@ -37,32 +37,32 @@ class ChannelStream:
         return b""
 
     def write(self, data: bytes) -> None:
-        """Send all of ``data``; OSError when nobody takes it any more."""
+        """Send all of ``data``; OSError if the command no longer reads."""
         view = memoryview(data)
         try:
-            for start in range(0, len(view), 1 << 15):  # sendall copies what is left after every packet
+            for start in range(0, len(view), 1 << 15):  # sendall copies the rest after every packet
                 self._channel.sendall(view[start : start + (1 << 15)].tobytes())
         except (paramiko.SSHException, EOFError) as error:
             raise OSError(str(error)) from error
 
     def finish(self) -> None:
-        """The input is complete."""
+        """End the input."""
         try:
             self._channel.shutdown_write()
         except (paramiko.SSHException, EOFError) as error:
             raise OSError(str(error)) from error
 
     def abort(self) -> None:
-        """Stop the script first: to it, a closed channel alone would look like the end of its input."""
-        polite = threading.Thread(target=self._end, daemon=True)
-        polite.start()
-        polite.join(4)
-        if polite.is_alive():  # the connection takes no bytes any more
+        """Stop the script before closing the channel, which would look to it like the end of its input."""
+        stopper = threading.Thread(target=self._end, daemon=True)
+        stopper.start()
+        stopper.join(4)
+        if stopper.is_alive():  # the connection takes no more bytes
             hang_up(self._channel.get_transport())
 
     def close(self) -> None:
-        """Hang up."""
-        threading.Thread(target=self._hang_up, daemon=True).start()  # it may wait for a connection that takes nothing
+        """Close the channel."""
+        threading.Thread(target=self._hang_up, daemon=True).start()  # a dead connection would block it
 
     def _end(self) -> None:
         channel = self._channel

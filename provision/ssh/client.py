@@ -1,6 +1,6 @@
-"""What Fabric opens: our socket, our host keys and our logins, in place of paramiko's own.
+"""The client that Fabric opens, with clusterctl's socket, host keys and logins instead of paramiko's.
 
-Host keys are checked before a login is tried. An unknown one is shown and asked about, or refused; a changed one is
+Host keys are checked before the login. The user is asked to confirm an unknown key, or it is refused; a changed key is
 always refused.
 """
 
@@ -14,7 +14,7 @@ import paramiko
 
 from provision.render import quote
 from provision.ssh import hostkeys
-from provision.ssh.login import Again, hang_up, log_in
+from provision.ssh.login import Retry, hang_up, log_in
 from provision.ssh.prompts import Passwords
 from provision.ssh.proxy import Proxy
 from provision.ssh.wire import HostKeyChanged, HostKeyUnknown
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 # AES-GCM first: one pass with the processor's own instructions; paramiko itself prefers CTR with a separate MAC.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 KEEPALIVE = 15  # seconds
-DEAD_AFTER = 60  # seconds without an acknowledgement until the kernel gives a connection up
+DEAD_AFTER = 60  # seconds without an acknowledgement until the kernel closes a connection
 
 
-class Asking:
-    """Who is asked, and that one question is asked at a time. Shared by the connections of one command."""
+class Questions:
+    """The prompts, shared by the connections of one command so that one question is asked at a time."""
 
     def __init__(self, prompts: Prompts | None) -> None:
         self.prompts = prompts
@@ -41,14 +41,14 @@ class Asking:
 
 
 class Client(paramiko.SSHClient):
-    """One connection attempt to one host, as Fabric asks for it."""
+    """One connection attempt to one host, with the interface that Fabric expects."""
 
-    def __init__(self, ssh: Ssh, asking: Asking, node: Node, alias: str | None) -> None:
+    def __init__(self, ssh: Ssh, questions: Questions, node: Node, alias: str | None) -> None:
         super().__init__()
         self.by_key = False
         self.lock = threading.Lock()
         self._ssh = ssh
-        self._asking = asking
+        self._questions = questions
         self._node = node
         self._alias = alias
 
@@ -67,7 +67,7 @@ class Client(paramiko.SSHClient):
         transport.channel_timeout = max(30.0, timeout)
         options = transport.get_security_options()
         options.ciphers = CIPHERS
-        # The pinned types first: a node that has several keys then shows one that can be compared.
+        # Pinned types first, so that a node with several keys shows one that can be compared.
         pinned = [kind for key in known if not key.revoked for kind in _algorithms(key.kind)]
         options.key_types = [*(kind for kind in options.key_types if kind in pinned)] + [
             kind for kind in options.key_types if kind not in pinned
@@ -83,13 +83,13 @@ class Client(paramiko.SSHClient):
                 f"{hostname} port {port}" if port != 22 else hostname,
                 only=self._ssh.key,
                 configured=list(key_filename),
-                passwords=self._asking.passwords,
+                passwords=self._questions.passwords,
             )
         except paramiko.SSHException as error:
             _drop(transport, sock)
             if "protocol banner" in str(error) and not isinstance(error.__context__, TimeoutError):
-                raise Again(
-                    f"{hostname} port {port} closes the connection before it speaks ssh",
+                raise Retry(
+                    f"{hostname} port {port} closed the connection before its ssh banner",
                     "MaxStartups or a firewall on the node?",
                 ) from error
             raise
@@ -99,7 +99,7 @@ class Client(paramiko.SSHClient):
 
     @staticmethod
     def _start(transport: paramiko.Transport, sock: Any, timeout: float) -> None:
-        """Agree on keys; where a ProxyCommand has failed meanwhile, that is why."""
+        """Exchange keys. If the ProxyCommand failed, its error is raised."""
         try:
             transport.start_client(timeout=timeout + 1)
             if not transport.initial_kex_done:
@@ -110,38 +110,43 @@ class Client(paramiko.SSHClient):
             raise
 
     def _check(self, name: str, key: paramiko.PKey, known: list[hostkeys.KnownKey]) -> None:
-        """Whether the node is who it is known to be."""
+        """Compare the node's host key with the known ones.
+
+        Raises:
+            HostKeyChanged: it is another one, or revoked.
+            HostKeyUnknown: it is not pinned and was not confirmed.
+        """
         blob, kind = key.asbytes(), key.get_name()
         shown = hostkeys.fingerprint(blob)
-        prompts, node = self._asking.prompts, self._node
+        prompts, node = self._questions.prompts, self._node
         pinned = self._ssh.known_hosts
         for mine in known:
             if mine.revoked and mine.blob == blob:
                 raise HostKeyChanged(node, f"host key {shown} is revoked in {mine.file}")
-        believed = [mine for mine in known if not mine.revoked]
-        if not believed and prompts:
-            with self._asking.lock:
-                believed = [mine for mine in hostkeys.look_up(name, [pinned]) if not mine.revoked]
-                if not believed:
+        trusted = [mine for mine in known if not mine.revoked]
+        if not trusted and prompts:
+            with self._questions.lock:
+                trusted = [mine for mine in hostkeys.look_up(name, [pinned]) if not mine.revoked]
+                if not trusted:
                     if not prompts.confirm_host_key(node, kind, shown):
                         raise HostKeyUnknown(node, f"its host key {shown} ({kind}) was not confirmed")
                     hostkeys.pin(name, kind, blob, pinned)
                     return
-        if not believed:
-            raise HostKeyUnknown(node, f"its host key {shown} ({kind}) is not known yet", hint="clusterctl init")
-        if any(mine.blob == blob for mine in believed):
+        if not trusted:
+            raise HostKeyUnknown(node, f"its host key {shown} ({kind}) is not pinned", hint="clusterctl init")
+        if any(mine.blob == blob for mine in trusted):
             return
-        other = next((mine for mine in believed if mine.kind == kind), believed[0])
+        other = next((mine for mine in trusted if mine.kind == kind), trusted[0])
         raise HostKeyChanged(
             node,
             f"its host key has changed: {other.fingerprint} ({other.kind}) is pinned in {other.file}, "
             f"the node shows {shown} ({kind})",
-            hint=f"if it was installed anew: ssh-keygen -R {quote(name)} -f {quote(other.file)}, then clusterctl init",
+            hint=f"if it was reinstalled: ssh-keygen -R {quote(name)} -f {quote(other.file)}, then clusterctl init",
         )
 
 
 def _drop(transport: paramiko.Transport, sock: object) -> None:
-    """Hang up; a transport that has not begun leaves what carries it open."""
+    """Close a transport and its proxy, which a transport that has not started leaves open."""
     hang_up(transport)
     if isinstance(sock, Proxy):
         sock.close()
@@ -150,7 +155,7 @@ def _drop(transport: paramiko.Transport, sock: object) -> None:
 def _socket(host: str, port: int, timeout: float) -> socket.socket:
     sock = socket.create_connection((host, port), timeout)
     sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko sets none: small packets would wait
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko does not set it: small packets would wait
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000)
     return sock

@@ -1,6 +1,6 @@
-"""The first contact with a cluster: host keys are pinned, and a key logs in where only a password did.
+"""The first contact with a node: pins its host key, and installs a public key if only a password logs in.
 
-Nothing else is changed on a node, and a second run changes nothing at all.
+Changes nothing else on the node; a second run changes nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _KEY_NAME = "clusterctl_key"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-_PATIENCE = 100  # tenths of a second after which whoever writes to a shared home counts as dead
-_DEADLINE = 60.0  # seconds; several may have to be waited for
+_PATIENCE = 100  # tenths of a second after which another writer to a shared home counts as dead
+_DEADLINE = 60.0  # seconds; there may be several writers to wait for
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Enrolled:
 
 
 def enrol(inventory: Inventory, node: Node, pool: Connections) -> Enrolled:
-    """Make a node reachable without a question from now on.
+    """Make a node reachable without questions.
 
-    A node that accepts no key yet gets the public half of the inventory's key (or that of ``~/.ssh/id_ed25519``) in its
+    If no key logs in, the public half of the inventory's key (or of ``~/.ssh/id_ed25519``) is added to the node's
     ``authorized_keys``, over a login with the password.
 
     Raises:
@@ -60,7 +60,7 @@ def enrol(inventory: Inventory, node: Node, pool: Connections) -> Enrolled:
             f"the key was installed, but {error.reason}",
             hint=error.hint
             if "passphrase" in error.reason
-            else "on the node: PubkeyAuthentication, AuthorizedKeysFile, or a home that others may write to?",
+            else "check on the node: PubkeyAuthentication, AuthorizedKeysFile, and who may write to the home folder",
         ) from error
     return Enrolled(node.name, "key installed")
 
@@ -86,7 +86,7 @@ def _install(inventory: Inventory, remote: Remote) -> None:
 
 
 def create_key(path: Path) -> bool:
-    """Write an ed25519 key pair to ``path`` and ``path.pub`` unless there is one; whether it was written."""
+    """Write an ed25519 key pair to ``path`` and ``path.pub`` unless there is one. Returns whether it was written."""
     if path.exists():
         return False
     secret = Ed25519PrivateKey.generate()
@@ -108,10 +108,10 @@ def create_key(path: Path) -> bool:
 
 
 def public_key(inventory: Inventory) -> str:
-    """The line for ``authorized_keys``: the public half of the key that connections will use.
+    """The line for ``authorized_keys``: the public half of the key that connections use.
 
     Raises:
-        UsageError: there is no key, or only its private half and with a passphrase.
+        UsageError: there is no key, or only a private one with a passphrase.
     """
     key = inventory.ssh.key
     places = [key] if key else [Path.home() / ".ssh" / name for name in _DEFAULT_KEYS]
@@ -123,7 +123,7 @@ def public_key(inventory: Inventory) -> str:
         if place.exists():
             return _public_half(place)
     raise UsageError(
-        "there is no ssh key that could be installed on the nodes",
+        "there is no ssh key to install on the nodes",
         hint=f"write `ssh: {{key: {_KEY_NAME}}}` into {inventory.path.name}; to create that file: clusterctl init",
     )
 
@@ -143,6 +143,6 @@ def _public_line(secret: Any, comment: str = "") -> str:
 
 
 def default_key() -> str | None:
-    """The name of a key to create beside a new inventory; None where the user has one that ssh finds by itself."""
+    """The name of a key to create beside a new inventory; None if the user has one that ssh finds automatically."""
     own = os.environ.get("SSH_AUTH_SOCK") or any((Path.home() / ".ssh" / key).exists() for key in _DEFAULT_KEYS)
     return None if own else _KEY_NAME

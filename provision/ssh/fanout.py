@@ -1,4 +1,4 @@
-"""The same work on many nodes at once."""
+"""Runs a function for many nodes at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 def fan_out(nodes: Iterable[Node], work: Callable[[Node], T], *, limit: int = 32) -> dict[str, T | ClusterctlError]:
-    """Do ``work`` for every node, at most ``limit`` at a time; a node that fails stops no other.
+    """Call ``work`` for every node, at most ``limit`` at a time; a node that fails does not stop the others.
 
     Returns:
-        By node name, in the order of ``nodes``: what ``work`` returned, or the ClusterctlError that it raised.
+        By node name, in the order of ``nodes``: the result of ``work``, or the ClusterctlError that it raised.
 
     Raises:
-        InterruptedByUser: Ctrl-C. At once: work under way is left behind, to end when its connection is closed.
-        Exception: whatever else ``work`` raised, a mistake in the program, once every node is finished.
+        InterruptedByUser: Ctrl-C. Raised at once; running calls end when their connections are closed.
+        Exception: any other error of ``work``, which is a bug; raised when all nodes are finished.
     """
     todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
     nodes = tuple({node.name: node for node in nodes}.values())
@@ -46,7 +46,7 @@ def fan_out(nodes: Iterable[Node], work: Callable[[Node], T], *, limit: int = 32
 
     outcomes: dict[str, T | BaseException] = {}
     try:
-        # Daemon threads and no executor: an executor waits for its threads when the program ends.
+        # Daemon threads: an executor would wait for its threads when the program ends.
         for number in range(min(limit, len(nodes))):
             threading.Thread(target=worker, name=f"node-{number}", daemon=True).start()
         while len(outcomes) < len(nodes):
@@ -60,7 +60,7 @@ def fan_out(nodes: Iterable[Node], work: Callable[[Node], T], *, limit: int = 32
 
 
 def _value(outcome: T | BaseException) -> T | ClusterctlError:
-    """What is a result stays one; what only ends the program is raised."""
+    """A result or a node's error is returned; any other exception is raised."""
     if isinstance(outcome, ClusterctlError) and not isinstance(outcome, InterruptedByUser):
         return outcome
     if isinstance(outcome, BaseException):

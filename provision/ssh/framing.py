@@ -1,4 +1,4 @@
-"""What is said to a node's shell, and how its answer is told from everything else that is printed there. Pure."""
+"""Text that goes to a node's shell, and the markers that separate a script's output from other output. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# dd reads byte by byte, since everything behind the script belongs to the script.
+# dd reads byte by byte, because the bytes after the script are the script's input.
 _BODY = (
     "read -r cc_n cc_t; "
     'cc_s=$(dd bs=1 count="$cc_n" 2>/dev/null; echo x); '
@@ -18,12 +18,12 @@ _BODY = (
     'exit "$cc_n"'
 )
 
-# Every login shell must read this as the same words: no '!' and no newline (csh), no backslash (fish), no inner quote.
+# Every login shell must parse this equally: no '!' and no newline (csh), no backslash (fish), no inner quotes.
 BOOTSTRAP = "exec sh -c '" + _BODY.replace("GROUP", "$$") + "'"
 
-# The same as root, for ``sh -c SCRIPT sh TOKEN GROUP``: says that it is there before it reads, since what is sent to it
-# must not be read by sudo. Its shell exits with 0 however the script ends: 1 is sudo's own word for a refusal. The
-# folder and the locale are those of root's own login, as far as that is possible.
+# The same as root, for ``sh -c SCRIPT sh TOKEN GROUP``. It reports that it is ready before it reads, because sudo must
+# not read its input. Its shell always exits with 0, since 1 is sudo's exit code for a refusal. The folder and the
+# locale are those of a root login where possible.
 AS_ROOT = (
     'cc_g=$2; unset LC_ALL; cd 2>/dev/null || cd /; echo "@clusterctl:$1:ready:" >&2; shift 2; '
     "(" + _BODY.replace("GROUP", "$cc_g") + "); exit 0"
@@ -31,22 +31,22 @@ AS_ROOT = (
 
 
 def frame(script: str, token: str) -> bytes:
-    """What a bootstrap reads: a line with the script's length in bytes and the token, and the script."""
+    """The input of a bootstrap: a line with the script's length in bytes and the token, then the script."""
     body = script.encode("utf-8", "surrogateescape")
     return f"{len(body)} {token}\n".encode() + body
 
 
-JUNK_LIMIT = 1 << 20  # bytes before the begin marker: what rc files print, and a banner
-LINE_LIMIT = 1 << 20  # bytes of a line that is handed out; a longer one is handed out in pieces
-TOTAL_LIMIT = 256 << 20  # bytes of an output that is kept as a whole
-TAIL = 64 << 10  # bytes of stderr that are kept where stdout is handed out by the line
+JUNK_LIMIT = 1 << 20  # bytes before the begin marker: output of rc files, and a banner
+LINE_LIMIT = 1 << 20  # bytes of a line; a longer one is delivered in pieces
+TOTAL_LIMIT = 256 << 20  # bytes of an output that is kept in memory
+TAIL = 64 << 10  # bytes of stderr to keep when stdout is delivered by line
 
-CUT = " … (cut: the line is longer than 1 MiB)"  # at the end of a piece that is not the last
+CUT = " … (cut: the line is longer than 1 MiB)"  # ends every piece but the last
 _SKIPPED = "(the first {} bytes are not shown)\n"
 
 
 class OutputTooLong(Exception):  # noqa: N818 - never leaves this package
-    """A node sends more than a limit allows; the message names the limit, and ``hint`` says what to do."""
+    """A node sent more than a limit allows; the message names the limit, and ``hint`` the fix."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -54,14 +54,14 @@ class OutputTooLong(Exception):  # noqa: N818 - never leaves this package
 
 
 class Framed:
-    """One output of the remote command, between its markers.
+    """The part of one output of the remote command between its markers.
 
     Args:
-        token: what the markers hold.
-        on_line: takes every line as it arrives; such an output may be of any length. A line over ``LINE_LIMIT`` comes
-            in pieces, all but the last with ``CUT`` at their end.
-        keep: bytes to keep of an output that is not handed out; None: all, up to ``TOTAL_LIMIT``.
-        name: of the output, for messages.
+        token: the token in the markers.
+        on_line: receives each line as it arrives; the output may then have any length. A line over ``LINE_LIMIT`` comes
+            in pieces, which end with ``CUT`` except for the last.
+        keep: bytes to keep without ``on_line``; None keeps all, up to ``TOTAL_LIMIT``.
+        name: names the output in messages.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Framed:
     ) -> None:
         self.group: int | None = None
         self.rc: int | None = None
-        # The kernel's largest process id has 7 digits, and an exit code 3: more of them are no marker of the bootstrap.
+        # A process id has at most 7 digits and an exit code 3; with more digits it is not the bootstrap's marker.
         self._begin = re.compile(f"@clusterctl:{token}:begin:([0-9]{{1,10}}):\n".encode())
         self._end = re.compile(f"@clusterctl:{token}:end:([0-9]{{1,3}}):\n".encode())
         self._longest = len(token) + 48  # of a marker
@@ -87,16 +87,16 @@ class Framed:
 
     @property
     def begun(self) -> bool:
-        """Whether the begin marker has come."""
+        """Whether the begin marker has arrived."""
         return self.group is not None
 
     @property
     def ended(self) -> bool:
-        """Whether the end marker has come."""
+        """Whether the end marker has arrived."""
         return self.rc is not None
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; what comes after the end marker is dropped.
+        """Take the next bytes; bytes after the end marker are dropped.
 
         Raises:
             OutputTooLong: a limit is exceeded.
@@ -107,11 +107,11 @@ class Framed:
         if not self.begun:
             begin = self._begin.search(self._buffer, max(0, self._searched - self._longest))
             self._searched = len(self._buffer)
-            # What is not complete may be the marker: it does not count.
+            # The last bytes may be an incomplete marker and do not count.
             if (begin.start() if begin else len(self._buffer) - self._longest) > JUNK_LIMIT:
                 raise OutputTooLong(
                     f"the login shell printed more than {_mib(JUNK_LIMIT)} before the script started",
-                    "let the user's rc files on the node print nothing where there is no terminal",
+                    "change the user's rc files on the node so that they print nothing without a terminal",
                 )
             if not begin:
                 return
@@ -124,7 +124,7 @@ class Framed:
             del self._buffer[end.start() :]
         self._searched = len(self._buffer)
         if self._on_line:
-            self._hand_out(self._on_line, fresh)
+            self._deliver(self._on_line, fresh)
         elif self._keep is not None:
             self._drop(self._keep)
         elif len(self._buffer) - (0 if self.ended else self._longest) > TOTAL_LIMIT:
@@ -133,8 +133,8 @@ class Framed:
                 "write long output to a file on the node",
             )
 
-    def _hand_out(self, on_line: Callable[[str], None], fresh: int) -> None:
-        """Hand out what is complete. No newline is in the buffer before ``fresh``."""
+    def _deliver(self, on_line: Callable[[str], None], fresh: int) -> None:
+        """Deliver the complete lines. The buffer contains no newline before ``fresh``."""
         last = self._buffer.rfind(b"\n", min(fresh, len(self._buffer)))
         lines = bytes(self._buffer[:last]).split(b"\n") if last >= 0 else []
         del self._buffer[: last + 1]
@@ -144,7 +144,7 @@ class Framed:
         for line in lines:
             for piece in _pieces(line):
                 on_line(piece)
-        while len(self._buffer) > LINE_LIMIT + self._longest:  # its end may be the beginning of a marker
+        while len(self._buffer) > LINE_LIMIT + self._longest:  # its end may be the start of a marker
             at = _character(self._buffer, LINE_LIMIT)
             piece = decode(self._buffer[:at]) + CUT
             del self._buffer[:at]
@@ -152,19 +152,19 @@ class Framed:
         self._searched = len(self._buffer)
 
     def _drop(self, keep: int) -> None:
-        """Drop the beginning, once there is twice as much as is kept."""
+        """Drop the oldest bytes, once the buffer has twice the size to keep."""
         if len(self._buffer) > 2 * (keep + self._longest):
             self._skipped += len(self._buffer) - keep - self._longest
             del self._buffer[: -keep - self._longest]
             self._searched = len(self._buffer)
 
     def text(self) -> str:
-        """Everything that was not handed out by the line."""
+        """The output that was not delivered by line."""
         return (_SKIPPED.format(self._skipped) if self._skipped else "") + decode(self._buffer)
 
 
 def _pieces(line: bytes) -> Iterator[str]:
-    """A line as it is handed out."""
+    """The pieces in which a line is delivered."""
     while len(line) > LINE_LIMIT:
         at = _character(line, LINE_LIMIT)
         yield decode(line[:at]) + CUT
@@ -173,7 +173,7 @@ def _pieces(line: bytes) -> Iterator[str]:
 
 
 def _character(data: bytes | bytearray, at: int) -> int:
-    """``at``, or the beginning of the character that it is in."""
+    """``at``, or the start of the character that contains it."""
     for back in range(4):
         if data[at - back] & 0xC0 != 0x80:
             return at - back
@@ -185,11 +185,11 @@ def _mib(count: int) -> str:
 
 
 def sent_length(line: str) -> int:
-    """How many bytes of the output a line stands for that was handed out."""
+    """The number of output bytes that a delivered line represents."""
     text = line.removesuffix(CUT)
     return len(text.encode("utf-8", "surrogateescape")) + (text == line)  # a newline ends it
 
 
 def decode(data: bytes | bytearray) -> str:
-    """UTF-8; bytes that are none survive as surrogates, for file names that come back."""
+    """Decode UTF-8; other bytes become surrogates, so that file names keep them."""
     return data.decode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
-"""Host keys in OpenSSH's ``known_hosts`` files: who is known, and how a confirmed key is pinned.
+"""Host keys in OpenSSH's ``known_hosts`` files: looks up known keys and pins confirmed ones.
 
-Only reads and appends; nothing here is connected to anything. The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE
-FORMAT": plain, ``[host]:port``, hashed and wildcard names, ``!`` and ``@revoked``; not ``@cert-authority``.
+Only reads and appends, and opens no connection. The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": plain,
+``[host]:port``, hashed and wildcard names, ``!`` and ``@revoked``; not ``@cert-authority``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A host key that a file vouches for, or revokes."""
+    """A host key that a file trusts or revokes."""
 
     kind: str  # ssh-ed25519, ssh-rsa, ecdsa-sha2-nistp256, ...
     blob: bytes  # the key as it goes over the wire
@@ -36,38 +36,38 @@ class KnownKey:
 
     @property
     def fingerprint(self) -> str:
-        """As ``ssh-keygen -l`` shows it."""
+        """The fingerprint in the format of ``ssh-keygen -l``."""
         return fingerprint(self.blob)
 
 
 def fingerprint(blob: bytes) -> str:
-    """``SHA256:…`` of a public key, as every OpenSSH program shows it."""
+    """The ``SHA256:…`` fingerprint of a public key, in OpenSSH's format."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def host_name(address: str, port: int) -> str:
-    """The name under which a host stands in ``known_hosts``: with its port only where that is not 22."""
+    """A host's name in ``known_hosts``, with its port unless that is 22."""
     return address.lower() if port == 22 else f"[{address.lower()}]:{port}"
 
 
 def files(pinned: Path) -> tuple[Path, ...]:
-    """The files that are believed, in order; only ``pinned`` is ever written."""
+    """The trusted files, in order; only ``pinned`` is ever written."""
     return (pinned, Path.home() / ".ssh" / "known_hosts", SYSTEM_FILE)
 
 
-def look_up(name: str, places: Sequence[Path]) -> list[KnownKey]:
-    """The keys of ``name`` from the first of ``places`` that knows it, and every revoked key."""
-    believed: list[KnownKey] = []
+def look_up(name: str, paths: Sequence[Path]) -> list[KnownKey]:
+    """The keys of ``name`` from the first file that has any, and every revoked key."""
+    trusted: list[KnownKey] = []
     revoked: list[KnownKey] = []
-    for place in places:
-        keys = list(_read(place, name))
+    for file in paths:
+        keys = list(_read(file, name))
         revoked += [key for key in keys if key.revoked]
-        believed = believed or [key for key in keys if not key.revoked]
-    return believed + revoked
+        trusted = trusted or [key for key in keys if not key.revoked]
+    return trusted + revoked
 
 
 def pin(name: str, kind: str, blob: bytes, pinned: Path) -> None:
-    """Add a host key to ``pinned``, which many threads and programs may do at once. Nothing else in it changes."""
+    """Add a host key to ``pinned`` and change nothing else in it. Safe for concurrent threads and programs."""
     pinned = pinned.resolve()
     pinned.parent.mkdir(parents=True, exist_ok=True)
     with _locked(pinned.parent):
@@ -96,19 +96,19 @@ def pin(name: str, kind: str, blob: bytes, pinned: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """A lock on the folder itself, so that no lock file stays beside the inventory."""
+    """Lock the folder itself, so that no lock file stays beside the inventory."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # a file system without locks: one program at a time is then up to the user
+        with suppress(OSError):  # a file system without locks: the user must not start two programs at once
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
 
 
-def _read(place: Path, name: str) -> Iterator[KnownKey]:
+def _read(file: Path, name: str) -> Iterator[KnownKey]:
     try:
-        text = place.read_text("utf-8", "surrogateescape")
+        text = file.read_text("utf-8", "surrogateescape")
     except OSError:
         return
     for line in text.splitlines():
@@ -119,7 +119,7 @@ def _read(place: Path, name: str) -> Iterator[KnownKey]:
         if marker not in {"", "@revoked"} or len(fields) < 3 or not _matches(fields[0], name):
             continue
         with suppress(binascii.Error, ValueError):
-            yield KnownKey(fields[1], base64.b64decode(fields[2], validate=True), place, revoked=bool(marker))
+            yield KnownKey(fields[1], base64.b64decode(fields[2], validate=True), file, revoked=bool(marker))
 
 
 def _matches(patterns: str, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""This machine as a ``Remote``: the same scripts in the same way, without ssh."""
+"""This machine as a ``Remote``: runs the same scripts, without ssh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError
-from provision.ssh.become import Ascent, Sudo
+from provision.ssh.become import Sudo, SudoEscalation
 from provision.ssh.framing import BOOTSTRAP, OutputTooLong
 from provision.ssh.openssh import ProcessStream
 from provision.ssh.wire import STOP, Broken, DeadlineExceeded, Expired, NodeUnreachable, converse, too_long
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from provision.model import Node, Result
 
-_PATIENCE = 2.0  # seconds that a script has to clean up after it was told to end
-_LOOK = 0.02  # seconds between looks whether it has
+_PATIENCE = 2.0  # seconds for a script to clean up after SIGTERM
+_LOOK = 0.02  # seconds between checks
 
 
 class LocalRemote:
-    """A node that is this machine; see ``model.Remote``. Each script is a process group of its own."""
+    """A node that is this machine; see ``model.Remote``. Each script has its own process group."""
 
-    by_key = False  # no ssh of the system's reaches it
+    by_key = False  # the system's ssh does not reach it
 
     def __init__(self, node: Node, *, sudo: Sudo | None = None) -> None:
         self.node = node
@@ -40,19 +40,17 @@ class LocalRemote:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes scripts: until it is closed."""
+        """Whether it still accepts scripts."""
         return not self._closed
 
     @property
     def host_key(self) -> tuple[str, bytes]:
-        """This machine shows none.
+        """Not available: there is no ssh connection to this machine.
 
         Raises:
             NodeUnreachable: always.
         """
-        raise NodeUnreachable(
-            self.node, "it is this machine, which other nodes cannot be sent to by its address `local`"
-        )
+        raise NodeUnreachable(self.node, "it is this machine, and other nodes cannot reach it at its address `local`")
 
     def run(
         self,
@@ -63,28 +61,28 @@ class LocalRemote:
         deadline: float | None = None,
         root: bool = False,
     ) -> Result:
-        """See ``model.Remote.run``. It starts in the home folder, as a login does."""
-        ascent = Ascent(self.node, getpass.getuser(), self._sudo) if root and os.geteuid() != 0 else None
+        """See ``model.Remote.run``. The script starts in the home folder, as after a login."""
+        escalation = SudoEscalation(self.node, getpass.getuser(), self._sudo) if root and os.geteuid() != 0 else None
         with self._lock:
             if self._closed:
                 raise NodeUnreachable(self.node, "the program is ending")
-            stream = _Stream(self._stop_as_root if ascent else _stop)
+            stream = _Stream(self._stop_as_root if escalation else _stop)
             self._streams.add(stream)
         try:
-            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, handover=ascent)
+            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, escalation=escalation)
         except Expired:
             raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
         except OutputTooLong as error:
             raise too_long(self.node, error) from None
         except Broken as broken:
-            refused = ascent.why_ended() if ascent and not broken.begun else None
+            refused = escalation.why_ended() if escalation and not broken.begun else None
             raise refused or NodeUnreachable(self.node, "the script was killed") from None
         finally:
             with self._lock:
                 self._streams.discard(stream)
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop the scripts that are still running."""
         with self._lock:
             self._closed = True
             streams = tuple(self._streams)
@@ -92,15 +90,15 @@ class LocalRemote:
             stream.abort()
 
     def _stop_as_root(self, group: int) -> None:
-        """End a process group of root's, which this user may not."""
+        """End a process group that belongs to root."""
         beside = _Stream(_stop)
         with suppress(ClusterctlError, Broken, Expired, OutputTooLong):
-            ascent = Ascent(self.node, getpass.getuser(), self._sudo)
-            converse(beside, STOP.format(group=group), deadline=_PATIENCE, handover=ascent)
+            escalation = SudoEscalation(self.node, getpass.getuser(), self._sudo)
+            converse(beside, STOP.format(group=group), deadline=_PATIENCE, escalation=escalation)
 
 
 class _Stream(ProcessStream):
-    """A bootstrap on this machine. ``stop`` ends the script's process group, once that is known."""
+    """A bootstrap on this machine. ``stop`` ends the script's process group."""
 
     def __init__(self, stop: Callable[[int], None]) -> None:
         home = Path.home()
@@ -108,15 +106,15 @@ class _Stream(ProcessStream):
         self._stop = stop
 
     def abort(self) -> None:
-        """Tell the script to end, and end it when it does not: its group, whatever it has started in it."""
-        group = self._process.pid  # of a session of its own; not reaped yet, so the number is nobody else's
+        """Send SIGTERM to the script's process group, and later SIGKILL."""
+        group = self._process.pid  # it leads its own session; not reaped yet, so the number is not reused
         if self._process.returncode is not None:
             return
         if self.group:
             self._stop(self.group)
             until = time.monotonic() + _PATIENCE
             while _members(group) and time.monotonic() < until:
-                time.sleep(_LOOK)  # the end of a group can be waited for by nobody
+                time.sleep(_LOOK)  # no system call waits for the end of a process group
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
 
@@ -127,7 +125,7 @@ def _stop(group: int) -> None:
 
 
 def _members(group: int) -> bool:
-    """Whether a living process is in a process group: the fifth field of /proc/PID/stat (proc(5))."""
+    """Whether a process group has a living process: the fifth field of /proc/PID/stat (proc(5))."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, _, found, *_ = path.read_bytes().rpartition(b")")[2].split()

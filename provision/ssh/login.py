@@ -1,4 +1,4 @@
-"""Logging in: the keys first, and the password that is asked for once."""
+"""Logs in: with keys first, then with the password, which the user is asked for once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from provision.model import Node
 
 
-class Again(Exception):  # noqa: N818 - never leaves remote*.py
-    """Worth another attempt. The reason is for the case that it was the last."""
+class Retry(Exception):  # noqa: N818 - never leaves this package
+    """The attempt failed and is worth repeating. ``reason`` is shown if it was the last one."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
@@ -39,20 +39,20 @@ def log_in(
     configured: list[str],
     passwords: Passwords | None,
 ) -> bool:
-    """Log in as ``user``; whether that took no password.
+    """Log in as ``user``. Returns whether keys alone were enough.
 
     Args:
         transport: a connection whose host key has been checked.
         node: for messages.
-        user: on the node.
-        where: for messages: the host.
-        only: the inventory's key; nothing else is offered then.
-        configured: key files that ssh_config names.
-        passwords: who asks for one; None: nobody can.
+        user: the user on the node.
+        where: the host, for messages.
+        only: the inventory's key; no other key is offered.
+        configured: the key files in ssh_config.
+        passwords: asks for the password; None: the user cannot be asked.
 
     Raises:
-        NodeUnreachable: no way in.
-        Again: the node hung up while the user typed.
+        NodeUnreachable: the login was refused.
+        Retry: the node closed the connection while the user typed.
     """
     notes: dict[str, str] = {}
     allowed = _offer_nothing(transport, user)
@@ -72,18 +72,18 @@ def log_in(
                 ) from None
             if not allowed:
                 return True
-            break  # accepted, and the node wants a password too
+            break  # accepted, but the node requires a password as well
     why = "; ".join(notes) or "no key was accepted"
-    mend = "; ".join(filter(None, notes.values()))
+    fix = "; ".join(filter(None, notes.values()))
     if not {"password", "keyboard-interactive"} & set(allowed):
         raise NodeUnreachable(
             node,
             f"login as {user} at {where} refused: {why}",
-            hint=mend or "is this the right user, and is the key in its authorized_keys?",
+            hint=fix or "is this the right user, and is the key in its authorized_keys?",
         )
-    if passwords is None or (only and mend):  # none is asked for in place of a key that is to be mended
+    if passwords is None or (only and fix):  # a key that the user can fix is not replaced by a password
         why = f"login as {user} at {where} needs a password: {why}"
-        raise NodeUnreachable(node, why, hint=mend or "clusterctl init")
+        raise NodeUnreachable(node, why, hint=fix or "clusterctl init")
     try:
         passwords.try_at(user, where, lambda password: _try_password(transport, user, password))
     except PasswordRefused as refused:
@@ -92,7 +92,7 @@ def log_in(
 
 
 def _offer_nothing(transport: paramiko.Transport, user: str) -> list[str]:
-    """What the node accepts; empty when the login is done, since nothing was needed."""
+    """The methods that the node accepts; empty if it needed none and the login is done."""
     try:
         transport.auth_none(user)
     except paramiko.BadAuthenticationType as error:
@@ -101,7 +101,7 @@ def _offer_nothing(transport: paramiko.Transport, user: str) -> list[str]:
 
 
 def _keys(only: Path | None, configured: list[str], notes: dict[str, str]) -> Iterator[paramiko.PKey]:
-    """The keys to try, in order. ``notes`` takes what was wrong with one, and what mends it where that is plain."""
+    """The keys to try, in order. ``notes`` receives each key's problem with its fix, or an empty text."""
     agent = paramiko.Agent()
     try:
         held = {key.asbytes(): key for key in agent.get_keys()}
@@ -120,31 +120,31 @@ def _keys(only: Path | None, configured: list[str], notes: dict[str, str]) -> It
 
 
 def _key(file: Path, held: Mapping[bytes, paramiko.PKey], notes: dict[str, str], *, only: bool) -> paramiko.PKey | None:
-    """The key in a file, or what the agent holds of it; None with a note where it is of no use."""
+    """The key in a file, or the agent's copy of it; None with a note if it cannot be used."""
     try:
         key = paramiko.PKey.from_path(file)
         stat = file.stat()
     except (paramiko.PasswordRequiredException, TypeError):
         if (public := _public_blob(file)) and public in held:
-            return held[public] if only else None  # else it was tried with the agent's other keys
+            return held[public] if only else None  # otherwise it was tried with the agent's other keys
         notes[f"{file} has a passphrase and is not in the agent (ssh-add {file})"] = ""
     except FileNotFoundError:
         notes[f"{file} does not exist"] = ""
     except (paramiko.SSHException, OSError, ValueError) as error:
         notes[f"{file} cannot be read: {text_of(error)}"] = ""
     else:
-        # Said here rather than when the bytes are to be sent: the system's ssh does not take such a key.
+        # Reported now rather than when bytes are sent: the system's ssh refuses such a key.
         if stat.st_uid != os.getuid() or not stat.st_mode & 0o077 or key.asbytes() in held:
             return key
-        notes[f"others may read {file}, and ssh refuses such a key"] = f"chmod 600 {quote(file)}"
+        notes[f"other users may read {file}, so ssh refuses it"] = f"chmod 600 {quote(file)}"
     return None
 
 
 def _try_password(transport: paramiko.Transport, user: str, password: str) -> bool:
-    if not transport.is_active():  # the node does not wait for ever while somebody types
-        raise Again("the node closed the connection while the password was typed")
+    if not transport.is_active():  # the node waits only so long for the user to type
+        raise Retry("the node closed the connection while the password was typed")
     try:
-        # As bytes: what was typed need not be UTF-8.
+        # As bytes: the password need not be UTF-8.
         return not transport.auth_password(user, password.encode("utf-8", "surrogateescape"))  # type: ignore[arg-type]
     except paramiko.AuthenticationException:
         return False
@@ -157,11 +157,11 @@ def _public_blob(private: Path) -> bytes | None:
 
 
 def hang_up(transport: paramiko.Transport) -> None:
-    """Close a connection, whatever state it is in: through a jump host that is gone, even closing fails."""
+    """Close a connection in any state; through a dead jump host even closing fails."""
     with suppress(paramiko.SSHException, EOFError, OSError):
         transport.close()
 
 
 def text_of(error: object) -> str:
-    """The message of an exception, or its name where it has none."""
+    """The message of an exception, or its class name if it has none."""
     return (str(error) or type(error).__name__) if error is not None else "closed by the node"

@@ -1,6 +1,6 @@
-"""The system's ssh as a ``Remote``, for bulk bytes.
+"""The system's ssh as a ``Remote``, for large transfers.
 
-OpenSSH encrypts in a process of its own, so several streams use several cores; paramiko's would share one.
+Each OpenSSH process encrypts on its own core; paramiko's streams would share one.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
 
-# ssh's own words and ours.
+# A part of ssh's message, the reason, and a hint.
 _REASONS = (
     ("Connection refused", "the node refuses connections", "is sshd running there, and on this port?"),
-    ("timed out", "no answer from the node", "is the node up, and is ssh let through?"),
+    ("timed out", "no answer from the node", "is the node up, and does the firewall allow ssh?"),
     ("Could not resolve hostname", "its name cannot be resolved", "write its IP address into the inventory"),
     ("No route to host", "there is no route to the node", ""),
     ("Network is unreachable", "there is no route to the node", ""),
@@ -50,10 +50,10 @@ _REASONS = (
 
 
 class OpenSshRemote:
-    """A node behind the system's ``ssh``; see ``model.Remote``. Every run is a connection of its own.
+    """A node that the system's ``ssh`` reaches; see ``model.Remote``. Every run opens its own connection.
 
-    It can ask nothing: the node's key must be pinned and the login must work with a key.
-    ``control`` is another way to the node, used to stop a script whose stream is broken off.
+    It cannot ask the user: the node's host key must be pinned and a key must log in.
+    ``control`` is another connection to the node, used to stop a script whose stream was aborted.
     """
 
     def __init__(self, inventory: Inventory, node: Node, *, ssh: str = "ssh", control: Remote | None = None) -> None:
@@ -72,7 +72,7 @@ class OpenSshRemote:
         deadline: float | None = None,
         root: bool = False,
     ) -> Result:
-        """See ``model.Remote.run``. As root it runs over ``control``, which can ask for a password and this cannot."""
+        """See ``model.Remote.run``. As root it runs over ``control``, which can ask for a password."""
         if root:
             if self._control is None:
                 raise RootRefused(self.node, "this connection cannot become root")
@@ -96,7 +96,7 @@ class OpenSshRemote:
                 self._streams.discard(stream)
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop the scripts that are still running."""
         with self._lock:
             streams = tuple(self._streams)
         for stream in streams:
@@ -106,7 +106,7 @@ class OpenSshRemote:
 def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]:
     """The command that reaches ``node`` with the system's ssh, up to the remote command.
 
-    ``ssh_config`` is believed for the way (address, jump hosts, user), never for what would ask, share or forward.
+    ``ssh_config`` may set the route (address, jump hosts, user), but no prompts, shared connections or forwarding.
     """
     settings = inventory.ssh
     known = [file for file in hostkeys.files(settings.known_hosts) if file != hostkeys.SYSTEM_FILE]
@@ -116,7 +116,7 @@ def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]
         "UserKnownHostsFile": " ".join(_option_path(file) for file in known),
         "UpdateHostKeys": "no",
         "ConnectTimeout": str(max(1, round(settings.timeout))),
-        "ServerAliveInterval": "5",  # a node that is gone holds up the nodes behind it in a relay
+        "ServerAliveInterval": "5",  # a dead node delays the nodes after it in a relay
         "ServerAliveCountMax": "3",
         "Compression": "no",
         "Ciphers": CIPHERS,
@@ -126,8 +126,8 @@ def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]
         "ForwardAgent": "no",
         "ForwardX11": "no",
         "PermitLocalCommand": "no",
-        # RemoteCommand came with 7.6. All unknown options, not this one alone: the first IgnoreUnknown counts, and the
-        # user's own ssh_config may need one.
+        # RemoteCommand exists since 7.6. This ignores all unknown options, because only the first IgnoreUnknown counts
+        # and the user's ssh_config may need one.
         "IgnoreUnknown": "*",
         "RemoteCommand": "none",
         "RequestTTY": "no",
@@ -146,7 +146,7 @@ def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]
 
 
 def bulk(inventory: Inventory, node: Node, fallback: Remote) -> Remote:
-    """The best way for many bytes: the system's ssh where there is one and a key is enough, else ``fallback``."""
+    """The fastest connection for many bytes: the system's ssh if it exists and a key is enough, else ``fallback``."""
     ssh = shutil.which("ssh")
     if ssh and getattr(fallback, "by_key", False):
         return OpenSshRemote(inventory, node, ssh=ssh, control=fallback)
@@ -154,7 +154,7 @@ def bulk(inventory: Inventory, node: Node, fallback: Remote) -> Remote:
 
 
 def _option_path(path: Path) -> str:
-    """A path inside an option of ssh: quoted, with its ``%`` escaped."""
+    """A path in an option of ssh: quoted, with ``%`` escaped."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'
 
@@ -166,7 +166,7 @@ def _reason(node: Node, broken: Broken) -> NodeUnreachable:
     if "IDENTIFICATION HAS CHANGED" in broken.err or "revoked" in broken.err:
         return HostKeyChanged(node, "its host key has changed", hint="to compare both fingerprints: clusterctl init")
     if "host key is known" in broken.err or "Host key verification failed" in broken.err:
-        return HostKeyUnknown(node, "its host key is not known yet", hint="clusterctl init")
+        return HostKeyUnknown(node, "its host key is not pinned", hint="clusterctl init")
     for words, reason, hint in _REASONS:
         if words in broken.err:
             return NodeUnreachable(node, f"{reason} ({said[-200:]})", hint=hint)
@@ -177,7 +177,7 @@ def _reason(node: Node, broken: Broken) -> NodeUnreachable:
 class ProcessStream:
     """A running command, such as ``ssh``, as a ``wire.Stream``.
 
-    In a session of its own: it has no terminal, and gets no Ctrl-C that is not ours.
+    It has its own session: no terminal, and no Ctrl-C from the user's.
     """
 
     def __init__(self, argv: list[str], control: Remote | None, *, folder: Path | None = None) -> None:
@@ -203,38 +203,38 @@ class ProcessStream:
         return self._read(self._process.stderr)
 
     def write(self, data: bytes) -> None:
-        """Send all of ``data``; OSError when nobody takes it any more."""
+        """Send all of ``data``; OSError if the command no longer reads."""
         view = memoryview(data)
         assert self._process.stdin
         try:
             with self._writing:
                 while view:
                     view = view[self._process.stdin.write(view) :]
-        except ValueError as error:  # closed meanwhile
+        except ValueError as error:  # already closed
             raise OSError(str(error)) from error
 
     def finish(self) -> None:
-        """The input is complete."""
+        """End the input."""
         with self._writing:
             assert self._process.stdin
             self._process.stdin.close()
 
     def abort(self) -> None:
-        """Stop the script by another way to the node, and end the process."""
+        """Stop the script over the other connection, and kill the process."""
         if self._control and self.group and self._process.poll() is None:
             with suppress(ClusterctlError):
                 self._control.run(STOP.format(group=self.group), deadline=2)
         self._kill()
 
     def close(self) -> None:
-        """Wait until the process has ended, for a moment, and let go of it."""
-        # ssh ends by itself once the remote command has; not where a background process holds the session open.
+        """Wait briefly for the process to exit, then kill it, and close its pipes."""
+        # ssh exits with the remote command, unless a background process holds the session open.
         try:
             self._process.wait(0.5)
         except subprocess.TimeoutExpired:
             self._kill()
             self._process.wait()
-        if self._writing.acquire(timeout=1):  # a write to an ended process ends at once
+        if self._writing.acquire(timeout=1):  # a write to a process that exited returns at once
             self._writing.release()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:

@@ -1,4 +1,4 @@
-"""What a connection may ask the user, and how a password is asked for once however many nodes want it."""
+"""Questions that a connection may ask the user; a password is asked for once, however many nodes need it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class Prompts(Protocol):
-    """The questions. The command line answers them; both are called from any thread, one question at a time."""
+    """The questions. The command line asks them; they may come from any thread, one at a time."""
 
     def confirm_host_key(self, node: Node, key_type: str, fingerprint: str) -> bool:
-        """Whether this is the node's host key: its type and ``SHA256:…`` as ``ssh-keygen -l`` shows them."""
+        """Whether this is the node's host key: its type and ``SHA256:…`` in the format of ``ssh-keygen -l``."""
         ...
 
     def password(self, user: str, where: str) -> str | None:
-        """The login password of ``user``, first needed at ``where``; None when the user gives none."""
+        """The login password of ``user``, first needed at ``where``; None if the user enters none."""
         ...
 
     def sudo_password(self, user: str, where: str) -> str | None:
-        """The password that sudo wants of ``user``, first on the node ``where``; None when the user gives none."""
+        """The sudo password of ``user``, first needed on the node ``where``; None if the user enters none."""
         ...
 
 
 class WithoutSudo:
-    """Answers all questions except the one for sudo's password."""
+    """Asks every question except the one for the sudo password."""
 
     def __init__(self, prompts: Prompts) -> None:
         self.confirm_host_key = prompts.confirm_host_key
@@ -40,14 +40,14 @@ class WithoutSudo:
 
 
 class PasswordRefused(Exception):  # noqa: N818 - never leaves this package
-    """No password, or a wrong one; the message is the reason."""
+    """There is no password, or it is wrong; the message is the reason."""
 
 
 class Passwords:
-    """The passwords of one kind in this run, by user. Kept in memory only.
+    """The passwords of one kind for one command, by user. Kept in memory only.
 
-    The first node that needs a password asks for it and tries it while every other node waits. A wrong one is neither
-    asked for again nor tried elsewhere: a typing error must not lock an account on a whole cluster.
+    The first node that needs a password asks for it and tries it while the other nodes wait. A wrong password is not
+    asked for again and not tried elsewhere, because a typing error must not lock an account on the whole cluster.
     """
 
     def __init__(self, ask: Callable[[str, str], str | None], kind: str = "password") -> None:
@@ -62,7 +62,7 @@ class Passwords:
         return "Passwords(…)"
 
     def try_at(self, user: str, where: str, attempt: Callable[[str], bool]) -> None:
-        """Get in through ``attempt``, which says whether the password was accepted.
+        """Log in with ``attempt``, which returns whether the password was accepted.
 
         Raises:
             PasswordRefused: there is no password that ``where`` accepts.
@@ -77,11 +77,11 @@ class Passwords:
                     if answer is None:
                         self._refused[user] = f"no {self._kind} was given for {user}"
                         raise PasswordRefused(self._refused[user])
-                    self._typed[user] = answer  # kept, should the node have hung up meanwhile
+                    self._typed[user] = answer  # kept in case the node closed the connection while the user typed
                 if attempt(self._typed[user]):
                     self._good[user] = self._typed[user]
                     return
                 self._refused[user] = f"the {self._kind} of {user} was refused by {where}, and not tried again"
                 raise PasswordRefused(f"the {self._kind} of {user} was refused")
         if not attempt(password):
-            raise PasswordRefused(f"the {self._kind} of {user} is another one here")
+            raise PasswordRefused(f"{user} has a different {self._kind} here")

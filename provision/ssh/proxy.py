@@ -1,4 +1,4 @@
-"""``ProxyCommand`` of ssh_config, run by a shell as ssh does. paramiko's own has no shell, and spins at its end."""
+"""ssh_config's ``ProxyCommand``, run by a shell as in ssh. paramiko's has no shell, and spins when it ends."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import subprocess
 import threading
 from contextlib import suppress
 
-_KEPT = 300  # bytes of what it says on stderr
+_KEPT = 300  # bytes of its stderr
 
 
 class ProxyFailedError(ConnectionError):
-    """The command has ended; the message says how."""
+    """The command exited; the message has its status and output."""
 
 
 class Proxy:
-    """A command that carries a connection on its input and output; what paramiko needs of a socket."""
+    """A command that carries a connection over its input and output, with the socket methods that paramiko needs."""
 
     def __init__(self, command: str) -> None:
         shell = os.environ.get("SHELL") or "/bin/sh"
@@ -37,7 +37,7 @@ class Proxy:
         self._listener.start()
 
     def send(self, data: bytes) -> int:
-        """Send some bytes; how many."""
+        """Send some bytes. Returns how many."""
         assert self._process.stdin
         try:
             return self._process.stdin.write(data) or 0
@@ -45,7 +45,7 @@ class Proxy:
             raise self._failure() from None
 
     def recv(self, size: int) -> bytes:
-        """The next bytes; TimeoutError when none came in time."""
+        """The next bytes; TimeoutError if none came in time."""
         assert self._process.stdout
         try:
             ready, _, _ = select.select([self._process.stdout], [], [], self._timeout)
@@ -63,7 +63,7 @@ class Proxy:
         self._timeout = seconds
 
     def close(self) -> None:
-        """End the command, and what it has started."""
+        """End the command and its children."""
         assert self._process.stdin
         with self._closing:
             if self._process.stdin.closed:
@@ -81,7 +81,7 @@ class Proxy:
 
     @property
     def closed(self) -> bool:
-        """Whether the command has ended."""
+        """Whether the command has exited."""
         return self._process.poll() is not None
 
     @property

@@ -1,7 +1,7 @@
-"""Connections to nodes: Fabric finds the way (``ssh_config``, jump hosts), paramiko speaks the protocol.
+"""Connections to nodes: Fabric finds the route (``ssh_config``, jump hosts), paramiko implements the protocol.
 
-The files of this folder are the only ones that import either. Nobody is asked anything unless ``Prompts`` are given,
-and whatever paramiko raises leaves here as a ``RemoteError`` with a readable reason.
+Only this folder imports them. The user is asked only if ``Prompts`` are given. Errors of paramiko become
+``RemoteError`` with a readable reason.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ __all__ = [
 
 
 def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None) -> SshRemote | LocalRemote:
-    """A connection to one node. For several nodes use ``Connections``: they share jump hosts and the password.
+    """Connect to one node. For several nodes use ``Connections``, which share jump hosts and the password.
 
     Raises:
-        HostKeyUnknown: the host key is not pinned, and there are no ``prompts`` or they said no.
+        HostKeyUnknown: the host key is not pinned, and was not confirmed.
         HostKeyChanged: the host key is not the pinned one.
-        NodeUnreachable: everything else that prevents a login.
+        NodeUnreachable: the login failed for another reason.
     """
     return _connect(_session((node,), inventory, prompts), Sudo(prompts), node)
 
 
 def _session(nodes: Sequence[Node], inventory: Inventory, prompts: Prompts | None) -> Session | None:
-    """What ssh connections share; None where every node is this machine, which needs neither Fabric nor paramiko."""
+    """State that ssh connections share; None if all nodes are this machine, which needs neither Fabric nor paramiko."""
     if nodes and all(node.is_local for node in nodes):
         return None
     from provision.ssh.session import Session  # noqa: PLC0415 - a third of a start; --help needs none of it
@@ -85,9 +85,9 @@ def _connect(session: Session | None, sudo: Sudo, node: Node) -> SshRemote | Loc
 
 
 class Connections:
-    """One connection for each node, made when it is first asked for, all closed at the end of the ``with`` block.
+    """One connection per node, opened on first use and closed at the end of the ``with`` block.
 
-    Any thread may ask for any node: ``pool[node].run(…)``. A connection that broke is made anew when next asked for.
+    Any thread may use any node: ``pool[node].run(…)``. A broken connection is opened again on the next use.
     """
 
     def __init__(self, inventory: Inventory, prompts: Prompts | None = None) -> None:
@@ -96,7 +96,7 @@ class Connections:
         self._sudo = Sudo(prompts)
         self._lock = threading.Lock()
         self._slots: dict[str, _Slot] = {}
-        self._further: list[SshRemote | LocalRemote] = []
+        self._separate: list[SshRemote | LocalRemote] = []
         self._closed = False
 
     def __getitem__(self, node: Node) -> SshRemote | LocalRemote:
@@ -113,20 +113,20 @@ class Connections:
                 raise NodeUnreachable(node, "the program is ending")
             return slot.remote
 
-    def further(self, node: Node) -> SshRemote | LocalRemote:
-        """Another connection to a node, for the caller alone: to close it ends nothing that others run there."""
+    def open_separate(self, node: Node) -> SshRemote | LocalRemote:
+        """Another connection to a node, for the caller alone; closing it stops no other script there."""
         remote = _connect(self._session, self._sudo, node)
         with self._lock:
-            self._further.append(remote)
+            self._separate.append(remote)
         if self._closed:
             remote.close()
         return remote
 
     def close(self) -> None:
-        """Close every connection; scripts that still run are told to end."""
+        """Close every connection and stop the scripts that are still running."""
         self._closed = True
         with self._lock:
-            remotes = [*(slot.remote for slot in self._slots.values() if slot.remote), *self._further]
+            remotes = [*(slot.remote for slot in self._slots.values() if slot.remote), *self._separate]
         closers = [threading.Thread(target=remote.close, daemon=True) for remote in remotes]
         for closer in closers:
             closer.start()

@@ -1,4 +1,4 @@
-"""The way to a node, as Fabric reads it from ``ssh_config``, and what all connections of one command share."""
+"""Opens ssh connections by the routes in ``ssh_config``; holds the state that one command's connections share."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ import paramiko
 from provision.errors import Reason, UsageError
 from provision.model import Inventory, Node
 from provision.render import quote
-from provision.ssh.client import Asking, Client
-from provision.ssh.login import Again, text_of
+from provision.ssh.client import Client, Questions
+from provision.ssh.login import Retry, text_of
 from provision.ssh.proxy import Proxy, ProxyFailedError
 from provision.ssh.wire import NodeUnreachable, RemoteError
 
 if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
 
-ATTEMPTS = 4  # sshd drops connections at random when many are not logged in yet (MaxStartups 10:30:100)
+ATTEMPTS = 4  # sshd drops connections at random while many are not logged in (MaxStartups 10:30:100)
 _MATCHES = frozenset({"all", "canonical", "final", "host", "originalhost", "user", "localuser", "exec"})
-_STILL = 5.0  # seconds in which a jump host that failed is not tried again for another node
+_STILL = 5.0  # seconds during which a failed jump host is not tried again for another node
 _WAIT = threading.Event()  # never set: a pause between attempts
 
 
 class _Connection(fabric.Connection):  # type: ignore[misc]
-    """Fabric's connection; it takes ``ProxyJump none`` for a name, and goes through several jump hosts backwards."""
+    """Fixes Fabric's connection, which reads ``ProxyJump none`` as a name and takes several jump hosts backwards."""
 
     def get_gateway(self) -> Any:
-        """The last jump host on the way, the command that replaces the way, or None."""
+        """The last jump host, the proxy command, or None."""
         hops = self.ssh_config.get("proxyjump", "").split(",")
         if hops == [""]:
             return super().get_gateway()
-        way = None
+        gateway = None
         for hop in hops if hops[0].lower() != "none" else ():
             if self.derive_shorthand(hop)["host"] == self.host:
                 return None
-            way = _Connection(hop.strip(), config=self.config.clone(), **({"gateway": way} if way else {}))
-        return way
+            gateway = _Connection(hop.strip(), config=self.config.clone(), **({"gateway": gateway} if gateway else {}))
+        return gateway
 
 
 class Session:
-    """What the connections of one command share: settings, jump hosts, the ssh password and who may ask for it."""
+    """State that the connections of one command share: settings, jump hosts, and the ssh password."""
 
     def __init__(self, inventory: Inventory, prompts: Prompts | None) -> None:
         self.ssh = inventory.ssh
-        self._asking = Asking(prompts)
+        self._questions = Questions(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
         self._failed: dict[int, tuple[float, RemoteError]] = {}  # jump hosts: when, and why
         self._lock = threading.Lock()
         try:
-            self._config = fabric.Config(lazy=True)  # lazy: no fabric.yaml of the user has a say here
+            self._config = fabric.Config(lazy=True)  # lazy: ignores the user's fabric.yaml
             self._config.load_ssh_config()
             _drop_unknown(self._config.base_ssh_config)
         except Exception as error:
             raise UsageError(f"~/.ssh/config cannot be read: {text_of(error)}") from error
 
     def connect(self, node: Node) -> tuple[paramiko.Transport, bool]:
-        """A transport that is logged in, and whether keys alone were enough, on every jump host too."""
+        """A transport that is logged in, and whether keys alone were enough, also on every jump host."""
         for attempt in range(ATTEMPTS):
             try:
                 return self._connect(node)
-            except Again as again:  # noqa: PERF203 - a connection costs more than a try
+            except Retry as retry:  # noqa: PERF203 - a connection costs more than a try
                 if attempt == ATTEMPTS - 1:
-                    raise NodeUnreachable(node, again.reason, hint=again.hint) from None
+                    raise NodeUnreachable(node, retry.reason, hint=retry.hint) from None
                 _WAIT.wait(0.3 * 2**attempt)
         raise AssertionError
 
@@ -82,7 +82,7 @@ class Session:
 
     def _connect(self, node: Node) -> tuple[paramiko.Transport, bool]:
         try:
-            with self._lock:  # a copy for each connection: Fabric's settings are not made for threads
+            with self._lock:  # a copy for each connection: Fabric's settings are not thread-safe
                 connection = self._prepare(
                     _Connection(
                         node.address,
@@ -93,15 +93,15 @@ class Session:
                     ),
                     node,
                 )
-        except Exception as error:  # a port that is no number, canonical names without domains, jump hosts in a circle
+        except Exception as error:  # an invalid port, canonical names without domains, a loop of jump hosts
             why = f"~/.ssh/config cannot be used for {node.address}: {_cause(error)}"
             raise NodeUnreachable(node, why, hint=f"ssh -G {quote(node.address)}") from error
         self._open(connection, node)
         return connection.transport, _by_key(connection)
 
     def _prepare(self, connection: Any, node: Node) -> Any:
-        """Put our client in place of Fabric's, which adds any host key, and share the jump hosts."""
-        connection.client = Client(self.ssh, self._asking, node, connection.ssh_config.get("hostkeyalias"))
+        """Replace Fabric's client, which accepts any host key, and share the jump hosts."""
+        connection.client = Client(self.ssh, self._questions, node, connection.ssh_config.get("hostkeyalias"))
         jump = connection.gateway
         if isinstance(jump, str):
             connection.open_gateway = partial(Proxy, jump)
@@ -113,11 +113,11 @@ class Session:
         return connection
 
     def _open(self, connection: Any, node: Node) -> None:
-        """Connect to a node, to its jump hosts first.
+        """Connect to a node, after its jump hosts.
 
         Raises:
-            NodeUnreachable: no way; where a jump host is why, the reason begins with its name.
-            Again: worth another attempt.
+            NodeUnreachable: the connection failed; if a jump host is the cause, the reason begins with its name.
+            Retry: the attempt is worth repeating.
         """
         jump = connection.gateway
         if isinstance(jump, _Connection):
@@ -125,7 +125,7 @@ class Session:
                 self._open_jump(jump, node)
         try:
             connection.open()
-        except (RemoteError, Again):
+        except (RemoteError, Retry):
             raise
         except Exception as error:
             raise unreachable(
@@ -133,7 +133,7 @@ class Session:
             ) from error
 
     def _open_jump(self, jump: Any, node: Node) -> None:
-        """Connect to a jump host. Where that failed a moment ago for another node, it has failed for this one too."""
+        """Connect to a jump host. A failure a moment ago for another node counts for this one too."""
         when, failure = self._failed.get(id(jump), (-math.inf, None))
         if failure and time.monotonic() - when < _STILL:
             raise type(failure)(node, failure.reason, hint=failure.hint)
@@ -144,14 +144,14 @@ class Session:
             named = type(error)(node, Reason(reason), hint=error.hint)
             self._failed[id(jump)] = time.monotonic(), named
             raise named from error
-        except Again as again:
-            raise Again(f"jump host {jump.host}: {again.reason}", again.hint) from again
+        except Retry as retry:
+            raise Retry(f"jump host {jump.host}: {retry.reason}", retry.hint) from retry
         self._failed.pop(id(jump), None)
 
 
 def _drop_unknown(config: Any) -> None:
-    """Drop the Match blocks with words that paramiko does not know: it would apply them anywhere, and run commands."""
-    blocks = config._config  # noqa: SLF001 - there is no other way in
+    """Drop Match blocks with keywords unknown to paramiko, which would apply them to every host and run commands."""
+    blocks = config._config  # noqa: SLF001 - there is no public interface
     for block in blocks:
         for match in block.get("matches", ()):
             match["type"] = match["type"].lower()
@@ -160,7 +160,7 @@ def _drop_unknown(config: Any) -> None:
 
 
 def _by_key(connection: Any) -> bool:
-    """Whether the node and every jump host before it took a key."""
+    """Whether keys alone logged in to the node and to every jump host before it."""
     while isinstance(connection, _Connection):
         if not connection.client.by_key:
             return False
@@ -170,25 +170,28 @@ def _by_key(connection: Any) -> bool:
 
 def _cause(error: Exception) -> str:
     if isinstance(error, KeyError):
-        return f"{error.args[0]} is missing, or not a word that stands there"
-    return "jump hosts in a circle" if isinstance(error, RecursionError) else text_of(error)
+        return f"{error.args[0]} is missing or unknown"
+    return "its jump hosts form a loop" if isinstance(error, RecursionError) else text_of(error)
 
 
 def unreachable(node: Node, error: Exception, where: str, timeout: float, *, host: str = "") -> NodeUnreachable:
-    """One readable reason for whatever a connection attempt raised; ``host``: where ssh_config says that it is."""
+    """A readable reason for the exception of a connection attempt; ``host``: the address in ssh_config."""
     hint = ""
     if isinstance(error, socket.gaierror):
         reason, hint = f"the name of {where} cannot be resolved", "write its IP address into the inventory"
     elif isinstance(error, ConnectionRefusedError):
         reason, hint = f"{where} refuses connections", "is sshd running there, and on this port?"
     elif isinstance(error, TimeoutError) or "protocol banner" in str(error):
-        reason, hint = f"no answer from {where} within {timeout:g} s", "is the node up, and is ssh let through?"
+        reason, hint = (
+            f"no answer from {where} within {timeout:g} s",
+            "is the node up, and does the firewall allow ssh?",
+        )
     elif isinstance(error, OSError) and error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
         reason = f"there is no route to {where}"
     elif isinstance(error, paramiko.ChannelException):
         reason = f"the jump host cannot reach {where}: {error.text}"
     elif isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        reason = f"{where} shares no ssh algorithm with us: {error}"
+        reason = f"{where} and this machine have no ssh algorithm in common: {error}"
     elif isinstance(error, ProxyFailedError):
         reason, hint = f"{where}: {error}", f"try it by hand: ssh -v {quote(node.address)}"
     elif isinstance(error, EOFError | ConnectionError):

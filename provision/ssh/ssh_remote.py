@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import paramiko
 
 from provision.errors import ClusterctlError
-from provision.ssh.become import Ascent
+from provision.ssh.become import SudoEscalation
 from provision.ssh.channel import ChannelStream
 from provision.ssh.client import DEAD_AFTER
 from provision.ssh.framing import BOOTSTRAP, OutputTooLong
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from provision.model import Node, Result
     from provision.ssh.become import Sudo
 
-# What goes wrong is raised; paramiko logs it as well, to stderr where logging is not set up.
+# Errors are raised; paramiko also logs them, to stderr if logging is not configured.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -32,7 +32,7 @@ class SshRemote:
 
     def __init__(self, node: Node, transport: paramiko.Transport, *, by_key: bool, sudo: Sudo) -> None:
         self.node = node
-        self.by_key = by_key  # logged in without a password: the system's ssh can do the same
+        self.by_key = by_key  # logged in without a password, so the system's ssh can too
         self._sudo = sudo
         self._transport = transport
         self._user = transport.get_username() or ""
@@ -41,7 +41,7 @@ class SshRemote:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection still stands, as far as is known."""
+        """Whether the connection is open, as far as is known."""
         return self._transport.is_active()
 
     @property
@@ -59,27 +59,27 @@ class SshRemote:
         deadline: float | None = None,
         root: bool = False,
     ) -> Result:
-        """See ``model.Remote.run``. Text that is not UTF-8 comes back with surrogates."""
+        """See ``model.Remote.run``. Bytes that are not UTF-8 become surrogates."""
         stream = self._start(min(DEAD_AFTER, deadline or DEAD_AFTER))
-        ascent = None
+        escalation = None
         if root and self._user != "root":
-            ascent = Ascent(self.node, self._user, self._sudo)
+            escalation = SudoEscalation(self.node, self._user, self._sudo)
             stream.stop = self._stop_as_root
         try:
-            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, handover=ascent)
+            return converse(stream, script, stdin=stdin, on_line=on_line, deadline=deadline, escalation=escalation)
         except Expired:
             raise DeadlineExceeded(self.node, f"not finished within {deadline:g} s") from None
         except OutputTooLong as error:
             raise too_long(self.node, error) from None
         except Broken as broken:
-            refused = ascent.why_ended() if ascent and self.alive and not broken.begun else None
+            refused = escalation.why_ended() if escalation and self.alive and not broken.begun else None
             raise refused or self._broken(broken) from None
         finally:
             with self._lock:
                 self._streams.discard(stream)
 
     def close(self) -> None:
-        """Close the connection; scripts that still run on it are told to end."""
+        """Close the connection and stop the scripts that are still running on it."""
         with self._lock:
             streams = tuple(self._streams)
         for stream in streams:
@@ -93,28 +93,28 @@ class SshRemote:
         except paramiko.ChannelException as error:
             raise NodeUnreachable(
                 self.node,
-                f"the node refuses another session: {error.text}",
+                f"the node refuses more sessions: {error.text}",
                 hint="raise MaxSessions in the node's sshd_config",
             ) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise NodeUnreachable(self.node, f"the connection is lost: {text_of(error)}") from error
+            raise NodeUnreachable(self.node, f"the connection was lost: {text_of(error)}") from error
         stream = ChannelStream(channel)
         with self._lock:
             self._streams.add(stream)
         return stream
 
     def _stop_as_root(self, group: int) -> None:
-        """End a process group of root's, which the ssh user may not."""
+        """End a process group that belongs to root."""
         beside = self._start(2)
         with suppress(ClusterctlError, Broken, Expired, OutputTooLong):
-            ascent = Ascent(self.node, self._user, self._sudo)
-            converse(beside, STOP.format(group=group), deadline=2, handover=ascent)
+            escalation = SudoEscalation(self.node, self._user, self._sudo)
+            converse(beside, STOP.format(group=group), deadline=2, escalation=escalation)
 
     def _broken(self, broken: Broken) -> NodeUnreachable:
         if not self.alive:
             return NodeUnreachable(self.node, f"the connection was lost: {text_of(self._transport.get_exception())}")
         if broken.begun:
-            return NodeUnreachable(self.node, "the script was killed on the node, or its connection closed")
+            return NodeUnreachable(self.node, "the script was killed on the node, or its connection was closed")
         said = " ".join((broken.out + " " + broken.err).split())
         return NodeUnreachable(
             self.node,

@@ -1,10 +1,10 @@
-"""How a script travels to a node and its answer back, whatever carries the bytes.
+"""The protocol by which a script reaches a node and its answer comes back, over any byte stream.
 
-The remote command is one constant text. Through its standard input go a line ``LENGTH TOKEN``, the script, and then the
-bytes for the script's own standard input. Back come, on both outputs, a begin marker with the
-process group (what an rc file printed before it is dropped) and an end marker with the exit code: so a script has ended
-when it says so, even where a background process still holds the connection's outputs open, and a broken connection is
-never mistaken for an end. A script that shall run as root is handed on by another one, see ``become``.
+The remote command is a constant. Its standard input receives a line ``LENGTH TOKEN``, the script, and then the script's
+own standard input. Both outputs carry a begin marker with the process group and an end marker with the exit code;
+output before the begin marker, such as that of rc files, is dropped. So a script's end is known even if a background
+process holds the outputs open, and a broken connection is never mistaken for an end. A script that runs as root is
+passed on by another one; see ``become``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from provision.ssh.framing import TAIL, Framed, OutputTooLong, frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-# What ends the process group of a script: run as a script of its own, since sshd passes no signals to root's sessions.
+# Ends a script's process group. It runs as a separate script, because sshd passes no signals to root's sessions.
 STOP = "kill -TERM -{group}"
 
 
 class RemoteError(ClusterctlError):
-    """Something between here and one node. ``reason`` is the message without the node's name."""
+    """An error of one node or of its connection. ``reason`` is the message without the node's name."""
 
     exit_code: ClassVar[int] = 5
 
@@ -42,36 +42,36 @@ class NodeUnreachable(RemoteError):  # noqa: N818 - the state of a node
 
 
 class HostKeyUnknown(NodeUnreachable):
-    """The node's host key is not pinned, and nobody could or would confirm it."""
+    """The node's host key is not pinned, and the user did not confirm it."""
 
 
 class HostKeyChanged(NodeUnreachable):
-    """The node shows another host key than the pinned one. Always refused."""
+    """The node's host key differs from the pinned one. Always refused."""
 
 
 class RootRefused(RemoteError):  # noqa: N818 - the state of a node
-    """The script was to run as root, and the node does not allow that; ``reason`` says why."""
+    """The node does not allow a script to run as root; ``reason`` says why."""
 
 
-class DeadlineExceeded(RemoteError):  # noqa: N818 - the name that the protocol gives it
-    """The script was given up after its deadline."""
+class DeadlineExceeded(RemoteError):  # noqa: N818 - the name in model.Remote
+    """The script did not finish before its deadline, and was stopped."""
 
 
 class AnswerUnreadable(RemoteError):  # noqa: N818 - the state of a node
-    """The node's answer is not what clusterctl's scripts print."""
+    """The node's answer does not have the format of clusterctl's scripts."""
 
 
 def too_long(node: Node, error: OutputTooLong) -> NodeUnreachable:
-    """A limit of ``framing`` as this node's failure."""
+    """The error of a node that exceeded a limit of ``framing``."""
     return NodeUnreachable(node, str(error), hint=error.hint)
 
 
 @contextmanager
 def reading(node: Node) -> Iterator[None]:
-    """Within this, a node's answer is parsed: one that cannot be parsed is a failure of that node.
+    """Parse a node's answer in this block: an error of the parser becomes an error of the node.
 
     Raises:
-        AnswerUnreadable: the parser found a number, a field or a word that it does not expect.
+        AnswerUnreadable: the answer has an unexpected number, field or word.
     """
     try:
         yield
@@ -79,15 +79,15 @@ def reading(node: Node) -> Iterator[None]:
         why = " ".join(str(error).split())[:120].encode("ascii", "backslashreplace").decode() or type(error).__name__
         raise AnswerUnreadable(
             node,
-            f"its answer cannot be read ({why})",
-            hint=f"does a program there print in a script's place? clusterctl run --limit {node.name} -- true",
+            f"its answer cannot be parsed ({why})",
+            hint=f"does a login script there print to stdout? clusterctl run --limit {node.name} -- true",
         ) from error
 
 
 class Stream(Protocol):
     """A remote command that was started: two outputs and an input. Every method may be called from any thread."""
 
-    group: int | None  # the process group on the node, once it is known
+    group: int | None  # the process group on the node; None until it is known
 
     def read_out(self) -> bytes:
         """Some bytes of stdout; empty at its end."""
@@ -98,47 +98,47 @@ class Stream(Protocol):
         ...
 
     def write(self, data: bytes) -> None:
-        """Send all of ``data``. Raises OSError when nobody takes it any more."""
+        """Send all of ``data``. Raises OSError if the command no longer reads."""
         ...
 
     def finish(self) -> None:
-        """The input is complete."""
+        """End the input."""
         ...
 
     def abort(self) -> None:
-        """Stop the command as well as possible without completing its input, and wake whoever reads or writes."""
+        """Stop the command without ending its input, and wake the threads that read or write."""
         ...
 
     def close(self) -> None:
-        """Free what this holds."""
+        """Free the stream's resources."""
         ...
 
 
-class Handover(Protocol):
-    """What goes before a script that runs as another user."""
+class Escalation(Protocol):
+    """Starts a root shell, to which the script is then sent."""
 
-    head: bytes  # the first that is written
-    settled: threading.Event  # ``climb`` has ended
+    head: bytes  # written first
+    settled: threading.Event  # ``become_root`` has returned
 
     def feed_err(self, data: bytes) -> None:
-        """Take what comes on stderr before the script begins; empty at its end."""
+        """Take stderr's bytes from before the script starts; empty at its end."""
         ...
 
-    def climb(self, write: Callable[[bytes], bool], waiting: Callable[[], None]) -> bool:
-        """Return when the script may be written, or False when the stream has ended; ``waiting``: a person is asked.
+    def become_root(self, write: Callable[[bytes], bool], waiting: Callable[[], None]) -> bool:
+        """Return when the script can be sent, or False if the stream has ended; calls ``waiting`` to ask the user.
 
         Raises:
-            RemoteError: it will not run.
+            RemoteError: the script cannot run.
         """
         ...
 
     def give_up(self) -> None:
-        """End ``climb``: the stream has ended."""
+        """End ``become_root``: the stream has ended."""
         ...
 
 
-class _Straight:
-    """The ``Handover`` of a script that needs none."""
+class _NoEscalation:
+    """The ``Escalation`` of a script that runs as the ssh user."""
 
     head = b""
 
@@ -149,7 +149,7 @@ class _Straight:
     def feed_err(self, data: bytes) -> None:
         pass
 
-    def climb(self, write: Callable[[bytes], bool], waiting: Callable[[], None]) -> bool:  # noqa: ARG002
+    def become_root(self, write: Callable[[bytes], bool], waiting: Callable[[], None]) -> bool:  # noqa: ARG002
         return True
 
     def give_up(self) -> None:
@@ -177,27 +177,27 @@ def converse(
     stdin: Iterable[bytes] | None = None,
     on_line: Callable[[str], None] | None = None,
     deadline: float | None = None,
-    handover: Handover | None = None,
+    escalation: Escalation | None = None,
 ) -> Result:
-    """Send ``script`` and ``stdin`` to a started ``BOOTSTRAP`` and take its answer; both flow at the same time.
+    """Send ``script`` and ``stdin`` to a started ``BOOTSTRAP`` and read its answer at the same time.
 
-    An exception from ``stdin`` or ``on_line`` aborts the stream and is raised here. With a ``handover`` the deadline
-    counts from the moment when the script is sent: nobody types a password against the clock.
+    An exception from ``stdin`` or ``on_line`` aborts the stream and is raised here. With an ``escalation`` the deadline
+    starts when the script is sent, so that the time to type a password does not count.
 
     Raises:
         Broken: the stream ended without the end marker.
         Expired: ``deadline`` seconds have passed.
-        OutputTooLong: the node sends more than a limit of ``framing`` allows.
+        OutputTooLong: the node sent more than a limit of ``framing`` allows.
     """
     started = time.monotonic()
-    handover = handover or _Straight()
+    escalation = escalation or _NoEscalation()
     token = secrets.token_hex(8)
     out = Framed(token, on_line)
     err = Framed(token, keep=TAIL if on_line else None, name="error output")
     expiry = _Expiry(stream, deadline)
-    feeder = _Feeder(stream, frame(script, token), stdin, handover, expiry)
+    feeder = _Feeder(stream, frame(script, token), stdin, escalation, expiry)
 
-    errors = _Errors(stream, err, handover, feeder.begun)
+    errors = _Errors(stream, err, escalation, feeder.begun)
     with expiry:
         try:
             errors.start()
@@ -207,17 +207,17 @@ def converse(
                 if out.begun:
                     stream.group = out.group
                     feeder.begun.set()
-            errors.join(None if out.ended else 2)  # after a broken stream a helper of ssh may hold stderr open
+            errors.join(None if out.ended else 2)  # after a broken stream, a child of ssh may hold stderr open
         except BaseException:
             stream.abort()
             raise
         finally:
             feeder.stop.set()
             feeder.begun.set()
-            handover.give_up()
+            escalation.give_up()
             stream.close()
     if not out.begun:
-        handover.settled.wait(5)  # it may still find out why
+        escalation.settled.wait(5)  # it may still find the reason
     if failure := errors.failure or feeder.failure:
         raise failure
     if out.rc is None:
@@ -228,10 +228,10 @@ def converse(
 class _Errors(threading.Thread):
     """Reads stderr to its end marker."""
 
-    def __init__(self, stream: Stream, err: Framed, handover: Handover, begun: threading.Event) -> None:
+    def __init__(self, stream: Stream, err: Framed, escalation: Escalation, begun: threading.Event) -> None:
         super().__init__(daemon=True)
         self.failure: OutputTooLong | None = None
-        self._stream, self._err, self._handover, self._begun = stream, err, handover, begun
+        self._stream, self._err, self._handover, self._begun = stream, err, escalation, begun
 
     def run(self) -> None:
         try:
@@ -241,14 +241,14 @@ class _Errors(threading.Thread):
                 self._err.feed(data)
         except OutputTooLong as error:
             self.failure = error
-            self._begun.wait(10)  # until stdout has named the process group to stop: it may be read later than this
-            self._stream.abort()  # wakes the reader of stdout
+            self._begun.wait(10)  # until stdout has the process group to stop
+            self._stream.abort()  # wakes the thread that reads stdout
         finally:
             self._handover.feed_err(b"")
 
 
 class _Expiry:
-    """Aborts a stream once its time is up."""
+    """Aborts a stream at its deadline."""
 
     def __init__(self, stream: Stream, seconds: float | None) -> None:
         self.expired = False
@@ -259,7 +259,7 @@ class _Expiry:
         self._over = False
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start the countdown."""
         with self._lock:
             self._cancel()
             if self._seconds is not None and not self._over:
@@ -268,7 +268,7 @@ class _Expiry:
                 self._timer.start()
 
     def pause(self) -> None:
-        """Count no more until the next ``start``."""
+        """Stop the countdown until the next ``start``."""
         with self._lock:
             self._cancel()
 
@@ -289,10 +289,10 @@ class _Expiry:
 
 
 class _Feeder(threading.Thread):
-    """Writes the input. A thread of its own that nobody waits for: the caller's iterator may block for long."""
+    """Writes the input. No thread waits for this one, because the caller's iterator may block for long."""
 
     def __init__(
-        self, stream: Stream, head: bytes, blocks: Iterable[bytes] | None, handover: Handover, expiry: _Expiry
+        self, stream: Stream, head: bytes, blocks: Iterable[bytes] | None, escalation: Escalation, expiry: _Expiry
     ) -> None:
         super().__init__(daemon=True)
         self.failure: BaseException | None = None
@@ -301,24 +301,24 @@ class _Feeder(threading.Thread):
         self._stream = stream
         self._head = head
         self._blocks = blocks
-        self._handover = handover
+        self._handover = escalation
         self._expiry = expiry
 
     def run(self) -> None:
         try:
             self._send()
-        except BaseException as error:  # noqa: BLE001 - the caller's own error, raised where the caller waits
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             self.failure = error
             self._stream.abort()
 
     def _send(self) -> None:
-        if not self._write(self._handover.head) or not self._handover.climb(self._write, self._expiry.pause):
+        if not self._write(self._handover.head) or not self._handover.become_root(self._write, self._expiry.pause):
             return
         self._expiry.start()
         if not self._write(self._head):
             return
         if self._blocks is not None:
-            self.begun.wait()  # from here on the script can be stopped, should its input break off
+            self.begun.wait()  # from now on the script can be stopped if its input fails
             for block in self._blocks:
                 if self.stop.is_set() or not self._write(block):
                     return
@@ -328,7 +328,7 @@ class _Feeder(threading.Thread):
             return
 
     def _write(self, data: bytes) -> bool:
-        """Whether somebody still takes data: a script may end before it has read everything."""
+        """Whether the script still reads; it may end before it has read everything."""
         try:
             self._stream.write(data)
         except OSError:

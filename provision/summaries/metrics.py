@@ -116,7 +116,7 @@ def _sentence(found: Metrics) -> str:
     ms, speed = values["ms"][1], values["tokens_per_second"][1]
     parts += [f"{_milliseconds(median(ms))} ms a step"] if ms else []
     parts += [f"{median(speed):,.0f} tokens/s"] if speed else []
-    parts += [f"went on from step {resume.at} after step {resume.after}" for resume in series.resumes[-1:]]
+    parts += [f"resumed at step {resume.at} after step {resume.after}" for resume in series.resumes[-1:]]
     others = len(series.ranks) - 1
     parts += [f"rank {series.rank} ({others} more {'tells' if others == 1 else 'tell'} numbers)"] if others else []
     return "; ".join(parts)

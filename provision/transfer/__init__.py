@@ -1,6 +1,7 @@
-"""Many bytes from here to many nodes, by a relay between the nodes from three on. Knows legs, never what they hold.
+"""Many bytes from here to many nodes, by a relay between the nodes. Knows legs, never what they hold.
 
 - ``engine``: the transfer; ``muster``: what is asked of nodes before a stream; ``lane``: one stream
+- ``decompressor``: brings zstd to nodes that lack it
 - ``target``, ``units``, ``chains``, ``members``, ``survey``, ``keys``: what is decided, without a connection
 - ``templates/transfer/receive.sh.j2``: what runs on a node
 """

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-RELAY_NODES = 3  # from so many nodes on they pass bytes on to each other
-
 
 @dataclass(frozen=True)
 class Place:
@@ -38,7 +36,7 @@ def form(places: Sequence[Place], refused: Collection[tuple[str, str]], *, relay
     Returns:
         As few lanes as a greedy search finds; nodes that pass nothing on stand at the end of one.
     """
-    if not relay or len(places) < RELAY_NODES:
+    if not relay:
         return [[place.name] for place in places]
     by_name = {place.name: place for place in places}
 

@@ -54,7 +54,7 @@ def transfer(
 ) -> Transferred:
     """Bring every target the legs that its ``have`` does not name; a node that fails stops no other.
 
-    From three nodes of a wire form on they pass units on to each other. What a broken transfer has left in the
+    Nodes of a wire form pass units on to each other. What a broken transfer has left in the
     targets' folders is used. A target's ``into`` must be nobody else's: a range is written into the file of its path,
     and what no range covers stays as it is.
 
@@ -265,7 +265,7 @@ class _Run:
         shared = self._connections[head]
         way = bulk(self._inventory, head, shared)
         if way is shared:
-            way = self._connections.further(head)
+            way = self._connections.open_separate(head)
         try:
             yield way
         finally:

@@ -132,10 +132,10 @@ def test_refusals_have_reasons(connect, sudoers, box):
     sudoers(ASKING, "Defaults requiretty\n" + FREE, "")
     pool, nodes = connect()
     one, two, three = fan_out(nodes, lambda node: pool[node].run("id -u", root=True)).values()
-    assert "needs the password of trainer, and nobody can be asked" in one.reason
+    assert "needs the password of trainer, and there is no terminal to ask on" in one.reason
     assert "NOPASSWD" in one.hint
     assert "requiretty" in two.reason
-    assert "nobody can be asked" in three.reason  # sudo tells who is in sudoers to those who gave a password
+    assert "there is no terminal to ask on" in three.reason  # sudo tells who is in sudoers to those who gave a password
     pool, nodes = connect(Typing())
     with pytest.raises(RootRefused, match="trainer may not use sudo"):
         pool[nodes[2]].run("id -u", root=True)

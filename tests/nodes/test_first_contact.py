@@ -66,7 +66,7 @@ def test_an_unknown_host_key_is_refused_where_nobody_can_answer(folder):
     assert code == 5
     assert "node01" in err
     assert "node02" in err
-    assert "is not known yet" in err
+    assert "is not pinned" in err
     assert "on a terminal" in err
     assert (folder / "known_hosts").read_text() == ""
 

@@ -143,12 +143,12 @@ def test_another_user_s_key_may_have_any_mode(server, tmp_path):
 def test_a_further_connection_can_be_closed_by_itself(server):
     node = server.node("sh", "a")
     with Connections(server.inventory(node)) as pool:
-        first, further = pool[node], pool.further(node)
+        first, further = pool[node], pool.open_separate(node)
         assert further.run("echo hi").out == "hi\n"
         further.close()
         assert not further.alive
         assert first.run("echo hi").out == "hi\n"
-        forgotten = pool.further(node)
+        forgotten = pool.open_separate(node)
     assert not forgotten.alive
 
 
@@ -165,5 +165,5 @@ def test_a_further_connection_asks_for_no_password_again(server, tmp_path):
 
     with Connections(server.inventory(node, key=make_key(tmp_path / "other")), Answers()) as pool:
         assert bulk(pool.inventory, node, pool[node]) is pool[node]
-        assert pool.further(node).run("echo hi").out == "hi\n"
+        assert pool.open_separate(node).run("echo hi").out == "hi\n"
     assert asked == ["sh"]

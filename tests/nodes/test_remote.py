@@ -639,7 +639,7 @@ def test_a_jump_host_from_ssh_config(server, own_server, home):
     )
     nodes = [Node(f"gpu{number}", f"gpu{number}") for number in range(4)]
     inventory = server.inventory(*nodes, key=jump.key)
-    with pytest.raises(HostKeyUnknown, match=r"gpu0: jump host 127.0.0.1: its host key .* is not known yet"):
+    with pytest.raises(HostKeyUnknown, match=r"gpu0: jump host 127.0.0.1: its host key .* is not pinned"):
         connect(inventory, nodes[0])
     with inventory.ssh.known_hosts.open("a") as file:
         file.write(jump.known_hosts())

@@ -42,7 +42,7 @@ def test_answers_are_folded_and_exit_statuses_told(folder):
     again = json.loads(run("run", *words, cwd=folder).stdout)
     assert {name: node["out"] for name, node in again["nodes"].items()} == {"node02": "a b|$HOME|--limit|"}
     none = run("run", "--retry-failed", "true", cwd=folder)
-    assert (none.returncode, none.stdout) == (0, "the last run failed on no node: nothing to do\n")
+    assert (none.returncode, none.stdout) == (0, "nothing to retry: the last run failed on none of the nodes\n")
     assert not (folder / ".clusterctl-failed.json").exists()
 
 
@@ -123,7 +123,7 @@ def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal)
     assert "interrupted" in shown
     refused = run("run", "--root", "id", "-un", cwd=folder)
     assert refused.returncode == 5
-    assert "nobody can be asked" in refused.stderr
+    assert "there is no terminal to ask on" in refused.stderr
     allow(box, FREE)
     again = json.loads(run("run", "--root", "--retry-failed", "--json", "id", "-un", cwd=folder).stdout)
     assert {name: node["out"] for name, node in again["nodes"].items()} == {"node01": "root\n", "node02": "root\n"}
@@ -141,7 +141,7 @@ def test_a_deploy_that_was_refused_is_retried_everywhere(make_sandbox, tmp_path)
     file = folder / "inventory.yaml"
     file.write_text(file.read_text().replace(dead, ""))
     assert "node[01-02]: deployed" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
-    assert "failed on no node" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
+    assert "nothing to retry" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
     assert not (folder / ".clusterctl-failed.json").exists()
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from provision.model import Node
-from provision.ssh.become import Ascent, Sudo, refusal
+from provision.ssh.become import Sudo, SudoEscalation, explain_refusal
 from provision.ssh.wire import RootRefused
 
 # As the programs of sudo 1.9.13p3 of Debian 12 hold them (`strings /usr/libexec/sudo/sudoers.so /usr/bin/sudo`).
@@ -22,16 +22,16 @@ SAID = {
     'sudo: The "no new privileges" flag is set, which prevents sudo from running as root.\n': "cannot become root",
     "sudo: 1 incorrect password attempt\n": "password of bob was refused",
     "sudo: unable to resolve host gpu01: Name or service not known\nsudo: Account expired or PAM config lacks an "
-    "account section for sudo, contact your system administrator\n": "sudo refuses: Account expired",
+    "account section for sudo, contact your system administrator\n": "sudo refused: Account expired",
     "Sorry, try again.\nsudo: 2 incorrect password attempts\n": "password of bob was refused",
-    "sudo: something new\n": "sudo refuses: something new",
-    "": "sudo refuses: it says nothing",
+    "sudo: something new\n": "sudo refused: something new",
+    "": "sudo refused: no message",
 }
 
 
 @pytest.mark.parametrize("said", SAID)
 def test_a_refusal_has_a_reason_and_a_hint(said):
-    reason, hint = refusal(said, "bob")
+    reason, hint = explain_refusal(said, "bob")
     assert SAID[said] in reason
     assert hint
     assert "secret" not in reason + hint
@@ -45,12 +45,12 @@ class Sudoer:
         self._answers = list(answers)
 
     def talk(self, sudo, user="bob", node="gpu01"):
-        ascent = Ascent(Node(node, "10.0.0.1"), user, sudo)
-        token = ascent._marker.pattern.decode().split(":")[1]
+        escalation = SudoEscalation(Node(node, "10.0.0.1"), user, sudo)
+        token = escalation._marker.pattern.decode().split(":")[1]
 
         def say():
             for part in self._answers.pop(0) if self._answers else [None]:
-                ascent.feed_err(b"" if part is None else part.replace("@", f"@clusterctl:{token}:").encode())
+                escalation.feed_err(b"" if part is None else part.replace("@", f"@clusterctl:{token}:").encode())
 
         def write(data):
             self.written.append(data)
@@ -58,7 +58,7 @@ class Sudoer:
             return True
 
         say()
-        return ascent.climb(write, lambda: None)
+        return escalation.become_root(write, lambda: None)
 
 
 class Typing:
@@ -140,14 +140,14 @@ def test_any_line_is_a_password_and_is_only_written(password, caplog):
     sudo = Sudo(Typing(password))
     assert node.talk(sudo)
     assert node.written == [b"yes\n", password.encode("utf-8", "surrogateescape") + b"\n"]
-    ascent = Ascent(Node("gpu02", "10.0.0.2"), "bob", sudo)
-    assert password.encode("utf-8", "surrogateescape") not in ascent.head  # what goes into an argv on the node
+    escalation = SudoEscalation(Node("gpu02", "10.0.0.2"), "bob", sudo)
+    assert password.encode("utf-8", "surrogateescape") not in escalation.head  # what goes into an argv on the node
     assert password not in caplog.text + repr(sudo.passwords) + repr(sudo)
 
 
 @pytest.mark.parametrize("password", ["", "two\nlines", "one\r", "nul\0"])
 def test_what_is_no_line_is_not_written(password):
     node = Sudoer(WANTS, ["@prompt:"], ["@ready:\n"])
-    with pytest.raises(RootRefused, match="a sudo password is one line that is not empty"):
+    with pytest.raises(RootRefused, match="a sudo password is a single line and not empty"):
         node.talk(Sudo(Typing(password)))
     assert node.written == []

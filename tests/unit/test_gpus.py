@@ -52,7 +52,7 @@ def test_a_name_is_its_card_with_its_memory(name):
     ],
 )  # fmt: skip
 def test_another_card_is_refused_and_not_taken_for_a_faster_one(name):
-    with pytest.raises(ConfigError, match="unknown card"):
+    with pytest.raises(ConfigError, match="not in the table"):
         find(name)
 
 

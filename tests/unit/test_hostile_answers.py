@@ -135,7 +135,7 @@ def test_a_good_answer_is_read(name):
 
 
 def test_an_answer_that_cannot_be_read_names_the_node_and_a_command():
-    with pytest.raises(AnswerUnreadable, match="gpu01: its answer cannot be read") as caught, reading(NODE):
+    with pytest.raises(AnswerUnreadable, match="gpu01: its answer cannot be parsed") as caught, reading(NODE):
         int(DIGITS)
     assert caught.value.hint.endswith("clusterctl run --limit gpu01 -- true")
 
@@ -174,7 +174,7 @@ def test_status_keeps_what_the_others_say(cluster, monkeypatch):
     answers = {"gpu01": "hostile", "gpu02": "uptime 77.5\n"}
     found = status.status(Session(cluster, connections=Nodes(cluster, answers)))
     assert found.nodes["gpu02"].uptime == 77.5
-    assert "its answer cannot be read" in found.unreachable["gpu01"]
+    assert "its answer cannot be parsed" in found.unreachable["gpu01"]
 
 
 def test_releases_names_the_node_whose_answer_is_none(cluster):

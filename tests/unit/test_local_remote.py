@@ -131,7 +131,7 @@ def test_connections_reach_a_local_node_without_ssh(tmp_path):
         assert isinstance(connections[NODE], LocalRemote)
         assert connections[NODE] is connections[NODE]
         assert connections[NODE].run("echo hello").out == "hello\n"
-        other = connections.further(NODE)
+        other = connections.open_separate(NODE)
         assert other is not connections[NODE]
     with pytest.raises(NodeUnreachable):
         other.run("true")

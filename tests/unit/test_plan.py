@@ -120,18 +120,18 @@ def test_json_has_all_of_it_and_nothing_else_is_printed(run):
         (["gpt2", "-n", "0"], "--nodes: must be at least 1", ""),
         (["gpt2", "-n", "1", "--gpus", "0"], "--gpus: must be at least 1", ""),
         (["gpt2", "-n", "1", "--gpu-memory", "nan"], "--gpu-memory: must be at least 1", ""),
-        (["gpt2", "-n", "1", "--gpu", "Voodoo"], "--gpu Voodoo: unknown card", "A100"),
+        (["gpt2", "-n", "1", "--gpu", "Voodoo"], "--gpu Voodoo: not in the table", "A100"),
         (["gpt2", "-n", "3"], "256 is not divisible by 24 GPUs", "try: --global-batch 240 or --global-batch 264"),
         (["gpt2", "-n", "64"], "--global-batch 256 is not divisible by 512 GPUs", "try: --global-batch 512"),
         (["gpt2", "-n", "1", "--seq", "2048"], "has 1024 learned positions", "--seq 1024"),
         (["gpt2", "-n", "1", "--seq", "0"], "--seq: must be at least 1", ""),
         (["gpt2", "-n", "1", "--efficiency", "2"], "--efficiency: must be at least 0.01 and at most 1, not 2", ""),
         (["gpt2", "-n", "1", "--host-memory", "nan"], "--host-memory: must be at least 0", ""),
-        (["gpt2", "-n", "2", "--link", "fast"], "no number, and no file that can be read", "bench nccl --json"),
+        (["gpt2", "-n", "2", "--link", "fast"], "neither a number nor a readable file", "bench nccl --json"),
         (["gpt2", "-n", "2", "--link", "0"], "--link must be at least 0.001", ""),
         (["gpt2", "-n", "1", "--write", "plan.txt"], "neither .yaml nor .json", "plan.txt.yaml"),
         (["gpt2", "-n", "1", "--write", "no/plan.yaml", "--model-path", "/m"], "cannot use no/plan.ds.json", ""),
-        (["gpt2", "-n", "1", "--write", "a.yaml"], "gpt2 is a name of clusterctl's table", "--model-path models/gpt2"),
+        (["gpt2", "-n", "1", "--write", "a.yaml"], "needs the model's directory", "--model-path models/gpt2"),
         (["gpt2", "-n", "1", "--liger"], "--liger: Liger cannot compute the loss of gpt2 in chunks", "remove --liger"),
         (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
     ],
@@ -406,6 +406,6 @@ def test_the_yaml_names_the_folder_of_the_model(run, tmp_path, model):
 def test_a_name_of_the_table_is_no_path_of_a_model(run, tmp_path):
     code, _, err = run("plan", "llama-3.1-8b", "-n", 1, "--write", "train.yaml")
     assert code == 2
-    assert "model_name_or_path needs the model's folder" in err
+    assert "model_name_or_path needs the model's directory" in err
     assert "try: --model-path models/llama-3.1-8b" in err
     assert not (tmp_path / "train.yaml").exists()

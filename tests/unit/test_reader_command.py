@@ -52,7 +52,7 @@ def test_a_table_ends_with_one_line_about_all_of_it():
     assert [line.split()[0] for line in table] == ["1", "2", "3", "resumed:", *"45678"]
     assert table[3].strip() == "resumed: step 4 follows step 6"
     assert "gpt.jsonl: step 8 of 8; loss 4.466, now 4.369; eval loss 4.359, best 4.359 at 8; " in last
-    assert last.endswith("went on from step 4 after step 6")
+    assert last.endswith("resumed at step 4 after step 6")
 
 
 def test_columns_that_a_log_does_not_tell_are_left_out():
@@ -126,14 +126,14 @@ def test_a_rank_of_several():
         (["./none"], "cannot read none: No such file"),
         ([FOLDER / "README.md"], "no line tells a step, a loss or a time"),
         ([FOLDER.parent / "env"], "no log in .*env: it has no trainer_log.jsonl, train.log, run.log"),
-        (["--csv", "--json", FOLDER / "gpt.log"], "--csv or --json: not both"),
+        (["--csv", "--json", FOLDER / "gpt.log"], "--csv and --json cannot be used together"),
     ],
 )
 def test_what_is_refused(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=said) as refused:
         metrics(*arguments)
-    assert refused.value.hint or "cannot read" in said or "not both" in said
+    assert refused.value.hint or "cannot read" in said or "cannot be used together" in said
 
 
 @pytest.mark.parametrize("count", ["0", "-3", "some", "1.5"])

@@ -67,7 +67,7 @@ def test_a_question_has_a_value_for_each_node_and_a_reason_for_each_failure():
 def test_an_answer_that_cannot_be_read_is_the_nodes_failure():
     found = session().ask("look", "Looking", "echo many", lambda _, out: int(out))
     assert not found.ok
-    assert "its answer cannot be read" in found.reasons["gpu01"]
+    assert "its answer cannot be parsed" in found.reasons["gpu01"]
 
 
 def test_the_last_nodes_are_named_while_they_are_waited_for():

@@ -56,7 +56,7 @@ def attempt(tmp_path, monkeypatch):
         ("Host *\n  ForwardAgent maybe\n", "~/.ssh/config cannot be used for gpu01: maybe is missing"),
         ("CanonicalizeHostname yes\n", "~/.ssh/config cannot be used for gpu01: canonicaldomains is missing"),
         ("CanonicalizeMaxDots x\n", "~/.ssh/config cannot be used for gpu01"),
-        ("Host gpu01\n  ProxyJump a\nHost a\n  ProxyJump b\nHost b\n  ProxyJump a\n", "jump hosts in a circle"),
+        ("Host gpu01\n  ProxyJump a\nHost a\n  ProxyJump b\nHost b\n  ProxyJump a\n", "its jump hosts form a loop"),
         ("Host *\n  ProxyJump a:x\n", "~/.ssh/config cannot be used for gpu01"),
         ("Match host\n", "~/.ssh/config cannot be read"),
         ('Match host "gpu\n', "~/.ssh/config cannot be read"),
