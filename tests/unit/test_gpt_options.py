@@ -89,7 +89,10 @@ def test_help_shows_every_range_and_every_relation(capsys):
         ),
         (["--offload", "optimizer"], "--offload optimizer needs DeepSpeed, not --engine plain (default)"),
         (["--offload", "all", "--engine", "zero2"], "--offload all: only ZeRO-3 shards parameters, not --engine zero2"),
-        (["--offload", "optimizer", "--engine", "zero0"], "--offload optimizer: --engine zero0 does not shard the optimizer"),
+        (
+            ["--offload", "optimizer", "--engine", "zero0"],
+            "--offload optimizer: --engine zero0 cannot shard the optimizer",
+        ),
         (["--coalesce"], "--coalesce True: only zero2 and zero3"),
         (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain, not"),
         (["--deepspeed-config", "x"], "--deepspeed-config x needs DeepSpeed, not --engine plain (default)"),

@@ -163,7 +163,7 @@ RELATIONS = (
     Relation(
         "offload optimizer needs the engine zero1, zero2 or zero3",
         lambda c: c.offload != "optimizer" or c.engine != "zero0",
-        "{offload}: {engine} does not shard the optimizer",
+        "{offload}: {engine} cannot shard the optimizer",
         "--engine zero1 or higher, or --offload none",
     ),
     Relation(
