@@ -203,7 +203,7 @@ def main(argv: Optional[List[str]] = None) -> None:
     try:
         counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens, given.workers)
     except OSError as error:
-        raise RefusedError("%s: %s" % (given.out, error.strerror), "use a writable folder with free space") from error
+        raise RefusedError("%s: %s" % (given.out, error.strerror), "a writable folder with free space") from error
     counted = ", ".join("%d tokens in %s" % (count, split) for split, count in counts.items())
     sys.stdout.write("%s: %s, vocabulary of %d\n" % (given.out, counted, vocabulary.size))
 
