@@ -56,7 +56,9 @@ def init(session: Session) -> dict[str, str]:
     """
     outcome = enrol_nodes(session)
     if outcome.failed:
-        raise _not_enrolled(outcome.reasons, len(session.nodes), _next(outcome, f"then: {session.again(command='init')}"))
+        raise _not_enrolled(
+            outcome.reasons, len(session.nodes), _next(outcome, f"then: {session.again(command='init')}")
+        )
     return {name: answer.state for name, answer in outcome.ok.items()}
 
 
@@ -117,7 +119,9 @@ def create(
     ready = [node for node in sketch.nodes if node.name not in failed]
     then = "then write what is missing into the inventory, and run: clusterctl init"
     if not ready:
-        raise _not_enrolled(failed, len(hosts), _next(enrolled, f"nothing was written; then: {session.again(command='init')}"))
+        raise _not_enrolled(
+            failed, len(hosts), _next(enrolled, f"nothing was written; then: {session.again(command='init')}")
+        )
     facts = _ask(sketch, ready, emit)
     places = {index: facts[node.name] for index, node in enumerate(sketch.nodes) if node.name in facts}
     nodes, notes = described(hosts, places)
@@ -192,7 +196,8 @@ def _not_enrolled(failed: Mapping[str, str], count: int, what_next: str) -> Node
 
 def _next(enrolled: Outcome[Enrolled], then: str) -> str:
     if "clusterctl init" in enrolled.hints and not enrolled.session.can_ask:
-        return f"run it on a terminal, where it can ask about host keys and passwords: {enrolled.session.again(command='init')}"
+        command = enrolled.session.again(command="init")
+        return f"run it on a terminal, where it can ask about host keys and passwords: {command}"
     return enrolled.hint(then)
 
 
