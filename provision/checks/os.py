@@ -158,8 +158,7 @@ echo looked
     "the programs that clusterctl runs on a node are there",
     probe=_TOOLS_PROBE,
     why=(
-        "Without them nothing can be unpacked or verified on the node; without zstd the environment "
-        "travels uncompressed."
+        "Without them nothing can be unpacked or verified on the node; without zstd a deploy brings the program first."
     ),
 )
 def tools(answer: Answer) -> Judgement:
@@ -174,7 +173,7 @@ def tools(answer: Answer) -> Judgement:
     if needed:
         fix = "install tar, gzip, grep, sed and coreutils"
         return fail(f"no {', '.join(needed)}", expected="all of them", fix=fix)
-    return ok("all, but for zstd: data travels uncompressed" if missing else "all, and zstd")
+    return ok("all, but for zstd: a deploy brings it" if missing else "all, and zstd")
 
 
 _UPDATES_PROBE = """\

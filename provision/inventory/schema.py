@@ -13,7 +13,7 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 
 from provision import services
 from provision.inventory.document import shown
@@ -162,13 +162,31 @@ def _kind(value: object) -> str:
 
 # --- sections ------------------------------------------------------------------------------------
 
-Text = Annotated[str, BeforeValidator(as_text)]
-File = Annotated[str, BeforeValidator(as_file)]
-User = Annotated[str, BeforeValidator(as_user)]
-Port = Annotated[int, BeforeValidator(as_port)]
-Gpus = Annotated[int, BeforeValidator(as_gpus)]
-Seconds = Annotated[float, BeforeValidator(as_seconds)]
-Env = dict[Annotated[str, BeforeValidator(as_env_name)], Annotated[str, BeforeValidator(as_env_value)]]
+
+def _scalar(**more: Any) -> WithJsonSchema:
+    """The JSON schema of text, which YAML may read as a number."""
+    return WithJsonSchema({"type": ["string", "number"], **more})
+
+
+def _whole(high: int) -> WithJsonSchema:
+    """The JSON schema of a whole number from 1, also in quotes."""
+    return WithJsonSchema(
+        {"type": ["integer", "string"], "minimum": 1, "maximum": high, "pattern": "^ *[1-9][0-9]* *$"}
+    )
+
+
+Text = Annotated[str, BeforeValidator(as_text), _scalar(pattern=r"\S", maxLength=MAX_TEXT)]
+File = Annotated[str, BeforeValidator(as_file), _scalar(pattern=r"\S", maxLength=MAX_TEXT)]
+User = Annotated[str, BeforeValidator(as_user), _scalar(pattern=r"\S", maxLength=MAX_TEXT)]
+Port = Annotated[int, BeforeValidator(as_port), _whole(65535)]
+Gpus = Annotated[int, BeforeValidator(as_gpus), _whole(1024)]
+Seconds = Annotated[float, BeforeValidator(as_seconds), _scalar(minimum=0.1, maximum=3600)]
+Env = dict[
+    Annotated[
+        str, BeforeValidator(as_env_name), WithJsonSchema({"type": "string", "pattern": f"^{_ENV_NAME.pattern}$"})
+    ],
+    Annotated[str, BeforeValidator(as_env_value), _scalar(maxLength=MAX_VALUE)],
+]
 Options = dict[str, Any]
 
 
@@ -184,29 +202,29 @@ S = TypeVar("S", bound=Section)
 class SshSection(Section):
     """``ssh:``."""
 
-    user: User | None = None
-    key: File | None = None
-    port: Port | None = None
-    known_hosts: File = "known_hosts"
-    timeout: Seconds = 10.0
+    user: User | None = Field(None, description="login name on the nodes; default: ssh's own")
+    key: File | None = Field(None, description="private key, relative to this file")
+    port: Port | None = Field(None, description="port of sshd on the nodes; default: 22")
+    known_hosts: File = Field("known_hosts", description="file of the pinned host keys, relative to this file")
+    timeout: Seconds = Field(10.0, description="seconds until a connection attempt fails")
 
 
 class NodeSection(Section):
     """One entry of ``nodes:``; the addresses may be ranges."""
 
-    address: Text
-    data_address: Text | None = None
-    user: User | None = None
-    port: Port | None = None
-    gpus: Gpus | None = None
+    address: Text = Field(description="ADDRESS, or USER@ADDRESS:PORT; a range for a range of names")
+    data_address: Text | None = Field(None, description="address on the fast network, for training and copies")
+    user: User | None = Field(None, description="login name on this node")
+    port: Port | None = Field(None, description="port of this node's sshd")
+    gpus: Gpus | None = Field(None, description="processes to start on this node; default: one per GPU")
 
 
 class TrainSection(Section):
     """``train:``."""
 
-    config: File | None = None
-    port: Port | None = None
-    env: Env = Field(default_factory=dict)
+    config: File | None = Field(None, description="a LLaMA-Factory configuration, relative to this file")
+    port: Port | None = Field(None, description="MASTER_PORT; default: a free port of the first node")
+    env: Env = Field(default_factory=dict, description="environment variables of every process")
 
 
 # ``services:``, with a key for each service. A service's own ``Options`` read what is below it.

@@ -1,7 +1,7 @@
-"""OS packages from an offline bundle that ``clusterctl pack-os`` wrote: no mirror, no network, no source of the host.
+"""os_packages: OS packages from an offline bundle of ``clusterctl pack-os``, without mirrors and network.
 
-Every node gets what its own ``/etc/os-release`` and architecture call for. What is installed already is left alone, in
-whatever version; apt's simulation comes first, and what it would remove or downgrade is refused.
+Every node gets the packages for its ``/etc/os-release`` and architecture. Installed packages do not change. apt first
+simulates the installation; a node where it would remove or downgrade packages is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from provision.inventory.schema import Section, Text
 from provision.model import Step
 from provision.ospackages import families, node, releases
 from provision.ospackages.bundle import SUFFIX
-from provision.services.kit.changes import must
-from provision.services.kit.plans import Duty
+from provision.services.kit.changes import require
+from provision.services.kit.plans import NodeSteps
 
 if TYPE_CHECKING:
     from provision.model import Inventory
@@ -34,24 +34,24 @@ class Options(Section):
     """``services: os_packages:``."""
 
     bundle: Text | dict[Text, Text] | None = None  # a file, or by release; None: every *.osb beside the inventory
-    packages: tuple[Text, ...] = ()  # none: all that the bundle was asked for
-    # What may be removed because a package takes its place. Of programs that set the clock dpkg allows one, and this is
-    # the one that Debian and Ubuntu install; undo brings it back.
+    packages: tuple[Text, ...] = ()  # none: all packages that were requested when the bundle was packed
+    # Packages that others may replace. dpkg allows one program that sets the clock, and Debian and Ubuntu install this
+    # one; undo restores it.
     replace: tuple[Text, ...] = ("systemd-timesyncd",)
 
 
 def problems(options: Options, _inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Releases that nobody packs, and names that are none."""
+    """Releases that cannot be packed, and invalid names of packages."""
     if isinstance(options.bundle, dict):
-        yield from (("bundle", why) for name in options.bundle if (why := _unpacked(name)))
+        yield from (("bundle", why) for name in options.bundle if (why := _unsupported(name)))
     for key, names in (("packages", options.packages), ("replace", options.replace)):
         for name in names:
             if not _NAME.fullmatch(name):
-                yield key, f"{shown(repr(name))} is no name of a package"
+                yield key, f"{shown(repr(name))} is not the name of a package"
 
 
-def _unpacked(release: str) -> str:
-    """Why no bundle can be for a release."""
+def _unsupported(release: str) -> str:
+    """Why there can be no bundle for a release."""
     try:
         families.of(releases.find(release))
     except UsageError as error:
@@ -59,20 +59,20 @@ def _unpacked(release: str) -> str:
     return ""
 
 
-def plan(options: Options, inventory: Inventory) -> Iterator[Duty]:
-    """One step: what is missing is installed. The bundle must have been sent."""
+def plan(options: Options, inventory: Inventory) -> Iterator[NodeSteps]:
+    """One step that installs missing packages. The bundle must have been sent."""
     chosen = choices(options, inventory)
     steps = (Step("packages", do=node.install(chosen, options.replace), unless=node.present(chosen)),)
     for each in inventory.nodes:
-        yield Duty(each.name, "base", steps)
+        yield NodeSteps(each.name, "base", steps)
 
 
-def verify(options: Options, inventory: Inventory) -> Iterator[Duty]:
-    """Every wanted package is installed."""
+def verify(options: Options, inventory: Inventory) -> Iterator[NodeSteps]:
+    """Check that every package is installed."""
     chosen = choices(options, inventory)
-    steps = (must("packages", node.present(chosen), node.absent(chosen)),)
+    steps = (require("packages", node.present(chosen), node.absent(chosen)),)
     for each in inventory.nodes:
-        yield Duty(each.name, "base", steps)
+        yield NodeSteps(each.name, "base", steps)
 
 
 def packages(options: Options, inventory: Inventory) -> node.Packages:
@@ -81,11 +81,11 @@ def packages(options: Options, inventory: Inventory) -> node.Packages:
 
 
 def choices(options: Options, inventory: Inventory) -> tuple[Choice, ...]:
-    """The bundles of the inventory, opened.
+    """Open the bundles of the inventory.
 
     Raises:
-        UsageError: there is none, one cannot be read, or does not fit what the inventory says of it.
-        BundleError: a file is no bundle, or damaged.
+        UsageError: there is none, one cannot be read, or one does not match the inventory.
+        BundleError: a file is not a bundle, or is damaged.
     """
     here = inventory.path.parent
     if isinstance(options.bundle, dict):

@@ -13,14 +13,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from provision.inventory.document import shown
 from provision.inventory.schema import Section
 from provision.model import Step
 from provision.render import quote
-from provision.services.kit.changes import file, must
-from provision.services.kit.plans import Duty
+from provision.services.kit.changes import require, write_file
+from provision.services.kit.plans import NodeSteps
 
 if TYPE_CHECKING:
     from provision.model import Inventory
@@ -59,7 +59,7 @@ DEFAULTS = {
     "net.ipv4.tcp_rmem": "4096 131072 268435456",
     "net.ipv4.tcp_wmem": "4096 65536 268435456",
 }
-# Settings that some kernels are built without; 0 asks for nothing there.
+# Settings that some kernels are built without. The value 0 is accepted there.
 _OPTIONAL = frozenset(("kernel.numa_balancing", "vm.zone_reclaim_mode"))
 
 
@@ -90,10 +90,15 @@ def _wrong(key: object, value: object) -> str:
     return ""
 
 
+_SETTINGS = WithJsonSchema(
+    {"type": "object", "minProperties": 1, "additionalProperties": {"type": ["integer", "string"]}}
+)
+
+
 class Options(Section):
     """``services: sysctl:``."""
 
-    settings: Annotated[dict[str, str], BeforeValidator(_settings)] = DEFAULTS  # replaces the defaults
+    settings: Annotated[dict[str, str], BeforeValidator(_settings), _SETTINGS] = DEFAULTS  # replaces the defaults
 
 
 def problems(_options: Options, _inventory: Inventory) -> Iterator[tuple[str, str]]:
@@ -101,25 +106,25 @@ def problems(_options: Options, _inventory: Inventory) -> Iterator[tuple[str, st
     yield from ()
 
 
-def plan(options: Options, inventory: Inventory) -> Iterator[Duty]:
-    """The file for the next boot, and the settings now, on every node."""
+def plan(options: Options, inventory: Inventory) -> Iterator[NodeSteps]:
+    """Write the settings to a file for the next boot and to the kernel, on every node."""
     steps = (
-        file("settings of every boot", PATH, _text(options)),
-        *(_now(key, value) for key, value in options.settings.items()),
+        write_file("settings of every boot", PATH, _text(options)),
+        *(_set_now(key, value) for key, value in options.settings.items()),
     )
     for node in inventory.nodes:
-        yield Duty(node.name, "base", steps)
+        yield NodeSteps(node.name, "base", steps)
 
 
-def verify(options: Options, inventory: Inventory) -> Iterator[Duty]:
-    """The kernel has every setting."""
-    steps = tuple(_kernel_has(key, value) for key, value in options.settings.items())
+def verify(options: Options, inventory: Inventory) -> Iterator[NodeSteps]:
+    """Check every setting in the kernel."""
+    steps = tuple(_check_now(key, value) for key, value in options.settings.items())
     for node in inventory.nodes:
-        yield Duty(node.name, "base", steps)
+        yield NodeSteps(node.name, "base", steps)
 
 
 def _text(options: Options) -> str:
-    # A line that begins with - is skipped without an error where the kernel lacks the key: sysctl.d(5).
+    # A line that begins with - is skipped without an error if the kernel lacks the key: sysctl.d(5).
     lines = (f"{'-' if _may_lack(*each) else ''}{each[0]} = {each[1]}\n" for each in options.settings.items())
     return "# Written by clusterctl; `clusterctl services undo sysctl` removes it.\n" + "".join(lines)
 
@@ -143,9 +148,9 @@ def _path(key: str) -> str:
     return "/proc/sys/" + key.replace(".", "/")
 
 
-def _now(key: str, value: str) -> Step:
+def _set_now(key: str, value: str) -> Step:
     path = quote(_path(key))
-    # Undo skips a setting that the kernel of the day does not have.
+    # Undo skips a setting that the running kernel does not have.
     back = """[ ! -e "$2" ] || printf "%s\\n" "$1" >"$2\""""
     do = (
         f"{_read(key)}\n"
@@ -157,6 +162,6 @@ def _now(key: str, value: str) -> Step:
     return Step(f"{key} now", do=do, unless=_is(key, value))
 
 
-def _kernel_has(key: str, value: str) -> Step:
+def _check_now(key: str, value: str) -> Step:
     why = f'{_read(key)}\ncc_say "{key} is ${{cc_now:-unknown to this kernel}}, not {value}: see sysctl --system"'
-    return must(key, _is(key, value), why)
+    return require(key, _is(key, value), why)

@@ -1,6 +1,6 @@
-"""``clusterctl deploy``: a bundle becomes the current release on every node.
+"""``clusterctl deploy``: make a bundle the current release on every node.
 
-``deploy`` lists the stages in their order: services, examine, relocate, lock, gather, send, activate.
+The stages of ``deploy`` in order: services, examine, relocate, lock, gather, send, activate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from provision.session.sending import Sent, send
 from provision.ssh.remote import reading
 from provision.tasks import services
 from provision.tasks.services import ServicesResult
-from provision.transfer import Target, clean, keys
+from provision.transfer import Target, clean, decompressor, keys
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -40,14 +40,14 @@ _TIMED = ("gather", "verify", "send", "activate")
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """How a bundle is deployed.
+    """Options of a deploy.
 
     Attributes:
         scripts_to: with a dry run, a folder for the scripts, for review.
-        relay: nodes may pass the bytes on to one another.
-        repair: bring the release again where it exists; files that are OK are not sent.
-        accept_unrewritable: continue although some files will keep the old prefix.
-        services: set up the inventory's services first.
+        relay: nodes may pass bytes on to other nodes.
+        repair: replace an existing release; intact files are not sent.
+        accept_unrewritable: continue even if some files will keep the old prefix.
+        services: apply the inventory's services first.
     """
 
     scripts_to: Path | None = None
@@ -59,16 +59,16 @@ class DeployOptions:
 
 @dataclass(frozen=True)
 class DeployResult:
-    """What a deploy did.
+    """The result of a deploy.
 
     Attributes:
         release_id: the release.
-        states: by node name ``unchanged``, ``deployed``, ``repaired``, or what it would do.
-        bytes_sent: by this machine, to all nodes together.
+        states: by node name ``unchanged``, ``deployed``, ``repaired``, or what a deploy would do.
+        bytes_sent: by this machine, to all nodes.
         seconds: of each stage.
-        steps: seconds of each step of the activation, on the node where it took longest.
-        dry_run: nothing was done.
-        services: what became of the node services; None if they were skipped.
+        steps: seconds of each step of the activation, on the slowest node.
+        dry_run: nothing was changed.
+        services: the result for node services; None if they were skipped.
     """
 
     release_id: str
@@ -81,16 +81,16 @@ class DeployResult:
 
     @property
     def changed(self) -> bool:
-        """Whether the release was, or would be, brought to any node."""
+        """Whether any node was, or would be, changed."""
         return any(state != Action.NOTHING.value for state in self.states.values())
 
 
 @dataclass(frozen=True)
 class _Release:
-    """A release on its way to nodes: its files, the lock on its folder, and the steps that make it current."""
+    """A release to deploy: its files, the lock on its folder, and the steps that make it current."""
 
     payload: Payload
-    places: ReleasePaths
+    paths: ReleasePaths
     lock: Lock
     activating: tuple[Step, ...]
     repair: bool
@@ -98,7 +98,7 @@ class _Release:
 
 @dataclass(frozen=True)
 class _Existing:
-    """What a node has of a release: keys of legs, paths of rewritten files, free bytes, and damaged releases."""
+    """A node's existing files of a release: keys of legs, paths of derived files, free bytes, damaged releases."""
 
     keys: frozenset[str]
     rewritten: frozenset[str]
@@ -113,37 +113,37 @@ _DEFAULT = DeployOptions()
 
 
 def deploy(session: Session, bundle_path: Path, options: DeployOptions = _DEFAULT) -> DeployResult:
-    """Bring a bundle to the nodes as the release behind the inventory's prefix.
+    """Make a bundle the current release at the inventory's prefix on every node.
 
     Raises:
-        BundleError: the bundle is damaged or no bundle, or has files that cannot work at the prefix.
+        BundleError: the file is not a bundle or is damaged, or some files cannot work at the prefix.
         PreflightError: nodes cannot take the release; nothing was changed.
         NodesFailedError: some nodes failed; the others are done.
     """
     bundle = open_bundle(bundle_path)
-    places = ReleasePaths.of(session.inventory, bundle.manifest.release_id)
+    paths = ReleasePaths.of(session.inventory, bundle.manifest.release_id)
     serviced = _apply_services(session, options)
     earlier = dict(session.seconds)
-    facts = _examine(session, bundle, places, repair=options.repair)
-    actions = {name: examine.action(fact, places, repair=options.repair) for name, fact in facts.items()}
-    _remove_old_keys(session, [node for node in session.nodes if facts[node.name].relay_left], places)
+    facts = _examine(session, bundle, paths, repair=options.repair)
+    actions = {name: examine.action(fact, paths, repair=options.repair) for name, fact in facts.items()}
+    _remove_old_keys(session, [node for node in session.nodes if facts[node.name].relay_left], paths)
     todo = [node for node in session.nodes if actions[node.name] is not Action.NOTHING]
     planned = {name: action.value for name, action in actions.items()}
     if not todo and options.scripts_to is None:
-        return DeployResult(places.release_id, planned, dry_run=session.dry_run, services=serviced)
-    release = _relocate(session, bundle, places, options)
+        return DeployResult(paths.release_id, planned, dry_run=session.dry_run, services=serviced)
+    release = _relocate(session, bundle, paths, options)
     if options.scripts_to is not None:
-        gather = steps.gather(places, repair=options.repair)
+        gather = steps.gather(paths, repair=options.repair)
         write_scripts(options.scripts_to, session.nodes, gather, release.activating)
     if session.dry_run:
-        return DeployResult(places.release_id, planned, dry_run=True, services=serviced)
+        return DeployResult(paths.release_id, planned, dry_run=True, services=serviced)
     with session.locked(release.lock, on=todo) as sharing:
         receivers = [node for node in sharing.own(todo) if actions[node.name].sends]
         sent = _send(session, release, receivers, facts, relay=options.relay)
         activated = activate_all(todo, sharing, sent.outcome, lambda nodes: _activate(session, release, nodes))
     (sent.outcome & activated).required()
     return DeployResult(
-        places.release_id,
+        paths.release_id,
         planned | {node.name: _done(actions[node.name], sharing.owner(node)) for node in todo},
         sent.bytes,
         {key: session.seconds[key] - earlier.get(key, 0.0) for key in _TIMED if key in session.seconds},
@@ -162,69 +162,70 @@ def _apply_services(session: Session, options: DeployOptions) -> ServicesResult 
         raise
 
 
-def _examine(session: Session, bundle: Bundle, places: ReleasePaths, *, repair: bool) -> Mapping[str, NodeFacts]:
-    """Look at every node; one error names all that cannot take the release."""
+def _examine(session: Session, bundle: Bundle, paths: ReleasePaths, *, repair: bool) -> Mapping[str, NodeFacts]:
+    """Examine every node; one error names all nodes that cannot take the release."""
     outcome = session.ask(
         "examine",
         "Examining nodes",
-        examine.examine(session.inventory, places.release_id, keys.comment_prefix(session.inventory)),
+        examine.examine(session.inventory, paths.release_id, keys.comment_prefix(session.inventory)),
         lambda _, out: examine.read_facts(out),
         deadline=EXAMINE_DEADLINE,
-        state=lambda facts: examine.action(facts, places, repair=repair).value,
+        state=lambda facts: examine.action(facts, paths, repair=repair).value,
     )
     problems = {name: examine.judge(facts, session.inventory, bundle.manifest) for name, facts in outcome.ok.items()}
     refused = {name: problem for name, problem in problems.items() if problem}
     return outcome.refuse(refused).required(cannot="cannot take the environment")
 
 
-def _remove_old_keys(session: Session, nodes: Sequence[Node], places: ReleasePaths) -> None:
-    """Remove the keys that the relay of a killed deploy left, unless another deploy is running there."""
+def _remove_old_keys(session: Session, nodes: Sequence[Node], paths: ReleasePaths) -> None:
+    """Remove the ssh keys that the relay of a killed deploy left, unless another deploy is running there."""
     if nodes and not session.dry_run:
         with suppress(PreflightError), session.locked(Lock.of_releases(session.inventory), on=nodes):
-            clean(session.inventory, nodes, session.connections, places.releases)
+            clean(session.inventory, nodes, session.connections, paths.releases)
 
 
-def _relocate(session: Session, bundle: Bundle, places: ReleasePaths, options: DeployOptions) -> _Release:
-    """The release, with the files that name the prefix as they must be at its path."""
-    relocated = relocate(bundle.manifest, bundle.prefix_files(), places.root / "releases" / places.release_id)
+def _relocate(session: Session, bundle: Bundle, paths: ReleasePaths, options: DeployOptions) -> _Release:
+    """The release, with the files that contain the prefix rewritten for its path."""
+    relocated = relocate(bundle.manifest, bundle.prefix_files(), paths.root / "releases" / paths.release_id)
     for warning in relocated.warnings:
         session.warn(warning)
     if relocated.unrewritable:
         listed = "\n".join(f"  {path}: {why}" for path, why in relocated.unrewritable)
-        text = f"{len(relocated.unrewritable)} files cannot work at {places.root}:\n{listed}"
+        text = f"{len(relocated.unrewritable)} files cannot work at {paths.root}:\n{listed}"
         if not options.accept_unrewritable:
             again = session.again("--accept-unrewritable")
             raise BundleError(text, hint=f"choose a shorter prefix in the inventory, or continue without them: {again}")
         session.warn(text)
     return _Release(
         Payload(bundle, relocated),
-        places,
+        paths,
         Lock.of_releases(session.inventory),
-        _activation(session, bundle, places, relocated, repair=options.repair),
+        _activation(session, bundle, paths, relocated, repair=options.repair),
         options.repair,
     )
 
 
 def _activation(
-    session: Session, bundle: Bundle, places: ReleasePaths, relocated: Relocated, *, repair: bool
+    session: Session, bundle: Bundle, paths: ReleasePaths, relocated: Relocated, *, repair: bool
 ) -> tuple[Step, ...]:
     naming = steps.conda_name_steps(session.inventory, bundle.manifest)
-    return tuple(steps.activate(places, bundle.manifest, relocated, repair=repair, naming=naming))
+    return tuple(steps.activate(paths, bundle.manifest, relocated, repair=repair, naming=naming))
 
 
 def _send(
     session: Session, release: _Release, nodes: Sequence[Node], facts: Mapping[str, NodeFacts], *, relay: bool
 ) -> Sent:
-    """Bring the release's files to nodes: link or make what they can from existing files, and send the rest.
+    """Provide nodes with the release's files: link or derive them from existing files where possible, send the rest.
 
     Raises:
         BundleError: the bundle is damaged; nothing was sent.
     """
-    payload, places = release.payload, release.places
+    payload, paths = release.payload, release.paths
     gathered = _gather(session, release, nodes, facts)
-    wires: dict[str, Wire] = {node.name: "zstd" if "zstd" in facts[node.name].tools else "plain" for node in nodes}
+    # Only nodes that derived the same files get the same last leg. Nearly always, all of them did.
+    groups = {existing.rewritten: payload.legs("plain", existing.rewritten) for existing in gathered.ok.values()}
     lacking = {
-        name: [leg.key for leg in payload.legs(wires[name], existing.rewritten) if existing.lacks(leg)]
+        name: [leg.key for leg in groups[existing.rewritten] if existing.lacks(leg)]
         for name, existing in gathered.ok.items()
     }
     small = {
@@ -237,36 +238,57 @@ def _send(
     if not ready.ok:
         return Sent(ready)
     payload.bundle.verify(session.emit, payload.chunks({key for name in ready.ok for key in lacking[name]}))
-    sent = Sent(ready)
-    # Only nodes that made the same files themselves get the same last leg: nearly always all of them do.
+    wires, brought = _wires(session, release, ready.of(nodes), facts, lacking)
+    sent = Sent(ready, brought)
     for rewritten in dict.fromkeys(existing.rewritten for existing in ready.ok.values()):
         group = [node for node in ready.of(nodes) if ready.ok[node.name].rewritten == rewritten]
         legs = {wires[node.name]: payload.legs(wires[node.name], rewritten) for node in group}
         targets = [
-            Target(node, places.transfer, places.incoming, wires[node.name], "ssh" in facts[node.name].tools)
+            Target(node, paths.transfer, paths.incoming, wires[node.name], "ssh" in facts[node.name].tools)
             for node in group
         ]
-        what = f"{payload.bundle.manifest.name} ({places.release_id})"
+        what = f"{payload.bundle.manifest.name} ({paths.release_id})"
         part = send(session, "send", what, targets, legs, relay=relay)
         sent = Sent(sent.outcome & part.outcome, sent.bytes + part.bytes)
     return sent
 
 
+def _wires(
+    session: Session,
+    release: _Release,
+    nodes: Sequence[Node],
+    facts: Mapping[str, NodeFacts],
+    lacking: Mapping[str, Sequence[str]],
+) -> tuple[Mapping[str, Wire], int]:
+    """How each node receives bytes, and the bytes sent for that.
+
+    A node without zstd gets the program first, if it lacks enough to be worth it.
+    """
+    has = {node.name for node in nodes if "zstd" in facts[node.name].tools}
+    poor = [
+        node
+        for node in nodes
+        if node.name not in has and release.payload.unpacked(lacking[node.name]) >= decompressor.BRING_FROM
+    ]
+    working, sent = decompressor.bring(session.connections, poor, release.paths.transfer)
+    return {node.name: "zstd" if node.name in has | working else "plain" for node in nodes}, sent
+
+
 def _gather(
     session: Session, release: _Release, nodes: Sequence[Node], facts: Mapping[str, NodeFacts]
 ) -> Outcome[_Existing]:
-    """Start the release on every node from the files that the node has."""
-    payload, places = release.payload, release.places
-    bases = {node.name: _base(facts[node.name], places) for node in nodes}
-    recipes = {base: _recipe(payload, places, base) for base in set(bases.values())}
+    """Start the release on every node from the node's existing files."""
+    payload, paths = release.payload, release.paths
+    bases = {node.name: _base(facts[node.name], paths) for node in nodes}
+    recipes = {base: _recipe(payload, paths, base) for base in set(bases.values())}
 
     def gather(node: Node) -> _Existing:
         base = bases[node.name]
-        script = release.lock.guarded(steps.gather(places, repair=release.repair, base=base))
+        script = release.lock.guarded(steps.gather(paths, repair=release.repair, base=base))
         wanted = steps.wanted(payload.keys, recipes[base])
         result = session.run(node, script, stdin=wanted, deadline=GATHER_DEADLINE)
         if result.rc != 0 or not result.out.endswith("end\n"):
-            raise ClusterctlError(" ".join(result.err.split()) or "could not start the release")
+            raise ClusterctlError(" ".join(result.err.split()) or "could not create the release's folder")
         rows = [line.split() for line in result.out.splitlines()]
         entries = recipes[base].entries
         with reading(node):
@@ -301,28 +323,28 @@ def activate_all(
     before: Outcome[Any],
     activate: Callable[[Sequence[Node]], Outcome[tuple[Any, ...]]],
 ) -> Outcome[tuple[Any, ...]]:
-    """Activate on the nodes that own their folder, then on those that share one.
+    """Activate on the nodes that own their folder, then on those that share the folder of another node.
 
-    A node that shares the folder of a failed node is not tested, and its reason names that node. A test that fails on
-    a sharing node says nothing about the others.
+    A node that shares the folder of a failed node is skipped, and its reason names that node. A failure on a sharing
+    node does not affect other nodes.
 
     Args:
         nodes: the nodes.
         sharing: which of them share a folder.
-        before: what became of them so far; nodes that failed are skipped.
-        activate: activates on some nodes.
+        before: the outcome so far; failed nodes are skipped.
+        activate: activates the release on some nodes.
     """
     nodes = tuple(nodes)
     done = activate([node for node in sharing.own(nodes) if node.name not in before.failed])
     failed = {**done.failed, **before.failed}
     others = [node for node in nodes if sharing.owner(node)]
     done &= activate([node for node in others if sharing.owner(node) not in failed])
-    untested = {
+    skipped = {
         node.name: Failure(f"shares its files with {owner}, which failed")
         for node in others
         if (owner := sharing.owner(node)) in failed
     }
-    return done & Outcome(done.session, {}, untested, changes=True)
+    return done & Outcome(done.session, {}, skipped, changes=True)
 
 
 def _activate(session: Session, release: _Release, nodes: Sequence[Node]) -> Outcome[tuple[Any, ...]]:
@@ -334,7 +356,7 @@ def _activate(session: Session, release: _Release, nodes: Sequence[Node]) -> Out
 
 
 def write_scripts(folder: Path, nodes: Sequence[Node], gather: str, activating: Sequence[Step]) -> None:
-    """Write the scripts as they would run, one file for each node and stage.
+    """Write the scripts for review, one file for each node and stage.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -356,22 +378,22 @@ def _done(action: Action, owner: str) -> str:
 
 
 def _slowest(activated: Outcome[tuple[Any, ...]]) -> dict[str, float]:
-    """The seconds of each step, on the node where it took longest."""
+    """The seconds of each step on the slowest node."""
     done = [step for steps_done in activated.ok.values() for step in steps_done]
     return {
         name: max(step.seconds for step in done if step.name == name) for name in dict.fromkeys(s.name for s in done)
     }
 
 
-def _base(facts: NodeFacts, places: ReleasePaths) -> str:
-    """The other release that a node runs now; empty if there is none."""
+def _base(facts: NodeFacts, paths: ReleasePaths) -> str:
+    """The node's current release; empty if there is none or it is the release to deploy."""
     current = PurePosixPath(facts.prefix_link or "").name
-    return current if current != places.release_id else ""
+    return current if current != paths.release_id else ""
 
 
-def _recipe(payload: Payload, places: ReleasePaths, base: str) -> Recipe:
-    """How to make rewritten files from those of the release ``base``."""
+def _recipe(payload: Payload, paths: ReleasePaths, base: str) -> Recipe:
+    """How to derive rewritten files from those of the release ``base``."""
     if not base:
         return Recipe()
-    old = PurePosixPath(places.releases) / base
+    old = PurePosixPath(paths.releases) / base
     return recipe(payload.bundle.manifest, payload.bundle.prefix_files(), payload.relocated, old)

@@ -1,8 +1,8 @@
-"""``--retry-failed``: remembers which nodes a command did not finish.
+"""``--retry-failed``: remembers the nodes that a command did not finish.
 
 The file ``.clusterctl-failed.json`` is beside the inventory, like the pinned host keys: a JSON object that maps the
-inventory's file name to commands, and each command to names of nodes. An empty file is deleted. If the folder cannot
-be written, nothing is remembered, and no command fails for that.
+inventory's file name to commands, and each command to names of nodes. An empty file is deleted. If the folder is not
+writable, nothing is remembered, and the command does not fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = ".clusterctl-failed.json"
 
-_Kept = dict[str, dict[str, list[str]]]
+_Failures = dict[str, dict[str, list[str]]]
 
 
 def last_failed(inventory: Inventory, command: str, nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -32,31 +32,33 @@ def last_failed(inventory: Inventory, command: str, nodes: Sequence[Node]) -> tu
 
 
 @contextmanager
-def remembered(inventory: Inventory, command: str, nodes: Sequence[Node], *, dry_run: bool = False) -> Iterator[None]:
-    """Run ``command`` within this, so that ``--retry-failed`` knows which nodes it did not finish.
+def remember_failed(
+    inventory: Inventory, command: str, nodes: Sequence[Node], *, dry_run: bool = False
+) -> Iterator[None]:
+    """Remember the nodes that the command in this block does not finish.
 
-    An error before any node was finished, and Ctrl-C, leave all of ``nodes`` unfinished. An error that is not about
-    nodes (a wrong argument, a damaged bundle) changes nothing in the file, and neither does a dry run. Other nodes
-    stay as they were.
+    After Ctrl-C, or an error before any node was finished, these are all of ``nodes``. An error that is not about nodes
+    (a wrong argument, a damaged bundle) does not change the file, and neither does a dry run. The entries of other
+    nodes stay.
     """
     try:
         yield
     except (NodesError, InterruptedByUser, KeyboardInterrupt) as error:
         if not dry_run:
-            _keep(inventory, command, nodes, undone(error, nodes))
+            _update(inventory, command, nodes, unfinished(error, nodes))
         raise
     if not dry_run:
-        _keep(inventory, command, nodes, ())
+        _update(inventory, command, nodes, ())
 
 
-def undone(error: BaseException, nodes: Sequence[Node]) -> tuple[str, ...]:
+def unfinished(error: BaseException, nodes: Sequence[Node]) -> tuple[str, ...]:
     """The names of the nodes that are not finished after a command ended with ``error``."""
     if isinstance(error, NodesFailedError) and not error.nothing_done:
         return tuple(node.name for node in nodes if node.name in error.reasons)
     return tuple(node.name for node in nodes)
 
 
-def _keep(inventory: Inventory, command: str, nodes: Sequence[Node], failed: Sequence[str]) -> None:
+def _update(inventory: Inventory, command: str, nodes: Sequence[Node], failed: Sequence[str]) -> None:
     path = inventory.path
     kept = _load(path)
     before = json.dumps(kept)
@@ -87,7 +89,7 @@ def _write(path: Path, kept: Mapping[str, object]) -> None:
         raise
 
 
-def _load(inventory: Path) -> _Kept:
+def _load(inventory: Path) -> _Failures:
     """The file's content; empty if the file does not exist or is not clusterctl's."""
     try:
         data = json.loads(inventory.with_name(FILE).read_text(encoding="utf-8"))

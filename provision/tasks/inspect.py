@@ -1,4 +1,4 @@
-"""``clusterctl inspect`` and ``clusterctl diff``: what is in a bundle, and how two differ. They reach no node."""
+"""``clusterctl inspect`` and ``clusterctl diff``: describe a bundle, and compare two. Nodes are not involved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.model import Emit
 
 @dataclass(frozen=True)
 class Inspection:
-    """A bundle that was looked at; ``verified``: all of it was read."""
+    """A bundle's description; ``verified``: all of the bundle was read and is intact."""
 
     bundle: Path
     overview: Overview
@@ -23,15 +23,15 @@ class Inspection:
 
 
 def inspect(bundle: Path, *, verify: bool = False, emit: Emit) -> Inspection:
-    """Look into a bundle.
+    """Describe a bundle.
 
     Args:
         bundle: its path.
-        verify: read everything, and check it against the manifest.
+        verify: read all of it, and compare it with the manifest.
         emit: receives events.
 
     Raises:
-        BundleError: it is no bundle, damaged, truncated or too new.
+        BundleError: it is not a bundle, damaged, truncated or too new.
         UsageError: it cannot be read.
     """
     opened = open_bundle(bundle)
@@ -44,21 +44,21 @@ def diff(old: Path, new: Path) -> Difference:
     """Compare two bundles.
 
     Raises:
-        BundleError: one of them is no bundle, damaged, truncated or too new.
+        BundleError: one of them is not a bundle, damaged, truncated or too new.
         UsageError: one of them cannot be read.
     """
     return compare(open_bundle(old), open_bundle(new))
 
 
-def inspected(
+def inspection_output(
     result: Inspection, *, packages: bool = False, files: bool = False, prefix: bool = False
 ) -> tuple[Mapping[str, Any], str]:
-    """After ``inspect``: one mapping for ``--json``, one text for people. The flags say what the text lists whole."""
+    """The output of ``inspect``: data for ``--json``, and text. The flags select what the text lists in full."""
     data = {"bundle": str(result.bundle), "verified": result.verified, **overview_data(result.overview)}
     text = overview_text(result.overview, packages=packages, files=files, prefix=prefix, verified=result.verified)
     return data, text
 
 
-def differed(result: Difference, *, files: bool = False) -> tuple[Mapping[str, Any], str]:
-    """After ``diff``: one mapping for ``--json``, one text for people. ``files``: the text lists every path."""
+def difference_output(result: Difference, *, files: bool = False) -> tuple[Mapping[str, Any], str]:
+    """The output of ``diff``: data for ``--json``, and text. With ``files`` the text lists every path."""
     return difference_data(result), difference_text(result, files=files)

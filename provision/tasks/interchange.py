@@ -1,7 +1,7 @@
-"""``pack-env --format conda-pack``, and ``deploy`` of what conda-pack made.
+"""``pack-env --format conda-pack``, and ``deploy`` of archives from conda-pack.
 
-A bundle is packed first and then written as an archive, so the archive has what a deploy would bring. Until then the
-bundle is beside the archive, and takes as much room as a ``.tar.zst``.
+The environment is packed as a bundle first, so that the archive has the files of a deploy. The temporary bundle is
+beside the archive, and as large as a ``.tar.zst``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULT_SUFFIX = ".tar.gz"  # conda-pack's
 
 @dataclass(frozen=True)
 class ExportResult:
-    """An archive, the environment in it, and how long it took."""
+    """An archive, the manifest of its environment, and the seconds that packing took."""
 
     archive: Exported
     manifest: Manifest
@@ -44,28 +44,28 @@ class ExportResult:
 def pack_archive(
     env: str | None, *, environ: Mapping[str, str], output: Path | None = None, emit: Emit, **options: Any
 ) -> ExportResult:
-    """Write an environment as an archive for conda-pack's users.
+    """Pack an environment as an archive for users of conda-pack.
 
     Args:
         env: a path, the name of a conda environment, or None for the active one; or the path of a bundle.
-        environ: the process environment, where the active environment is named.
-        output: the archive's path; by default NAME.tar.gz in the current folder. One that exists is replaced.
+        environ: environment variables.
+        output: the archive's path; by default NAME.tar.gz in the current folder. An existing file is replaced.
         emit: receives events.
-        options: further ones of ``pack``.
+        options: further arguments of ``pack``.
 
     Raises:
-        UsageError: no such environment, the output cannot be written, or its name tells of no format.
+        UsageError: no such environment, the output cannot be written, or its suffix is unknown.
         BundleError: the environment could not be packed, or the bundle is damaged.
     """
     began = time.monotonic()
     if env is not None and env.endswith(SUFFIX) and os.path.isfile(env):  # noqa: PTH113 - False where unreadable
         bundle = open_bundle(Path(env))
-        out = _checked(output or Path(bundle.manifest.name + DEFAULT_SUFFIX))
+        out = _check_output(output or Path(bundle.manifest.name + DEFAULT_SUFFIX))
         return _export(bundle, out, began, emit)
     prefix = find_env(env, environ)
-    out = _checked(output or Path(prefix.name + DEFAULT_SUFFIX))
+    out = _check_output(output or Path(prefix.name + DEFAULT_SUFFIX))
     if is_inside(out, prefix):
-        raise UsageError(f"{out} would lie inside the environment", hint="write it elsewhere with --output")
+        raise UsageError(f"{out} would be inside the environment", hint="write it elsewhere with --output")
     with temporary.create_folder_beside(out) as folder:
         path = folder / (prefix.name + SUFFIX)
         pack(prefix, path, name=prefix.name, emit=emit, **options)
@@ -73,28 +73,28 @@ def pack_archive(
 
 
 def bundle_of(path: Path, *, emit: Emit) -> Path:
-    """The bundle that is meant by ``path``: itself, or the one that was or is now made of the archive it is.
+    """The bundle of ``path``: the path itself, or for an archive a bundle with the same environment.
 
-    The bundle of ``NAME.tar.gz`` is ``NAME.tar.gz.ccb`` beside it, or in the current folder where that may not be
-    written. It is made once, and again when the archive's size or time is another.
+    The bundle of ``NAME.tar.gz`` is ``NAME.tar.gz.ccb`` beside it, or in the current folder if that folder is not
+    writable. It is created once, and again after a change of the archive's size or time.
 
     Raises:
-        BundleError: an archive that cannot be used.
+        BundleError: the archive cannot be used.
         UsageError: the bundle cannot be written.
     """
     if SUFFIX in path.suffixes or not os.path.isfile(path) or format_of(path) is None or _is_bundle(path):  # noqa: PTH113
-        return path  # whatever it is, or why it cannot be read, ``open_bundle`` knows what to say
+        return path  # ``open_bundle`` reports other files and files that cannot be read
     out = path.with_name(path.name + SUFFIX)
     if not os.access(out.parent, os.W_OK):
         out = Path(out.name)
-    if not _is_made_of(out, path):
+    if not _is_imported_from(out, path):
         import_archive(path, out, emit=emit)
-        emit(Notice(f"{out} was made of {path.name}, and is used from now on as long as that does not change"))
+        emit(Notice(f"imported {path.name} as {out}; later deploys use it until {path.name} changes"))
     return out
 
 
-def archived(result: ExportResult) -> tuple[Mapping[str, Any], str]:
-    """After ``pack-env --format conda-pack``: one mapping for ``--json``, one text for people."""
+def archive_output(result: ExportResult) -> tuple[Mapping[str, Any], str]:
+    """The output of ``pack-env --format conda-pack``: data for ``--json``, and text."""
     archive = result.archive
     unpacked = sum(entry.size for entry in result.manifest.files)
     data = {
@@ -115,15 +115,15 @@ def archived(result: ExportResult) -> tuple[Mapping[str, Any], str]:
     return data, text
 
 
-def _checked(out: Path) -> Path:
+def _check_output(out: Path) -> Path:
     refuse_folder(out, f"--output {out / ('NAME' + DEFAULT_SUFFIX)}")
     compression(out)
     return out
 
 
-def _export(bundle: Bundle, out: Path, began: float, emit: Emit) -> ExportResult:
+def _export(bundle: Bundle, out: Path, started: float, emit: Emit) -> ExportResult:
     archive = export(bundle, out, emit=emit)
-    return ExportResult(archive, bundle.manifest, time.monotonic() - began)
+    return ExportResult(archive, bundle.manifest, time.monotonic() - started)
 
 
 def _is_bundle(path: Path) -> bool:
@@ -131,8 +131,8 @@ def _is_bundle(path: Path) -> bool:
         return file.read(len(INDEX)) == INDEX.encode()
 
 
-def _is_made_of(bundle: Path, archive: Path) -> bool:
+def _is_imported_from(bundle: Path, archive: Path) -> bool:
     try:
         return origin(archive) in open_bundle(bundle).manifest.notices
     except (BundleError, UsageError):
-        return False  # none yet, or one of an older format
+        return False  # it does not exist, or has an older format

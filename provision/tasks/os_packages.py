@@ -1,4 +1,4 @@
-"""Brings the bundle of OS packages to the nodes that lack some of them, before the service installs them."""
+"""Sends bundles of OS packages to the nodes that lack packages, before the service installs them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _DEADLINE = 120.0  # seconds for apt to read an index and to simulate
 
 
-def bring(session: Session, packages: Packages) -> Outcome[Any]:
-    """Ask every node what it lacks and what apt would do there, and send the bundle to those that lack packages.
+def send_packages(session: Session, packages: Packages) -> Outcome[Any]:
+    """Simulate the installation on every node, and send the bundle to the nodes that lack packages.
 
     Returns:
-        The nodes whose packages cannot be installed, in ``failed``; nothing was changed there.
+        The nodes where the packages cannot be installed, in ``failed``; nothing was changed there.
 
     Raises:
         BundleError: a bundle is damaged.
@@ -55,13 +55,13 @@ def _ask(session: Session, chosen: Sequence[Choice], replace: Sequence[str]) -> 
         return facts
 
     def state(facts: Facts) -> str:
-        return f"lacks {', '.join(facts.lacks)}" if facts.lacks else "has all of them"
+        return f"lacks {', '.join(facts.lacks)}" if facts.lacks else "complete"
 
-    return session.work("os packages", "Asking nodes for their packages", ask, state=state)
+    return session.work("os packages", "Comparing packages", ask, state=state)
 
 
 def _warn(session: Session, found: Mapping[str, Facts]) -> None:
-    """Tell the user what will be removed, and what will be waited for."""
+    """Warn about packages that will be removed, and about processes that the installation will wait for."""
     removed = {name: ", ".join((facts.changes or {}).get("remove", ())) for name, facts in found.items()}
     for text, names in fold_equal({name: text for name, text in removed.items() if text}).items():
         session.warn(f"{names}: {text} will be removed; `clusterctl services undo` restores it")

@@ -1,4 +1,4 @@
-"""``clusterctl pack-env``: a conda environment becomes a bundle."""
+"""``clusterctl pack-env``: pack a conda environment into a bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from provision.model import Emit
 
 
-SMALLEST_PART = 1_000_000  # bytes; of smaller ones there would be thousands
+SMALLEST_PART = 1_000_000  # bytes; smaller parts would be thousands
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i)?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -35,11 +35,11 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 @dataclass(frozen=True)
 class PackResult:
-    """A bundle and what is in it. Sizes in bytes.
+    """A bundle. Sizes in bytes.
 
     Attributes:
-        bundle: its name; no file of this name exists if it was split.
-        files: its files: itself, or its parts.
+        bundle: its name; no file has this name if the bundle was split.
+        files: the bundle's file, or its parts.
     """
 
     bundle: Path
@@ -65,13 +65,13 @@ def pack_env(
 
     Args:
         env: a path, the name of a conda environment, or None for the active one.
-        environ: the process environment, where the active environment is named.
-        output: the bundle's path; by default NAME.ccb in the current folder. One that exists is replaced.
-        exclude: patterns of skipped files, as in a .gitignore file, relative to the environment.
-        data: files and folders that travel with it, as ``data/NAME`` in the environment.
-        split: bytes of a part, if the bundle is to lie in several files; else 0. See ``parse_size``.
+        environ: environment variables.
+        output: the bundle's path; by default NAME.ccb in the current folder. An existing file is replaced.
+        exclude: patterns of paths to exclude, as in a .gitignore file, relative to the environment.
+        data: files and folders to pack as ``data/NAME``.
+        split: bytes of a part; 0 for one file. See ``parse_size``.
         with_ops: build the extensions that DeepSpeed would compile on the nodes.
-        cpu_baseline: the processors to build them for, by name.
+        cpu_baseline: the CPU type to build them for.
         emit: receives events.
 
     Raises:
@@ -104,12 +104,12 @@ def pack_env(
 
 
 def refuse_folder(out: Path, hint: str) -> None:
-    """Notice before anything is done that a file cannot have this name.
+    """Check early that the output is not a folder.
 
     Raises:
-        UsageError: there is a folder of that name.
+        UsageError: it is.
     """
-    if os.path.isdir(out):  # noqa: PTH112 - False where this user may not look; the error comes later
+    if os.path.isdir(out):  # noqa: PTH112 - False without permission; the error comes later
         raise UsageError(f"{out} is a folder", hint=hint)
 
 
@@ -119,11 +119,11 @@ def parse_size(text: str) -> int:
     Without an ``i`` the units are those of disks, powers of 1000: a file of ``4G`` fits on a FAT32 stick.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: it is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no size", hint="such as 4G, 3900M, 700MB or 4GiB")
+        raise UsageError(f"{text!r} is not a size", hint="such as 4G, 3900M, 700MB or 4GiB")
     base = 1024 if match["binary"] else 1000
     return int(float(match["number"]) * base ** _POWERS[(match["unit"] or "").upper()])
 
@@ -131,13 +131,13 @@ def parse_size(text: str) -> int:
 def additions(
     prefix: Path, *, wanted: bool, baseline: str | None, environ: Mapping[str, str], emit: Emit
 ) -> tuple[tuple[Source, ...], tuple[str, ...]]:
-    """The files that are packed beside those of an environment, and what the bundle says about them.
+    """Build DeepSpeed's extensions: the files to add to an environment, and notices for the manifest.
 
     Args:
         prefix: the environment.
-        wanted: build; otherwise only say what the nodes would have to compile.
-        baseline: the processors to build for, by name; None: the platform's usual ones.
-        environ: the process environment, where the cache is named.
+        wanted: build them; if false, only warn about extensions that the nodes would compile.
+        baseline: the CPU type to build for; None for the platform's default.
+        environ: environment variables.
         emit: receives events, also about extensions that could not be built.
 
     Raises:
@@ -159,7 +159,7 @@ def additions(
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where things are kept between runs: ``$CLUSTERCTL_CACHE``, else clusterctl in the user's cache folder."""
+    """The cache folder: ``$CLUSTERCTL_CACHE``, else ``clusterctl`` in the user's cache folder."""
     if given := environ.get("CLUSTERCTL_CACHE"):
         return Path(given)
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none

@@ -1,4 +1,4 @@
-"""``clusterctl pack-os``: packages of an operating system, with all that they need, become one file for every node."""
+"""``clusterctl pack-os``: pack OS packages and their dependencies into one file for every node."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from provision.model import Emit
     from provision.ospackages.bundle import OsBundle
 
-# What the services of clusterctl rest on.
+# The packages that clusterctl's services need.
 PACKAGES = ("chrony", "nfs-common", "nfs-kernel-server", "infiniband-diags", "opensm")
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.]")  # of a package; deb-control(5). One with '-' at its end removes
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.]")  # deb-control(5); apt removes a package named with a final '-'
 
 
 @dataclass(frozen=True)
 class PackOsResult:
-    """The bundle, and how long it took."""
+    """The bundle, and the seconds that packing took."""
 
     bundle: OsBundle
     seconds: float
@@ -46,28 +46,30 @@ def pack_os(
     keyring: Path | None = None,
     emit: Emit,
 ) -> PackOsResult:
-    """Collect packages of a release and write them into one file.
+    """Download packages of a release and write them into one file.
 
     Args:
         release: such as ``debian12``.
-        packages: their names; by default what the services of clusterctl rest on.
-        environ: the process environment, where the cache and a mirror may be named.
-        architecture: as the release calls it.
+        packages: their names; by default the packages that clusterctl's services need.
+        environ: environment variables.
+        architecture: the release's name for it.
         output: the bundle's path; by default os-packages-RELEASE-ARCHITECTURE.osb in the current folder.
-        mirror: the archive's address; by default what this machine's apt uses for that release, else everybody's.
-        security_mirror: that of the security updates, or ``none``.
-        keyring: the keys that prove the archive; by default the distribution's.
+        mirror: the archive's URL; by default that of this machine's apt for the release, else the public one.
+        security_mirror: the URL of security updates, or ``none``.
+        keyring: the keys that sign the archive; by default the distribution's.
         emit: receives events.
 
     Raises:
-        UsageError: a release or package that does not exist, a mirror that fails, or an output that cannot be written.
-        BundleError: a package is not the one that its archive describes.
+        UsageError: the release or a package does not exist, the mirror fails, or the output cannot be written.
+        BundleError: a package differs from its description in the archive.
     """
     found = releases.find(release)
     family = families.of(found)
     for name in packages:
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name of a package", hint="names only, without versions, such as chrony")
+            raise UsageError(
+                f"{name!r} is not the name of a package", hint="use names without versions, such as chrony"
+            )
     out = output or Path(f"os-packages-{found.name}-{architecture}{bundle.SUFFIX}")
     refuse_folder(out, f"clusterctl pack-os --release {found.name} -o {out / 'os-packages'}{bundle.SUFFIX}")
     mirrors = family.mirrors(
@@ -86,7 +88,7 @@ def pack_os(
 
 
 def _own_mirrors() -> dict[str, str]:
-    """The archive that this machine's own apt uses for each suite; the first one that it names."""
+    """The first archive of each suite in this machine's apt sources."""
     found: dict[str, str] = {}
     for source in machine.sources():
         if source.uri.startswith(SCHEMES):

@@ -1,4 +1,4 @@
-"""Sends a run's folder to every node, and asks every node what it is and how it reaches rank 0. Judges nothing."""
+"""Sends a run's folder to every node, and collects the facts that the gate judges: hardware, and the path to rank 0."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from provision.tasks.runs import run_folder
 if TYPE_CHECKING:
     from provision.session import Session
 
-LOCAL = "local"  # in place of a release's name: an environment that clusterctl did not deploy
+LOCAL = "local"  # instead of a release's name: an environment that clusterctl did not deploy
 _PREPARE_DEADLINE = 600.0
 _PROBE_DEADLINE = 30.0
 _WITHDRAW_DEADLINE = 30.0
-_ANSWERS = 10.0  # seconds that an interrupted command waits for nodes that may be making the folder
+_ANSWERS = 10.0  # seconds that an interrupted command waits for nodes that may be creating the folder
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Answer:
     """A prepared node.
 
     Attributes:
-        release: the release behind its prefix, or ``LOCAL``.
-        facts: of its agent.
-        made: this node made the run's folder: no other shares it, or this one was first.
+        release: the node's current release, or ``LOCAL``.
+        facts: the facts from its agent.
+        made: this node created the run's folder, which it may share with other nodes.
     """
 
     release: str
@@ -42,12 +42,12 @@ class Answer:
     made: bool = False
 
     def prefix(self, inventory: Inventory) -> PurePosixPath:
-        """The release's own path, which stays the same when another release is deployed."""
+        """The release's path, which does not change with the next deploy."""
         return inventory.prefix if self.release == LOCAL else inventory.root / "releases" / self.release
 
 
 class RefusedError(ClusterctlError):
-    """A node answered, and cannot take part. ``made``: it made the run's folder nevertheless."""
+    """A node answered and cannot take part. ``made``: it created the run's folder."""
 
     def __init__(self, message: str, *, made: bool = False) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ def prepare(
         run: its id.
         files: the files to send; None if the nodes have the run's folder.
         port: the requested MASTER_PORT; None: any free one.
-        scratch: the temporary folder of a dry run, which gets the agent alone; empty for the run's folder.
+        scratch: the temporary folder of a dry run, which receives only the agent; empty for the run's folder.
 
     Raises:
         InterruptedByUser: Ctrl-C; the folders are removed again.
@@ -112,13 +112,13 @@ def prepare(
         )
     except (InterruptedByUser, KeyboardInterrupt):
         if files is not None:
-            # The script of a node without an answer ends with its connection, and removes what it was receiving.
+            # On a node without an answer, the script ends with its connection and removes partial files.
             withdraw(asked.outcome(), nodes, run, scratch=scratch)
         raise
 
 
 class _Asked:
-    """The answers so far: a command that is interrupted must know which nodes made the folder."""
+    """The answers so far: an interrupted command must know which nodes created the folder."""
 
     def __init__(self, session: Session, nodes: Sequence[Node]) -> None:
         self._session = session
@@ -127,7 +127,7 @@ class _Asked:
         self._finished = {node.name: threading.Event() for node in nodes}
 
     def keep(self, ask: Callable[[Node], Answer]) -> Callable[[Node], Answer]:
-        """``ask``, with its answers kept."""
+        """Wrap ``ask`` to keep its answers."""
 
         def one(node: Node) -> Answer:
             try:
@@ -142,7 +142,7 @@ class _Asked:
         return one
 
     def outcome(self) -> Outcome[Answer]:
-        """The answers, after a while for nodes that may be making the folder."""
+        """The answers, after a short wait for nodes that may be creating the folder."""
         until = time.monotonic() + _ANSWERS
         for each in self._finished.values():
             each.wait(max(0.0, until - time.monotonic()))
@@ -164,7 +164,7 @@ def unreachable(asked: Outcome[Answer]) -> NodesFailedError | None:
 
 
 def withdraw(asked: Outcome[Answer], nodes: Iterable[Node], run: str, *, scratch: str = "") -> None:
-    """Remove the run's folder from the nodes that made one, so that a run that does not start leaves nothing."""
+    """Remove the run's folder from the nodes that created it: a run that does not start leaves nothing."""
     session = asked.session
     made = {name for name, answer in asked.ok.items() if answer.made}
     made |= {name for name, failure in asked.failed.items() if getattr(failure.error, "made", False)}
@@ -174,6 +174,6 @@ def withdraw(asked: Outcome[Answer], nodes: Iterable[Node], run: str, *, scratch
 
 
 def _state(facts: Facts) -> str:
-    """A prepared node in a few words."""
+    """A short description of a prepared node."""
     gpus = f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else f"no GPU, {facts.cpus} cores"
     return f"{facts.interface or 'no interface'}, {gpus}"

@@ -1,4 +1,4 @@
-"""``clusterctl push``: a data set, a model or code goes to every node. Files that a node has are not sent again."""
+"""``clusterctl push``: copy a data set, a model or code to every node. Files that a node has are not sent again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from provision.transfer import Target
 if TYPE_CHECKING:
     from provision.session import Session
 
-_DEADLINE = 3600.0  # looking at, or renaming, a million files
+_DEADLINE = 3600.0  # comparing or renaming a million files
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """What a push did. Sizes in bytes; ``states`` maps each node to ``unchanged``, ``pushed`` or what it would do."""
+    """The result of a push. Sizes in bytes; ``states`` has ``unchanged``, ``pushed`` or the intent for each node."""
 
     source: Path
     destination: str
@@ -40,13 +40,13 @@ class PushResult:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was, or would be, done on any node."""
+        """Whether any node was, or would be, changed."""
         return any(state != "unchanged" for state in self.states.values())
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """What goes where: the tree, its place on the nodes, and by node name what each lacks and receives."""
+    """The tree, its destination on the nodes, and by node name the missing files and the legs to send."""
 
     tree: Tree
     target: PushTarget
@@ -56,17 +56,17 @@ class Shipment:
 
     @classmethod
     def of(cls, tree: Tree, target: PushTarget, needs: Mapping[str, Changes]) -> Shipment:
-        """Plan what each node receives; nodes that lack the same share a plan."""
+        """Plan the legs for each node; nodes that lack the same files share a plan."""
         plans = {wanted: plan(tree, wanted) for wanted in {each.wanted for each in needs.values()}}
-        mine = {name: plans[each.wanted] for name, each in needs.items()}
-        return cls(tree, target, needs, mine, Lock(f"{target.staging}.lock"))
+        by_node = {name: plans[each.wanted] for name, each in needs.items()}
+        return cls(tree, target, needs, by_node, Lock(f"{target.staging}.lock"))
 
     def changes(self, node: Node) -> bool:
-        """Whether there is anything to do on a node."""
+        """Whether a push changes a node."""
         return bool(self.plans[node.name].legs or self.needs[node.name].incomplete)
 
     def intent(self, node: Node) -> str:
-        """What a push would do on a node."""
+        """How a push would change a node."""
         legs = self.plans[node.name].legs
         return f"send {len(legs)} pieces" if legs else "update folders"
 
@@ -80,12 +80,12 @@ def push(session: Session, source: Path, destination: str, *, relay: bool = True
         session: the command's session.
         source: the file or folder.
         destination: its absolute path on the nodes.
-        relay: nodes may pass the bytes on to one another.
+        relay: nodes may pass bytes on to other nodes.
 
     Raises:
-        UsageError: the source cannot be read, or the destination cannot hold it.
+        UsageError: the source cannot be read, or the destination is invalid.
         BundleError: a file changed while it was read.
-        PreflightError: nodes cannot take it, or another push is running there; nothing was changed.
+        PreflightError: nodes cannot take the files, or another push is running there; nothing was changed.
         NodesFailedError: some nodes failed; the others are done.
     """
     target = PushTarget.of(session.inventory, destination, folder=source.is_dir())
@@ -109,7 +109,7 @@ def push(session: Session, source: Path, destination: str, *, relay: bool = True
             )
         closed = _close(session, shipment, [node for node in placed.of(todo) if placed.ok[node.name]])
         done = opened & begun & sent.outcome & placed & closed
-        done.required(also="files that have arrived are not sent again")
+        done.required(also="files that arrived are not sent again")
         owners = {node.name: sharing.owner(node) for node in todo}
         states |= {name: f"shared with {owner}" if owner else "pushed" for name, owner in owners.items()}
     files = sum(one.type != "dir" for one in tree.found)
@@ -118,9 +118,9 @@ def push(session: Session, source: Path, destination: str, *, relay: bool = True
 
 
 def _compare(session: Session, tree: Tree, target: PushTarget) -> Mapping[str, Changes]:
-    """What every node needs; one error names all that cannot take the tree."""
+    """The missing files of every node; one error names all nodes that cannot take the tree."""
     token = secrets.token_hex(8)
-    known: dict[frozenset[str], frozenset[str]] = {}  # most nodes lack the same, which may be a million names
+    known: dict[frozenset[str], frozenset[str]] = {}  # most nodes lack the same files, perhaps a million
 
     def answer(_: Node, out: str) -> Changes:
         found = changes(tree, read(out, token), str(target.destination))
@@ -140,16 +140,16 @@ def _compare(session: Session, tree: Tree, target: PushTarget) -> Mapping[str, C
 
 
 def refuse_full(shipment: Shipment, nodes: Sequence[Node]) -> None:
-    """Refuse nodes without room.
+    """Check that the files fit on the nodes.
 
     Raises:
-        PreflightError: there are some; nothing was changed.
+        PreflightError: some nodes are too full; nothing was changed.
     """
     full = {}
     for node in nodes:
         has, needed = shipment.needs[node.name], shipment.plans[node.name].room
         if has.free_bytes is not None and has.free_bytes + has.staged < needed:
-            staged = f" beside {size(has.staged)} of a broken push in {shipment.target.staging}" if has.staged else ""
+            staged = f" and {size(has.staged)} of an earlier push in {shipment.target.staging}" if has.staged else ""
             full[node.name] = f"{size(has.free_bytes)} free{staged}, {size(needed)} needed; free some space"
     if full:
         raise PreflightError(f"{len(full)} of {len(nodes)} nodes are too full; nothing was changed", reasons=full)
@@ -158,7 +158,7 @@ def refuse_full(shipment: Shipment, nodes: Sequence[Node]) -> None:
 def _each(
     session: Session, nodes: Sequence[Node], script: str, stdin: Mapping[str, bytes] | None = None
 ) -> Outcome[str]:
-    """Run a script that must succeed on some nodes, and return what it prints."""
+    """Run a script on some nodes, where it must succeed, and return its output."""
 
     def one(node: Node) -> str:
         given = stdin[node.name] if stdin is not None else b""
@@ -168,14 +168,14 @@ def _each(
 
 
 def _open(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
-    """Make the destination, or open it for its owner: arriving files and the lock are kept in it."""
+    """Create the destination, or make it writable: arriving files and the lock are in it."""
     if not shipment.target.folder:
         return Outcome(session, {node.name: "" for node in nodes}, changes=True)
     return _each(session, nodes, scripts.open_folder(shipment.target, shipment.tree.mode))
 
 
 def _begin(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
-    """Make room for what each node lacks. Legs that only other nodes lack count there as present."""
+    """Create the staging folder. Legs for other nodes only count as present."""
     script = shipment.lock.guarded(scripts.begin(shipment.target))
     keys = tuple(dict.fromkeys(leg.key for node in nodes for leg in shipment.plans[node.name].legs))
     expected = {node.name: scripts.expected(shipment.plans[node.name], keys) for node in nodes}
@@ -183,7 +183,7 @@ def _begin(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outco
 
 
 def _send(session: Session, shipment: Shipment, nodes: Sequence[Node], *, relay: bool) -> Sent:
-    """Send what each node lacks to the staging folder, in one transfer for all nodes."""
+    """Send missing files to the staging folder, in one transfer for all nodes."""
     target = shipment.target
     nodes = [node for node in nodes if shipment.plans[node.name].legs]
     targets = [Target(node, target.transfer, target.into, "plain", shipment.needs[node.name].has_ssh) for node in nodes]
@@ -192,18 +192,19 @@ def _send(session: Session, shipment: Shipment, nodes: Sequence[Node], *, relay:
 
 
 def _place(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[bool]:
-    """Move the files to their place. The value says whether the destination must be closed afterwards."""
+    """Move the files to the destination. The value tells whether ``_open`` changed the destination's mode."""
     script = shipment.lock.guarded(scripts.place(shipment.target))
 
     def move(node: Node) -> bool:
         moves = scripts.moves(shipment.plans[node.name], shipment.needs[node.name].folders)
         words = session.output(node, script, stdin=moves, deadline=_DEADLINE).split()
         if words[-1:] != ["end"]:
-            raise ClusterctlError("could not move the files to their place")
+            raise ClusterctlError(f"could not move the files to {shipment.target.destination}")
         return "open" in words
 
-    return session.work("place", "Moving to its place", move, on=nodes, state=lambda _: "in place", changes=True)
+    return session.work("place", "Moving into place", move, on=nodes, state=lambda _: "in place", changes=True)
 
 
 def _close(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
+    """Give the destination its mode."""
     return _each(session, nodes, scripts.close_folder(shipment.target))

@@ -25,7 +25,7 @@ _NO_SHARING = Sharing({})
 
 @dataclass(frozen=True)
 class Switched:
-    """What ``rollback`` did: by node name, the release before and after."""
+    """The result of ``rollback``: by node name, the release before and after."""
 
     nodes: Mapping[str, tuple[str, str]]
 
@@ -37,7 +37,7 @@ class Switched:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What ``prune`` removed, or would remove, and what it kept because a process uses it; by node name."""
+    """The result of ``prune``, by node name: removed releases, and releases that stay since a process uses them."""
 
     removed: Mapping[str, tuple[str, ...]]
     in_use: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Verified:
-    """What ``verify`` found.
+    """The result of ``verify``.
 
     Attributes:
-        findings: one for each node that was read.
+        findings: one for each node that answered.
         absent: the nodes without a release to verify; they have a finding too.
-        unread: by name, why a node could not be read.
-        hints: what the user can do about those.
+        unread: the other nodes, with the reason.
+        hints: what the user can do about them.
     """
 
     findings: tuple[Finding, ...]
@@ -95,11 +95,11 @@ def rollback(session: Session, to: str | None = None) -> Switched:
 
 
 def prune(session: Session, keep: int = 2) -> Pruned:
-    """Remove old releases and what broken deploys left; never the current one, nor one that a process uses.
+    """Remove old releases and leftovers of failed deploys; never the current release, nor one that a process uses.
 
     Args:
         session: the command's session.
-        keep: how many releases stay on each node, with the current one.
+        keep: how many releases stay on each node, including the current one.
 
     Raises:
         NodesFailedError: some nodes failed; the others are done.
@@ -107,7 +107,7 @@ def prune(session: Session, keep: int = 2) -> Pruned:
     if keep < 1:
         raise UsageError("the current release always stays", hint=session.again(command="prune", keep="1"))
     lock = Lock.of_releases(session.inventory)
-    # The lock is a folder on the nodes, which a dry run does not make: it sees in their lists which share one.
+    # The lock is a folder on the nodes, which a dry run does not create. Their lists also tell which of them share one.
     holding: AbstractContextManager[Sharing] = nullcontext(_NO_SHARING) if session.dry_run else session.locked(lock)
     with holding as held:
         found = _list(session, used=True).required()
@@ -116,7 +116,7 @@ def prune(session: Session, keep: int = 2) -> Pruned:
         used = frozenset(
             release
             for node in session.nodes
-            if sharing.owner(node)  # the releases that its owner must keep
+            if sharing.owner(node)  # these releases must stay in its owner's folder
             for release in (*found[node.name].used, found[node.name].current or "")
         )
         old = {node.name: _without(found[node.name].removable(keep), used) for node in own}
@@ -129,7 +129,7 @@ def prune(session: Session, keep: int = 2) -> Pruned:
 
 
 def verify(session: Session, release: str | None = None) -> Verified:
-    """Compare the current release of every node, or ``release``, with what was deployed. Reads every file.
+    """Compare the current release of every node, or ``release``, with the deployed files. Reads every file.
 
     Raises:
         PreflightError: no node has a release of this name.
@@ -140,7 +140,7 @@ def verify(session: Session, release: str | None = None) -> Verified:
         out = session.run(node, listing, deadline=_DEADLINE).out
         with reading(node):
             has = upkeep.read_listing(out)
-        goal = _named(release, (*has.complete, *has.broken)) if release else has.current
+        goal = _find_release(release, (*has.complete, *has.broken)) if release else has.current
         if goal is None:
             return False, upkeep.absent(node.name, has, release)
         script = upkeep.verify(ReleasePaths.of(session.inventory, goal).release)
@@ -166,12 +166,12 @@ def verify(session: Session, release: str | None = None) -> Verified:
 
 
 def rollback_goals(session: Session, found: Mapping[str, Releases], to: str | None) -> dict[str, str]:
-    """The release that each node goes back to.
+    """The release that each node switches back to.
 
     Raises:
-        PreflightError: a node has none, or the nodes would go back to different ones.
+        PreflightError: a node has none, or the nodes would switch to different ones.
     """
-    goals = {name: has.previous if to is None else _named(to, has.complete) for name, has in found.items()}
+    goals = {name: has.previous if to is None else _find_release(to, has.complete) for name, has in found.items()}
     chosen = {name: goal for name, goal in goals.items() if goal is not None}
     if len(chosen) < len(goals):
         what = f"no release {to}" if to else "no earlier release"
@@ -194,7 +194,7 @@ def rollback_goals(session: Session, found: Mapping[str, Releases], to: str | No
 
 
 def sharing_of(nodes: Sequence[Node], found: Mapping[str, Releases]) -> Sharing:
-    """Which nodes see the same folder of releases, from their lists: the first of them owns it."""
+    """Which nodes have the same folder of releases, from their lists. The first of them owns it."""
     first: dict[str, str] = {}
     for node in nodes:
         if found[node.name].same:
@@ -215,18 +215,18 @@ def _list(session: Session, *, used: bool = False) -> Outcome[Releases]:
 
 
 def _removal(session: Session, old: Sequence[str], left: Sequence[str]) -> list[Step]:
-    """The steps that remove releases, and what broken deploys left."""
+    """The steps that remove releases and leftovers of failed deploys."""
     return [
         *(steps.remove(ReleasePaths.of(session.inventory, release)) for release in old),
         steps.discard("leftovers", [f"{session.inventory.root}/releases/{name}" for name in left]),
     ]
 
 
-def _named(beginning: str, releases: Iterable[str]) -> str | None:
+def _find_release(beginning: str, releases: Iterable[str]) -> str | None:
     """The release whose name starts with ``beginning``; None if there is none."""
     found = [release for release in releases if release.startswith(beginning)]
     if len(found) > 1:
-        raise UsageError(f"{beginning} may be {' or '.join(found)}", hint="give more of its name")
+        raise UsageError(f"{beginning} is ambiguous: {' or '.join(found)}", hint="add more characters of the name")
     return found[0] if found else None
 
 
@@ -239,4 +239,4 @@ def _is_good(found: tuple[bool, Finding]) -> bool:
 
 
 def _state(found: tuple[bool, Finding]) -> str:
-    return "no release" if not found[0] else "as deployed" if _is_good(found) else "differs"
+    return "no release" if not found[0] else "OK" if _is_good(found) else "differs"

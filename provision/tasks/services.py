@@ -1,4 +1,4 @@
-"""``clusterctl services``, and the first part of a deploy: node services applied, verified and undone.
+"""``clusterctl services``, also the first part of a deploy: apply, verify and undo node services.
 
 A stage is one script for each node, in one round trip. Every node finishes a stage before the next one starts.
 """
@@ -27,14 +27,14 @@ Steps = tuple[StepResult, ...]
 
 @dataclass(frozen=True)
 class ServicesResult:
-    """What became of services.
+    """The result of a command for services.
 
     Attributes:
         services: their names.
-        steps: by node name, in the order in which they ran.
+        steps: results by node name, in the order in which the steps ran.
         seconds: of each stage.
         dry_run: nothing was written.
-        unreached: of a verification, the nodes that could not be asked, each with its reason.
+        unreached: nodes that a verification could not reach, each with the reason.
     """
 
     services: tuple[str, ...]
@@ -52,54 +52,56 @@ class ServicesResult:
 def apply(
     session: Session, names: Sequence[str] = (), *, scripts_to: Path | None = None, deadline: float = DEADLINE
 ) -> ServicesResult:
-    """Bring the inventory's services to the nodes, and verify those that changed.
+    """Apply the inventory's services to the nodes, and verify those that changed.
 
     Args:
         session: the command's session; a dry run runs the same scripts without their writes.
-        names: only these services; none: all that the inventory asks for.
+        names: only these services; none: all services of the inventory.
         scripts_to: a folder for the scripts, for review.
         deadline: seconds for each node and stage.
 
     Raises:
-        UsageError: no such service, or one that the inventory does not ask for.
+        UsageError: no such service, or the inventory does not configure it.
         NodesFailedError: some nodes failed; the others are done.
     """
-    wanted = plans.chosen(session.inventory, names)
-    plan = plans.planned(session.inventory, session.nodes, wanted)
+    wanted = plans.choose(session.inventory, names)
+    plan = plans.plan_services(session.inventory, session.nodes, wanted)
     if scripts_to is not None:
-        scripts.write(scripts_to, plan)
+        scripts.write_scripts(scripts_to, plan)
     done: list[Outcome[Any]] = [
-        _bring_packages(session, packages) for packages in plans.packages(session.inventory, wanted)
+        _send_packages(session, packages) for packages in plans.packages(session.inventory, wanted)
     ]
     for stage in plans.STAGES:
-        done.append(_carry_out(session, stage, plans.TITLES[stage], plan.steps.get(stage, {}), done, deadline))
+        done.append(_run_stage(session, stage, plans.TITLES[stage], plan.steps.get(stage, {}), done, deadline))
         if stage == "serve" and not session.dry_run:
-            done.append(_without_servers(session, plan, _together(session, done)))
+            done.append(_skip_clients(session, plan, _merge(session, done)))
     if not session.dry_run:
-        changed = tuple(name for name in wanted if _changed(name, _steps(session, done)))
-        good = [node for node in session.nodes if node.name not in _together(session, done).failed]
-        verified = _verify(session, plans.verifying(session.inventory, good, changed), deadline) if changed else None
+        changed = tuple(name for name in wanted if _has_changed(name, _steps(session, done)))
+        good = [node for node in session.nodes if node.name not in _merge(session, done).failed]
+        verified = (
+            _verify(session, plans.plan_verification(session.inventory, good, changed), deadline) if changed else None
+        )
         done += [verified] if verified else []
-    _together(session, done).required(*_retry(session, "services apply"))
+    _merge(session, done).required(*_retry(session, "services apply"))
     return _result(session, wanted, done)
 
 
 def verify(session: Session, names: Sequence[str] = (), *, deadline: float = DEADLINE) -> ServicesResult:
-    """Ask the services on the nodes whether they work. A step that fails says what is wrong.
+    """Verify the services on the nodes. The message of a failed step is the problem.
 
     Raises:
-        UsageError: no such service, or one that the inventory does not ask for.
+        UsageError: no such service, or the inventory does not configure it.
     """
-    wanted = plans.chosen(session.inventory, names)
-    outcome = _verify(session, plans.verifying(session.inventory, session.nodes, wanted), deadline)
+    wanted = plans.choose(session.inventory, names)
+    outcome = _verify(session, plans.plan_verification(session.inventory, session.nodes, wanted), deadline)
     return _result(session, wanted, [outcome])
 
 
 def undo(session: Session, names: Sequence[str] = (), *, deadline: float = DEADLINE) -> ServicesResult:
-    """Restore what the nodes had before the services were applied, byte for byte. Servers come last.
+    """Restore the state of the nodes before the services were applied, byte for byte. Servers come last.
 
     Args:
-        session: the command's session; its inventory need not ask for the services any more.
+        session: the command's session; its inventory may no longer configure the services.
         names: the services; none: all.
         deadline: seconds for each node.
 
@@ -107,19 +109,20 @@ def undo(session: Session, names: Sequence[str] = (), *, deadline: float = DEADL
         UsageError: no such service.
         NodesFailedError: some nodes failed; running it again continues where it stopped.
     """
-    chosen = plans.known(names) or services.names()
+    plans.check_names(names)
+    chosen = names or services.names()
     wanted = tuple(name for name in services.ordered() if name in chosen)
     serving = plans.servers(session.inventory, session.nodes, wanted)
-    steps = tuple(scripts.undoing(name) for name in reversed(wanted))
+    steps = tuple(scripts.undo_step(name) for name in reversed(wanted))
     done: list[Outcome[Any]] = []
     for number, title in enumerate(("Undoing", "Undoing on servers")):
         part = {node.name: steps for node in session.nodes if (node.name in serving) == bool(number)}
-        done.append(_carry_out(session, f"undo-{number}", title, part, done, deadline))
-    _together(session, done).required(*_retry(session, "services undo"))
+        done.append(_run_stage(session, f"undo-{number}", title, part, done, deadline))
+    _merge(session, done).required(*_retry(session, "services undo"))
     return _result(session, wanted, done)
 
 
-def _carry_out(
+def _run_stage(
     session: Session,
     key: str,
     title: str,
@@ -127,45 +130,51 @@ def _carry_out(
     before: Iterable[Outcome[Any]],
     deadline: float,
 ) -> Outcome[Steps]:
-    """One stage, on the nodes that have steps in it and have not failed in a stage ``before``."""
-    failed = _together(session, before).failed
+    """Run a stage on the nodes that have steps in it and did not fail in a stage ``before``."""
+    failed = _merge(session, before).failed
     return session.apply(
         key,
         title,
         {name: mine for name, mine in steps.items() if name not in failed},
         root=True,
         deadline=deadline,
-        compiled=lambda mine, token: scripts.script(mine, token, dry_run=session.dry_run),
+        compiled=lambda mine, token: scripts.apply_script(mine, token, dry_run=session.dry_run),
         state=_state,
     )
 
 
 def _verify(session: Session, plan: plans.Plan, deadline: float) -> Outcome[Steps]:
-    """Ask everything of every node at once. A service that fails does not keep the others from being asked."""
+    """Verify all services of a node in one script, which continues after a failed step."""
     steps = {
         node.name: tuple(step for stage in plans.STAGES for step in plan.steps.get(stage, {}).get(node.name, ()))
         for node in session.nodes
     }
     return session.apply(
-        "verify", "Verifying services", steps, root=True, deadline=deadline, compiled=scripts.verifying, state=_state
+        "verify",
+        "Verifying services",
+        steps,
+        root=True,
+        deadline=deadline,
+        compiled=scripts.verify_script,
+        state=_state,
     )
 
 
-def _without_servers(session: Session, plan: plans.Plan, before: Outcome[Any]) -> Outcome[Any]:
-    """The failures of nodes whose server failed: they would wait for it in vain."""
+def _skip_clients(session: Session, plan: plans.Plan, before: Outcome[Any]) -> Outcome[Any]:
+    """The failures of nodes whose server failed: they would wait until their deadline."""
     lost = sorted(set(plan.nodes("serve")) & set(before.failed))
     waiting = {name: Failure(f"waits for {', '.join(lost)}, which failed") for name in plan.nodes("follow") if lost}
     return Outcome(session, {}, waiting, changes=True)
 
 
-def _bring_packages(session: Session, packages: Packages) -> Outcome[Any]:
-    """Send the offline repositories to the nodes that lack packages."""
+def _send_packages(session: Session, packages: Packages) -> Outcome[Any]:
+    """Send bundles of OS packages to the nodes that lack packages."""
     from provision.tasks import os_packages  # noqa: PLC0415 - the transfer engine, which no other service needs
 
-    return os_packages.bring(session, packages)
+    return os_packages.send_packages(session, packages)
 
 
-def _together(session: Session, done: Iterable[Outcome[Any]]) -> Outcome[Any]:
+def _merge(session: Session, done: Iterable[Outcome[Any]]) -> Outcome[Any]:
     return functools.reduce(operator.and_, done, Outcome(session, {}, changes=True))
 
 
@@ -184,13 +193,13 @@ def _result(session: Session, wanted: tuple[str, ...], done: Sequence[Outcome[An
 
 
 def _retry(session: Session, command: str) -> tuple[str, ...]:
-    """The option for a hint. A dry run remembers no failed nodes, and services that stop a deploy leave all undone."""
+    """The option for the hint. A dry run remembers no failed nodes; in a deploy, all nodes remain to do."""
     return () if session.dry_run or session.typed.command not in {"", command} else ("--retry-failed",)
 
 
-def _changed(service: str, steps: Mapping[str, Steps]) -> bool:
-    mine = f"{service}: "
-    return any(step.state == "changed" and step.name.startswith(mine) for each in steps.values() for step in each)
+def _has_changed(service: str, steps: Mapping[str, Steps]) -> bool:
+    head = f"{service}: "
+    return any(step.state == "changed" and step.name.startswith(head) for each in steps.values() for step in each)
 
 
 def _state(results: Steps) -> str:

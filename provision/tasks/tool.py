@@ -1,4 +1,4 @@
-"""``clusterctl pack-tool``: clusterctl itself becomes one file, for machines without network, pip and Python."""
+"""``clusterctl pack-tool``: pack clusterctl itself into one file, for machines without network, pip and Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "clusterctl.run"
 
 @dataclass(frozen=True)
 class ToolResult:
-    """The file and what is in it."""
+    """The file, its contents, and the seconds that packing took."""
 
     file: Path
     tool: Tool
@@ -30,11 +30,11 @@ def pack_tool(*, output: Path | None = None, emit: Emit) -> ToolResult:
     """Write clusterctl with its Python and every package it needs into one self-extracting file.
 
     Args:
-        output: the file's path; by default clusterctl.run in the current folder. One that exists is replaced.
+        output: the file's path; by default clusterctl.run in the current folder. An existing file is replaced.
         emit: receives events.
 
     Raises:
-        UsageError: the running Python cannot be carried, lacks a package, or the output cannot be written.
+        UsageError: the running Python cannot be packed or lacks a package, or the output cannot be written.
     """
     out = output or Path(FILE)
     refuse_folder(out, f"clusterctl pack-tool -o {out / FILE}")

@@ -66,9 +66,9 @@ def transfer(
 ) -> Transferred:
     """Send every target the legs that its ``have`` does not name; a node that fails does not stop the others.
 
-    From three nodes of a wire form on, the nodes pass units on to one another. An interrupted transfer continues with
-    the files in the targets' folders. No other program may use a target's ``into``: a range is written into the file
-    of its path, and the rest of that file stays unchanged.
+    Nodes of a wire form pass units on to one another. An interrupted transfer continues with the files in the targets'
+    folders. No other program may use a target's ``into``: a range is written into the file of its path, and the rest of
+    that file stays unchanged.
 
     Args:
         inventory: the cluster; its root and the targets' folders name the relay's keys.

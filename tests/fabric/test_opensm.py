@@ -16,7 +16,7 @@ from provision.model import Inventory, Node, Step
 from provision.script import parse
 from provision.services import opensm
 from provision.services.kit import plans
-from provision.services.kit.scripts import script, undoing, verifying
+from provision.services.kit.scripts import apply_script, undo_step, verify_script
 
 HOSTS = ["node01", "node02", "node03"]
 
@@ -32,18 +32,18 @@ class Cluster:
         self.inventory = Inventory(Path("i"), PurePosixPath("/opt/x"), nodes, services={"opensm": options})
 
     def apply(self, host, *, dry_run=False):
-        steps = self._steps(plans.planned, host)
-        return self._run(host, script(steps, "t", dry_run=dry_run, state=self._state(host)))
+        steps = self._steps(plans.plan_services, host)
+        return self._run(host, apply_script(steps, "t", dry_run=dry_run, state=self._state(host)))
 
     def verify(self, host):
         """What is wrong, by step."""
-        results = self._run(host, verifying(self._steps(plans.verifying, host), "t"))
+        results = self._run(host, verify_script(self._steps(plans.plan_verification, host), "t"))
         return {name: detail for name, (state, detail) in results.items() if state != "ok"}
 
     def undo(self, host):
         state = self._state(host)
-        step = undoing("opensm")
-        return self._run(host, script([Step(step.name, step.do, f"[ ! -d {state}/opensm ]")], "t", state=state))
+        step = undo_step("opensm")
+        return self._run(host, apply_script([Step(step.name, step.do, f"[ ! -d {state}/opensm ]")], "t", state=state))
 
     def states(self, host, **options):
         return {name: state for name, (state, _) in self.apply(host, **options).items()}
@@ -134,7 +134,7 @@ def test_a_manager_elsewhere_is_named_and_stopped(make):
     cluster.fabric.run("node03", "systemctl", "enable", "opensm.service")
     cluster.fabric.run("node03", "systemctl", "start", "opensm.service")
     assert cluster.verify("node03") == {
-        "no other subnet manager": "a subnet manager runs here too; that of node01 is enough"
+        "no other subnet manager": "a second subnet manager is running here; the one on node01 is enough"
     }
     assert cluster.states("node03") == {"no other subnet manager": "changed", "ports are Active": "ok"}
     assert [cluster.running(host) for host in HOSTS] == ["active", "inactive", "inactive"]
@@ -184,12 +184,12 @@ def test_every_shell_reads_the_scripts(shell):
     inventory = Inventory(
         Path("i"), PurePosixPath("/opt/x"), (Node("a", "a"), Node("b", "b")), services={"opensm": opensm.Options()}
     )
-    for what in (plans.planned, plans.verifying):
+    for what in (plans.plan_services, plans.plan_verification):
         plan = what(inventory, inventory.nodes, ("opensm",))
         for of_nodes in plan.steps.values():
             for steps in of_nodes.values():
                 done = subprocess.run(
-                    [*shell, "-n"], input=script(steps, "t"), text=True, capture_output=True, check=False
+                    [*shell, "-n"], input=apply_script(steps, "t"), text=True, capture_output=True, check=False
                 )
                 assert (done.returncode, done.stderr) == (0, "")
 

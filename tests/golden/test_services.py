@@ -37,8 +37,8 @@ def text_of(inventory: Inventory, name: str) -> str:
     """The steps of one service, stage by stage. Nodes with equal steps share one entry."""
     parts = []
     for title, plan in (
-        ("apply", plans.planned(inventory, inventory.nodes, (name,))),
-        ("verify", plans.verifying(inventory, inventory.nodes, (name,))),
+        ("apply", plans.plan_services(inventory, inventory.nodes, (name,))),
+        ("verify", plans.plan_verification(inventory, inventory.nodes, (name,))),
     ):
         for stage, of_nodes in plan.steps.items():
             for steps in dict.fromkeys(of_nodes.values()):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from itertools import count
@@ -16,6 +17,7 @@ from tiny_env import inventory, make_env, on, pack
 from provision import sandbox as sandboxes
 from provision.inventory import load
 from provision.transfer import keys
+from provision.transfer.decompressor import packed
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -129,6 +131,20 @@ def test_the_bytes_leave_this_machine_once(box, bundles, place):
     assert set(done["nodes"].values()) == {"deployed"}
     assert works(box, root, done["release"])
     assert all(one != other for one, other in zip(inodes(box), before, strict=True))
+
+
+def test_nodes_without_zstd_receive_compressed_bytes_once(box, place, tmp_path):
+    folder, root = place
+    env = make_env(tmp_path / "tiny", "many equal bytes")
+    (env / "share/equal").write_bytes(bytes(65 << 20))
+    (env / "share/noise").write_bytes(os.urandom(SIZE))
+    done = deploy(folder, pack(env, tmp_path / "equal.ccb"), "--limit", "node[01-02]")
+    brought = len(packed(shutil.which("zstd")))
+    assert SIZE <= done["bytes_sent"] - 2 * brought <= 1.1 * SIZE
+    assert works(box, root, done["release"], ("node01", "node02"))
+    for name in ("node01", "node02"):
+        assert on(box, name, "sh", "-c", f"cat {root}/current/share/equal | wc -c").strip() == str(65 << 20)
+        assert "transfer" not in on(box, name, "ls", "-A", f"{root}/releases")
 
 
 def test_without_the_relay_every_node_is_served_from_here_and_no_key_appears(box, bundles, place):

@@ -54,6 +54,7 @@ def test_the_nodes_are_asked_for_names_and_networks(box, user):
     assert done.returncode == 0, done.stderr
     inventory = user.folder / "inventory.yaml"
     assert inventory.read_text() == (
+        "# yaml-language-server: $schema=inventory.schema.json\n"
         "# clusterctl's inventory; inventory.example.yaml shows every key.\n"
         "# gpu[01-03]: no GPU\n"
         "# data_address: 10.201.7.0/24 on data0, 10 Gbit/s\n"
@@ -64,7 +65,11 @@ def test_the_nodes_are_asked_for_names_and_networks(box, user):
     )
     assert "gpu[01-03]: ready" in done.stdout
     assert "  nodes:\n    gpu[01-03]:\n" in done.stdout
-    assert sorted(path.name for path in user.folder.iterdir()) == ["inventory.yaml", "known_hosts"]
+    assert sorted(path.name for path in user.folder.iterdir()) == [
+        "inventory.schema.json",
+        "inventory.yaml",
+        "known_hosts",
+    ]
     loaded = inventory_file.load(inventory)
     assert [node.data_address for node in loaded.nodes] == ["10.201.7.11", "10.201.7.12", "10.201.7.13"]
     before = inventory.read_bytes()

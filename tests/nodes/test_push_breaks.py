@@ -227,7 +227,7 @@ def test_room_that_a_broken_push_takes_is_not_missing(slow, tmp_path, big):
     more.write_bytes(bytes(90 * MB))
     refused = run("push", more, there, cwd=slow.directory, first=SMALL)
     assert refused.returncode == 4
-    assert f"of a broken push in {path}/.clusterctl-push-" in " ".join(refused.stderr.split())
+    assert f"of an earlier push in {path}/.clusterctl-push-" in " ".join(refused.stderr.split())
     on(slow, "node01", "umount", "--lazy", path)  # processes of the killed push may still be ending
 
 

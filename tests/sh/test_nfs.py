@@ -41,7 +41,7 @@ def test_shellcheck_finds_nothing(tmp_path):
     parts = {}
     for automount in (False, True):
         cluster = inventory(automount=automount)
-        for kind, plan in (("", plans.planned), ("verify-", plans.verifying)):
+        for kind, plan in (("", plans.plan_services), ("verify-", plans.plan_verification)):
             for stage, of_nodes in plan(cluster, NODES, ("nfs",)).steps.items():
                 steps = next(iter(of_nodes.values()))
                 parts[f"{kind}{stage}-{automount}"] = "".join(f"(\n{s.unless}\n)\n(\n{s.do}\n)\n" for s in steps)

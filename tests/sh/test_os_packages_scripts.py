@@ -15,7 +15,7 @@ from provision.ospackages import node
 from provision.ospackages.bundle import OsBundle
 from provision.ospackages.collection import Package
 from provision.ospackages.manifest import Manifest, Member
-from provision.services.kit.scripts import script
+from provision.services.kit.scripts import apply_script
 
 # SC2086, SC2046, SC2013, SC2012: lists of names of packages and units, which hold no spaces. SC2034, SC2154, SC2329:
 # not every script needs every function and variable. SC1091: a node's own os-release. SC2016: scripts in scripts.
@@ -33,7 +33,7 @@ CHOSEN = (choice("debian12", "chrony", "opensm"), choice("ubuntu22.04", "chrony"
 
 
 def compiled(chosen=CHOSEN, replace=("systemd-timesyncd",)):
-    return script([Step("packages", node.install(chosen, replace), unless=node.present(chosen))], "TOKEN")
+    return apply_script([Step("packages", node.install(chosen, replace), unless=node.present(chosen))], "TOKEN")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from provision.model import Step
 from provision.render import quote, render
 from provision.script import compile_steps, parse
 from provision.services.kit import changes
-from provision.services.kit.plans import Duty, gathered
-from provision.services.kit.scripts import script, undoing, verifying
+from provision.services.kit.plans import NodeSteps, collect_steps
+from provision.services.kit.scripts import apply_script, undo_step, verify_script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 NASTY = (
@@ -53,15 +53,15 @@ class Node:
         self.state = PurePosixPath(folder / "state/services")
 
     def apply(self, *steps, dry_run=False, service="svc"):
-        named = [step for each in gathered([_Named], [(service, iter([Duty("n", "base", steps)]))]).steps.values()
-                 for step in each["n"]]  # fmt: skip
-        return self.run(script(named, "t", dry_run=dry_run, state=self.state))
+        plan = collect_steps([_Named], [(service, iter([NodeSteps("n", "base", steps)]))])
+        named = [step for each in plan.steps.values() for step in each["n"]]
+        return self.run(apply_script(named, "t", dry_run=dry_run, state=self.state))
 
     def undo(self, service="svc"):
-        step = undoing(service)
+        step = undo_step(service)
         there = str(self.state / service)
         step = Step(step.name, step.do, f"[ ! -d {quote(there)} ]")
-        return self.run(script([step], "t", state=self.state))
+        return self.run(apply_script([step], "t", state=self.state))
 
     def run(self, text):
         done = subprocess.run([*self.shell, "-c", text], check=False, capture_output=True, cwd=self.folder, timeout=60)
@@ -102,8 +102,8 @@ def test_a_file_is_written_once_and_undone(node, text):
     old.chmod(0o640)
     before = node.snapshot()
     steps = [
-        changes.file("old", node.path("old.conf"), text),
-        changes.file("new", node.path("a/b/$new"), text, mode=0o600),
+        changes.write_file("old", node.path("old.conf"), text),
+        changes.write_file("new", node.path("a/b/$new"), text, mode=0o600),
     ]
     assert node.states(*steps, dry_run=True) == {"old": "would change", "new": "would change"}
     assert node.snapshot() == before
@@ -121,7 +121,7 @@ def test_a_second_change_keeps_the_first_original(node):
     path = node.etc / "x"
     path.write_text("original")
     for text in ("first", "second"):
-        assert node.states(changes.file("x", str(path), text)) == {"x": "changed"}
+        assert node.states(changes.write_file("x", str(path), text)) == {"x": "changed"}
     node.undo()
     assert path.read_text() == "original"
 
@@ -129,9 +129,9 @@ def test_a_second_change_keeps_the_first_original(node):
 def test_what_somebody_wrote_meanwhile_is_kept(node):
     path = node.etc / "x"
     path.write_text("original")
-    node.apply(changes.file("x", str(path), "ours"))
+    node.apply(changes.write_file("x", str(path), "ours"))
     path.write_text("theirs")
-    assert node.states(changes.file("x", str(path), "ours")) == {"x": "changed"}
+    assert node.states(changes.write_file("x", str(path), "ours")) == {"x": "changed"}
     assert (node.etc / "x.clusterctl-edited").read_text() == "theirs"
     path.write_text("theirs again")
     node.undo()
@@ -142,7 +142,9 @@ def test_what_somebody_wrote_meanwhile_is_kept(node):
 def test_a_file_that_its_checker_refuses_changes_nothing(node):
     path = node.etc / "daemon.conf"
     path.write_text("good")
-    step = changes.file("conf", str(path), "bad", check='! grep -q bad "$cc_new" || { echo line 1 is bad; exit 1; }')
+    step = changes.write_file(
+        "conf", str(path), "bad", check='! grep -q bad "$cc_new" || { echo line 1 is bad; exit 1; }'
+    )
     states, results, done = node.apply(step)
     assert states == {"conf": "failed"}
     assert results[0].detail == "line 1 is bad"
@@ -154,9 +156,9 @@ def test_what_follows_a_change_is_made_up_for(node):
     """A crash between the file and the restart: the next apply does the restart."""
     mark = node.folder / "restarted"
     conf = node.path("conf")
-    assert node.states(changes.file("conf", conf, "x", then="false")) == {"conf": "failed"}
+    assert node.states(changes.write_file("conf", conf, "x", then="false")) == {"conf": "failed"}
     assert Path(conf).read_text() == "x"
-    step = changes.file("conf", conf, "x", then=f": >{quote(str(mark))}")
+    step = changes.write_file("conf", conf, "x", then=f": >{quote(str(mark))}")
     assert node.states(step) == {"conf": "changed"}
     assert mark.exists()
     assert node.states(step) == {"conf": "ok"}
@@ -171,13 +173,13 @@ def test_a_block_leaves_the_others_lines(node, content, at):
     path.write_bytes(content)
     path.chmod(0o604)
     before = path.read_bytes(), path.stat().st_mode
-    step = changes.block("block", str(path), "1.2.3.4 it's $(touch owned)\n", mark="nodes", at=at)
+    step = changes.write_block("block", str(path), "1.2.3.4 it's $(touch owned)\n", mark="nodes", at=at)
     assert node.states(step) == {"block": "changed"}
     assert node.states(step) == {"block": "ok"}
     lines = path.read_text().splitlines()
     ours = ["# BEGIN clusterctl nodes", "1.2.3.4 it's $(touch owned)", "# END clusterctl nodes"]
     assert lines == [*ours, *content.decode().splitlines()] if at == "top" else [*content.decode().splitlines(), *ours]
-    changed = changes.block("block", str(path), "5.6.7.8 x\n", mark="nodes", at=at)
+    changed = changes.write_block("block", str(path), "5.6.7.8 x\n", mark="nodes", at=at)
     assert node.states(changed) == {"block": "changed"}
     assert path.read_text().splitlines() == [line.replace(ours[1], "5.6.7.8 x") for line in lines]
     assert node.undo()[0] == {"undo": "changed"}
@@ -187,9 +189,9 @@ def test_a_block_leaves_the_others_lines(node, content, at):
 def test_a_block_stays_where_somebody_moved_it_and_what_they_added_stays(node):
     path = node.etc / "hosts"
     path.write_text("a\nb\n")
-    node.apply(changes.block("block", str(path), "1\n", mark="m"))
+    node.apply(changes.write_block("block", str(path), "1\n", mark="m"))
     path.write_text("a\n# BEGIN clusterctl m\n1\n# END clusterctl m\nb\nadded\n")
-    node.apply(changes.block("block", str(path), "2\n", mark="m"))
+    node.apply(changes.write_block("block", str(path), "2\n", mark="m"))
     assert path.read_text() == "a\n# BEGIN clusterctl m\n2\n# END clusterctl m\nb\nadded\n"
     node.undo()
     assert path.read_text() == "a\nb\nadded\n"
@@ -198,14 +200,14 @@ def test_a_block_stays_where_somebody_moved_it_and_what_they_added_stays(node):
 def test_a_block_is_there_once(node):
     path = node.etc / "fstab"
     path.write_text("# BEGIN clusterctl m\n1\n# END clusterctl m\nx\n# BEGIN clusterctl m\n2\n# END clusterctl m\n")
-    assert node.states(changes.block("block", str(path), "1\n", mark="m")) == {"block": "changed"}
+    assert node.states(changes.write_block("block", str(path), "1\n", mark="m")) == {"block": "changed"}
     assert path.read_text() == "# BEGIN clusterctl m\n1\n# END clusterctl m\nx\n"
 
 
 def test_a_block_that_was_cut_is_not_mended_by_guessing(node):
     path = node.etc / "fstab"
     path.write_text("# BEGIN clusterctl m\n1\nmine\n")
-    states, results, _ = node.apply(changes.block("block", str(path), "1\n", mark="m"))
+    states, results, _ = node.apply(changes.write_block("block", str(path), "1\n", mark="m"))
     assert states == {"block": "failed"}
     assert "do not pair" in results[0].detail
     assert path.read_text() == "# BEGIN clusterctl m\n1\nmine\n"
@@ -213,7 +215,7 @@ def test_a_block_that_was_cut_is_not_mended_by_guessing(node):
 
 def test_a_file_that_a_block_made_goes_with_it(node):
     path = node.etc / "new"
-    node.apply(changes.block("block", str(path), "1\n", mark="m"))
+    node.apply(changes.write_block("block", str(path), "1\n", mark="m"))
     assert path.stat().st_mode & 0o777 == 0o644
     node.undo()
     assert not path.exists()
@@ -223,14 +225,14 @@ def test_a_link_comes_back_as_a_link(node):
     (node.etc / "real").write_text("x")
     link = node.etc / "link"
     link.symlink_to("real")
-    assert node.states(changes.file("link", str(link), "ours")) == {"link": "changed"}
+    assert node.states(changes.write_file("link", str(link), "ours")) == {"link": "changed"}
     assert (node.etc / "real").read_text() == "x"
     node.undo()
     assert os.readlink(link) == "real"  # noqa: PTH115 - what it says, not where it leads
 
 
 def test_a_folder_with_something_in_it_stays(node):
-    steps = [changes.folder("one", node.path("x/y")), changes.folder("two", node.path("z"))]
+    steps = [changes.make_folder("one", node.path("x/y")), changes.make_folder("two", node.path("z"))]
     assert node.states(*steps) == {"one": "changed", "two": "changed"}
     assert node.states(*steps) == {"one": "ok", "two": "ok"}
     (node.etc / "x/y/data").write_text("theirs")
@@ -243,7 +245,7 @@ def test_undo_that_broke_off_goes_on(node):
     first, second = node.etc / "first", node.etc / "second"
     first.write_text("1")
     second.write_text("2")
-    node.apply(changes.file("first", str(first), "x"), changes.file("second", str(second), "x"))
+    node.apply(changes.write_file("first", str(first), "x"), changes.write_file("second", str(second), "x"))
     was = next(path for path in Path(node.state / "svc").glob("*.was") if path.read_text() == "1")
     was.rename(was.with_suffix(".gone"))
     assert node.undo()[0] == {"undo": "failed"}
@@ -255,20 +257,20 @@ def test_undo_that_broke_off_goes_on(node):
 
 def test_two_services_undo_on_their_own(node):
     a, b = node.etc / "a", node.etc / "b"
-    node.apply(changes.file("a", str(a), "x"), service="one")
-    node.apply(changes.file("b", str(b), "x"), service="two")
+    node.apply(changes.write_file("a", str(a), "x"), service="one")
+    node.apply(changes.write_file("b", str(b), "x"), service="two")
     node.undo("one")
     assert (a.exists(), b.exists()) == (False, True)
 
 
 def test_a_verification_asks_everything(node):
     steps = [
-        changes.must("first", "true", "echo unused"),
-        changes.must("second", "false", "echo two lines; echo of it"),
-        changes.must("third", "[ -n x ]", "echo unused"),
-        changes.must("fourth", "false", ":"),
+        changes.require("first", "true", "echo unused"),
+        changes.require("second", "false", "echo two lines; echo of it"),
+        changes.require("third", "[ -n x ]", "echo unused"),
+        changes.require("fourth", "false", ":"),
     ]
-    results = node.run(verifying([Step(f"s: {s.name}", s.do, s.unless) for s in steps], "t"))[1]
+    results = node.run(verify_script([Step(f"s: {s.name}", s.do, s.unless) for s in steps], "t"))[1]
     assert [step.state for step in results] == ["ok", "failed", "ok", "failed"]
     assert results[1].detail == "two lines\nof it"
     assert results[3].detail == "exit code 1"
@@ -277,17 +279,17 @@ def test_a_verification_asks_everything(node):
 def test_another_command_is_waited_for(node, monkeypatch):
     if shutil.which("flock") is None:
         pytest.fail("flock is missing: apt-get install util-linux")
-    monkeypatch.setattr("provision.services.kit.scripts._LOCK_SECONDS", 1)
+    monkeypatch.setattr("provision.services.kit.scripts.LOCK_SECONDS", 1)
     Path(node.state.parent).mkdir()
     with subprocess.Popen(["flock", str(node.state.parent / "lock"), "sh", "-c", "echo held; read x"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:  # fmt: skip
         assert holder.stdout.readline() == b"held\n"
-        _, results, done = node.apply(changes.file("x", node.path("x"), "1"))
+        _, results, done = node.apply(changes.write_file("x", node.path("x"), "1"))
         assert (results, done.returncode) == ((), 75)
         assert b"another clusterctl command is at work on this node" in done.stderr
-        assert node.states(changes.file("x", node.path("x"), "1"), dry_run=True) == {"x": "would change"}
+        assert node.states(changes.write_file("x", node.path("x"), "1"), dry_run=True) == {"x": "would change"}
         holder.stdin.close()
-    assert node.states(changes.file("x", node.path("x"), "1")) == {"x": "changed"}
+    assert node.states(changes.write_file("x", node.path("x"), "1")) == {"x": "changed"}
 
 
 @pytest.mark.parametrize("name", SHELLS)
@@ -302,7 +304,7 @@ def test_any_value_reaches_the_node_as_it_is(name, tmp_path_factory, name_of_fil
     node = Node(SHELLS[name], tmp_path_factory.mktemp("any"))
     where = node.etc / name_of_file.replace("\n", "")
     steps = (
-        changes.file("file", str(where), text),
+        changes.write_file("file", str(where), text),
         Step("word", do=f"printf %s {quote(word)} >{quote(node.path('word of it'))}"),
     )
     assert node.states(*steps)["file"] == "changed"

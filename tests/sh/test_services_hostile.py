@@ -105,8 +105,8 @@ def written(folder, given):
     path.write_text(yaml.safe_dump(given), encoding="utf-8")
     try:
         inventory = load(path)
-        names = tuple(name for name in plans.chosen(inventory) if name != "os_packages")
-        plan = plans.planned(inventory, inventory.nodes, names)
+        names = tuple(name for name in plans.choose(inventory) if name != "os_packages")
+        plan = plans.plan_services(inventory, inventory.nodes, names)
     except (InventoryError, UsageError):
         return None, None
     files = {}
@@ -235,20 +235,20 @@ def test_an_accepted_value_is_one_value_in_its_file(tmp_path, made):
         (("nodes", "gpu02", "address"), "fe80::2%a(rw,no_root_squash) *", "not an IPv6 address"),
         (("nodes", "gpu02", "data_address"), "fe80::2%$(touch owned)", "not an IPv6 address"),
         (("nodes", "gpu02", "address"), "fe80::2%" + "x" * 16, "not an IPv6 address"),
-        (("nodes", "localhost", "address"), "10.0.0.3", "every node calls itself localhost"),
-        (("nodes", "ip6-loopback", "address"), "10.0.0.3", "every node calls itself ip6-loopback"),
-        (("nodes", "GPU01", "address"), "10.0.0.3", "differ in upper and lower case only"),
+        (("nodes", "localhost", "address"), "10.0.0.3", "on every node localhost means the node itself"),
+        (("nodes", "ip6-loopback", "address"), "10.0.0.3", "on every node ip6-loopback means the node itself"),
+        (("nodes", "GPU01", "address"), "10.0.0.3", "differ only in upper and lower case"),
         (("services", "chrony", "servers"), ["ntp.example.org noquery"], "neither a host name nor an IP address"),
-        (("services", "nfs", "exports"), ["/data *(rw)"], "do not both take such a path"),
-        (("services", "nfs", "exports"), ["/" + "x" * 256], "longer than"),
-        (("services", "nfs", "exports"), ["/" + "a-b/" * 50], "longer than"),
-        (("services", "limits", "memlock"), 10**17, "no limit of locked memory"),
+        (("services", "nfs", "exports"), ["/data *(rw)"], "cannot be written to both"),
+        (("services", "nfs", "exports"), ["/" + "x" * 256], "is too long"),
+        (("services", "nfs", "exports"), ["/" + "a-b/" * 50], "is too long"),
+        (("services", "limits", "memlock"), 10**17, "not a limit of locked memory"),
         (("services", "limits", "shm"), "101%", "size of a tmpfs"),
         (("services", "limits", "shm"), "9" * 30 + "g", "size of a tmpfs"),
         (("services", "limits", "shm"), "1k", "size of a tmpfs"),
-        (("services", "os_packages", "packages"), ["x; reboot"], "no name of a package"),
-        (("services", "os_packages", "packages"), ["x" * 300], "no name of a package"),
-        (("services", "os_packages", "replace"), ["-y"], "no name of a package"),
+        (("services", "os_packages", "packages"), ["x; reboot"], "not the name of a package"),
+        (("services", "os_packages", "packages"), ["x" * 300], "not the name of a package"),
+        (("services", "os_packages", "replace"), ["-y"], "not the name of a package"),
     ],
 )
 def test_what_a_file_cannot_carry_is_refused_with_its_place(tmp_path, place, value, said):

@@ -21,6 +21,7 @@ from provision.model import Inventory, Leg, Node
 from provision.render import quote, render, words
 from provision.transfer import Target
 from provision.transfer.chain import DIGESTS, batches, units
+from provision.transfer.decompressor import packed
 from provision.transfer.keys import (
     LIFE,
     LoginTarget,
@@ -183,6 +184,63 @@ def test_compressed_legs(shell, tmp_path):
     done = place.receive(stream(parts=legs(zstandard.compress)))
     assert done.returncode == 0, (done, (place.folder / "log").read_text())
     assert place.is_whole()
+
+
+@pytest.fixture
+def without_zstd(tmp_path):
+    """An environment whose PATH has this machine's programs, but not zstd."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for path in reversed(os.environ["PATH"].split(":")):
+        for program in Path(path).glob("*"):
+            if program.name != "zstd":
+                (folder / program.name).unlink(missing_ok=True)
+                (folder / program.name).symlink_to(program)
+    return {"PATH": str(folder)}
+
+
+def bring(place, archive, environment):
+    script = render("transfer/bring_zstd.sh.j2", folder=str(place.folder), sample="zstd works")
+    return subprocess.run(
+        [*place.shell, "-c", script], input=archive, check=False, env=environment, timeout=60, capture_output=True
+    ).returncode
+
+
+def test_a_node_without_zstd_decompresses_with_the_controllers(shell, tmp_path, without_zstd):
+    place = Place(shell, tmp_path, wire="zstd")
+    data = stream(parts=legs(zstandard.compress))
+    assert place.receive(data, env=without_zstd).returncode != 0
+    assert bring(place, packed(shutil.which("zstd")), without_zstd) == 0
+    assert (place.folder / "zstd").stat().st_mode & 0o777 == 0o700
+    assert place.receive(data, env=without_zstd).returncode == 0
+    assert place.is_whole()
+
+
+@pytest.mark.parametrize("damage", ["program", "loader", "archive"])
+def test_a_zstd_that_does_not_work_on_the_node_is_not_kept(shell, tmp_path, without_zstd, damage):
+    place = Place(shell, tmp_path)
+    archive = packed(shutil.which("zstd"))
+    if damage == "archive":
+        archive = archive[: len(archive) // 2]
+    else:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as whole:
+            files = {member.name: whole.extractfile(member).read() for member in whole}
+        files["zstd" if damage == "program" else "loader"] = b"\x7fELF of another machine"
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w:gz") as changed:
+            for name, data in files.items():
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(data), 0o700
+                changed.addfile(member, io.BytesIO(data))
+        archive = out.getvalue()
+    assert bring(place, archive, without_zstd) == 1
+    assert not list(place.folder.glob("zstd*"))
+
+
+def test_a_machine_without_a_zstd_program_brings_none(tmp_path):
+    script = tmp_path / "zstd"
+    script.write_text('#!/bin/sh\nexec /opt/zstd/bin/zstd "$@"\n')
+    assert packed(None) == packed(str(script)) == b""
 
 
 def test_more_units_than_may_wait(shell, tmp_path):
@@ -871,7 +929,7 @@ def test_a_way_is_kept_only_when_it_is_open(shell, tmp_path):
 
 
 @pytest.mark.parametrize("nasty", [False, True])
-@pytest.mark.parametrize("name", ["receive", "survey", "prepare", "probe", "forget"])
+@pytest.mark.parametrize("name", ["bring_zstd", "receive", "survey", "prepare", "probe", "forget"])
 def test_shellcheck_finds_nothing(name, nasty, tmp_path):
     folder = '/opt/it\'s $(id) "x"/t' if nasty else "/opt/x/t"
     door = LoginTarget("clusterctl-1", "root", 22, ("10.0.0.1", "10.1.0.1"), ("ssh-ed25519", b"x"))
@@ -888,6 +946,7 @@ def test_shellcheck_finds_nothing(name, nasty, tmp_path):
     values |= {"digest": DIGESTS["b2sum"], "settle": 1, "stream": "s", "receive": "x", "private": key.private}
     values |= {"options": options(folder, (9, 9))[0], "expires": nasty, "secret": "/s", "known": door.known}
     values |= {
+        "sample": "zstd works",
         "patience": 9,
         "line": key.line(INVENTORY, folder) if nasty else "",
         **leftover_values(INVENTORY, folder),

@@ -23,8 +23,8 @@ LAYERS = (
     {"ssh", "sandbox", "transfer"},
     {"session"},
     {"tasks"},
-    # what prints
-    {"output", "screen", "cli", "summaries"},
+    # what users call: the commands, which print, and the Python API
+    {"api", "output", "screen", "cli", "summaries"},
 )
 PURE = LAYERS[0] | LAYERS[1]
 PRINTS = {"output", "cli"}

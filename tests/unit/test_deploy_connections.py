@@ -12,7 +12,7 @@ from provision.model import Inventory, Node, Result
 from provision.services import limits
 from provision.session import session
 from provision.tasks import deploy
-from provision.tasks.failed import undone
+from provision.tasks.failed import unfinished
 
 
 class StopHereError(Exception):
@@ -67,4 +67,4 @@ def test_services_that_fail_on_one_node_leave_the_deploy_undone_on_all(monkeypat
     monkeypatch.setattr(deploy.services, "apply", fail)
     with pytest.raises(NodesFailedError) as failed:
         deploy.deploy(session.Session(cluster), Path("x.ccb"))
-    assert undone(failed.value, cluster.nodes) == ("gpu01", "gpu02")
+    assert unfinished(failed.value, cluster.nodes) == ("gpu01", "gpu02")

@@ -11,7 +11,7 @@ import pytest
 from provision.cli import main
 from provision.errors import BundleError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import Inventory, Node
-from provision.tasks.failed import FILE, last_failed, remembered
+from provision.tasks.failed import FILE, last_failed, remember_failed
 
 NODES = tuple(Node(f"gpu{number}", f"10.0.0.{number}") for number in range(1, 5))
 
@@ -27,7 +27,7 @@ def failed(inventory, command="run"):
 
 def work(inventory, error=None, *, nodes=NODES, command="run", dry_run=False):
     try:
-        with remembered(inventory, command, nodes, dry_run=dry_run):
+        with remember_failed(inventory, command, nodes, dry_run=dry_run):
             if error:
                 raise error
     except type(error or ()):
@@ -114,7 +114,7 @@ def test_the_command_says_when_there_is_nothing_to_retry(command, tmp_path, caps
         signal.signal(signal.SIGTERM, before)
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert said == f"the last {command} failed on no node of those chosen: nothing to do\n"
+    assert said == f"nothing to retry: the last {command} failed on none of the selected nodes\n"
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(inventory, tmp_path):

@@ -21,15 +21,15 @@ def read(folder, options):
     ("options", "sentence"),
     [
         ("{exports: [data]}", "data is not an absolute path"),
-        ("{exports: [/data/../etc]}", "holds `..`"),
+        ("{exports: [/data/../etc]}", "contains `..`"),
         ("{exports: [/]}", "/ belongs to the system"),
         ("{exports: [/usr/]}", "/usr belongs to the system"),
         ("{exports: [/etc/share]}", "/etc/share belongs to the system"),
-        ("{exports: ['/data/my models']}", "do not both take such a path"),
-        ("{exports: ['/data/$(id)']}", "do not both take such a path"),
-        ("{exports: [/data, /data/]}", "/data is there twice"),
-        ("{exports: [/data/models, /data]}", "/data/models lies in /data"),
-        ("{exports: []}", "names no folder"),
+        ("{exports: ['/data/my models']}", "cannot be written to both"),
+        ("{exports: ['/data/$(id)']}", "cannot be written to both"),
+        ("{exports: [/data, /data/]}", "/data is listed twice"),
+        ("{exports: [/data/models, /data]}", "/data/models is in /data"),
+        ("{exports: []}", "is empty: list at least one folder"),
         ("{exports: /data}", "must be a list"),
         ("{server: gpu09}", "no node is called gpu09"),
         ("{threads: 0}", "greater than or equal to 1"),
@@ -53,7 +53,7 @@ def test_neighbours_with_a_common_beginning_do_not_overlap(tmp_path):
 
 def test_the_server_exports_to_every_address_of_the_others_which_mount_its_data_address(tmp_path):
     cluster = read(tmp_path, "{server: gpu02, exports: [/data]}")
-    plan = plans.planned(cluster, cluster.nodes, ("nfs",))
+    plan = plans.plan_services(cluster, cluster.nodes, ("nfs",))
     assert {stage: plan.nodes(stage) for stage in plan.steps} == {"serve": ("gpu02",), "follow": ("gpu01", "gpu03")}
     serving = "\n".join(step.do for step in plan.steps["serve"]["gpu02"])
     for address in ("10.1.0.1", "10.0.0.1", "10.1.0.3", "10.0.0.3"):
@@ -66,5 +66,5 @@ def test_one_node_alone_serves_and_nobody_mounts(tmp_path):
     path = tmp_path / "inventory.yaml"
     path.write_text("prefix: /opt/llm/current\nnodes: {gpu01: 10.0.0.1}\nservices: {nfs: {}}\n", encoding="utf-8")
     cluster = load(path)
-    plan = plans.planned(cluster, cluster.nodes, ("nfs",))
+    plan = plans.plan_services(cluster, cluster.nodes, ("nfs",))
     assert list(plan.steps) == ["serve"]

@@ -125,9 +125,9 @@ def test_a_package_that_was_changed_in_the_cache_is_fetched_anew(pack, packed, c
         (("mta",), "mta is no package", "one-mta, other-mta"),
         (("only-server",), "only-server is no package", "name one of server"),
         (("broken",), "broken : Depends: not-here", ""),
-        (("clock=1",), "'clock=1' is no name of a package", "without versions"),
-        (("clock-",), "'clock-' is no name of a package", ""),
-        (("--help",), "'--help' is no name of a package", ""),
+        (("clock=1",), "'clock=1' is not the name of a package", "without versions"),
+        (("clock-",), "'clock-' is not the name of a package", ""),
+        (("--help",), "'--help' is not the name of a package", ""),
     ],
 )
 def test_names_that_cannot_be_packed(pack, tmp_path, names, said, hint):

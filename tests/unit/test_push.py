@@ -221,7 +221,7 @@ def test_what_broken_pushes_have_left_counts_as_room(source):
         refuse_full(work(tree, pushed, NodeTree(free_bytes=free, staged=staged)), INVENTORY.nodes)
     with pytest.raises(PreflightError) as caught:
         refuse_full(work(tree, pushed, has), INVENTORY.nodes)
-    assert caught.value.reasons["node01"].startswith("600 B free beside 500 B of a broken push in /d/.clusterctl")
+    assert caught.value.reasons["node01"].startswith("600 B free and 500 B of an earlier push in /d/.clusterctl")
 
 
 def work(tree, pushed, has):

@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MOTD = """
 from provision.inventory.schema import Section, Text
-from provision.services.kit.changes import file, must
-from provision.services.kit.plans import Duty
+from provision.services.kit.changes import require, write_file
+from provision.services.kit.plans import NodeSteps
 
 ABOUT = "a message for users who log in"
 AFTER = ("chrony",)
@@ -28,12 +28,12 @@ def problems(options, inventory):
 
 def plan(options, inventory):
     for node in inventory.nodes:
-        yield Duty(node.name, "base", (file("message", "/etc/motd", options.text),))
+        yield NodeSteps(node.name, "base", (write_file("message", "/etc/motd", options.text),))
 
 
 def verify(options, inventory):
     for node in inventory.nodes:
-        yield Duty(node.name, "base", (must("message", "[ -s /etc/motd ]", "echo none"),))
+        yield NodeSteps(node.name, "base", (require("message", "[ -s /etc/motd ]", "echo none"),))
 """
 USE = """
 import sys
@@ -42,9 +42,9 @@ from provision import services
 from provision.inventory import load
 from provision.services.kit import plans, scripts
 inventory = load(Path("inventory.yaml"))
-print(services.__file__, *plans.chosen(inventory))
-plan = plans.planned(inventory, inventory.nodes, plans.chosen(inventory))
-print(scripts.script(plan.steps["base"]["gpu01"], "t"))
+print(services.__file__, *plans.choose(inventory))
+plan = plans.plan_services(inventory, inventory.nodes, plans.choose(inventory))
+print(scripts.apply_script(plan.steps["base"]["gpu01"], "t"))
 """
 CLUSTERCTL = ("-c", "from provision.cli import main; main()")
 INVENTORY = (
@@ -99,8 +99,8 @@ def test_its_mistakes_are_reported_with_their_line(copy, text, said):
         *((f"{name} ", f"{name}_ ", f"it does not define {name}") for name in ("ABOUT", "AFTER")),
         ("class Options", "class Choices", "it does not define Options"),
         *((f"def {name}", f"def no_{name}", f"it does not define {name}") for name in ("problems", "plan", "verify")),
-        ('"chrony"', '"ntp"', "AFTER has ntp, which is not a service"),
-        ('"chrony"', '"motd"', "come after each other in a circle: motd -> motd"),
+        ('"chrony"', '"ntp"', "AFTER contains ntp, which is not a service"),
+        ('"chrony"', '"motd"', "AFTER is circular: motd -> motd"),
     ],
 )
 def test_a_file_that_is_not_a_service_is_an_error_that_says_why(copy, old, new, said):

@@ -51,31 +51,31 @@ def test_names_of_steps_are_unique_and_stages_are_known(name):
 
 
 def test_the_head_serves_and_the_others_follow():
-    plan = plans.planned(cluster(chrony=chrony.Options(head="gpu02")), NODES, ("chrony",))
+    plan = plans.plan_services(cluster(chrony=chrony.Options(head="gpu02")), NODES, ("chrony",))
     assert {stage: plan.nodes(stage) for stage in plan.steps} == {"serve": ("gpu02",), "follow": ("gpu01", "gpu03")}
     assert "server 10.1.0.2 iburst" in plan.steps["follow"]["gpu01"][2].do
     assert "allow 10.1.0.3" in plan.steps["serve"]["gpu02"][2].do
 
 
 def test_a_plan_for_some_nodes_still_knows_all_of_them():
-    plan = plans.planned(cluster(hosts=hosts.Options()), NODES[1:2], ("hosts",))
+    plan = plans.plan_services(cluster(hosts=hosts.Options()), NODES[1:2], ("hosts",))
     assert plan.nodes("base") == ("gpu02",)
     assert "10.1.0.3 gpu03" in plan.steps["base"]["gpu02"][0].do
 
 
 def test_services_come_in_their_order_whatever_the_inventory_says():
     asked = cluster(chrony=chrony.Options(), limits=limits.Options(), hosts=hosts.Options())
-    assert plans.chosen(asked) == ("hosts", "limits", "chrony")
-    assert plans.chosen(asked, ("chrony", "hosts")) == ("hosts", "chrony")
-    assert plans.chosen(cluster()) == ()
+    assert plans.choose(asked) == ("hosts", "limits", "chrony")
+    assert plans.choose(asked, ("chrony", "hosts")) == ("hosts", "chrony")
+    assert plans.choose(cluster()) == ()
 
 
 def test_a_service_that_is_not_asked_for_is_refused_with_the_way_to_ask():
-    with pytest.raises(UsageError, match=r"does not ask for the service limits") as caught:
-        plans.chosen(cluster(hosts=hosts.Options()), ("limits",))
+    with pytest.raises(UsageError, match=r"does not configure the service limits") as caught:
+        plans.choose(cluster(hosts=hosts.Options()), ("limits",))
     assert "limits: {}" in caught.value.hint
     with pytest.raises(UsageError, match="ntp is not a service") as caught:
-        plans.chosen(cluster(), ("ntp",))
+        plans.choose(cluster(), ("ntp",))
     assert "chrony" in caught.value.hint
 
 
@@ -85,7 +85,7 @@ def test_hosts_needs_numbers(tmp_path):
     with pytest.raises(InventoryError) as caught:
         load(path)
     assert caught.value.problems == (
-        "services.hosts (line 3): gpu01's address gpu01.lan is no IP address, which /etc/hosts needs",
+        "services.hosts (line 3): gpu01's address gpu01.lan is not an IP address, as /etc/hosts requires",
     )
 
 

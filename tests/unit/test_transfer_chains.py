@@ -23,7 +23,9 @@ def places(text):
     ("nodes", "refused", "chains"),
     [
         ("a", "", "a"),
-        ("a b", "", "a,b"),
+        ("a b", "", "ab"),
+        ("a b", "ab", "ba"),
+        ("a b", "ab ba", "a,b"),
         ("a b c", "", "abc"),
         ("a b- c", "", "acb"),
         ("a b- c- d", "", "adb,c"),

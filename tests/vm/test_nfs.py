@@ -34,7 +34,7 @@ def test_a_place_with_files_is_refused_before_anything_is_mounted(lab, before, c
     lab.inventory(SERVICES)
     lab.client.run(f"mkdir {SHARE} && touch {SHARE}/mine")
     done = clusterctl("services", "apply", code=5)
-    assert re.search(r"vm2:\s+nfs: place for /data: /data is not empty.*mine", done.stderr), done.stderr
+    assert re.search(r"vm2:\s+nfs: mount point /data: /data is not empty.*mine", done.stderr), done.stderr
     assert lab.client.out(f"{MOUNTED}; grep -c clusterctl /etc/fstab || :") == "0"
     lab.client.run(f"rm -r {SHARE}")
 

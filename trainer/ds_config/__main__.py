@@ -14,7 +14,7 @@ from trainer.ds_config.options import OPTIONS, request_of
 def main(argv: Optional[List[str]] = None) -> int:
     """Print the configuration, or write it to a file. Returns 2 where wishes do not go together."""
     parser = argparse.ArgumentParser(prog="python -m trainer.ds_config", description="Write DeepSpeed's configuration.")
-    parser.add_argument("--like", choices=list(PRESETS), help="Begin with a configuration that has a name.")
+    parser.add_argument("--like", choices=list(PRESETS), help="Start from a named configuration.")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Where to; stdout by default.")
     for each in OPTIONS:
         if each.type is bool:

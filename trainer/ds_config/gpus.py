@@ -137,8 +137,8 @@ def find(name: str) -> Gpu:
     keys = {_ASIDE.sub("", key.lower()): card for key, card in GPUS.items()}
     fitting = [key for key in keys if word.startswith(key) and _is_board(word[len(key) :], keys[key])]
     if not fitting:
-        hint = f"--gpu NAME with one of {', '.join(GPUS)}; or --precision"
-        raise ConfigError(f"--gpu {name}: not in the table of cards", hint=hint)
+        hint = "--gpu A100, or --precision bf16 or fp16 without --gpu"
+        raise ConfigError(f"--gpu {name}: not in the table of GPUs ({', '.join(GPUS)})", hint=hint)
     card = keys[max(fitting, key=len)]  # L40S before L4
     return card if not sizes else with_memory(card, sizes[0])
 

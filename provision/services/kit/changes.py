@@ -1,6 +1,6 @@
-"""The kinds of change that services are made of, each a ``Step``: a file, a block of lines, a unit, a folder.
+"""The kinds of change that services consist of, each a ``Step``: a file, a block of lines, a unit, a folder.
 
-They call the functions of ``templates/services/library.sh.j2``, which write how to undo a change before they make it.
+They call the functions of ``templates/services/library.sh.j2``, which write an undo entry before each change.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from provision.render import quote, words
 
 @dataclass(frozen=True)
 class Sh:
-    """A word of sh that is one already, such as ``"$cc_conf"``: what only the node itself knows."""
+    """A word of sh that needs no quoting, such as ``"$cc_conf"``, for a value that only the node knows."""
 
     word: str
 
 
-def file(
+def write_file(
     name: str,
     path: str | Sh,
     text: str | Sh,
@@ -30,17 +30,17 @@ def file(
     then: str = "",
     unit: str | Sh = "",
 ) -> Step:
-    """A file that is ours as a whole.
+    """Write a file that belongs to clusterctl as a whole.
 
     Args:
-        name: the step's, such as ``configuration``.
-        path: absolute.
-        text: its content.
-        mode: its permissions.
-        before: sh that finds out on the node what ``Sh`` values name; it changes nothing.
-        check: sh that fails when the new file, whose path is in ``$cc_new``, is not good; the daemon's own checker.
-        then: sh that follows a change, such as ``cc_restart chrony``; it is made up for when a crash has lost it.
-        unit: that reads the file: what it was is noted first, so that undo brings it back after the file.
+        name: the step's name, such as ``configuration``.
+        path: an absolute path.
+        text: the content.
+        mode: the permissions.
+        before: sh that sets the variables in ``Sh`` values; it changes nothing.
+        check: sh that fails if the new file, ``$cc_new``, is invalid, such as a daemon's checker.
+        then: sh to run after a change, such as ``cc_restart chrony``. After a crash, the next apply runs it.
+        unit: the unit that reads the file. Its state is recorded first, so that undo restores it after the file.
     """
     where, content = _word(path), _word(text)
     lines = [
@@ -55,7 +55,7 @@ def file(
     return Step(name, do=_lines(lines), unless=_lines([before, f"cc_is {where} {mode:o} {content}"]))
 
 
-def block(
+def write_block(
     name: str,
     path: str,
     text: str | Sh,
@@ -66,17 +66,17 @@ def block(
     then: str = "",
     unit: str = "",
 ) -> Step:
-    """Lines of ours in a file of others, between ``# BEGIN clusterctl MARK`` and ``# END clusterctl MARK``.
+    """Write lines to a shared file, between ``# BEGIN clusterctl MARK`` and ``# END clusterctl MARK``.
 
     Args:
-        name: the step's.
-        path: absolute; others' lines stay as they are, in their order.
-        text: the lines, the last one with its newline.
-        mark: tells our blocks in one file apart.
-        at: where the block goes when it is not there yet; one that is there stays in its place.
-        before: sh that finds out on the node what ``Sh`` values name; it changes nothing.
-        then: sh that follows a change.
-        unit: that reads the file.
+        name: the step's name.
+        path: an absolute path. Other lines of the file do not change.
+        text: the lines, each with its newline.
+        mark: distinguishes several blocks in one file.
+        at: where a new block goes; an existing block keeps its place.
+        before: sh that sets the variables in ``Sh`` values; it changes nothing.
+        then: sh to run after a change.
+        unit: the unit that reads the file.
     """
     where, content, marked = quote(path), _word(text), quote(mark)
     lines = [
@@ -89,19 +89,19 @@ def block(
     return Step(name, do=_lines(lines), unless=_lines([before, f"cc_has_block {where} {marked} {content}"]))
 
 
-def folder(name: str, path: str, *, mode: int = 0o755) -> Step:
-    """A folder; undo removes it, and those above it that were made with it, while they are empty."""
+def make_folder(name: str, path: str, *, mode: int = 0o755) -> Step:
+    """Create a folder and its parents; undo removes those of them that are empty."""
     return Step(name, do=f"cc_folder {quote(path)} {mode:o}", unless=f"[ -d {quote(path)} ]")
 
 
-def running(name: str, unit: str | Sh, *, before: str = "") -> Step:
-    """A unit that is enabled and active."""
+def start_unit(name: str, unit: str | Sh, *, before: str = "") -> Step:
+    """Enable and start a unit."""
     word = _word(unit)
     return Step(name, do=_lines([before, f"cc_start {word}"]), unless=_lines([before, f"cc_on {word}"]))
 
 
-def stopped(name: str, units: tuple[str, ...]) -> Step:
-    """Units that are neither enabled nor active; those that a node does not have count as stopped."""
+def stop_units(name: str, units: tuple[str, ...]) -> Step:
+    """Stop and disable units; a unit that a node does not have counts as stopped."""
     each = words(units)
     return Step(
         name,
@@ -110,9 +110,9 @@ def stopped(name: str, units: tuple[str, ...]) -> Step:
     )
 
 
-def must(name: str, test: str, otherwise: str) -> Step:
-    """A step of ``verify``: ``test`` is sh that asks, ``otherwise`` sh that prints what is wrong."""
-    return Step(name, do=f"{otherwise}\nfalse", unless=test)
+def require(name: str, test: str, report: str) -> Step:
+    """A step of ``verify`` that runs the sh ``test``. If it fails, the sh ``report`` prints the problem."""
+    return Step(name, do=f"{report}\nfalse", unless=test)
 
 
 def _word(value: str | Sh) -> str:

@@ -1,4 +1,4 @@
-"""What services ask of nodes, as data: duties, gathered to one list of steps for each node and stage."""
+"""The steps of all services, as one list for each node and stage."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 Stage = Literal["base", "serve", "follow"]
 
-# One script for each node and stage. All nodes end a stage before any begins the next: who follows a clock or mounts
-# a folder needs the one that serves it.
+# One script for each node and stage. All nodes finish a stage before the next starts: a client of a clock or a mount
+# needs its server.
 STAGES: tuple[Stage, ...] = ("base", "serve", "follow")
 TITLES: Mapping[Stage, str] = {
     "base": "Preparing nodes",
@@ -26,8 +26,8 @@ TITLES: Mapping[Stage, str] = {
 
 
 @dataclass(frozen=True)
-class Duty:
-    """Steps of one service for one node in one stage; their names are unique within the service."""
+class NodeSteps:
+    """The steps of one service for one node in one stage; their names are unique within the service."""
 
     node: str
     stage: Stage
@@ -36,56 +36,58 @@ class Duty:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done on every node: ``steps[stage][node]``, each step's name begins with its service."""
+    """The steps of every node: ``steps[stage][node]``. Each step's name begins with that of its service."""
 
     steps: Mapping[Stage, Mapping[str, tuple[Step, ...]]]
 
     def nodes(self, stage: Stage) -> tuple[str, ...]:
-        """The nodes that have something to do in a stage."""
+        """The nodes that have steps in a stage."""
         return tuple(self.steps.get(stage, {}))
 
 
-def known(names: Sequence[str]) -> Sequence[str]:
-    """The same names.
+def check_names(names: Sequence[str]) -> None:
+    """Check that every name is that of a service.
 
     Raises:
-        UsageError: one of them is no service.
+        UsageError: one of them is not.
     """
     for name in names:
         if name not in services.names():
             raise UsageError(f"{name} is not a service", hint=f"one of {', '.join(services.names())}")
-    return names
 
 
-def chosen(inventory: Inventory, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The services that a command works on, in their order.
+def choose(inventory: Inventory, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The services of a command, in order.
 
     Args:
-        inventory: whose ``services:`` are meant.
-        names: only these; none: all that the inventory asks for.
+        inventory: the inventory with ``services:``.
+        names: only these; none: all services of the inventory.
 
     Raises:
-        UsageError: a name that is no service, or one that the inventory does not ask for.
+        UsageError: a name is not a service, or the inventory does not configure it.
     """
-    for name in known(names):
+    check_names(names)
+    for name in names:
         if name not in inventory.services:
             raise UsageError(
-                f"{inventory.path} does not ask for the service {name}",
-                hint=f"write it below services: in {inventory.path.name}, such as {name}: {{}}",
+                f"{inventory.path} does not configure the service {name}",
+                hint=f"add it below services: in {inventory.path.name}, such as {name}: {{}}",
             )
     return tuple(name for name in services.ordered() if name in (names or inventory.services))
 
 
-def planned(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
+def plan_services(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
     """The steps of the services ``names`` for ``nodes``."""
-    return gathered(nodes, ((name, services.get(name).plan(inventory.services[name], inventory)) for name in names))
+    return collect_steps(
+        nodes, ((name, services.get(name).plan(inventory.services[name], inventory)) for name in names)
+    )
 
 
 def servers(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> frozenset[str]:
-    """The nodes that others depend on, by the services of ``names`` that the inventory asks for."""
+    """The nodes that serve others with those of the services ``names`` that the inventory configures."""
     # A service with packages serves no other node, and its bundle may have been deleted.
     asked = [name for name in names if name in inventory.services and not hasattr(services.get(name), "packages")]
-    return frozenset(planned(inventory, nodes, asked).nodes("serve"))
+    return frozenset(plan_services(inventory, nodes, asked).nodes("serve"))
 
 
 def packages(inventory: Inventory, names: Sequence[str]) -> tuple[Packages, ...]:
@@ -94,19 +96,21 @@ def packages(inventory: Inventory, names: Sequence[str]) -> tuple[Packages, ...]
     return tuple(module.packages(options, inventory) for module, options in modules if hasattr(module, "packages"))
 
 
-def verifying(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
-    """The steps that ask the services ``names`` on ``nodes`` whether they do their work."""
-    return gathered(nodes, ((name, services.get(name).verify(inventory.services[name], inventory)) for name in names))
+def plan_verification(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> Plan:
+    """The steps that verify the services ``names`` on ``nodes``."""
+    return collect_steps(
+        nodes, ((name, services.get(name).verify(inventory.services[name], inventory)) for name in names)
+    )
 
 
-def gathered(nodes: Iterable[Node], duties: Iterable[tuple[str, Iterator[Duty]]]) -> Plan:
-    """The steps of ``duties``, each with its service's name, for ``nodes``."""
+def collect_steps(nodes: Iterable[Node], planned: Iterable[tuple[str, Iterator[NodeSteps]]]) -> Plan:
+    """Merge the steps of services, given with their names, for ``nodes``."""
     wanted = [node.name for node in nodes]
     found: dict[Stage, dict[str, list[Step]]] = {stage: {name: [] for name in wanted} for stage in STAGES}
-    for service, each in duties:
-        for duty in each:
-            if duty.node in wanted:
-                found[duty.stage][duty.node] += [_named(service, step) for step in duty.steps]
+    for service, each in planned:
+        for one in each:
+            if one.node in wanted:
+                found[one.stage][one.node] += [_add_service(service, step) for step in one.steps]
     return Plan(
         {
             stage: {name: tuple(steps) for name, steps in of_nodes.items() if steps}
@@ -116,7 +120,7 @@ def gathered(nodes: Iterable[Node], duties: Iterable[tuple[str, Iterator[Duty]]]
     )
 
 
-def _named(service: str, step: Step) -> Step:
-    """The step as part of its service: its name says so, and its sh knows whose journal it writes."""
-    mine = f"cc_service={service}\n"
-    return replace(step, name=f"{service}: {step.name}", unless=mine + step.unless, do=mine + step.do)
+def _add_service(service: str, step: Step) -> Step:
+    """Put the service into the step's name, and into its sh, which writes the service's journal."""
+    head = f"cc_service={service}\n"
+    return replace(step, name=f"{service}: {step.name}", unless=head + step.unless, do=head + step.do)

@@ -68,7 +68,7 @@ cc_hosts='10.1.0.1 gpu01
 cc_block /etc/hosts nodes "$cc_hosts" top
 cc_block_done /etc/hosts nodes
 # ===== verify, stage base: gpu01 gpu02 gpu03
-# --- hosts: names lead to the nodes
+# --- hosts: names resolve to the nodes
 # unless
 cc_service=hosts
 for cc_p in 'gpu01=10.1.0.1' 'gpu02=10.1.0.2' 'gpu03=10.1.0.3'; do
@@ -79,6 +79,6 @@ done
 cc_service=hosts
 for cc_p in 'gpu01=10.1.0.1' 'gpu02=10.1.0.2' 'gpu03=10.1.0.3'; do
   cc_a=$(getent ahosts "${cc_p%%=*}" | sed -n "1s/[[:space:]].*//p")
-  [ "$cc_a" = "${cc_p#*=}" ] || echo "${cc_p%%=*} leads to ${cc_a:-nothing} and not to ${cc_p#*=}"
+  [ "$cc_a" = "${cc_p#*=}" ] || echo "${cc_p%%=*} resolves to ${cc_a:-nothing}, expected ${cc_p#*=}"
 done
 false

@@ -27,5 +27,5 @@ cc_l=$(su -s /bin/sh root -c 'ulimit -l; ulimit -n' 2>/dev/null | tr '\n' ' ')
 # do
 cc_service=limits
 cc_l=$(su -s /bin/sh root -c 'ulimit -l; ulimit -n' 2>/dev/null | tr '\n' ' ')
-echo "a login has memlock and nofile ${cc_l% }, not unlimited 1048576: may it raise them, does pam read limits.d?"
+echo "a login has memlock and nofile ${cc_l% }, expected unlimited 1048576: check that pam reads limits.d"
 false

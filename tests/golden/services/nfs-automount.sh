@@ -162,7 +162,7 @@ command -v mount.nfs
 cc_service=nfs
 cc_say 'nfs-common is not installed: add it with services: os_packages:, or by hand'
 false
-# --- nfs: place for /data/a
+# --- nfs: mount point /data/a
 # unless
 cc_service=nfs
 cc_path=/data/a cc_source=10.1.0.2:/data/a
@@ -216,7 +216,7 @@ if [ -d "$cc_path" ] && [ -n "$(ls -A "$cc_path")" ]; then
   exit 1
 fi
 cc_folder "$cc_path" 755
-# --- nfs: place for /data/b
+# --- nfs: mount point /data/b
 # unless
 cc_service=nfs
 cc_path=/data/b cc_source=10.1.0.2:/data/b

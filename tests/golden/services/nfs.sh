@@ -129,7 +129,7 @@ command -v mount.nfs
 cc_service=nfs
 cc_say 'nfs-common is not installed: add it with services: os_packages:, or by hand'
 false
-# --- nfs: place for /srv/share
+# --- nfs: mount point /srv/share
 # unless
 cc_service=nfs
 cc_path=/srv/share cc_source=10.1.0.1:/srv/share

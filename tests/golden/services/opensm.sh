@@ -17,7 +17,7 @@ cc_ports() {
 [ -n "$(cc_ports)" ]
 # do
 cc_service=opensm
-cc_say "this node has no InfiniBand port: name one that has with services: opensm: node:"
+cc_say "this node has no InfiniBand port: name a node that has one with services: opensm: node:"
 false
 # --- opensm: installed
 # unless
@@ -94,7 +94,7 @@ cc_wait() {
 
 cc_start "$cc_unit"
 if ! cc_on "$cc_unit"; then
-  cc_say "$cc_unit ended at once; with PORTS=NONE in /etc/default/opensm it starts nothing"
+  cc_say "$cc_unit exited at once; with PORTS=NONE in /etc/default/opensm it starts nothing"
   cc_why "$cc_unit"
 fi
 cc_wait 20 'cc_waiting; cc_silent; cc_joining' || :
@@ -181,7 +181,7 @@ cc_wait() {
   do sleep 1; done
   [ -z "$cc_left" ]
 }
-cc_wait 60 'cc_waiting; cc_silent; cc_joining' || { cc_say "$cc_left"; cc_say 'see /var/log/opensm*.log; a port of another fabric needs a subnet manager of its own'; false; }
+cc_wait 60 'cc_waiting; cc_silent; cc_joining' || { cc_say "$cc_left"; cc_say 'see /var/log/opensm*.log; a port of another fabric needs another subnet manager'; false; }
 # ===== apply, stage follow: gpu01 gpu02
 # --- opensm: no other subnet manager
 # unless
@@ -251,7 +251,7 @@ cc_wait() {
   do sleep 1; done
   [ -z "$cc_left" ]
 }
-cc_wait 60 'cc_waiting; cc_silent' || { cc_say "$cc_left"; cc_say 'the subnet manager does not see this node: is it cabled to the same fabric?'; false; }
+cc_wait 60 'cc_waiting; cc_silent' || { cc_say "$cc_left"; cc_say 'the subnet manager does not see this node: check that it is cabled to the same fabric'; false; }
 # ===== verify, stage serve: gpu03
 # --- opensm: ports with a link are Active
 # unless
@@ -383,7 +383,7 @@ cc_silent() {
 }
 cc_silent
 false
-# --- opensm: infiniband-diags is there
+# --- opensm: infiniband-diags is installed
 # unless
 cc_service=opensm
 # DEVICE PORT STATE PHYSICAL of every InfiniBand port, such as `mlx5_0 1 ACTIVE LinkUp`.
@@ -401,7 +401,7 @@ cc_ports() {
 command -v sminfo && command -v iblinkinfo && command -v ibqueryerrors
 # do
 cc_service=opensm
-cc_say "infiniband-diags is not installed: nobody can ask the fabric; add it with services: os_packages:"
+cc_say "infiniband-diags is not installed: the fabric cannot be queried; add it with services: os_packages:"
 false
 # --- opensm: one master
 # unless
@@ -730,5 +730,5 @@ cc_service=opensm
 for cc_u in opensmd.service opensm.service; do ! systemctl is-active -q "$cc_u" || exit 1; done
 # do
 cc_service=opensm
-cc_say "a subnet manager runs here too; that of gpu03 is enough"
+cc_say "a second subnet manager is running here; the one on gpu03 is enough"
 false

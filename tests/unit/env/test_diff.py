@@ -21,7 +21,7 @@ from provision.env.report.difference import (
 )
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
-from provision.tasks.inspect import diff, differed
+from provision.tasks.inspect import diff, difference_output
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def packs(tmp_path, helpers):
 
 
 def told(difference):
-    data, text = differed(difference)
+    data, text = difference_output(difference)
     json.dumps(data)
     assert max(map(len, text.splitlines())) <= 80 or "/" in text
     return " ".join(text.split())

@@ -13,7 +13,7 @@ from provision.env.report.overview import Overview, overview_data, overview_text
 from provision.env.report.words import columns, line, number, size
 from provision.errors import BundleError
 from provision.model import Progress, ignore
-from provision.tasks.inspect import inspect, inspected
+from provision.tasks.inspect import inspect, inspection_output
 
 HEX = "0" * 64
 
@@ -179,7 +179,7 @@ def test_a_packed_environment_is_told_whole_and_verified(packed):
     assert sum(weight.size for weight in overview.weights) + overview.prefix_size == overview.unpacked
     assert overview.kinds["hard"] == sum(entry.type == "hard" for entry in overview.manifest.files)
     assert overview.needed > overview.unpacked
-    data, text = inspected(inspection, packages=True, files=True, prefix=True)
+    data, text = inspection_output(inspection, packages=True, files=True, prefix=True)
     text = " ".join(text.split())  # where lines end depends on the length of the checkout's path
     assert "every byte matches the manifest" in text
     assert "is packed as src/proj" in text

@@ -19,7 +19,7 @@ from provision.env.interchange.importing import import_archive, name_of, origin
 from provision.env.packing.pack import pack
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, StageStarted, ignore
-from provision.tasks.interchange import archived, bundle_of, pack_archive
+from provision.tasks.interchange import archive_output, bundle_of, pack_archive
 
 
 def conda_packed(prefix, archive, **options):
@@ -371,7 +371,7 @@ def test_the_default_name_is_the_environments(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = pack_archive(None, environ={"CONDA_PREFIX": str(tiny)}, emit=ignore)
     assert (tmp_path / "tiny.tar.gz").stat().st_size == result.archive.size
-    data, text = archived(result)
+    data, text = archive_output(result)
     assert json.loads(json.dumps(data))["bytes"] == result.archive.size
     assert data["archive"] == "tiny.tar.gz"
     assert "tar xf tiny.tar.gz -C FOLDER" in text

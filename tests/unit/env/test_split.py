@@ -247,7 +247,7 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "4X", "4 GG", "1,5G", "4Gi B", "inf", "0x10", "4iB"])
 def test_what_is_no_size(text):
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
 
 
