@@ -131,7 +131,11 @@ def test_json_has_all_of_it_and_nothing_else_is_printed(run):
         (["gpt2", "-n", "2", "--link", "0"], "--link must be at least 0.001", ""),
         (["gpt2", "-n", "1", "--write", "plan.txt"], "neither .yaml nor .json", "plan.txt.yaml"),
         (["gpt2", "-n", "1", "--write", "no/plan.yaml", "--model-path", "/m"], "cannot use no/plan.ds.json", ""),
-        (["gpt2", "-n", "1", "--write", "a.yaml"], "model_name_or_path needs the model's directory", "--model-path models/gpt2"),
+        (
+            ["gpt2", "-n", "1", "--write", "a.yaml"],
+            "model_name_or_path needs the model's directory",
+            "--model-path models/gpt2",
+        ),
         (["gpt2", "-n", "1", "--liger"], "--liger: Liger computes no loss of gpt2 in pieces", "without --liger"),
         (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
     ],
