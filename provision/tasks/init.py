@@ -56,7 +56,9 @@ def init(session: Session) -> dict[str, str]:
     """
     outcome = enrol_nodes(session)
     if outcome.failed:
-        raise _not_enrolled(outcome.reasons, len(session.nodes), _next(outcome, f"then: {session.again(command='init')}"))
+        raise _not_enrolled(
+            outcome.reasons, len(session.nodes), _next(outcome, f"then: {session.again(command='init')}")
+        )
     return {name: answer.state for name, answer in outcome.ok.items()}
 
 
@@ -117,7 +119,9 @@ def create(
     ready = [node for node in sketch.nodes if node.name not in failed]
     then = "then write what is missing into the inventory, and run: clusterctl init"
     if not ready:
-        raise _not_enrolled(failed, len(hosts), _next(enrolled, f"nothing was written; then: {session.again(command='init')}"))
+        raise _not_enrolled(
+            failed, len(hosts), _next(enrolled, f"nothing was written; then: {session.again(command='init')}")
+        )
     facts = _ask(sketch, ready, emit)
     places = {index: facts[node.name] for index, node in enumerate(sketch.nodes) if node.name in facts}
     nodes, notes = described(hosts, places)

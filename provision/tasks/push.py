@@ -12,7 +12,7 @@ from provision.data import node as scripts
 from provision.data.node import Spot
 from provision.data.there import Lack, lack, read
 from provision.data.tree import Pushed, Tree, look, plan
-from provision.env.report.words import size
+from provision.env.report.text import size
 from provision.errors import ClusterctlError, PreflightError
 from provision.model import Node
 from provision.session import Lock, Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from provision.env.report.words import size
+from provision.env.report.text import size
 from provision.ssh.wire import RemoteError
 from provision.transfer.survey import Facts, reason
 
