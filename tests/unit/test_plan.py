@@ -131,7 +131,11 @@ def test_json_has_all_of_it_and_nothing_else_is_printed(run):
         (["gpt2", "-n", "2", "--link", "0"], "--link must be at least 0.001", ""),
         (["gpt2", "-n", "1", "--write", "plan.txt"], "neither .yaml nor .json", "plan.txt.yaml"),
         (["gpt2", "-n", "1", "--write", "no/plan.yaml", "--model-path", "/m"], "cannot use no/plan.ds.json", ""),
-        (["gpt2", "-n", "1", "--write", "a.yaml"], "model_name_or_path needs the model's directory", "--model-path models/gpt2"),
+        (
+            ["gpt2", "-n", "1", "--write", "a.yaml"],
+            "model_name_or_path needs the model's directory",
+            "--model-path models/gpt2",
+        ),
         (["gpt2", "-n", "1", "--liger"], "--liger: Liger computes no loss of gpt2 in pieces", "without --liger"),
         (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
     ],
@@ -267,6 +271,12 @@ def test_ds_config_prints_writes_and_refuses(run, tmp_path):
     assert "cannot use no/such/folder.json" in err
 
 
+def test_one_gpu_trains_without_offload_where_it_is_as_fast():
+    cluster = Cluster(1, 1, find("P100"), find("P100").memory)
+    picked = plan(Training(MODELS["llama-13b"], "qlora", 1024, 1, "trainer"), cluster).best
+    assert (picked.setup.stage, picked.setup.optimizer_at) == (0, "gpu")
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from(list(MODELS)),
@@ -297,7 +307,9 @@ def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
     assert said.get("enable_liger_kernel", False) == made.best.setup.chunked_loss
     assert (made.ladder.tokens, made.ladder.needs) == (made.best.speed.tokens, made.best.memory.total / (1 << 30))
     if program == "trainer":
-        assert all(rung.tokens <= made.best.speed.tokens * 1.0102 for rung in made.ladder.rungs)
+        # Half the sequence length is another training, and a faster one.
+        same = [rung for rung in made.ladder.rungs if not rung.what.startswith("half the sequence")]
+        assert all(rung.tokens <= made.best.speed.tokens * 1.0102 for rung in same)
     if cluster.world == 1:
         assert made.best.setup.stage == 0 or made.best.setup.optimizer_at != "gpu"
     if made.best.setup.optimizer_at == "nvme":

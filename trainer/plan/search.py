@@ -140,9 +140,10 @@ def survey(
 
 
 def pick(options: Tuple[Option, ...]) -> Optional[Option]:
-    """The fastest that fits; among equals (1 %) the one of the lowest stage, but for stage 0. None: nothing fits.
+    """The fastest option that fits; None: nothing fits.
 
-    Among several GPUs stage 0 is no faster than stage 1, keeps more, and in DeepSpeed 0.19 its 16-bit optimizer begins
+    Among options within 1 % of the fastest, one without offload comes first, then the lowest stage except stage 0. On
+    several GPUs stage 0 is no faster than stage 1, uses more memory, and in DeepSpeed 0.19 its 16-bit optimizer starts
     with an empty step. On one GPU it is the only stage without offload.
     """
     fitting = [each for each in options if each.fits]
@@ -150,7 +151,7 @@ def pick(options: Tuple[Option, ...]) -> Optional[Option]:
         return None
     fastest = max(each.speed.tokens for each in fitting)
     equal = [each for each in fitting if each.speed.tokens >= (1 - _EQUAL) * fastest]
-    return min(equal, key=lambda each: each.setup.stage == 0)
+    return min(equal, key=lambda each: (each.setup.optimizer_at != "gpu", each.setup.stage == 0))
 
 
 def nearest(options: Tuple[Option, ...]) -> Option:
