@@ -1,4 +1,4 @@
-"""The commands that measure what nodes can do."""
+"""``clusterctl bench``."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 @click.group("bench")
 def bench_group() -> None:
-    """Measure what the nodes can do."""
+    """Measure the network between nodes."""
 
 
 @bench_group.command("nccl")
 @on_nodes
-@number("--nodes", "-n", "count", type=COUNT, help="The first N nodes.")
-@click.option("--sizes", metavar="SIZES", default=SIZES, show_default=True, help="FROM:TO, or a list of sizes.")
+@number("--nodes", "-n", "count", type=COUNT, help="Use the first N nodes.")
+@click.option("--sizes", metavar="SIZES", default=SIZES, show_default=True, help="FROM:TO, or a list such as 8M,64M.")
 @click.option(
-    "--ops", metavar="LIST", help="Some of all_reduce,all_gather,reduce_scatter,broadcast,sendrecv.  [default: all]"
+    "--ops", metavar="LIST", help="all_reduce, all_gather, reduce_scatter, broadcast, sendrecv.  [default: all]"
 )
 @click.option(
     "--backend",
     type=click.Choice(["auto", "nccl", "gloo"]),
     default="auto",
     show_default=True,
-    help="auto: nccl where every node has GPUs.",
+    help="auto: nccl if every node has GPUs.",
 )
-@click.option("--pairs", is_flag=True, help="Compare all pairs of nodes, and name the slow node or link.")
-@click.option("--tune", is_flag=True, help="Look for NCCL's fastest socket settings.")
-@click.option("--write", is_flag=True, help="With --tune: write them into the inventory without asking.")
+@click.option("--pairs", is_flag=True, help="Measure every pair of nodes and find slow nodes or links.")
+@click.option("--tune", is_flag=True, help="Find the fastest socket settings of NCCL.")
+@click.option("--write", is_flag=True, help="With --tune: write the settings to the inventory.")
 @reporting
 def nccl_command(
     reporter: Reporter,
@@ -60,9 +60,10 @@ def nccl_command(
     tune: bool,
     write: bool,
 ) -> None:
-    """Measure the bandwidth between nodes, as NCCL's own tests define it; with torch alone, and gloo without GPUs.
+    """Measure the bandwidth of NCCL or gloo between nodes.
 
-    --pairs and --tune measure nothing else unless --ops names operations as well.
+    Uses the definitions of nccl-tests and needs only torch. With --pairs or --tune, collectives are measured only if
+    --ops names them.
     """
     if write and not tune:
         raise UsageError("--write goes with --tune")
@@ -83,15 +84,15 @@ def nccl_command(
 
 
 def _keep(reporter: Reporter, inventory: Inventory, tuning: Tuning, *, write: bool) -> bool:
-    """Write the settings into the inventory, when they are worth it and somebody wants it."""
+    """Write the settings to the inventory if they are worth it and the user agrees. Returns whether they were."""
     if not tuning.worth_it:
         return False
     file = inventory.path.name
     if not write and sys.stdin.isatty():
         with reporter.paused():
-            write = click.confirm(f"Write {tuning.best} into train.env of {file}?", default=False, err=True)
+            write = click.confirm(f"Write {tuning.best} to train.env of {file}?", default=False, err=True)
     if not write:
-        reporter.warn(f"{file} is as it was: --tune --write writes {tuning.best} into its train.env")
+        reporter.warn(f"{file} was not changed; --tune --write sets {tuning.best} in its train.env")
         return False
     return write_tuning(inventory, tuning)
 

@@ -1,4 +1,4 @@
-"""The commands that look into bundles."""
+"""``clusterctl inspect`` and ``clusterctl diff``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from provision.tasks.inspect import diff, difference_output, inspect, inspection
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--packages", is_flag=True, help="List every package.")
 @click.option("--files", is_flag=True, help="List every file.")
-@click.option("--prefix", is_flag=True, help="List every file that holds the prefix, and how.")
-@click.option("--verify", is_flag=True, help="Read everything, and compare it with what the bundle says of it.")
+@click.option("--prefix", is_flag=True, help="List every file that contains the prefix, and in which form.")
+@click.option("--verify", is_flag=True, help="Read the whole bundle and verify its checksums.")
 @reporting
 def inspect_command(
     reporter: Reporter, bundle: Path, *, packages: bool, files: bool, prefix: bool, verify: bool
 ) -> None:
-    """Show what is in a bundle: versions, what it needs of a node, packages, sizes, what holds the prefix."""
+    """Show a bundle's versions, requirements, packages and sizes."""
     found = inspect(bundle, verify=verify, emit=reporter)
     reporter.result(*inspection_output(found, packages=packages, files=files, prefix=prefix))
 
@@ -32,7 +32,10 @@ def inspect_command(
 @click.option("--files", is_flag=True, help="List every path that differs.")
 @reporting
 def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> None:
-    """Show how two bundles differ, and what a deploy of NEW would send to a node that has OLD."""
+    """Show how two bundles differ.
+
+    Also shows how much a deploy of NEW sends to a node that has OLD.
+    """
     reporter.result(*difference_output(diff(old, new), files=files))
 
 

@@ -1,4 +1,4 @@
-"""What commands about nodes share: their options, the inventory, and somebody to ask."""
+"""What commands on nodes share: options, inventory, prompts and session."""
 
 from __future__ import annotations
 
@@ -25,31 +25,38 @@ INVENTORY = "inventory.yaml"
 
 
 def on_nodes(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that choose an inventory and some of its nodes."""
+    """Adds the options that select an inventory and nodes."""
     for option in (
-        click.option("--exclude", metavar="NODES", help="All but these, written like --limit."),
-        click.option("--limit", metavar="NODES", help="Only these, such as 'gpu[01-04],@storage,!gpu03' or 'gpu*'."),
+        click.option("--exclude", metavar="NODES", help="Skip these nodes (same syntax as --limit)."),
+        click.option("--limit", metavar="NODES", help="Only these nodes, e.g. 'gpu[01-04],@storage,!gpu03'."),
         click.option(
-            "--inventory", "-i", "inventory_path", default=INVENTORY, show_default=True, type=click.Path(path_type=Path)
+            "--inventory",
+            "-i",
+            "inventory_path",
+            default=INVENTORY,
+            show_default=True,
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="Cluster inventory.",
         ),
     ):
         command = option(command)
     return command
 
 
-retrying = click.option("--retry-failed", is_flag=True, help="Only nodes where the last command of this name failed.")
+retrying = click.option("--retry-failed", is_flag=True, help="Only nodes where this command failed last time.")
 
 relaying = click.option(
     "--relay",
     type=click.Choice(["on", "off"]),
     default="on",
     show_default=True,
-    help="From three nodes on, nodes pass the bytes on to one another.",
+    help="Let nodes copy from one another (three nodes or more).",
 )
 
 
 def prompts_of(reporter: Reporter, *, accept_host_keys: bool = False) -> Prompts | None:
-    """Somebody to ask; None where nobody can answer."""
+    """The prompts of the terminal; None if there is no terminal and every host key must be known."""
     if sys.stdin.isatty() or accept_host_keys:
         return Terminal(reporter, accept_host_keys=accept_host_keys)
     return None
@@ -84,12 +91,12 @@ def to_work_on(
     exclude: str | None,
     retry_failed: bool = False,
 ) -> tuple[Node, ...]:
-    """The nodes that a command works on; none, which is said, where only failed ones are wanted and there are none.
+    """The nodes that a command works on; empty, with a message, if ``--retry-failed`` finds no failed node.
 
     Args:
-        reporter: who says it.
+        reporter: prints the message.
         inventory: the cluster.
-        command: the command's name, as ``tasks.failed.remember_failed`` was given it.
+        command: the name under which ``tasks.failed.remember_failed`` records failures.
         limit: the option ``--limit``.
         exclude: the option ``--exclude``.
         retry_failed: the option ``--retry-failed``.
@@ -102,13 +109,13 @@ def to_work_on(
         return nodes
     failed = last_failed(inventory, command, nodes)
     if not failed:
-        among = " of those chosen" if limit is not None or exclude is not None else ""
-        reporter.result({"nodes": {}}, f"the last {command} failed on no node{among}: nothing to do")
+        among = " of the selected nodes" if limit is not None or exclude is not None else ""
+        reporter.result({"nodes": {}}, f"nothing to retry: the last {command} failed on none{among or ' of the nodes'}")
     return failed
 
 
 def load_inventory(path: Path, reporter: Reporter) -> Inventory:
-    """The inventory, its warnings shown."""
+    """Loads the inventory and prints its warnings."""
     inventory = load(path)
     for warning in inventory.warnings:
         reporter.warn(warning)
@@ -116,36 +123,36 @@ def load_inventory(path: Path, reporter: Reporter) -> Inventory:
 
 
 def load_or_here(path: Path, reporter: Reporter, *, nodes: int | None = None, starts: bool = False) -> Inventory:
-    """The inventory; where there is no file and none was named, this machine alone, which needs no ssh.
+    """Loads the inventory. Without ``--inventory`` and without the default file, it is this machine alone, without ssh.
 
-    It is the one rule of every command that can run on this machine alone.
+    Every command that can run on this machine alone uses this function.
 
     Args:
-        path: of the file.
-        reporter: is told which it is.
-        nodes: how many nodes are asked for; None: any number.
-        starts: programs of the environment are to be started.
+        path: the inventory file.
+        reporter: prints a notice if it is this machine alone.
+        nodes: the number of nodes requested; None: any number.
+        starts: whether the command starts programs of the environment.
 
     Raises:
-        UsageError: several nodes are asked for, and no inventory names them; or see ``load`` and ``local_inventory``.
+        UsageError: several nodes are requested without an inventory; or see ``load`` and ``local_inventory``.
     """
     named = click.get_current_context().get_parameter_source("inventory_path") is not ParameterSource.DEFAULT
     if named or path.exists():
         return load_inventory(path, reporter)
     refuse_alone(nodes)
     here = local_inventory(starts=starts)
-    reporter(Notice(f"no inventory: this machine alone, with the environment {here.prefix}"))
+    reporter(Notice(f"no inventory: using this machine alone, with the environment {here.prefix}"))
     return here
 
 
 def refuse_alone(nodes: int | None) -> None:
-    """Refuse several nodes where there is no inventory.
+    """Refuse several nodes without an inventory.
 
     Raises:
-        UsageError: there are several.
+        UsageError: more than one node is requested.
     """
     if nodes is not None and nodes > 1:
         raise UsageError(
-            f"--nodes {nodes}: there is no {INVENTORY} in this folder, so there is this machine alone",
-            hint="write one: clusterctl init NAME=ADDRESS NAME=ADDRESS; or name one: --inventory FILE",
+            f"--nodes {nodes}: no {INVENTORY} in this directory, so only this machine can be used",
+            hint="write one: clusterctl init NAME=ADDRESS NAME=ADDRESS; or use one: --inventory FILE",
         )

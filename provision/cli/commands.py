@@ -1,4 +1,4 @@
-"""The command that runs any other."""
+"""``clusterctl run``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from provision.tasks.command import run_command
 from provision.tasks.failed import remember_failed
 
 
-# What stands behind the first word of CMD belongs to it, options too: the `--` may be left out.
+# Everything after the first word of CMD belongs to it, options too, so the `--` is optional.
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @on_nodes
 @retrying
-@click.option("--root", is_flag=True, help="Run it as root, through sudo where the ssh user is another one.")
-@number("--deadline", metavar="SECONDS", type=SECONDS, help="For each node.")
+@click.option("--root", is_flag=True, help="Run it as root, with sudo if the ssh user is not root.")
+@number("--deadline", metavar="SECONDS", type=SECONDS, help="Time limit of each node.")
 @click.argument("words", nargs=-1, required=True, metavar="CMD...", type=click.UNPROCESSED)
 @reporting
 def run_on_nodes(
@@ -34,10 +34,9 @@ def run_on_nodes(
     root: bool,
     retry_failed: bool,
 ) -> None:
-    """Run a command on every node; equal answers are shown once.
+    """Run a command on every node.
 
-    CMD is a program and its arguments, which reach it as they are. A CMD of one word is a line of sh:
-    clusterctl run 'cat /proc/loadavg | cut -c1-4'
+    Nodes with the same output are shown together. CMD is a program with its arguments, or one quoted sh command line.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = to_work_on(reporter, inventory, "run", limit=limit, exclude=exclude, retry_failed=retry_failed)

@@ -1,6 +1,6 @@
-"""``clusterctl completion``, and what the Tab key offers for nodes, runs and releases.
+"""``clusterctl completion``, and completion of nodes, runs and releases.
 
-Nothing is asked and no error is shown while a shell completes: where a list cannot be made, there is none.
+Completion never prompts and never shows an error. A list that cannot be read is empty.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from provision.model import Inventory
 from provision.output import Reporter
 from provision.run import record
 
-VARIABLE = "_CLUSTERCTL_COMPLETE"  # set by the shell's script when it asks for completions
-PATIENCE = 3  # seconds for the nodes to list their releases
-ASKED = 4  # nodes that are asked for their releases
+VARIABLE = "_CLUSTERCTL_COMPLETE"  # the shell script sets it to ask for completions
+PATIENCE = 3  # seconds that the nodes have to list their releases
+ASKED = 4  # nodes whose releases are listed
 
 INSTALL = {
     "bash": "source <(clusterctl completion bash)",
@@ -37,10 +37,11 @@ INSTALL = {
 @click.argument("shell", type=click.Choice(sorted(INSTALL)))
 @reporting
 def completion_command(reporter: Reporter, shell: str) -> None:
-    """Print a script that completes clusterctl's commands, options, nodes, runs and releases in a shell.
+    """Print a shell completion script.
 
-    Put the line of the example into the shell's start-up file: ~/.bashrc, ~/.zshrc (after compinit) or
-    ~/.config/fish/config.fish. fish pipes instead: clusterctl completion fish | source
+    It completes commands, options, nodes, runs and releases. Add the line of the example to the shell's start-up file:
+    ~/.bashrc, ~/.zshrc (after compinit) or ~/.config/fish/config.fish. For fish, use:
+    clusterctl completion fish | source
     """
     found = get_completion_class(shell)
     assert found is not None, shell
@@ -51,7 +52,7 @@ def completion_command(reporter: Reporter, shell: str) -> None:
 
 
 class _Named(click.types.StringParamType):
-    """Text that names something of the inventory's cluster; the Tab key offers the names."""
+    """Text that names a node, run or release of the inventory, with completion."""
 
     def __init__(self, names: Callable[[Inventory], Iterable[str]], *, several: bool = False) -> None:
         self._names = names
@@ -74,7 +75,7 @@ def _nodes(inventory: Inventory) -> Iterable[str]:
 
 
 def _runs(inventory: Inventory) -> Iterable[str]:
-    """The runs that this machine has a record of, the newest first."""
+    """The runs that this machine has records of, newest first."""
     return sorted(record.kept(inventory.path), reverse=True)
 
 
@@ -102,7 +103,7 @@ TYPES = {"limit": NODES, "exclude": NODES, "node": NODES, "run": RUN, "to": RELE
 
 
 def complete(command: click.Command) -> None:
-    """Let the parameters of a command that works on an inventory offer nodes, runs and releases."""
+    """Complete nodes, runs and releases in a command's parameters."""
     if any(param.name == "inventory_path" for param in command.params):
         for param in command.params:
             if param.name in TYPES and isinstance(param.type, click.types.StringParamType):

@@ -1,4 +1,4 @@
-"""The command that says why a run failed, or what is wrong with one that goes on."""
+"""``clusterctl diagnose``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from provision.tasks.diagnose import diagnose, diagnose_files
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Judge log files, of any launcher, instead of a run; what follows are further files.",
+    help="Read log files of any launcher instead of a run. More files may follow.",
 )
 @click.argument("run", nargs=-1)
 @reporting
@@ -35,15 +35,16 @@ def diagnose_command(
     logs: tuple[Path, ...],
     run: tuple[str, ...],
 ) -> None:
-    """Say which rank of a run failed first and why, or what is wrong with one that goes on; with the fix.
+    """Show which rank failed first, why, and how to fix it.
 
-    RUN is a run's id or a part of it; by default the newest.
+    For a run that is still running, shows what is wrong with it. RUN is a run's id or part of it. The default is the
+    newest run.
     """
     if logs:
         reporter.result(*diagnosed(diagnose_files([*logs, *map(Path, run)])))
         return
     if len(run) > 1:
-        raise UsageError(f"{len(run)} runs are named", hint=f"clusterctl diagnose {run[0]}")
+        raise UsageError(f"one run at a time, not {len(run)}", hint=f"clusterctl diagnose {run[0]}")
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     word = run[0] if run else None

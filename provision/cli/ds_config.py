@@ -35,17 +35,21 @@ def _all(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("ds-config")
-@click.option("--like", type=click.Choice(list(ds_config.PRESETS)), help="Begin with a configuration that has a name.")
+@click.option("--like", type=click.Choice(list(ds_config.PRESETS)), help="Start from a named configuration.")
 @_all
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to; stdout."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write to FILE.  [default: stdout]",
 )
 @reporting
 def ds_config_command(reporter: Reporter, like: str | None, output: Path | None, **given: Any) -> None:
-    """Write DeepSpeed's configuration: JSON on stdout, or in a file.
+    """Write a DeepSpeed configuration.
 
-    What transformers' Trainer fills in is left "auto" unless it is given; a script that calls DeepSpeed itself
-    (--for own) gets numbers. Wishes that do not go together are refused.
+    Values that the transformers Trainer fills in are "auto" unless you set them. A script that calls DeepSpeed itself
+    (--for own) gets numbers. Contradictory options are refused.
     """
     if given["stage"] is not None:
         given["stage"] = int(given["stage"])
@@ -58,7 +62,7 @@ def ds_config_command(reporter: Reporter, like: str | None, output: Path | None,
         reporter(Notice(each))
     text = ds_config.text(config)
     if output is None:
-        # Without --json as well, it is the file that is shown: nothing is wrapped to the terminal's width.
+        # The text is the file itself, so it is not wrapped to the terminal's width.
         reporter.show([Line(row, hang=None) for row in text.splitlines()])
         reporter.result(config)
         return

@@ -1,4 +1,4 @@
-"""The command that packs an environment. What few of its calls need is imported by those: it takes as long again."""
+"""``clusterctl pack-env``. Rarely needed modules are imported late: they double the start-up time."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ from provision.tasks.pack import pack_env, parse_size
 
 @click.command("pack-env")
 @click.argument("env", required=False)
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="The bundle's path.  [default: ./NAME.ccb]")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what matches, as in a .gitignore file.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Path of the bundle.  [default: ./NAME.ccb]")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip matching files (.gitignore syntax).")
 @click.option(
     "--with-data",
     "data",
     multiple=True,
     metavar="PATH",
     type=click.Path(path_type=Path, exists=True),
-    help="Take a file or folder along, as data/NAME in the environment.",
+    help="Add a file or directory as data/NAME.",
 )
-@click.option("--split", metavar="SIZE", help="Write parts of this size, such as 4G for a FAT32 stick.")
+@click.option("--split", metavar="SIZE", help="Split the bundle into parts of this size, such as 4G.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["bundle", "conda-pack"]),
     default="bundle",
     show_default=True,
-    help="conda-pack: an archive that conda-unpack makes usable, .tar.gz, .tar.zst or .tar.",
+    help="Write a bundle, or an archive as conda-pack does.",
 )
-@click.option(
-    "--with-ops", is_flag=True, help="Build what DeepSpeed would compile on the nodes; they need no compiler."
-)
-@click.option("--cpu-baseline", metavar="NAME", help="The processors to build it for.  [default: x86-64-v3]")
-@click.option("--with-tool", is_flag=True, help="Write clusterctl.run beside it: this program, for the other side.")
+@click.option("--with-ops", is_flag=True, help="Compile DeepSpeed's ops here, so that nodes need no compiler.")
+@click.option("--cpu-baseline", metavar="NAME", help="CPU level of the compiled ops.  [default: x86-64-v3]")
+@click.option("--with-tool", is_flag=True, help="Also write clusterctl.run, this program as one file.")
 @reporting
 def pack_env_command(
     reporter: Reporter,
@@ -57,7 +55,7 @@ def pack_env_command(
 ) -> None:
     """Pack a conda environment into one file.
 
-    ENV is a path or the name of a conda environment; by default the active one.
+    ENV is the path or name of a conda environment. The default is the active one.
     """
     if cpu_baseline and not with_ops:
         raise UsageError("--cpu-baseline goes with --with-ops")

@@ -13,6 +13,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "bench": ("clusterctl bench nccl --nodes 2",),
     "bench nccl": ("clusterctl bench nccl --nodes 2", "clusterctl bench nccl --pairs"),
     "check": ("clusterctl check", "clusterctl check --limit 'gpu[01-04]' llm.ccb"),
     "collect": ("clusterctl collect sft --fp32",),
@@ -38,9 +39,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "resume": ("clusterctl resume sft", "clusterctl resume sft --exclude gpu03"),
     "rollback": ("clusterctl rollback", "clusterctl rollback --to 773efc33"),
     "run": ("clusterctl run -- nvidia-smi -L", "clusterctl run 'cat /proc/loadavg | cut -c1-4'"),
+    "sandbox": ("clusterctl sandbox up --nodes 3",),
     "sandbox down": ("clusterctl sandbox down",),
     "sandbox list": ("clusterctl sandbox list",),
     "sandbox up": ("clusterctl sandbox up --nodes 3",),
+    "services": ("clusterctl services apply --dry-run",),
     "services apply": ("clusterctl services apply", "clusterctl services apply hosts chrony --dry-run"),
     "services status": ("clusterctl services status",),
     "services undo": ("clusterctl services undo nfs",),

@@ -1,4 +1,4 @@
-"""The command that looks at nodes before a training does."""
+"""``clusterctl check``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from trainer.bounds import Bound
     type=numbers.Number(int, Bound(low=0, high=1)),
     default=0,
     show_default=True,
-    help="0: what each node says about itself; 1: also ports, clocks and shares between nodes.",
+    help="0: each node alone; 1: also ports, clocks and shares between nodes.",
 )
-@click.option("--only", metavar="ID", multiple=True, help="Only this check, or all whose ids begin so, such as gpu.")
+@click.option("--only", metavar="ID", multiple=True, help="Only this check, or all checks of a group, such as gpu.")
 @click.option(
-    "--root/--no-root", default=None, help="Ask for sudo's password, or do without root.  [default: root if for free]"
+    "--root/--no-root",
+    default=None,
+    help="Ask for the sudo password, or run without root.  [default: root if no password is needed]",
 )
 @numbers.number(
     "--deadline",
@@ -39,9 +41,9 @@ from trainer.bounds import Bound
     type=numbers.DEADLINE,
     default=DEADLINE,
     show_default=True,
-    help="What each node has in all.",
+    help="Time limit of each node.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Also list what is OK, and what does not apply (n/a).")
+@click.option("--verbose", "-v", is_flag=True, help="Also list checks that are OK or do not apply (n/a).")
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @reporting
 def check_command(
@@ -57,9 +59,10 @@ def check_command(
     *,
     verbose: bool,
 ) -> None:
-    """Look for what would make a training hang, fail or crawl; change nothing.
+    """Find problems that make training hang, fail or run slowly.
 
-    With BUNDLE, also whether what it holds can run on the nodes: their driver, GPUs, glibc and disks.
+    Changes nothing on the nodes. With BUNDLE, also checks whether the bundle can run on them: driver, GPUs, glibc and
+    disk space.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
@@ -74,7 +77,7 @@ def check_command(
 
 
 def _refusal(session: Session, result: CheckResult) -> NodesError | None:
-    """The error that the findings amount to; they themselves have been shown."""
+    """The error to raise for these findings, which are shown already; None if there is none."""
     failed = list(dict.fromkeys(finding.node for finding in result.having("FAIL")))
     around = fold([*failed, *result.unreachable])
     silent = f"no answer from {len(result.unreachable)} of {len(result.unreachable) + len(result.nodes)} nodes"

@@ -1,4 +1,4 @@
-"""The command that shows the numbers of a training."""
+"""``clusterctl metrics``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _COUNT = Number(int, Bound(low=1, high=1_000_000_000), {"all": -1})
 
 @click.command("metrics")
 @on_nodes
-@number("--last", type=_COUNT, metavar="N", help=f"The last N steps, or all; a table has {ROWS}.")
-@click.option("--csv", "as_csv_too", is_flag=True, help="Print CSV: all steps unless --last says less.")
-@number("--rank", type=INDEX, help="This rank's; by default the lowest that tells a loss.")
-@number("--logging-steps", type=COUNT, metavar="N", help="The Trainer's, where its lines name no steps.")
+@number("--last", type=_COUNT, metavar="N", help=f"Show the last N steps, or 'all'.  [default: {ROWS} in a table]")
+@click.option("--csv", "as_csv_too", is_flag=True, help="Print CSV, by default with all steps.")
+@number("--rank", type=INDEX, help="Numbers of this rank.  [default: the lowest with a loss]")
+@number("--logging-steps", type=COUNT, metavar="N", help="Steps between the Trainer's lines, if they name no step.")
 @click.argument("logs", nargs=-1, metavar="[RUN|FILE...]")
 @reporting
 def metrics_command(
@@ -47,15 +47,15 @@ def metrics_command(
     *,
     as_csv_too: bool,
 ) -> None:
-    """Show what a training tells of itself: step, loss, lr, grad norm, ms/step, tokens/s, eval loss.
+    """Show a run's loss, learning rate, speed and evaluations.
 
-    RUN is a run's id or a part of it; by default the newest. FILEs are logs of LLaMA-Factory, transformers' Trainer,
-    DeepSpeed, nanoGPT, Megatron-LM or clusterctl's own trainer, or folders with one; several are parts of one training,
-    the oldest first; - is stdin.
+    RUN is a run's id or part of it. The default is the newest run. FILE is a log of LLaMA-Factory, the transformers
+    Trainer, DeepSpeed, nanoGPT, Megatron-LM or clusterctl's trainer, or a directory with such a log. Several files are
+    parts of one run, oldest first. - reads stdin.
     """
     as_json = bool(click.get_current_context().params.get("as_json"))
     if as_csv_too and as_json:
-        raise UsageError("--csv or --json: not both")
+        raise UsageError("--csv and --json cannot be used together")
     if logs and (len(logs) > 1 or _is_file(logs[0])):
         opened = [Log("stdin", sys.stdin.buffer, None) if name == "-" else open_log(Path(name)) for name in logs]
         found = read_logs(opened, rank=rank, every=logging_steps, emit=reporter)
@@ -69,7 +69,7 @@ def metrics_command(
 
 
 def _is_file(name: str) -> bool:
-    """Whether a word is meant as a file: one that is there, or that can be no run's id."""
+    """Whether a word names a file: it exists, or cannot be a run's id."""
     return name == "-" or Path(name).exists() or not _RUN.fullmatch(name)
 
 

@@ -1,4 +1,4 @@
-"""The commands that bring something to nodes, and look after what lies there."""
+"""``clusterctl deploy``, ``push``, ``releases``, ``rollback``, ``prune`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ from provision.tasks.releases import prune, releases, rollback, verify
 @click.command("deploy")
 @on_nodes
 @retrying
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing on any node.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; write nothing on any node.")
 @relaying
-@click.option("--repair", is_flag=True, help="Bring the release again where it is there but was changed.")
-@click.option("--no-services", is_flag=True, help="Leave the inventory's services as they are.")
-@click.option("--accept-unrewritable", is_flag=True, help="Go on although some files keep the old prefix.")
+@click.option("--repair", is_flag=True, help="Replace an installed release whose files were changed.")
+@click.option("--no-services", is_flag=True, help="Do not apply the inventory's services.")
+@click.option("--accept-unrewritable", is_flag=True, help="Continue even if some files keep the old prefix.")
 @click.option(
-    "--scripts", "-O", type=click.Path(path_type=Path, file_okay=False), help="With --dry-run: write the scripts here."
+    "--scripts",
+    "-O",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --dry-run: write the scripts to this directory.",
 )
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @reporting
@@ -50,10 +54,10 @@ def deploy_command(
     no_services: bool,
     retry_failed: bool,
 ) -> None:
-    """Bring a bundle to every node, as the release behind the inventory's prefix.
+    """Install a bundle on every node.
 
-    BUNDLE is by default the only .ccb file in this folder; it may be an archive that conda-pack made. Running it again
-    changes nothing.
+    The bundle becomes the current release, which the inventory's prefix points to. BUNDLE defaults to the only .ccb
+    file in this directory. A conda-pack archive works too. Deploying the same bundle again changes nothing.
     """
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "deploy", "--dry-run"))
@@ -74,7 +78,7 @@ def deploy_command(
 @on_nodes
 @reporting
 def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None) -> None:
-    """List the releases that lie on the nodes."""
+    """List the releases installed on each node."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
@@ -90,12 +94,12 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
 
 @click.command("rollback")
 @on_nodes
-@click.option("--to", metavar="RELEASE", help="This release.  [default: the one before]")
+@click.option("--to", metavar="RELEASE", help="Release to switch to.  [default: the previous one]")
 @reporting
 def rollback_command(
     reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, to: str | None
 ) -> None:
-    """Make the previous release the current one again."""
+    """Switch back to the previous release."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
@@ -105,13 +109,18 @@ def rollback_command(
 
 @click.command("prune")
 @on_nodes
-@number("--keep", metavar="N", type=COUNT, default=2, show_default=True, help="Releases that stay on each node.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed; write nothing on any node.")
+@number(
+    "--keep", metavar="N", type=COUNT, default=2, show_default=True, help="Number of releases to keep on each node."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @reporting
 def prune_command(
     reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, keep: int, *, dry_run: bool
 ) -> None:
-    """Remove old releases; never the current one, nor one that a process runs from."""
+    """Remove old releases.
+
+    The current release and releases that a process runs from are always kept.
+    """
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
@@ -121,12 +130,12 @@ def prune_command(
 
 @click.command("verify")
 @on_nodes
-@click.option("--release", metavar="RELEASE", help="This release.  [default: the current one]")
+@click.option("--release", metavar="RELEASE", help="Release to check.  [default: the current one]")
 @reporting
 def verify_command(
     reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, release: str | None
 ) -> None:
-    """Compare every file of the release on the nodes with what was deployed."""
+    """Compare every file of a release with what was deployed."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
@@ -136,19 +145,19 @@ def verify_command(
     parts = {
         "changed": changed,
         "without a release": result.absent,
-        "not read": result.unread,
+        "unreadable": result.unread,
     }
     if any(parts.values()):
         hints = [
-            *(["clusterctl deploy --repair brings back what was deployed"] if changed else []),
+            *(["to restore the deployed files: clusterctl deploy --repair"] if changed else []),
             *([f"clusterctl deploy --limit {fold(result.absent)}"] if result.absent and not release else []),
             *([f"clusterctl releases --limit {fold(result.absent)}"] if result.absent and release else []),
             *(result.hints or ([f"clusterctl check --limit {fold(result.unread)}"] if result.unread else [])),
         ]
         raise NodesFailedError(
-            f"{sum(map(len, parts.values()))} of {len(nodes)} nodes are not as deployed: "
+            f"{sum(map(len, parts.values()))} of {len(nodes)} nodes differ from what was deployed: "
             + ", ".join(f"{len(names)} {what}" for what, names in parts.items() if names),
-            reasons=result.unread,  # the findings have said the rest
+            reasons=result.unread,  # the findings show the rest
             hint="; ".join(hints),
         )
 
@@ -156,7 +165,7 @@ def verify_command(
 @click.command("push")
 @on_nodes
 @relaying
-@click.option("--dry-run", is_flag=True, help="Say what would be sent; write nothing on any node.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent; write nothing on any node.")
 @click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
 @click.argument("destination", metavar="DEST")
 @reporting
@@ -171,10 +180,10 @@ def push_command(
     *,
     dry_run: bool,
 ) -> None:
-    """Bring a file or folder to every node: data sets, models, code.
+    """Copy a file or directory to every node.
 
-    It will be known there as DEST, an absolute path. What a node has already is not sent again, and a push that broke
-    off goes on where it stopped.
+    DEST is an absolute path on the nodes. Files that a node already has are not sent again. An interrupted push
+    continues where it stopped.
     """
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)

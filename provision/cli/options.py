@@ -1,4 +1,4 @@
-"""What all commands share: how they report."""
+"""``--json`` and ``--quiet``, and the command line as typed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from provision.output import Reporter
 
 
 def reporting(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options ``--json`` and ``--quiet`` and, as first argument, the reporter they set up."""
+    """Adds ``--json`` and ``--quiet``. The command receives the configured reporter as its first argument."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
-    @click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+    @click.option("--quiet", "-q", is_flag=True, help="Print only results and errors.")
     @wraps(command)
     def wrapped(*args: Any, as_json: bool, quiet: bool, **kwargs: Any) -> None:
         context = click.get_current_context()
@@ -29,7 +29,7 @@ def reporting(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def typed(context: click.Context) -> CommandLine:
-    """The command line as the user typed it, from click's answer to it."""
+    """The command line as the user typed it, from click's parsed parameters."""
     options: dict[str, tuple[str, ...]] = {}
     words: list[str] = []
     for param in context.command.params:

@@ -1,4 +1,4 @@
-"""The command that says what fits on a cluster, what is fastest there, and why."""
+"""``clusterctl plan``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from provision.cli.numbers import Number, number
 from provision.cli.options import reporting
 from provision.errors import UsageError
+from provision.hints import again
 from provision.output import Reporter
 from provision.output_text import Line, Style
 from trainer import ds_config
@@ -18,8 +19,8 @@ from trainer import plan as plans
 from trainer.untrusted import UntrustedError, parse_object
 
 _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
-_LINK_HINT = "clusterctl bench nccl --json >bench.json, then --link bench.json; or a number such as --link 25"
-_BENCH = 16 << 20  # bytes of a file of bench nccl that are read
+_LINK_HINT = "clusterctl bench nccl --json >bench.json, then --link bench.json; or a number, such as --link 25"
+_BENCH = 16 << 20  # bytes; the largest file of bench nccl that is read
 
 
 def _whole(option: str) -> Number:
@@ -32,33 +33,36 @@ def _real(option: str) -> Number:
 
 @click.command("plan")
 @click.argument("model")
-@number("--nodes", "-n", type=_whole("--nodes"), required=True, help="How many nodes.")
-@number("--gpus", type=_whole("--gpus"), default=8, show_default=True, help="GPUs of each.")
-@click.option("--gpu", default="A100", show_default=True, metavar="NAME", help="The card, as nvidia-smi names it.")
+@number("--nodes", "-n", type=_whole("--nodes"), required=True, help="Number of nodes.")
+@number("--gpus", type=_whole("--gpus"), default=8, show_default=True, help="GPUs per node.")
+@click.option("--gpu", default="A100", show_default=True, metavar="NAME", help="GPU model, as nvidia-smi names it.")
 @number("--gpu-memory", type=_real("--gpu-memory"), metavar="GB",
-        help="Its memory, where --gpu does not say it; the largest that the card is sold with.")  # fmt: skip
-@click.option("--method", type=click.Choice(plans.METHODS), default="full", show_default=True, help="What is trained.")
-@number(
-    "--seq", type=_whole("--seq"), metavar="N", help="Tokens of a sample; 4096, or what the model has positions for."
-)
+        help="Memory of one GPU.  [default: the model's largest]")  # fmt: skip
+@click.option("--method", type=click.Choice(plans.METHODS), default="full", show_default=True, help="Training method.")
+@number("--seq", type=_whole("--seq"), metavar="N", help="Tokens per sample.  [default: 4096, or the model's limit]")
 @number("--global-batch", type=_whole("--global-batch"), default=256, show_default=True,
-        help="Samples of an optimizer step.")  # fmt: skip
-@click.option("--link", metavar="GB/S|FILE", help="Between nodes: GB/s, or a file of bench nccl --json.")
+        help="Samples per optimizer step.")  # fmt: skip
+@click.option("--link", metavar="GB/S|FILE", help="Bandwidth between nodes, or the output of bench nccl --json.")
 @click.option("--for", "program", type=click.Choice(plans.PROGRAMS), default="trainer", show_default=True,
-              help="LLaMA-Factory and transformers, or an own GPT.")  # fmt: skip
-@number("--lora-rank", type=_whole("--lora-rank"), default=8, show_default=True, help="Of LoRA and QLoRA.")
+              help="Plan for the transformers Trainer, or your own script.")  # fmt: skip
+@number("--lora-rank", type=_whole("--lora-rank"), default=8, show_default=True, help="Rank of LoRA and QLoRA.")
 @number("--efficiency", type=_real("--efficiency"), default=0.65, show_default=True,
-        help="Of the peak, in matrix products.")  # fmt: skip
+        help="Share of peak FLOPS that matrix products reach.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=None,
-              help="Stages 1 and 2 reduce gradients while others are computed; on --for own.")  # fmt: skip
+              help="Stages 1 and 2: overlap reduction with backward.  [default: on with --for own]")  # fmt: skip
 @click.option("--liger/--no-liger", default=None,
-              help="Compute the loss in pieces with Liger; on where LLaMA-Factory has it.")  # fmt: skip
-@number("--host-memory", type=_real("--host-memory"), metavar="GIB", help="Of a node, for offload; not limited.")
-@number("--cores", type=_whole("--cores"), metavar="N", help="Of a node, for the workers that prepare data.")
-@click.option("--nvme-path", metavar="DIR", help="A folder on a fast local disk of every node, with --write.")
-@click.option("--model-path", metavar="DIR", help="The model's folder, for --write where MODEL is a name.")
+              help="Compute the loss in chunks with Liger.  [default: on if supported]")  # fmt: skip
+@number(
+    "--host-memory",
+    type=_real("--host-memory"),
+    metavar="GIB",
+    help="Host memory per node, for offload.  [default: unlimited]",
+)
+@number("--cores", type=_whole("--cores"), metavar="N", help="CPU cores per node, for data loading workers.")
+@click.option("--nvme-path", metavar="DIR", help="With --write: directory on a fast local disk of every node.")
+@click.option("--model-path", metavar="DIR", help="With --write: directory of the model, if MODEL is a name.")
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="FILE.yaml: LLaMA-Factory's, with its ds_config; FILE.json: that alone.")  # fmt: skip
+              help="Write a LLaMA-Factory .yaml, or a DeepSpeed .json.")  # fmt: skip
 @reporting
 def plan_command(
     reporter: Reporter,
@@ -68,12 +72,13 @@ def plan_command(
     model_path: str | None,
     **given: Any,
 ) -> None:
-    """Plan a training: memory, network and speed of every ZeRO stage, what to take, and why.
+    """Plan memory, network traffic and speed of a training run.
 
-    MODEL is a folder with a config.json, that file, or a name such as llama-3-8b, qwen2.5-7b or gpt2-xl.
+    Compares every ZeRO stage, recommends one and explains why. MODEL is a directory with a config.json, that file, or
+    a name such as llama-3-8b, qwen2.5-7b or gpt2-xl.
     """
     try:
-        training, cluster = _wish(model, given)
+        training, cluster = _wish(reporter, model, given)
         overlap = training.program == "own" if given["overlap"] is None else given["overlap"]
         made = plans.plan(training, cluster, overlap=overlap, liger=given["liger"])
         written = [] if write is None else _write(made, write, model_path or _folder(model), nvme_path)
@@ -83,9 +88,12 @@ def plan_command(
     reporter.result({**plans.data(made), "written": written}, "\n".join(f"wrote {each}" for each in written))
 
 
-def _wish(model: str, given: dict[str, Any]) -> tuple[plans.Training, plans.Cluster]:
+def _wish(reporter: Reporter, model: str, given: dict[str, Any]) -> tuple[plans.Training, plans.Cluster]:
     shape = plans.load(model)
-    gpu = ds_config.find(given["gpu"])
+    try:
+        gpu = ds_config.find(given["gpu"])
+    except ds_config.ConfigError as error:
+        raise UsageError(str(error), hint=again(reporter.typed, "plan", gpu="A100")) from error
     if given["gpu_memory"] is not None:
         gpu = replace(ds_config.with_memory(gpu, given["gpu_memory"]), memory=given["gpu_memory"])
     link = _LINK if given["link"] is None else _link(given["link"])
@@ -97,10 +105,10 @@ def _wish(model: str, given: dict[str, Any]) -> tuple[plans.Training, plans.Clus
 
 
 def _link(text: str) -> float:
-    """GB/s, typed or measured: of a measurement the all-reduce of the largest size.
+    """The value of ``--link`` in GB/s: a number, or the largest all-reduce in a measurement.
 
     Raises:
-        UsageError: it is neither a number in the range nor such a file.
+        UsageError: neither a number in the range nor such a file.
     """
     bound = plans.BOUNDS["--link"]
     try:
@@ -120,18 +128,18 @@ def _measured(file: Path) -> float:
         measured = [(row["bytes"], row["busbw"] / 1e9) for row in rows if row["op"] == "all_reduce"]
         largest = max(measured)[1] if measured else None
     except OSError as error:
-        raise UsageError(f"--link {file}: no number, and no file that can be read", hint=_LINK_HINT) from error
+        raise UsageError(f"--link {file}: neither a number nor a readable file", hint=_LINK_HINT) from error
     except (UntrustedError, KeyError, TypeError, OverflowError) as error:
-        raise UsageError(f"--link {file}: not what bench nccl --json prints", hint=_LINK_HINT) from error
+        raise UsageError(f"--link {file}: not the output of bench nccl --json", hint=_LINK_HINT) from error
     if largest is None:
-        raise UsageError(f"--link {file}: no all_reduce was measured", hint=_LINK_HINT)
+        raise UsageError(f"--link {file}: contains no all_reduce measurement", hint=_LINK_HINT)
     if problem := plans.BOUNDS["--link"].problem(largest):
         raise UsageError(f"--link {file}: its largest all_reduce {problem} GB/s", hint=_LINK_HINT)
     return float(largest)
 
 
 def _folder(model: str) -> str | None:
-    """The model's folder; None where it is a name of the table."""
+    """The model's directory; None if the model is given by name."""
     path = Path(model)
     return str(path if path.is_dir() else path.parent) if path.exists() else None
 
@@ -140,8 +148,8 @@ def _write(made: plans.Plan, file: Path, folder: str | None, nvme_path: str | No
     """Write the files. Returns their names.
 
     Raises:
-        UsageError: the name says neither YAML nor JSON, or nothing says where the model is.
-        PlanError: nothing fits.
+        UsageError: the suffix is neither YAML nor JSON, or the model's directory is not known.
+        PlanError: no configuration fits.
     """
     config = ds_config.text(plans.ds_config(made, nvme_path=nvme_path))
     if file.suffix == ".json":
@@ -152,8 +160,8 @@ def _write(made: plans.Plan, file: Path, folder: str | None, nvme_path: str | No
     if folder is None:
         name = made.training.shape.name
         raise UsageError(
-            f"--write {file}: {name} is a name of clusterctl's table, and model_name_or_path needs the model's folder",
-            hint=f"--model-path models/{name}, or its folder in place of the name",
+            f"--write {file}: model_name_or_path needs the model's directory, and {name} is only a name",
+            hint=f"--model-path models/{name}, or its directory instead of the name",
         )
     beside = file.with_name(f"{file.stem}.ds.json")
     beside.write_text(config, encoding="utf-8")

@@ -118,12 +118,13 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 NO_READER = 1  # exit code: the reader of the output went away
 
-OVERVIEW = """Move a conda environment into an air-gapped GPU cluster and train on it.
+OVERVIEW = """Deploy a conda environment to air-gapped GPU nodes and train on them.
 
 \b
-  clusterctl pack-env                            the active environment becomes one file
-  clusterctl deploy --inventory inventory.yaml   that file becomes every node's environment
-  clusterctl train --nodes 2                     LLaMA-Factory runs on the first two nodes
+  clusterctl pack-env          Pack the active environment into one file
+  clusterctl init gpu01 gpu02  Enroll the nodes and write inventory.yaml
+  clusterctl deploy            Install the file on every node
+  clusterctl train --nodes 2   Train with LLaMA-Factory on the first two nodes
 """
 
 
@@ -200,7 +201,7 @@ def _finish(command: click.Command, path: str) -> None:
 
 
 @click.group(
-    cls=_Commands, help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=_Commands, help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
 )
 @click.version_option(__version__, prog_name="clusterctl")
 def cli() -> None:

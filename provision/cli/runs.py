@@ -1,4 +1,4 @@
-"""The commands about runs that have begun: their logs, their end, going on with them, and what they leave."""
+"""``clusterctl logs``, ``stop``, ``resume`` and ``collect``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from provision.tasks.start import Following
 from provision.tasks.stop import stop
 from trainer.bounds import Bound
 
-LINES = 1000  # of logs, unless another number is asked for
-
-
+LINES = 1000  # default of logs --lines
 _COUNT = Number(int, Bound(low=0, high=1_000_000_000), {"all": -1})
 
 
 class _Shower:
-    """Shows lines of logs: as text, as one JSON object, or where they are followed as one object a line."""
+    """Shows log lines: as text, as one JSON object, or with ``--follow --json`` as one object per line."""
 
     def __init__(self, reporter: Reporter, *, follow: bool) -> None:
         self.unreachable: dict[str, str] = {}
@@ -42,10 +40,10 @@ class _Shower:
         self._follow = follow
 
     def past(self, found: Logs) -> None:
-        """What there is."""
+        """Show the lines that exist already."""
         if found.cut and not self._as_json:
             count = len(found.lines)
-            self._reporter(Notice(f"the last {count} lines; all of them: clusterctl logs -n all {found.run}"))
+            self._reporter(Notice(f"showing the last {count} lines; for all lines: clusterctl logs -n all {found.run}"))
         if self._as_json and not self._streams:
             self._reporter.result(summaries.logs_data(found))
         else:
@@ -54,10 +52,10 @@ class _Shower:
         self.unreachable = dict(found.unreachable)
         if self._follow:
             for why, names in fold_equal(found.unreachable).items():
-                self._reporter.warn(f"without the logs of {names}: {why}")
+                self._reporter.warn(f"no logs from {names}: {why}")
 
     def line(self, entry: Entry) -> None:
-        """One line."""
+        """Show one line."""
         if self._streams:
             click.echo(json.dumps({"time": entry.time, "node": entry.node, "rank": entry.rank, "line": entry.text}))
         else:
@@ -66,10 +64,10 @@ class _Shower:
 
 @click.command("logs")
 @on_nodes
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the run has ended.")
-@click.option("--node", metavar="NODE", help="Only this node's lines.")
-@number("--rank", type=INDEX, help="Only this rank's lines.")
-@number("--lines", "-n", "count", type=_COUNT, default=LINES, help=f"The last so many; {LINES}, or all.")
+@click.option("--follow", "-f", is_flag=True, help="Follow new output until the run ends.")
+@click.option("--node", metavar="NODE", help="Only lines of this node.")
+@number("--rank", type=INDEX, help="Only lines of this rank.")
+@number("--lines", "-n", "count", type=_COUNT, default=LINES, show_default=True, help="Number of last lines, or 'all'.")
 @click.argument("run", required=False)
 @reporting
 def logs_command(
@@ -84,10 +82,10 @@ def logs_command(
     *,
     follow: bool,
 ) -> None:
-    """Show what a run has printed on all its nodes, in the order of time.
+    """Show a run's output from all its nodes.
 
-    RUN is a run's id or a part of it; by default it is the newest run. With --follow and --json, every line is a JSON
-    object of its own.
+    Lines are in order of time. RUN is a run's id or part of it. The default is the newest run. With --follow and
+    --json, every line is one JSON object.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
@@ -99,23 +97,22 @@ def logs_command(
     except KeyboardInterrupt:
         if not follow:
             raise
-        reporter(Notice("the run goes on"))
+        reporter(Notice("stopped following; the run continues"))
     else:
         if follow:
-            reporter(Notice(f"the run is over: {state}"))
+            reporter(Notice(f"the run has ended: {state}"))
         elif shower.unreachable:
             raise NodesFailedError(
-                f"without the logs of {fold(shower.unreachable)}",
+                f"no logs from {fold(shower.unreachable)}",
                 reasons=shower.unreachable,
-                hint="what was collected while the run was followed is in runs/ beside the inventory; to look again: "
-                + session.again(),
+                hint="lines saved earlier are in runs/ next to the inventory; to retry: " + session.again(),
             )
 
 
 @click.command("stop")
 @on_nodes
-@click.option("--save", is_flag=True, help="Let it save a checkpoint first, and say at which step.")
-@click.option("--yes", is_flag=True, help="Ask nothing. As root: also a run of another user.")
+@click.option("--save", is_flag=True, help="Save a checkpoint first.")
+@click.option("--yes", is_flag=True, help="Do not ask. As root, also stop runs of other users.")
 @click.argument("run", required=False)
 @reporting
 def stop_command(
@@ -128,10 +125,10 @@ def stop_command(
     save: bool,
     yes: bool,
 ) -> None:
-    """Stop a run on all its nodes, and prove that nothing of it is left.
+    """Stop a run on all its nodes.
 
-    RUN is a run's id or a part of it; by default it is the only one that is running. Without RUN, a terminal is asked
-    first.
+    Verifies that no process, port or GPU memory of the run is left. RUN is a run's id or part of it. The default is
+    the only running run, after a confirmation.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
@@ -145,9 +142,9 @@ def stop_command(
 @click.command("resume")
 @on_nodes
 @number("--nodes", "-n", "count", type=COUNT, help="Resume on the first N of its nodes.")
-@click.option("--detach", is_flag=True, help="Leave it alone once it has begun.")
-@number("--restarts", type=INDEX, help="How often it may begin again by itself.")
-@click.option("--force", is_flag=True, help="Go on although something looks as if it would stop the run.")
+@click.option("--detach", is_flag=True, help="Return once the run has started on every node.")
+@number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
+@click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
 @click.argument("run", required=False)
 @reporting
 def resume_command(
@@ -162,10 +159,10 @@ def resume_command(
     detach: bool,
     force: bool,
 ) -> None:
-    """Go on with a run that has ended, from its newest complete checkpoint.
+    """Resume a run from its newest complete checkpoint.
 
-    RUN is a run's id or a part of it; by default it is the newest run. Code and configuration stay what they were, and
-    so do the nodes unless --nodes, --limit or --exclude choose some of them: these keep the order of their ranks.
+    RUN is a run's id or part of it. The default is the newest run. Code and configuration are those of the run. So are
+    the nodes, unless --nodes, --limit or --exclude select some of them. The nodes keep the order of their ranks.
     """
     inventory = load_or_here(inventory_path, reporter, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude)
@@ -177,9 +174,10 @@ def resume_command(
 
 @click.command("collect")
 @on_nodes
-@click.option("--to", "folder", default="collected", show_default=True, type=click.Path(path_type=Path))
-@click.option("--only", type=click.Choice(["logs", "checkpoints"]), help="Only these.")
-@click.option("--fp32", is_flag=True, help="Also make one set of fp32 weights of a DeepSpeed checkpoint.")
+@click.option("--to", "folder", default="collected", show_default=True, metavar="DIR",
+              type=click.Path(path_type=Path), help="Directory to copy to.")  # fmt: skip
+@click.option("--only", type=click.Choice(["logs", "checkpoints"]), help="Copy only logs or only checkpoints.")
+@click.option("--fp32", is_flag=True, help="Also merge a DeepSpeed checkpoint into fp32 weights.")
 @click.argument("run", required=False)
 @reporting
 def collect_command(
@@ -193,9 +191,9 @@ def collect_command(
     *,
     fp32: bool,
 ) -> None:
-    """Bring a run's logs and its newest complete checkpoint from all nodes to one place here.
+    """Copy a run's logs and newest checkpoint to this machine.
 
-    RUN is a run's id or a part of it; by default it is the newest run. What is here already is not sent again.
+    Files that are already here are not sent again. RUN is a run's id or part of it. The default is the newest run.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
@@ -204,9 +202,9 @@ def collect_command(
     reporter.result(*summaries.collected(result))
     if result.failed:
         raise NodesFailedError(
-            f"not everything of run {result.run} came from {len(result.failed)} of its nodes",
+            f"run {result.run} was not copied completely from {len(result.failed)} of its nodes",
             reasons=result.failed,
-            hint=f"when {fold(result.failed)} is back: {session.again(words=(result.run,))}",
+            hint=f"when {fold(result.failed)} can be reached again: {session.again(words=(result.run,))}",
         )
 
 

@@ -1,4 +1,4 @@
-"""The command about node services."""
+"""``clusterctl services``."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ _deadline = number(
     type=DEADLINE,
     default=tasks.DEADLINE,
     show_default=True,
-    help="What each node has for a stage.",
+    help="Time limit of each stage on a node.",
 )
 
 
 def _dry_run(what: str) -> Callable[..., Callable[..., None]]:
-    return click.option("--dry-run", is_flag=True, help=f"Say what would be {what}; write nothing on any node.")
+    return click.option("--dry-run", is_flag=True, help=f"Show what would be {what}; write nothing on any node.")
 
 
 class _Services(click.Group):
     """Its help lists the services."""
 
-    def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Services"):
             formatter.write_dl([(name, services.get(name).ABOUT) for name in services.ordered()])
+        super().format_epilog(ctx, formatter)
 
 
 @click.group("services", cls=_Services)
 def services_group() -> None:
-    """Set up, verify and undo node services.
+    """Set up, check and undo services on the nodes.
 
-    SERVICE is by default every one that the inventory asks for.
+    SERVICE defaults to all services in the inventory.
     """
 
 
@@ -59,7 +60,11 @@ def services_group() -> None:
 @retrying
 @_dry_run("changed")
 @click.option(
-    "--scripts", "-O", type=click.Path(path_type=Path, file_okay=False), help="With --dry-run: write the scripts here."
+    "--scripts",
+    "-O",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --dry-run: write the scripts to this directory.",
 )
 @_deadline
 @_names
@@ -76,7 +81,10 @@ def services_apply(
     retry_failed: bool,
     dry_run: bool,
 ) -> None:
-    """Bring the nodes to what the inventory asks for. Running it again changes nothing."""
+    """Configure the services that the inventory lists.
+
+    Applying them again changes nothing.
+    """
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "services apply", "--dry-run"))
     inventory = load_inventory(inventory_path, reporter)
@@ -105,7 +113,7 @@ def services_status(
     names: tuple[str, ...],
     deadline: float,
 ) -> None:
-    """Say where the nodes differ from what the inventory asks for."""
+    """Show where nodes differ from the inventory."""
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes, dry_run=True) as session:
@@ -126,7 +134,10 @@ def services_verify(
     names: tuple[str, ...],
     deadline: float,
 ) -> None:
-    """Ask the running services whether they do their work: who follows which clock, whether a share is fresh."""
+    """Check that the services work on the nodes.
+
+    Tests running services: whether clocks follow the head, shares are mounted and fresh, and so on.
+    """
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
@@ -135,15 +146,15 @@ def services_verify(
     wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
     if result.unreached:
         raise NodesFailedError(
-            f"{len(result.unreached)} of {len(nodes)} nodes could not be asked",
+            f"no answer from {len(result.unreached)} of {len(nodes)} nodes",
             reasons=result.unreached,
             hint=session.without(result.unreached, len(nodes)),
         )
     if wrong:
         raise NodesFailedError(
-            f"services do not do their work on {len(wrong)} of {len(nodes)} nodes",
-            reasons={},  # the result has said it
-            hint="to bring them back: clusterctl services apply",
+            f"services do not work on {len(wrong)} of {len(nodes)} nodes",
+            reasons={},  # the result shows them
+            hint="to repair them: clusterctl services apply",
         )
 
 
@@ -165,7 +176,10 @@ def services_undo(
     retry_failed: bool,
     dry_run: bool,
 ) -> None:
-    """Bring back what was there before, byte for byte. SERVICE is by default every service there is."""
+    """Restore the original configuration.
+
+    Files are restored byte for byte. SERVICE defaults to all services.
+    """
     inventory = load_inventory(inventory_path, reporter)
     command = "services undo"
     nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)

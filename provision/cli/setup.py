@@ -1,4 +1,4 @@
-"""The commands that come before everything else: known nodes, and a cluster to rehearse on."""
+"""``clusterctl init`` and ``clusterctl sandbox``."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from trainer.bounds import Bound
 
 
 @click.command("init")
-@click.option("--inventory", "-i", "path", default=INVENTORY, show_default=True, type=click.Path(path_type=Path))
+@click.option("--inventory", "-i", "path", default=INVENTORY, show_default=True, metavar="FILE",
+              type=click.Path(path_type=Path), help="Inventory to write, or to enroll.")  # fmt: skip
 @click.option(
     "--from",
     "source",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Ansible's inventory, a hostfile, or ClusterShell's groups.",
+    help="Import an Ansible inventory, a hostfile or ClusterShell groups.",
 )
-@click.option("--group", metavar="NAME", help="With --from: only this group.")
-@click.option("--user", "-u", help="The user on the nodes.")
-@click.option("--prefix", help="Where the environment shall be known on the nodes.  [default: /opt/llm/current]")
-@click.option("--accept-host-keys", is_flag=True, help="Pin every host key that is not known yet without asking.")
+@click.option("--group", metavar="NAME", help="With --from: import only this group.")
+@click.option("--user", "-u", metavar="NAME", help="User on the nodes.")
+@click.option("--prefix", metavar="PATH", help="Path of the environment on the nodes.  [default: /opt/llm/current]")
+@click.option("--accept-host-keys", is_flag=True, help="Pin new host keys without asking.")
 @click.argument("hosts", nargs=-1, metavar="[NAME=][USER@]ADDRESS[:PORT]...")
 @reporting
 def init_command(
@@ -45,19 +46,20 @@ def init_command(
     *,
     accept_host_keys: bool,
 ) -> None:
-    """Pin the nodes' host keys, install an ssh key where only a password works, and write the inventory.
+    """Enroll nodes and write the inventory.
 
-    With HOSTS or --from, the nodes are asked for their names, GPUs and networks, and the inventory is written; ranges
-    such as gpu[01-04]=10.0.0.[1-4] are understood. Without, what the inventory names is enrolled.
+    Pins the nodes' host keys and installs an ssh key where only a password works. With hosts or --from, clusterctl
+    reads the nodes' names, GPUs and networks and writes the inventory. Hosts can be ranges such as
+    gpu[01-04]=10.0.0.[1-4]. Without hosts, clusterctl enrolls the nodes of the existing inventory.
     """
     prompts = prompts_of(reporter, accept_host_keys=accept_host_keys)
     if group and not source:
         raise UsageError("--group goes with --from")
     if hosts and source:
-        raise UsageError("name the hosts, or a file that does: not both")
+        raise UsageError("hosts and --from cannot be used together")
     if not (hosts or source):
         if user or prefix:
-            raise UsageError("--user and --prefix go with hosts: they are written into a new inventory")
+            raise UsageError("--user and --prefix need hosts: they are written into a new inventory")
         inventory = load_inventory(path, reporter)
         with Session(inventory, typed=reporter.typed, prompts=prompts, emit=reporter) as session:
             reporter.result(*summaries.enrolled(init(session)))
@@ -65,28 +67,39 @@ def init_command(
     found = foreign(source, group=group, emit=reporter) if source else None
     ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}
     named = found.hosts if found else wanted(hosts)
-    created = create(path, named, ssh=ssh, prefix=prefix, found=found, prompts=prompts, emit=reporter)
+    created = create(
+        path, named, ssh=ssh, prefix=prefix, found=found, prompts=prompts, emit=reporter, typed=reporter.typed
+    )
     reporter.result(*summaries.created(created))
     created.raise_failed()
 
 
 @click.group("sandbox")
 def sandbox_group() -> None:
-    """A rehearsal cluster on this machine: nodes in network namespaces with a real sshd."""
+    """Run a rehearsal cluster on this machine.
+
+    Each node is a network namespace with its own sshd.
+    """
 
 
 @sandbox_group.command("up")
-@number("--nodes", "-n", type=Number(int, Bound(low=1, high=250)), default=2, show_default=True)
-@click.option("--rootfs", type=click.Choice(["minimal", "host"]), default="minimal", show_default=True)
-@click.option("--link", metavar="RATE", help="Shape every link, such as 1gbit.")
-@click.option("--name", help="Its name.  [default: sandbox, or the next free sandbox-2]")
-@click.option("--prefix", default="/opt/llm/current", show_default=True, help="The inventory's prefix.")
-@click.option("--user", type=click.Choice(["root", "trainer"]), default="root", show_default=True)
+@number("--nodes", "-n", type=Number(int, Bound(low=1, high=250)), default=2, show_default=True,
+        help="Number of nodes.")  # fmt: skip
+@click.option("--rootfs", type=click.Choice(["minimal", "host"]), default="minimal", show_default=True,
+              help="File system of the nodes.")  # fmt: skip
+@click.option("--link", metavar="RATE", help="Limit every link to this rate, such as 1gbit.")
+@click.option("--name", metavar="NAME", help="Name of the sandbox.  [default: sandbox, sandbox-2, ...]")
+@click.option(
+    "--prefix", metavar="PATH", default="/opt/llm/current", show_default=True, help="Prefix in the inventory."
+)
+@click.option("--user", type=click.Choice(["root", "trainer"]), default="root", show_default=True,
+              help="User on the nodes.")  # fmt: skip
 @reporting
 def sandbox_up(reporter: Reporter, **options: Any) -> None:
-    """Start nodes, and write inventory.yaml, known_hosts and the key id_ed25519 into this folder.
+    """Start the nodes of a sandbox.
 
-    minimal nodes have no Python, zstd or rsync; host nodes are a copy-on-write view of this machine.
+    Writes inventory.yaml, known_hosts and the ssh key id_ed25519 to this directory. Nodes with the minimal file system
+    have no Python, zstd or rsync. Nodes with the host file system see a copy-on-write view of this machine.
     """
     reporter.result(*summaries.sandbox_up(sandbox.up(directory=Path.cwd(), emit=reporter, **options)))
 
@@ -94,20 +107,25 @@ def sandbox_up(reporter: Reporter, **options: Any) -> None:
 @sandbox_group.command("list")
 @reporting
 def sandbox_list(reporter: Reporter) -> None:
-    """List the sandboxes of this machine."""
+    """List the sandboxes on this machine."""
     reporter.result(*summaries.sandboxes(sandbox.list_all()))
 
 
 @sandbox_group.command("down")
 @click.argument("name", required=False)
-@click.option("--all", "everything", is_flag=True, help="End all of them.")
+@click.option("--all", "everything", is_flag=True, help="Remove all sandboxes.")
 @reporting
 def sandbox_down(reporter: Reporter, name: str | None, *, everything: bool) -> None:
-    """End a sandbox; nothing of it stays behind. Without NAME, the only one there is."""
+    """Stop and remove a sandbox.
+
+    NAME defaults to the only sandbox on this machine.
+    """
     known = [item.name for item in sandbox.list_all()]
     if not everything and name is None and len(known) != 1:
         raise UsageError(
-            f"there are {len(known)} sandboxes" + (f": {', '.join(known)}" if known else ""),
+            f"which sandbox? There are {len(known)}: {', '.join(known)}"
+            if known
+            else "there is no sandbox on this machine",
             hint="clusterctl sandbox down NAME; clusterctl sandbox down --all"
             if known
             else "clusterctl sandbox up --nodes 2",
@@ -115,7 +133,7 @@ def sandbox_down(reporter: Reporter, name: str | None, *, everything: bool) -> N
     ended = known if everything else [name or known[0]]
     for item in ended:
         sandbox.down(item)
-    reporter.result({"ended": ended}, "ended " + ", ".join(ended))
+    reporter.result({"ended": ended}, "removed " + ", ".join(ended))
 
 
 COMMANDS = (init_command, sandbox_group)

@@ -1,4 +1,4 @@
-"""The command that tells what the nodes and the runs on them are doing."""
+"""``clusterctl status``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from provision.tasks.status import run_status, status
 def status_command(
     reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, run: str | None
 ) -> None:
-    """Tell of every node whether it answers, since when it is up, its release, how its clock differs, and all runs.
+    """Show nodes, their releases and clocks, and all runs.
 
-    With RUN, a run's id or a part of it: what each of its nodes is doing.
+    With RUN, a run's id or part of it, shows what each node of that run is doing.
     """
     inventory = load_or_here(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
@@ -43,7 +43,7 @@ def status_command(
     if unreachable:
         raise NodesFailedError(
             f"no answer from {len(unreachable)} of {len(nodes)} nodes",
-            reasons={},  # the result has said them
+            reasons={},  # the result shows them
             hint=session.without(unreachable, len(nodes)),
         )
 

@@ -1,4 +1,4 @@
-"""The command that packs clusterctl itself."""
+"""``clusterctl pack-tool``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from provision.tasks.tool import pack_tool
 
 
 @click.command("pack-tool")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="The file's path.  [default: ./clusterctl.run]")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Path of the file.  [default: ./clusterctl.run]")
 @reporting
 def pack_tool_command(reporter: Reporter, output: Path | None) -> None:
-    """Pack clusterctl itself into one file that runs without network, pip and Python."""
+    """Pack clusterctl itself into one file.
+
+    The file runs on Linux machines that have no network, no pip and no Python.
+    """
     reporter.result(*summaries.tooled(pack_tool(output=output, emit=reporter)))
 
 

@@ -1,4 +1,4 @@
-"""The command that starts a training run."""
+"""``clusterctl train``."""
 
 from __future__ import annotations
 
@@ -43,33 +43,59 @@ _WHAT: _Options = (
         type=click.Choice(["auto", *launchers.names()]),
         default="auto",
         show_default=True,
-        help="What starts it.",
+        help="Program that starts the processes.",
     ),
-    click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does."),
-    click.option("--code", type=_PATH, metavar="DIR", help="The folder that travels; the script's own by default."),
-    number("--gpus-per-node", "per_node", type=COUNT, help="Processes to start on each node."),
+    click.option("-m", "module", metavar="MODULE", help="Run a module, like python -m."),
+    click.option(
+        "--code", type=_PATH, metavar="DIR", help="Code to copy to the nodes.  [default: the script's directory]"
+    ),
+    number("--gpus-per-node", "per_node", type=COUNT, help="Processes per node.  [default: one per GPU]"),
     *(
         click.option(f"--{name}-config", type=_PATH, metavar="FILE", help=text)
         for name, text in launchers.config_options().items()
     ),
-    click.option("--output", metavar="DIR", help="Where the script keeps its checkpoints, as the script is told it."),
-    click.option("--resume-arg", metavar="TEXT", help="Tells the script to go on from '{checkpoint}'."),
-    click.option("--zero", type=click.Choice(ZERO_CHOICES), help="Make DeepSpeed's configuration, of this stage."),
+    click.option("--output", metavar="DIR", help="Checkpoint directory, as the script receives it."),
+    click.option("--resume-arg", metavar="TEXT", help="Arguments for a resumed run, e.g. '--from {checkpoint}'."),
+    click.option("--zero", type=click.Choice(ZERO_CHOICES), help="Write a DeepSpeed configuration of this ZeRO stage."),
     click.option(
-        "--env", "variables", metavar="NAME[=VALUE]", multiple=True, help="A variable, by default with its value here."
+        "--env",
+        "variables",
+        metavar="NAME[=VALUE]",
+        multiple=True,
+        help="Set a variable; without VALUE, copy it from here.",
     ),
-    click.option("--name", metavar="WORD", help="A word for the run's id."),
+    click.option("--name", metavar="NAME", help="Name in the run's id."),
 )
 _HOW: _Options = (
-    click.option("--detach", is_flag=True, help="Leave it alone once it runs on every node."),
-    number("--restarts", type=INDEX, default=0, help="Begin a failed run again, so often."),
-    number("--lost-after", type=SECONDS, default=60.0, metavar="S", help="Silence that means a lost node; 60."),
-    number("--hang-after", type=SECONDS, metavar="S", help="Standstill that means a hang; by its own pace."),
-    click.option("--on-hang", type=click.Choice(["stop", "warn"]), default="stop", help="What a hang does; stop."),
-    click.option("--exclude-bad", is_flag=True, help="Go on without the nodes that cannot take part."),
-    click.option("--force", is_flag=True, help="Go on although something looks as if it would stop the run."),
-    click.option("--dry-run", is_flag=True, help="Print what would run on each node, and start nothing."),
-    click.option("--shell", type=click.Choice(list(_SHELLS)), default="sh", help="What --dry-run prints for; sh."),
+    click.option("--detach", is_flag=True, help="Return once the run has started on every node."),
+    number("--restarts", type=INDEX, default=0, help="Restart a failed run up to N times."),
+    number(
+        "--lost-after",
+        type=SECONDS,
+        default=60.0,
+        metavar="SECONDS",
+        show_default=True,
+        help="Silence after which a node is lost.",
+    ),
+    number(
+        "--hang-after",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="Time without a step that counts as a hang.  [default: from the run's speed]",
+    ),
+    click.option(
+        "--on-hang",
+        type=click.Choice(["stop", "warn"]),
+        default="stop",
+        show_default=True,
+        help="What to do about a hang.",
+    ),
+    click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
+    click.option("--force", is_flag=True, help="Start even if a check predicts a failure."),
+    click.option("--dry-run", is_flag=True, help="Print each node's commands; start nothing."),
+    click.option(
+        "--shell", type=click.Choice(list(_SHELLS)), default="sh", show_default=True, help="Syntax of --dry-run."
+    ),
 )
 
 
@@ -112,11 +138,12 @@ def train_command(
     dry_run: bool,
     **job_options: Any,
 ) -> None:
-    """Train over several nodes.
+    """Start a training run.
 
-    CONFIG is a LLaMA-Factory YAML; by default the inventory's train.config, else train.yaml in this folder. SCRIPT is
-    a Python script; its arguments stand behind `--`. Behind `--` may also stand a whole command as people type it
-    (torchrun, deepspeed, accelerate launch). Relative paths travel with the run, absolute ones are paths on the nodes.
+    CONFIG is a LLaMA-Factory YAML file. It defaults to train.config of the inventory, then to train.yaml in this
+    directory. SCRIPT is a Python script whose arguments follow `--`. A complete torchrun, deepspeed or accelerate
+    launch command can also follow `--`. Files with relative paths are copied to the nodes. Absolute paths are paths on
+    the nodes.
     """
     inventory = load_or_here(inventory_path, reporter, nodes=count, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude, count=count)
@@ -129,7 +156,7 @@ def train_command(
     nodes = nodes[:wanted]
     env = _variables(variables, reporter)
     if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
-        reporter(Notice(f"--env {', '.join(twice)}: replaced by the value before the typed command", "warning"))
+        reporter(Notice(f"--env {', '.join(twice)}: overridden by the value in the command after --", "warning"))
     inventory = replace(inventory, train=replace(inventory.train, env={**inventory.train.env, **env}))
     asked = Training(
         job=job,
@@ -150,7 +177,7 @@ def train_command(
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:
-    """What would run on each node, and what there is to know about it."""
+    """Print each node's commands, and the launcher's notices."""
     spec, launched = tasks.dry_run(session, asked)
     for notice in launched.notices:
         reporter(notice)
@@ -161,24 +188,24 @@ def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> 
 
 
 def _variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]:
-    """The variables of ``--env``: ``NAME`` with its value in this command's environment, or ``NAME=VALUE``.
+    """The variables of ``--env``: ``NAME``, copied from this command's environment, or ``NAME=VALUE``.
 
     Raises:
-        UsageError: what cannot be a variable's name, or a name without a value here.
+        UsageError: an invalid name, or a name that is not set here.
     """
     found = {}
     for each in given:
         name, has, value = each.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise UsageError(f"--env {shown(name)}: not the name of a variable", hint="--env NAME, or --env NAME=VALUE")
+            raise UsageError(f"--env {shown(name)}: not a valid variable name", hint="--env NAME, or --env NAME=VALUE")
         if not has and name not in os.environ:
             raise UsageError(
                 f"--env {name}: {name} is not set in this command's environment",
-                hint=f"export {name}=VALUE and give --env {name} again; or --env {name}=VALUE if it is no secret",
+                hint=f"export {name}=VALUE, then use --env {name}; or --env {name}=VALUE if it is not a secret",
             )
         if has and value and is_secret(name):
             text = f"--env {name}=VALUE: every user of this machine can read the value in the list of processes (ps)"
-            reporter(Notice(f"{text}; export {name}, and give --env {name}", "warning"))
+            reporter(Notice(f"{text}; export {name}, then use --env {name}", "warning"))
         found[name] = value if has else os.environ[name]
     return found
 

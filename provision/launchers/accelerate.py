@@ -34,7 +34,7 @@ COMMANDS = (
 )
 KINDS = ("script", "module")
 REQUIRES = ("accelerate",)
-CONFIG = "What `accelerate config` has written."  # help of --accelerate-config FILE
+CONFIG = "File that `accelerate config` wrote."  # help of --accelerate-config FILE
 # accelerate 1.11, commands/launch.py
 OPTIONS = Options(
     flags=names(

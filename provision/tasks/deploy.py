@@ -167,7 +167,7 @@ def _examine(session: Session, bundle: Bundle, paths: ReleasePaths, *, repair: b
     outcome = session.ask(
         "examine",
         "Examining nodes",
-        examine.examine(session.inventory, paths.release_id, keys.comment(session.inventory)),
+        examine.examine(session.inventory, paths.release_id, keys.comment_prefix(session.inventory)),
         lambda _, out: examine.read_facts(out),
         deadline=EXAMINE_DEADLINE,
         state=lambda facts: examine.action(facts, paths, repair=repair).value,

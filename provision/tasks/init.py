@@ -13,7 +13,7 @@ from provision.inventory import fold, json_schema, loading, writing
 from provision.inventory.asking import Facts, read_facts
 from provision.inventory.choosing import Wanted, described, draft
 from provision.inventory.foreign import Found, read_file
-from provision.model import Emit, Inventory, Node, Notice
+from provision.model import UNTYPED, CommandLine, Emit, Inventory, Node, Notice
 from provision.render import render
 from provision.session import Outcome, Session
 from provision.ssh.enrol import Enrolled, create_key, default_key, enrol
@@ -56,7 +56,9 @@ def init(session: Session) -> dict[str, str]:
     """
     outcome = enrol_nodes(session)
     if outcome.failed:
-        raise _not_enrolled(outcome.reasons, len(session.nodes), _next(outcome, "then again: clusterctl init"))
+        raise _not_enrolled(
+            outcome.reasons, len(session.nodes), _next(outcome, f"then: {session.again(command='init')}")
+        )
     return {name: answer.state for name, answer in outcome.ok.items()}
 
 
@@ -83,6 +85,7 @@ def create(
     found: Found | None = None,
     prompts: Prompts | None = None,
     emit: Emit,
+    typed: CommandLine = UNTYPED,
 ) -> Created:
     """Enrol the nodes of a new inventory, ask them what they are, and write it.
 
@@ -97,6 +100,7 @@ def create(
         found: the file that names the hosts, where it is one.
         prompts: answer questions about passwords and host keys.
         emit: receives events.
+        typed: the command line, for hints.
 
     Raises:
         UsageError: ``path`` is there already, or cannot be written.
@@ -109,13 +113,15 @@ def create(
     if "key" not in ssh and (key := default_key()):
         settings["ssh"]["key"] = key
     sketch = _checked(path, draft(hosts), settings, hosts, found)
-    with Session(sketch, prompts=prompts, emit=emit) as session:
+    with Session(sketch, prompts=prompts, emit=emit, typed=typed) as session:
         enrolled = enrol_nodes(session)
     failed = enrolled.reasons
     ready = [node for node in sketch.nodes if node.name not in failed]
     then = "then write what is missing into the inventory, and run: clusterctl init"
     if not ready:
-        raise _not_enrolled(failed, len(hosts), _next(enrolled, "nothing was written; run it again"))
+        raise _not_enrolled(
+            failed, len(hosts), _next(enrolled, f"nothing was written; then: {session.again(command='init')}")
+        )
     facts = _ask(sketch, ready, emit)
     places = {index: facts[node.name] for index, node in enumerate(sketch.nodes) if node.name in facts}
     nodes, notes = described(hosts, places)
@@ -190,7 +196,8 @@ def _not_enrolled(failed: Mapping[str, str], count: int, what_next: str) -> Node
 
 def _next(enrolled: Outcome[Enrolled], then: str) -> str:
     if "clusterctl init" in enrolled.hints and not enrolled.session.can_ask:
-        return "run it on a terminal: there it can ask about host keys and for a password"
+        command = enrolled.session.again(command="init")
+        return f"run it on a terminal, where it can ask about host keys and passwords: {command}"
     return enrolled.hint(then)
 
 

@@ -1,23 +1,10 @@
 """``scripts/docs``: the site has every page, searches without a server, and loads nothing from another host."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built as scripts/docs builds it."""
-    folder = tmp_path_factory.mktemp("site")
-    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    subprocess.run(argv, check=True, capture_output=True, cwd=ROOT, timeout=240)
-    return folder
 
 
 def test_every_page_is_in_the_site_and_in_its_navigation(site):

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data import node as push
+from provision.data import scripts as push
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import steps, upkeep
 from provision.env.release.examine import examine
@@ -45,8 +45,8 @@ def scripts(prefix):
     activate = steps.activate(places, manifest, relocated)
     repair = steps.activate(places, manifest, relocated, repair=True)
     lock = dataclasses.replace(Lock.of_releases(inventory), token="TOKEN")
-    folder = push.Spot.of(inventory, str(PurePosixPath(prefix).parent / "data"), folder=True)
-    file = push.Spot.of(inventory, str(PurePosixPath(prefix).parent / "model.bin"), folder=False)
+    folder = push.PushTarget.of(inventory, str(PurePosixPath(prefix).parent / "data"), folder=True)
+    file = push.PushTarget.of(inventory, str(PurePosixPath(prefix).parent / "model.bin"), folder=False)
     return {
         "examine": examine(inventory, places.release_id, "clusterctl-relay:0123:"),
         "hold": render("release/hold.sh.j2", lock=lock.path, releases=places.releases, id="TOKEN", who="root on head"),

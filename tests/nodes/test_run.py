@@ -42,7 +42,7 @@ def test_answers_are_folded_and_exit_statuses_told(folder):
     again = json.loads(run("run", *words, cwd=folder).stdout)
     assert {name: node["out"] for name, node in again["nodes"].items()} == {"node02": "a b|$HOME|--limit|"}
     none = run("run", "--retry-failed", "true", cwd=folder)
-    assert (none.returncode, none.stdout) == (0, "the last run failed on no node: nothing to do\n")
+    assert (none.returncode, none.stdout) == (0, "nothing to retry: the last run failed on none of the nodes\n")
     assert not (folder / ".clusterctl-failed.json").exists()
 
 
@@ -141,7 +141,7 @@ def test_a_deploy_that_was_refused_is_retried_everywhere(make_sandbox, tmp_path)
     file = folder / "inventory.yaml"
     file.write_text(file.read_text().replace(dead, ""))
     assert "node[01-02]: deployed" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
-    assert "failed on no node" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
+    assert "nothing to retry" in run("deploy", "--retry-failed", bundle, cwd=folder).stdout
     assert not (folder / ".clusterctl-failed.json").exists()
 
 

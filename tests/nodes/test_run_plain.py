@@ -76,6 +76,6 @@ def test_ranks_meet_without_torchrun(nodes):
 def test_a_rank_that_fails_ends_all_of_them(nodes, ssh):
     result = train(nodes, "--", "3")
     assert result.returncode != 0
-    assert "rank 3 ended with exit code 7" in result.stderr + result.stdout
+    assert "rank 3 exited with code 7" in result.stderr + result.stdout
     for node in nodes.nodes:
         assert ssh(nodes, node.name, "pgrep -f [m]eet.py").stdout == b""

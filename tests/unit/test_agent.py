@@ -56,14 +56,14 @@ def test_a_run_that_fails(run):
     *_, exit_, end = run.start("import sys; sys.exit(3)").finish()
     assert (exit_["rc"], exit_["signal"], exit_["stopped"]) == (3, None, False)
     assert end["state"] == "failed"
-    assert end["why"] == {"node": "n0", "rank": None, "text": "the command ended with exit code 3"}
+    assert end["why"] == {"node": "n0", "rank": None, "text": "the command exited with code 3"}
     assert run.state()["why"] == end["why"]
 
 
 def test_a_run_that_dies_by_a_signal(run):
     *_, exit_, end = run.start("import os; os.kill(os.getpid(), 11)").finish()
     assert (exit_["rc"], exit_["signal"], exit_["stopped"]) == (None, "SIGSEGV", False)
-    assert end["why"]["text"] == "the command was ended by SIGSEGV"
+    assert end["why"]["text"] == "the command was killed by SIGSEGV"
 
 
 @pytest.mark.parametrize("program", ["/nowhere/python", "/"])
@@ -507,12 +507,12 @@ def test_probe_of_a_free_port(probing):
 
 def test_probe_of_a_name_that_means_nothing():
     facts = probe("--master", "no-such-name.invalid", "--rank", 1)
-    assert facts["error"] == "the name no-such-name.invalid of rank 0 means nothing here"
+    assert facts["error"] == "cannot resolve no-such-name.invalid, the name of rank 0"
 
 
 def test_probe_of_a_rank_0_that_is_another_machine():
     facts = probe("--master", "192.0.2.77", "--rank", 0)
-    assert "no address of this node" in facts["error"] or "no route" in facts["error"]
+    assert "not an address of this node" in facts["error"] or "no route" in facts["error"]
 
 
 def test_interfaces_are_found_by_address(probing):

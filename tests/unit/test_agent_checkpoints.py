@@ -229,22 +229,28 @@ def test_complete_ones(tmp_path, files):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (trainer(20, without=["trainer_state.json"]), "trainer_state.json, which is written last, is not there"),
+        (trainer(20, without=["trainer_state.json"]), "trainer_state.json is missing: the save did not finish"),
         (trainer(20, without=["model.safetensors"]), "it has no weights"),
-        (trainer(20, without=["optimizer.pt"]), "it has no state of the optimizer (save_only_model?)"),
-        (trainer(20, without=["scheduler.pt"]), "scheduler.pt is not there"),
-        (trainer(20, without=["rng_state_1.pth"]), "rng_state of rank 1 is not there"),
-        (trainer(20, without=["rng_state_0.pth"]), "rng_state of rank 0 is not there"),
-        (trainer(20, more={"checkpoint-is-incomplete.txt": b""}), "checkpoint-is-incomplete.txt says so"),
+        (trainer(20, without=["optimizer.pt"]), "it has no optimizer state (save_only_model?)"),
+        (trainer(20, without=["scheduler.pt"]), "scheduler.pt is missing"),
+        (trainer(20, without=["rng_state_1.pth"]), "rng_state of rank 1 missing"),
+        (trainer(20, without=["rng_state_0.pth"]), "rng_state of rank 0 missing"),
+        (
+            trainer(20, more={"checkpoint-is-incomplete.txt": b""}),
+            "checkpoint-is-incomplete.txt exists: the save did not finish",
+        ),
         (
             trainer(20, more={"model.safetensors.index.json": b'{"weight_map": {"a": "m-2.safetensors"}}'}),
-            "model.safetensors.index.json names m-2.safetensors, which is not there",
+            "model.safetensors.index.json lists m-2.safetensors, which is missing",
         ),
-        (trainer(20, more={"optimizer.pt": torch_zip()[:-1]}), "optimizer.pt: the list of its members is not there"),
+        (
+            trainer(20, more={"optimizer.pt": torch_zip()[:-1]}),
+            "optimizer.pt: it is truncated: its zip directory is missing",
+        ),
         (trainer(20, more={"model.safetensors": safetensors()[:-1]}), "model.safetensors: it has 472 of 473 bytes"),
-        (deepspeed(20, without=["latest"]), "the file latest is not there or is empty"),
-        (deepspeed(20, more={"latest": b"global_step19"}), "the file latest names global_step19, which is not there"),
-        (deepspeed(20, world=1), "global_step20: ZeRO of rank 1 is not there"),
+        (deepspeed(20, without=["latest"]), "the file latest is missing or empty"),
+        (deepspeed(20, more={"latest": b"global_step19"}), "the file latest names global_step19, which is missing"),
+        (deepspeed(20, world=1), "global_step20: ZeRO of rank 1 missing"),
         (deepspeed(20, world=3), "global_step20: ZeRO: it was saved by 3 ranks, this run has 2"),
         (
             deepspeed(20, without=["global_step20/mp_rank_00_model_states.pt"]),
@@ -252,17 +258,17 @@ def test_complete_ones(tmp_path, files):
         ),
         (
             deepspeed(20, stage=3, without=["global_step20/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"]),
-            "global_step20: of rank 1 there is only one of model states and optimizer states",
+            "global_step20: rank 1 has only one of model states and optimizer states",
         ),
         (
             deepspeed(20, more={"global_step20/zero_pp_rank_0_mp_rank_01_optim_states.pt": torch_zip()}),
-            "global_step20: optimizer states of some ranks are not there",
+            "global_step20: optimizer states of some ranks are missing",
         ),
         (
             trainer(20, more={"pytorch_model_fsdp_0/__0_0.distcp": b"x"}),
-            "pytorch_model_fsdp_0/.metadata, which is written last, is not there",
+            "pytorch_model_fsdp_0/.metadata is missing: the save did not finish",
         ),
-        ({"iter_20/model.safetensors": safetensors()}, "complete.json is not there: it was not finished"),
+        ({"iter_20/model.safetensors": safetensors()}, "complete.json is missing: the save did not finish"),
     ],
 )
 def test_incomplete_ones(tmp_path, files, said):
@@ -292,7 +298,7 @@ def test_deepspeeds_own_layout(tmp_path):
     write(tmp_path, other)  # rank 0 has not written latest yet
     assert choose([tmp_path]).name == "global_step20"
     assert choose([tmp_path]).refused == [
-        ("global_step30", "the file latest does not name it yet: it was not finished")
+        ("global_step30", "the file latest does not name it yet: the save did not finish")
     ]
     (tmp_path / "latest").write_text("global_step30")
     assert choose([tmp_path]).name == "global_step30"
@@ -312,7 +318,7 @@ def test_ours_counts_with_all_the_parts_that_its_complete_json_names(tmp_path):
         1: ["iter_30/complete.json", f"iter_30/{parts[0]}"],
     }
     alone = choose([tmp_path / "a"])
-    assert alone.refused == [("iter_30", f"{parts[1]}, which complete.json names, is not there")]
+    assert alone.refused == [("iter_30", f"{parts[1]} is missing, although complete.json lists it")]
 
 
 def test_ours_counts_with_its_complete_json_only(tmp_path):
@@ -439,9 +445,7 @@ def test_deepspeeds_latest_travels(tmp_path):
 def test_all_of_zeros_files_missing_is_no_checkpoint_without_zero(tmp_path):
     files = {name: data for name, data in deepspeed(20).items() if "zero_pp_rank" not in name}
     write(tmp_path / "a", files)
-    assert choose([tmp_path / "a"]).refused == [
-        ("checkpoint-20", "global_step20: ZeRO's optimizer states are not there")
-    ]
+    assert choose([tmp_path / "a"]).refused == [("checkpoint-20", "global_step20: ZeRO's optimizer states are missing")]
     del files["checkpoint-20/zero_to_fp32.py"]
     write(tmp_path / "b", files)
     assert choose([tmp_path / "b"]).name == "checkpoint-20"

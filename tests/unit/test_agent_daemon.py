@@ -191,7 +191,7 @@ def test_the_supervisor_is_killed(run, code):
     end = run.wait_end()
     assert not lives(stubborn)
     assert end["state"] == "failed"
-    assert end["why"] == {"node": "n0", "rank": None, "text": "the agent was killed: it was ended by SIGKILL"}
+    assert end["why"] == {"node": "n0", "rank": None, "text": "the agent was killed by SIGKILL"}
     assert [event["event"] for event in run.events()][-2:] == ["exit", "end"]
 
 
@@ -203,7 +203,7 @@ def test_the_guard_is_killed(run, code):
     os.kill(run.state()["guard"], signal.SIGKILL)
     end = run.wait_end()
     assert not lives(stubborn)
-    assert end["why"]["text"] == "the guard of the agent was killed"
+    assert end["why"]["text"] == "the agent's guard was killed"
 
 
 def test_both_are_killed_and_stop_cleans(run):
@@ -240,7 +240,7 @@ def test_stop_and_proof(run):
         "saved": False,
     }
     assert run.wait_end()["state"] == "stopped"
-    assert any(event.get("text") == "asked to stop by alice at example" for event in run.events())
+    assert any(event.get("text") == "alice at example requested a stop" for event in run.events())
 
 
 def test_stop_of_a_run_that_has_ended(run):
@@ -393,7 +393,7 @@ def test_a_rank_that_is_killed_is_noticed_before_its_launcher_notices(run):
     eventually(lambda: pidfds(run.state()["pid"]) >= 2)  # the agent has seen both ranks
     os.kill(victim, signal.SIGKILL)
     eventually(lambda: run.left() == [])
-    assert run.wait_end()["why"] == {"node": "n0", "rank": 5, "text": "rank 5 was ended by SIGKILL"}
+    assert run.wait_end()["why"] == {"node": "n0", "rank": 5, "text": "rank 5 was killed by SIGKILL"}
 
 
 def pidfds(pid):
@@ -410,7 +410,7 @@ def test_the_launcher_is_killed(run):
     ranks = [run.rank_pid(rank) for rank in (0, 1)]
     launcher = next(event["pid"] for event in run.events() if event["event"] == "started")
     os.kill(launcher, signal.SIGKILL)
-    assert run.wait_end()["why"]["text"] == "the command was ended by SIGKILL"
+    assert run.wait_end()["why"]["text"] == "the command was killed by SIGKILL"
     assert not any(map(lives, ranks))
 
 
@@ -471,7 +471,7 @@ def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
     run.plan(program, resume=resume, none_ok=True, restarts=1, backoff=0.05).begin()
     assert run.wait_end()["state"] == "finished"
     told = [event["text"] for event in run.events() if event["event"] == "notice"]
-    assert [text for text in told if "checkpoint-7" in text and "not used" in text], told
+    assert [text for text in told if "checkpoint-7" in text and "skipped" in text], told
 
 
 # --- logging out ---------------------------------------------------------------------------------

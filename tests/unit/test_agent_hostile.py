@@ -211,7 +211,7 @@ START = {"checkpoint": "checkpoint-2", "port": 29500, "world_size": 4, "copy": {
 )
 def test_a_decision_of_rank_0_that_is_none_is_refused(plan, change):
     assert check_start(plan, dict(START)) == START
-    with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent a decision that is none"):
+    with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         check_start(plan, START | change)
 
 
@@ -221,14 +221,14 @@ def test_a_decision_of_rank_0_that_is_none_is_refused(plan, change):
 def test_a_verdict_of_rank_0_that_is_none_is_refused(plan, change):
     verdict = {"state": "failed", "why": WHY, "step": 1, "saved": None}
     assert check_end(plan, dict(verdict)) == verdict
-    with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent a verdict that is none"):
+    with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid verdict"):
         check_end(plan, verdict | change)
 
 
 def test_a_file_that_names_a_rank_which_no_run_has_costs_no_memory():
     names = {f"rng_state_{10**15}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", rules.STATE}
     union = rules.Union(rules.HUGGING_FACE, names, {}, 1, None)
-    assert rules.why_incomplete(union, 2) == "rng_state: a file names a rank that no run has"
+    assert rules.why_incomplete(union, 2) == "rng_state: a file name has a rank that no run can have"
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_events_that_are_none_are_skipped(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "trainer_state.json"])
 def test_a_checkpoint_s_json_that_is_nested_is_torn(tmp_path, name):
     (tmp_path / name).write_bytes(NESTED)
-    assert look(tmp_path / name)[0].torn == "it is no whole JSON"
+    assert look(tmp_path / name)[0].torn == "it is not complete JSON"
 
 
 @pytest.mark.parametrize(

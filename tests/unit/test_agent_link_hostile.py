@@ -481,7 +481,7 @@ def test_a_rank_that_is_connected_cannot_be_taken_over(run):
     assert works(agents)
     stream = agents.liar(1)
     with stream.sock:
-        assert "two nodes were given the same rank" in stream.hear()["refused"]
+        assert "two nodes have the same rank" in stream.hear()["refused"]
     agents.links[0].tell("note")
     assert eventually(agents.links[1].take)[0]["kind"] == "note"
 
@@ -639,7 +639,7 @@ def test_an_answer_of_rank_0_that_is_none_ends_the_meeting_with_a_reason(run):
     agents.start(1)
     meeting = agents.links[1]._meeting
     meeting._spoke.tell = lambda _: meeting.take("_answer", {"number": 1, "decision": "none"})
-    with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent a decision that is none"):
+    with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         meeting.meet({}, lambda _: {}, time.monotonic() + 5, lambda: True)
 
 

@@ -75,7 +75,7 @@ def test_each_rank_gets_its_numbers_and_its_logs(run):
 
 @pytest.mark.parametrize(
     ("how", "rc", "number", "text"),
-    [("3", 3, None, "rank 1 ended with exit code 3"), ("kill", None, "SIGKILL", "rank 1 was ended by SIGKILL")],
+    [("3", 3, None, "rank 1 exited with code 3"), ("kill", None, "SIGKILL", "rank 1 was killed by SIGKILL")],
 )
 def test_a_rank_that_ends_badly_ends_the_others(run, how, rc, number, text):
     run.start(ENDS, how, **ranks(processes=3))
@@ -156,7 +156,7 @@ def test_a_rank_that_is_killed_ends_the_run_on_all_nodes(tmp_path, rank):
             for local in range(2):
                 part.rank_pid(2 * part.rank + local)
         os.kill(parts[rank].rank_pid(2 * rank), signal.SIGKILL)
-        why = {"node": f"n{rank}", "rank": 2 * rank, "text": f"rank {2 * rank} was ended by SIGKILL"}
+        why = {"node": f"n{rank}", "rank": 2 * rank, "text": f"rank {2 * rank} was killed by SIGKILL"}
         for part in parts:
             assert part.wait_end()["why"] == why
     finally:

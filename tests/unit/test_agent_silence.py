@@ -21,7 +21,7 @@ def test_training_that_stands_still(pace, limit):
     life.wait(2)
     ((_, hang),) = life.found
     assert (hang.kind, hang.rank) == ("no progress", None)
-    assert f"the last was step 10, and one took {pace} s" in hang.text
+    assert f"the last was step 10, and a step takes {pace} s" in hang.text
 
 
 def test_a_hang_is_told_once_and_its_end_too():
@@ -29,7 +29,7 @@ def test_a_hang_is_told_once_and_its_end_too():
     life.wait(1000)
     assert life.kinds == ["no progress"]
     life.train(1).wait(1)
-    assert life.watch.notices() == ["the run goes on again"]
+    assert life.watch.notices() == ["the run makes progress again"]
     assert life.wait(1790).kinds == ["no progress"]
     assert life.wait(20).kinds == ["no progress"] * 2
 
@@ -120,7 +120,7 @@ def test_threads_that_sample_the_machine_do_not_hide_a_hang():
 
     life.wait(1850, sample)
     assert life.kinds == ["no progress"]
-    assert life.found[0][1].text == "nothing was written, read or said for 30 min (phase saving)"
+    assert life.found[0][1].text == "no output, no reads and no writes for 30 min (phase saving)"
 
 
 def test_before_the_first_step():
@@ -179,7 +179,7 @@ def test_the_lines_of_a_trainer_are_steps():
             life.say("{'loss': '1.25', 'grad_norm': '0.5', 'learning_rate': '1e-05', 'epoch': '0.1'}", rank)
     assert life.wait(590).found == []
     ((_, hang),) = life.wait(20).found
-    assert hang.text.endswith("there were 10, and one took 30 s")
+    assert hang.text.endswith("there were 10 steps, and a step takes 30 s")
 
 
 def test_steps_in_both_lines_and_events_are_counted_once():
@@ -198,7 +198,7 @@ def test_lines_of_deepspeed_make_a_pace_only_where_the_script_says_its_phases(wo
         life.wait(3).say(f"[Rank 0] step={step}, skipped=0, lr=[0.1], mom=[0.9]")
     life.wait(130)
     assert life.kinds == (["no progress"] if words.startswith("clusterctl") else [])
-    assert all("the last was step 9, and one took 3 s" in hang.text for _, hang in life.found)
+    assert all("the last was step 9, and a step takes 3 s" in hang.text for _, hang in life.found)
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -98,7 +98,7 @@ def test_who_is_odd(texts, odd):
 
 
 def test_a_rank_without_a_stack_decides_nothing():
-    assert stacks.odd({0: REDUCING, 1: "pid 1, state S\n    nothing can be said of it"}) == []
+    assert stacks.odd({0: REDUCING, 1: "pid 1, state S\n    /proc shows nothing"}) == []
 
 
 def test_only_the_kernel_is_known():

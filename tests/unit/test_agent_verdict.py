@@ -15,8 +15,8 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "traine
 from life.verdict import judge
 from processes import census, proc
 
-ABORTED = {"node": "a", "rank": 0, "text": "rank 0 was ended by SIGABRT", "signal": "SIGABRT", "time": 5.0}
-KILLED = {"node": "b", "rank": 1, "text": "rank 1 was ended by SIGKILL", "time": 5.1}
+ABORTED = {"node": "a", "rank": 0, "text": "rank 0 was killed by SIGABRT", "signal": "SIGABRT", "time": 5.0}
+KILLED = {"node": "b", "rank": 1, "text": "rank 1 was killed by SIGKILL", "time": 5.1}
 
 
 def outcome(**changes):
@@ -29,7 +29,7 @@ def test_a_killed_rank_explains_the_abort_of_its_peer():
     assert judge(outcomes, ABORTED, more=False) == {"state": "failed", "why": KILLED, "step": 3}
 
 
-@pytest.mark.parametrize("first", [dict(ABORTED, signal=None, text="the command ended with exit code 1"), KILLED])
+@pytest.mark.parametrize("first", [dict(ABORTED, signal=None, text="the command exited with code 1"), KILLED])
 def test_any_other_first_failure_stands(first):
     other = dict(KILLED, rank=7)
     assert judge({0: outcome(failed=first), 1: outcome(killed=other)}, first, more=False)["why"] == first

@@ -49,7 +49,7 @@ def test_a_stopped_rank_that_goes_on_and_is_stopped_again():
         life.proc.set(103, state="R")
         life.wait(10)
     assert life.kinds == ["stopped", "stopped"]
-    assert life.watch.notices() == ["rank 3 goes on again"] * 2
+    assert life.watch.notices() == ["rank 3 is running again"] * 2
     assert life.watch.notices() == []
 
 
@@ -97,7 +97,7 @@ def test_a_zombie_that_its_launcher_does_not_collect():
     life.proc.set(102, state="Z", status=signal.SIGKILL)
     life.wait(20)
     ((at, hang),) = life.found
-    assert hang == watch.Hang("dead", 2, "rank 2 (pid 102) is gone (SIGKILL), and others go on")
+    assert hang == watch.Hang("dead", 2, "rank 2 (pid 102) exited (SIGKILL), but other ranks are running")
     assert 10 <= at <= 12
 
 

@@ -114,7 +114,7 @@ def test_the_command_says_when_there_is_nothing_to_retry(command, tmp_path, caps
         signal.signal(signal.SIGTERM, before)
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert said == f"the last {command} failed on no node of those chosen: nothing to do\n"
+    assert said == f"nothing to retry: the last {command} failed on none of the selected nodes\n"
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(inventory, tmp_path):

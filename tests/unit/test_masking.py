@@ -41,7 +41,7 @@ def test_a_variable_that_is_not_set_is_refused_with_the_next_step(monkeypatch, t
 
 @pytest.mark.parametrize("word", ["=x", "1A=secret", "A-B=secret", "Ä=secret", "A\n=secret", ""])
 def test_what_is_no_name_is_refused_without_its_value(word, told):
-    with pytest.raises(UsageError, match="not the name of a variable") as caught:
+    with pytest.raises(UsageError, match="not a valid variable name") as caught:
         _variables((word,), told.append)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -51,7 +51,7 @@ def test_a_secret_that_is_typed_is_warned_of_without_its_value(told):
     _variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), told.append)
     (notice,) = told
     assert (notice.level, TOKEN in notice.text) == ("warning", False)
-    assert notice.text.endswith("export HF_TOKEN, and give --env HF_TOKEN")
+    assert notice.text.endswith("export HF_TOKEN, then use --env HF_TOKEN")
 
 
 @pytest.mark.parametrize(

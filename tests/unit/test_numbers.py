@@ -65,7 +65,7 @@ def test_nonsense_is_refused_without_a_traceback(name, parameter):
 def test_the_help_shows_the_range(name, parameter):
     context = click.Context(click.Command("x", params=[parameter]))
     text = " ".join(context.get_help().split())
-    assert str(parameter.type.bound) in text
+    assert parameter.type.brief_range in text
     if parameter.default is not None and not callable(parameter.default) and isinstance(parameter.default, int | float):
         assert parameter.type.bound.allows(parameter.default)
 
@@ -146,8 +146,8 @@ def test_the_rank_of_lora_is_no_larger_than_the_model():
         ("inf", "--link must be at least 0.001"),
         ("-3", "--link must be at least 0.001"),
         ('{"rows": [{"op": "all_reduce", "bytes": 8, "busbw": NaN}]}', "must be at least 0.001"),
-        ('{"rows": [{"op": "all_reduce", "bytes": 8, "busbw": "fast"}]}', "not what bench nccl --json prints"),
-        ("[" * 5000, "not what bench nccl --json prints"),
+        ('{"rows": [{"op": "all_reduce", "bytes": 8, "busbw": "fast"}]}', "not the output of bench nccl --json"),
+        ("[" * 5000, "not the output of bench nccl --json"),
     ],
 )
 def test_a_link_that_is_none_is_refused(run, tmp_path, text, said):

@@ -126,21 +126,21 @@ def test_a_rank_of_several():
         (["./none"], "cannot read none: No such file"),
         ([FOLDER / "README.md"], "no line tells a step, a loss or a time"),
         ([FOLDER.parent / "env"], "no log in .*env: it has no trainer_log.jsonl, train.log, run.log"),
-        (["--csv", "--json", FOLDER / "gpt.log"], "--csv or --json: not both"),
+        (["--csv", "--json", FOLDER / "gpt.log"], "--csv and --json cannot be used together"),
     ],
 )
 def test_what_is_refused(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=said) as refused:
         metrics(*arguments)
-    assert refused.value.hint or "cannot read" in said or "not both" in said
+    assert refused.value.hint or "cannot read" in said or "cannot be used together" in said
 
 
 @pytest.mark.parametrize("count", ["0", "-3", "some", "1.5"])
 def test_a_number_of_rows_is_one(count):
     answer = CliRunner().invoke(cli, ["metrics", f"--last={count}", "x.log"], obj=Reporter())
     assert answer.exit_code == 2
-    assert "must be at least 1 and at most 1000000000, or all" in answer.output
+    assert "must be at least 1, or all" in answer.output
 
 
 def test_progress_is_told_when_it_takes_long(monkeypatch, tmp_path):

@@ -94,7 +94,7 @@ def test_the_command_says_all_of_it_and_the_exit_code_is_5(tmp_path, monkeypatch
     shown = capsys.readouterr()
     text = " ".join((shown.out + shown.err).split())
     assert done.value.code == 5, text
-    assert "3 of 4 nodes are not as deployed: 1 changed, 1 without a release, 1 not read" in text
+    assert "3 of 4 nodes differ from what was deployed: 1 changed, 1 without a release, 1 unreadable" in text
     assert f"good: release {ID}" in text
     assert "connection refused" in text
     assert "clusterctl deploy --repair" in text

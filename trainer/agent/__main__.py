@@ -129,32 +129,34 @@ def _parser() -> argparse.ArgumentParser:
     asked = commands.add_parser("probe", help="print the facts of this node")
     asked.add_argument("--master", required=True, help="address of rank 0")
     asked.add_argument("--rank", required=True, type=int, help="rank of this node")
-    asked.add_argument("--port", type=int, help="the port rank 0 is to listen on")
-    asked.add_argument("--folder", default=str(Path(__file__).resolve().parent), help="where the run writes")
+    asked.add_argument("--port", type=int, help="the port that rank 0 listens on")
+    asked.add_argument(
+        "--folder", default=str(Path(__file__).resolve().parent), help="the folder to which the run writes"
+    )
     for name, number, text in (
-        ("digest", "+", "print what lies at paths of this node"),
-        ("talk", "*", "the same, and answer to lines of stdin"),
+        ("digest", "+", "print fingerprints of paths of this node"),
+        ("talk", "*", "the same, and answer the lines of stdin"),
     ):
         read = commands.add_parser(name, help=text)
-        read.add_argument("--patience", type=float, default=2.0, help="seconds of reading")
+        read.add_argument("--patience", type=float, default=2.0, help="seconds to spend on reading")
         read.add_argument("paths", nargs=number)
     for name, text in (
         ("start", "start a plan as a daemon"),
         ("follow", "print the events of a run"),
-        ("stop", "stop a run and prove it"),
+        ("stop", "stop a run and verify that nothing is left"),
         ("run", "start a plan in the foreground"),
-        ("daemon", "what start starts"),
+        ("daemon", "the daemon that start starts"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("plan", help="the plan, a JSON file")
         if name == "follow":
-            command.add_argument("--from", dest="offset", type=int, default=0, help="the byte to begin at")
+            command.add_argument("--from", dest="offset", type=int, default=0, help="the byte to start at")
         elif name == "stop":
-            command.add_argument("--save", action="store_true", help="let the trainer save first")
-            command.add_argument("--who", default="somebody", help="who asks")
+            command.add_argument("--save", action="store_true", help="let the trainer save a checkpoint first")
+            command.add_argument("--who", default="an unknown user", help="the name of the user who stops the run")
             command.add_argument("--patience", type=float, help="seconds to wait for the agent")
         elif name == "daemon":
-            command.add_argument("--notice", default="", help="what the run's events begin with")
+            command.add_argument("--notice", default="", help="the text of the run's first event")
     return parser
 
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
+# The second alternative, like some below, is what the agents of earlier versions write.
+_CRASHED = r"(?P<text>.*the agent (?:crashed|has failed, by a mistake).*)"
+_LOST = (
+    r"(?P<text>.*(?:(?:no heartbeat|not been heard) for"
+    r"|agent (?:died without reporting|has ended without a word)).*)"
+)
+
 AGENT_FAILED = Cause(
     id="agent.failed",
     says="the agent of this node failed[: {text}]",
@@ -13,12 +20,12 @@ AGENT_FAILED = Cause(
     ),
     source="trainer/agent/life/guard.py",
     events=(
-        {"event": "end", "why": r"(?P<text>.*the agent has failed, by a mistake of its own.*)"},
+        {"event": "end", "why": _CRASHED},
         {
             "event": "peer",
             "node": r"(?P<lost>.+)",
             "state": r"^failed$",
-            "text": r"(?P<text>.*the agent has failed, by a mistake of its own.*)",
+            "text": _CRASHED,
         },
     ),
     grade="ended",
@@ -96,7 +103,10 @@ CAUSES = (
         ),
         source="trainer/agent/life/guard.py",
         events=(
-            {"event": "end", "why": r"(?P<text>.*(?:agent|supervisor|guard) (?:was killed|has died|is gone|died).*)"},
+            {
+                "event": "end",
+                "why": r"(?P<text>.*(?:agent|supervisor|guard) (?:was killed|has died|is gone|died(?! without)).*)",
+            },
             {"event": "gone"},
         ),
         grade="ended",
@@ -111,7 +121,10 @@ CAUSES = (
         source="trainer/agent/life/inbox.py",
         events=(
             {"event": "peer", "node": r"(?P<lost>.+)", "state": r"^lost$", "text": r"(?P<text>.*)"},
-            {"event": "end", "why": r"(?P<text>.*(?:has not been heard for|its agent has ended without a word).*)"},
+            {
+                "event": "end",
+                "why": _LOST,
+            },
         ),
         grade="ended",
     ),
@@ -148,7 +161,7 @@ CAUSES = (
             r"died with <Signals\.SIGKILL: 9>",
             r"process \d+ terminated with signal SIGKILL",
         ),
-        events=({"event": "end", "why": r"(?:command|rank \d+) was ended by SIGKILL"},),
+        events=({"event": "end", "why": r"(?:command|rank \d+) was (?:killed|ended) by SIGKILL"},),
         grade="ended",
     ),
     Cause(

@@ -89,7 +89,7 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
     start = file.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(HEADER, size - 8):
-        raise _TornError("its header is cut short")
+        raise _TornError("its header is truncated")
     header = file.read(length)
     try:
         said = parse_object(header, limit=HEADER)
@@ -109,7 +109,7 @@ def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
     if any_content:  # torch.distributed.checkpoint joins several saves in one file
         return b""
     if start[:1] != b"\x80":
-        raise _TornError("it does not begin like a file of torch" if size else "it is empty")
+        raise _TornError("it does not start like a torch file" if size else "it is empty")
     file.seek(0)
     _legacy(file, size)
     return b""
@@ -121,9 +121,9 @@ def _zip(file: BinaryIO) -> bytes:
             members = archive.infolist()
             end = archive.start_dir
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:
-        raise _TornError("the list of its members is not there: it was cut short") from error
+        raise _TornError("it is truncated: its zip directory is missing") from error
     if not members or members[0].header_offset or any(one.header_offset + one.compress_size > end for one in members):
-        raise _TornError("the list of its members does not fit it")
+        raise _TornError("its zip directory does not match the file")
     return repr([(one.filename, one.CRC, one.file_size) for one in members]).encode()
 
 
@@ -180,7 +180,7 @@ def _legacy(file: BinaryIO, size: int) -> None:
         keys = _Storages(file).load()
         end = file.tell() + sum(8 + storages.bytes[str(key)] for key in keys)
     except Exception as error:  # a cut pickle raises nearly anything
-        raise _TornError("its pickles are cut short") from error
+        raise _TornError("its pickles are truncated") from error
     if not begins or end != size:
         raise _TornError("it has %d of %d bytes" % (size, end))
 
@@ -192,4 +192,4 @@ def _json(file: BinaryIO, size: int) -> Tuple[Any, bytes]:
     try:
         return parse_json(data, limit=JSON, depth=DEPTH), data
     except UntrustedError as error:
-        raise _TornError("it is no whole JSON") from error
+        raise _TornError("it is not complete JSON") from error

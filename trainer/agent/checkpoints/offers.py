@@ -17,16 +17,16 @@ _NAME = 4096  # characters
 def problem(offer: Any) -> str:
     """What is wrong with an offer; "" for one that can be used. Keys that are not known here are ignored."""
     if not isinstance(offer, dict):
-        return "is none"
+        return "is not an object"
     if "ranks" in offer and not _list_of(offer["ranks"], number, 2, 2):
-        return "has ranks that are none"
+        return "has invalid ranks"
     latest = offer.get("latest", {})
     if not isinstance(latest, dict) or (latest and not (text(latest.get("tag")) and _file(latest.get("file")))):
-        return "has a file latest that is none"
+        return "has an invalid file latest"
     checkpoints = offer.get("checkpoints", [])
     if not _list_of(checkpoints, _checkpoint, 0, CHECKPOINTS):
-        return "has checkpoints that are none"
-    return "has checkpoints without ranks" if checkpoints and "ranks" not in offer else ""
+        return "has invalid checkpoints"
+    return "has checkpoints but no ranks" if checkpoints and "ranks" not in offer else ""
 
 
 def number(value: Any) -> bool:

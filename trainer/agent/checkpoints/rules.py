@@ -83,18 +83,18 @@ def why_incomplete(union: Union, world_size: int) -> Optional[str]:
     names = union.names
     if union.layout == OURS:
         if COMPLETE not in names:
-            return "%s is not there: it was not finished" % COMPLETE
+            return "%s is missing: the save did not finish" % COMPLETE
         missing = sorted(set(union.says.get(COMPLETE, ())) - names)  # parts of ranks whose node is gone
-        return "%s, which %s names, is not there" % (missing[0], COMPLETE) if missing else None
+        return "%s is missing, although %s lists it" % (missing[0], COMPLETE) if missing else None
     for name, said in union.says.items():
         if name.endswith(INDEX):
             folder = name.rpartition("/")[0]
             wanted = {"%s/%s" % (folder, shard) if folder else shard for shard in said}
             if not wanted <= names:
-                return "%s names %s, which is not there" % (name, min(wanted - names))
+                return "%s lists %s, which is missing" % (name, min(wanted - names))
     if union.layout == DEEPSPEED:
         if union.latest_step is not None and union.step > union.latest_step:
-            return "the file latest does not name it yet: it was not finished"
+            return "the file latest does not name it yet: the save did not finish"
         return _deepspeed(names, world_size)
     return _trainer(union, world_size)
 
@@ -102,9 +102,9 @@ def why_incomplete(union: Union, world_size: int) -> Optional[str]:
 def _trainer(union: Union, world_size: int) -> Optional[str]:
     names = union.names
     if INCOMPLETE in names:
-        return "%s says so" % INCOMPLETE
+        return "%s exists: the save did not finish" % INCOMPLETE
     if STATE not in names:
-        return "%s, which is written last, is not there" % STATE
+        return "%s is missing: the save did not finish" % STATE
     tags = {name.partition("/")[0] for name in names if name.startswith("global_step") and "/" in name}
     why = _tagged(union, tags, world_size) if tags or LATEST in names else _states(union, world_size)
     if why or "rng_state.pth" in names:  # the latter: saved by one process
@@ -116,14 +116,14 @@ def _tagged(union: Union, tags: Set[str], world_size: int) -> Optional[str]:
     """The Trainer's folder with DeepSpeed's inside."""
     tag = union.says.get(LATEST)
     if not tag:
-        return "the file latest is not there or is empty"
+        return "the file latest is missing or empty"
     if tag not in tags:
-        return "the file latest names %s, which is not there" % tag
+        return "the file latest names %s, which is missing" % tag
     inside = {name.partition("/")[2] for name in union.names if name.startswith(tag + "/")}
     why = _deepspeed(inside, world_size)
     if why is None and RECOVERY in union.names and not any(_matches(_ZERO, inside)):
         # DeepSpeed leaves this script with ZeRO's files only; without ZeRO the model states hold the optimizer's.
-        why = "ZeRO's optimizer states are not there"
+        why = "ZeRO's optimizer states are missing"
     return "%s: %s" % (tag, why) if why else None
 
 
@@ -133,9 +133,9 @@ def _states(union: Union, world_size: int) -> Optional[str]:
     if not any(map(_WEIGHTS.match, names)) and not any(name.endswith(INDEX) for name in union.says):
         return "it has no weights"
     if not any(map(_OPTIMIZER.match, names)):
-        return "it has no state of the optimizer (save_only_model?)"
+        return "it has no optimizer state (save_only_model?)"
     if "scheduler.pt" not in names:
-        return "scheduler.pt is not there"
+        return "scheduler.pt is missing"
     return _shards(names, world_size)
 
 
@@ -143,7 +143,7 @@ def _shards(names: Set[str], world_size: int) -> Optional[str]:
     for folder in {name.rpartition("/")[0] for name in names if name.endswith(".distcp")}:
         inside = {name for name in names if name.rpartition("/")[0] == folder}
         if folder + "/.metadata" not in inside:
-            return "%s/.metadata, which is written last, is not there" % folder
+            return "%s/.metadata is missing: the save did not finish" % folder
         why = _ranks(folder, {int(found.group(1)) for found in _matches(_SHARD, inside)}, world_size)
         if why:
             return why
@@ -159,12 +159,12 @@ def _deepspeed(names: Set[str], world_size: int) -> Optional[str]:
         return "it has no model states"
     if weights and set(weights) != set(zero):
         lacking = min(set(weights) ^ set(zero))
-        return "of rank %d there is only one of model states and optimizer states" % lacking[0]
+        return "rank %d has only one of model states and optimizer states" % lacking[0]
     if zero:
         parallel = {model for _, model in zero}
         data = {rank for rank, _ in zero}
         if len(set(zero)) != len(data) * len(parallel):
-            return "optimizer states of some ranks are not there"
+            return "optimizer states of some ranks are missing"
         why = _ranks("model parallel", parallel, len(parallel)) or (
             _ranks("ZeRO", data, world_size if len(parallel) == 1 else len(data))
         )
@@ -190,10 +190,10 @@ def _ranks(what: str, found: Set[int], wanted: int, at_least: bool = False) -> O
     """Why these are not the ranks 0 to ``wanted`` - 1 (or, ``at_least``, more without a gap)."""
     count = max(found, default=-1) + 1
     if count > MOST:
-        return "%s: a file names a rank that no run has" % what
+        return "%s: a file name has a rank that no run can have" % what
     gaps = sorted(set(range(max(count, wanted))) - found)
     if gaps:
-        return "%s of rank %s %s not there" % (what, ", ".join(map(str, gaps[:5])), "is" if len(gaps) == 1 else "are")
+        return "%s of rank %s missing" % (what, ", ".join(map(str, gaps[:5])))
     if count > wanted and not at_least:
         return "%s: it was saved by %d ranks, this run has %d" % (what, count, wanted)
     return None

@@ -26,11 +26,14 @@ def start(plan: NodePlan) -> Dict[str, Any]:
         argv = [sys.executable, flags, str(Path(__file__).absolute().parents[1]), "daemon", str(plan.path)]
         said, other = spawn([*before, *argv, *(["--notice", notice] if notice else [])])
         if not said:  # the user's own systemd cannot be reached: without it
-            notice = "%s; systemd-run cannot take it out of the session: %s" % (notice or "it ends at logout", other)
+            notice = "%s; systemd-run cannot move it out of the session: %s" % (
+                notice or "the run stops at logout",
+                other,
+            )
     if not said:
         said, other = fork(lambda: daemon(plan, notice or ""))
     if not said:
-        return {"started": False, "error": other.strip() or "the agent ended without a word; see %s" % LOG}
+        return {"started": False, "error": other.strip() or "the agent exited without reporting; see %s" % LOG}
     try:
         return parse_object(said)
     except UntrustedError as error:

@@ -42,8 +42,8 @@ def way(logind: Logind, user: str) -> Tuple[List[str], Optional[str]]:
     if logind.lingers:
         return list(SCOPE), None
     return list(SCOPE), (
-        "this machine ends the processes of %s when the last session does (KillUserProcesses=yes in logind.conf), and "
-        "the run with them; as root: loginctl enable-linger %s" % (user, user)
+        "this machine kills the processes of %s at the last logout (KillUserProcesses=yes in logind.conf), "
+        "so the run stops then. As root, run: loginctl enable-linger %s" % (user, user)
     )
 
 

@@ -170,7 +170,7 @@ def from_object(value: Dict[str, Any]) -> Plan:
     if version is None:
         raise PlanError("version is missing: an older clusterctl wrote this plan")
     if version != VERSION or isinstance(version, bool):
-        raise PlanError("version is %.20r; only version %d is known here" % (version, VERSION))
+        raise PlanError("version is %.20r, but only version %d is supported" % (version, VERSION))
     plan: Plan = _build(Plan, _PLAN, "", fields)
     if plan.node_rank >= plan.nnodes:
         raise PlanError("node_rank is %d, but there are %d nodes" % (plan.node_rank, plan.nnodes))

@@ -134,9 +134,9 @@ class _Guard:
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 1):
             return os.WEXITSTATUS(status)
         if os.WIFEXITED(status):
-            text = "the agent has failed, by a mistake of its own; %s says which" % (self._plan.logs / "agent.log")
+            text = "the agent crashed; its traceback is in %s" % (self._plan.logs / "agent.log")
         else:
-            text = "the agent was killed: it %s" % described(status)
+            text = "the agent %s" % described(status)
         self._clean(text)
         return 1
 

@@ -109,10 +109,10 @@ class Inbox:
         if signal.SIGUSR1 in numbers:
             request = states.asked(self._plan.logs)
             if request is not None:
-                self.asked(Stop(bool(request.get("save")), str(request.get("who") or "somebody")))
+                self.asked(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
         if self._guard is not None and _ended(self._guard):
             self._guard = self.guard_pid = None
-            self.fail(None, "the guard of the agent was killed")
+            self.fail(None, "the agent's guard was killed")
         for message in self.link.take() if self.link is not None else ():
             self._message(message)
         return True
@@ -121,8 +121,8 @@ class Inbox:
         """Somebody wants the run to stop. A stop that saves gives way to one that does not."""
         if self.stop is None or (self.stop.save and not stop.save):
             self.stop = stop
-            how = " and to keep the work" if stop.save else ""
-            self._events.emit("notice", level="info", text="asked to stop%s by %s" % (how, stop.who))
+            how = ", after saving a checkpoint" if stop.save else ""
+            self._events.emit("notice", level="info", text="%s requested a stop%s" % (stop.who, how))
             if relay and self.link is not None:
                 self.link.tell("stop", save=stop.save, who=stop.who)
 
@@ -146,10 +146,10 @@ class Inbox:
                 continue
             # A blip of the management network must not end a run that goes on over another one.
             if now - max(self.moved, self.communicated) > self._lost_after:
-                self.fail(None, "has not been heard for %d s, and the run makes no progress" % silent, node)
+                self.fail(None, "no heartbeat for %d s, and the run makes no progress" % silent, node)
             elif not self._waits.get(node):
                 self._waits[node] = True
-                text = "%s has not been heard for %d s, but the run makes progress: it goes on" % (node, silent)
+                text = "no heartbeat from %s for %d s, but the run makes progress and continues" % (node, silent)
                 self._events.emit("notice", text=text)
 
     def lacking(self) -> List[str]:
@@ -162,7 +162,7 @@ class Inbox:
         kind, node = message.get("kind"), _text(message.get("node"), WORD)
         if kind == "broken":
             self.broken = True
-            self.fail(None, "the link between the agents is broken: %s" % message.get("text"))
+            self.fail(None, "the link between the agents failed: %s" % message.get("text"))
         elif node not in self._nodes:
             return
         elif kind == "stop":
@@ -177,14 +177,14 @@ class Inbox:
     def _heard(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
         """Take a message about the state of another agent, or about stacks."""
         if kind == "gone":
-            self._peer(node, kind, "its agent has ended")
-            self.fail(None, "its agent has ended without a word", node)
+            self._peer(node, kind, "its agent exited")
+            self.fail(None, "its agent died without reporting", node)
         elif kind == "lost":
             silent = _seconds(message.get("silent"))
-            self._peer(node, kind, "not heard for %s s" % silent)
+            self._peer(node, kind, "no heartbeat for %s s" % silent)
             self._silent[node] = time.monotonic() - silent
         elif kind == "back":
-            self._peer(node, kind, "heard again")
+            self._peer(node, kind, "heartbeats arrive again")
             self._silent.pop(node, None)
             self._waits.pop(node, None)
         elif kind == "ended":

@@ -144,7 +144,7 @@ class RankLogs:
                 data, jumped = tail.read()
                 self._heard(rank, jumped + len(data))
                 if jumped:
-                    yield rank, "… (%d bytes came too fast; the log file has them)" % jumped
+                    yield rank, "… (%d bytes skipped because the output is too fast; the log file has them)" % jumped
                 for line in lines.feed(data):
                     yield rank, line
                 if not last or not data:

@@ -50,7 +50,7 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
     if choice.name is not None:
         return dict(decision, checkpoint=choice.name, copy=choice.copy, refused=refused)
     if number == 1 and not plan.data.none_ok:
-        why = "; ".join(refused) or "there is none"
+        why = "; ".join(refused) or "there are no checkpoints"
         text = "no complete checkpoint in %s to resume from: %s" % (plan.output, why)
         return dict(decision, error=text, node=plan.node)
     return dict(decision, refused=refused)
@@ -67,7 +67,7 @@ def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], 
     _check(plan, offers)
     for rank, offer in offers.items():
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
-            raise LinkError("%s did not say how the attempt ended there" % _name(plan, rank))
+            raise LinkError("%s did not report how the attempt ended there" % _name(plan, rank))
     verdict = judge({rank: offer["outcome"] for rank, offer in offers.items()}, first, more=more)
     return dict(verdict, saved=kept(offers) if verdict["state"] == STOPPED else None)
 
@@ -102,9 +102,9 @@ def _check(plan: NodePlan, offers: Offers) -> None:
     for rank, offer in offers.items():
         wrong = checkpoint_offers.problem(offer)
         if not wrong and not (number(offer.get("processes")) and 0 < offer["processes"] < MOST):
-            wrong = "has no number of processes"
+            wrong = "has no valid number of processes"
         if wrong:
-            raise LinkError("what %s offered %s; its agent.log may say more" % (_name(plan, rank), wrong))
+            raise LinkError("the offer of %s %s; see its agent.log" % (_name(plan, rank), wrong))
 
 
 def _outcome(value: Any) -> bool:
@@ -153,7 +153,7 @@ def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
         or not isinstance(decision.get("refused", []), list)
     )
     if wrong:
-        raise LinkError("%s (rank 0) sent a decision that is none" % _name(plan, 0))
+        raise LinkError("%s (rank 0) sent an invalid decision" % _name(plan, 0))
     return decision
 
 
@@ -173,5 +173,5 @@ def check_end(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
         or not all(step is None or number(step) for step in steps)
         or not _why(decision.get("why"))
     ):
-        raise LinkError("%s (rank 0) sent a verdict that is none" % _name(plan, 0))
+        raise LinkError("%s (rank 0) sent an invalid verdict" % _name(plan, 0))
     return decision

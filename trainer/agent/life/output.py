@@ -89,4 +89,4 @@ class Output:
         except OSError as error:
             with contextlib.suppress(OSError):
                 file.close()
-            self._events.emit("notice", text="%s is not written any more: %s" % (file.name, error))
+            self._events.emit("notice", text="%s is no longer written: %s" % (file.name, error))

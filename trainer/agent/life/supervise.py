@@ -60,7 +60,7 @@ class Supervisor:
             verdict = self._wait(number) or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
-            text = "attempt %d of %d has failed: %s" % (number, self._plan.data.attempts, said(verdict["why"]))
+            text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, said(verdict["why"]))
             self._events.emit("notice", text=text)
             number += 1
 
@@ -109,7 +109,7 @@ class Supervisor:
         )
         check_start(plan, decision)
         for text in decision.get("refused", ()) if plan.rank == 0 else ():
-            self._events.emit("notice", text="not used to go on from: %s" % text)
+            self._events.emit("notice", text="checkpoint skipped: %s" % text)
         copies = decision.get("copy") or {}
         if copies:
             mine = [tuple(each) for each in copies.get(str(plan.rank), [])]
@@ -161,10 +161,10 @@ class Supervisor:
 
     def _said(self, outcome: Dict[str, Any]) -> str:
         if outcome["stopped"]:
-            return "its part was stopped"
+            return "it stopped"
         if outcome["signal"]:
-            return "its command was ended by %s" % outcome["signal"]
-        return "its command ended with exit code %s" % outcome["rc"]
+            return "its command was killed by %s" % outcome["signal"]
+        return "its command exited with code %s" % outcome["rc"]
 
     def _end(self, verdict: Dict[str, Any]) -> int:
         """Tell the end."""
@@ -180,5 +180,5 @@ class Supervisor:
 def said(why: Optional[Dict[str, Any]]) -> str:
     """A reason in words."""
     if why is None:
-        return "nobody knows why"
+        return "the cause is unknown"
     return "%s: %s" % (why["node"], why["text"])

@@ -138,7 +138,7 @@ class Copies:
         with stream.sock as sock:
             with self._changed:
                 if self._closed:
-                    raise CopyError("the run ends")
+                    raise CopyError("the run is ending")
                 self._open.add(sock)
             try:
                 yield stream
@@ -198,7 +198,7 @@ class Copies:
             assert caller.session is not None
             stream = Stream(sock, caller.session)
             stream.say(dict(self._who, **purpose))
-            admitted(stream.hear() or {"refused": "it ended the connection"})
+            admitted(stream.hear() or {"refused": "it closed the connection"})
         except (OSError, NotOursError, StrangerError, RefusedError, CopyError) as error:
             sock.close()
             raise CopyError("no connection to rank 0: %s" % error) from error
@@ -214,6 +214,6 @@ def _line(sock: socket.socket) -> bytes:
     while not line.endswith(b"\n"):
         byte = sock.recv(1)
         if not byte or len(line) > HELLO:
-            raise NotOursError("it ended the connection")
+            raise NotOursError("it closed the connection")
         line += byte
     return line

@@ -40,7 +40,7 @@ def parts_of(name: Any) -> List[str]:
     """
     parts = name.split("/") if isinstance(name, str) else []
     if not parts or len(name) > NAME or any(part in {"", ".", ".."} or "\0" in part for part in parts):
-        raise CopyError("%.200r is no name of a file below the folder" % (name,))
+        raise CopyError("%.200r is not the name of a file below the folder" % (name,))
     return parts
 
 
@@ -90,7 +90,7 @@ def _open_file(folder: Optional[str], asked: Dict[str, Any]) -> int:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size != asked.get("size"):
         os.close(fd)
-        raise CopyError("it is no file of %.40r bytes (it has %d)" % (asked.get("size"), found.st_size))
+        raise CopyError("it is not a file of %.40r bytes (it has %d)" % (asked.get("size"), found.st_size))
     return fd
 
 
@@ -121,12 +121,12 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, told:
     stream.say({"get": name, "size": size})
     answer = stream.hear()
     if answer is None:
-        raise CopyError("%s: the other side ended the connection" % name)
+        raise CopyError("%s: the other side closed the connection" % name)
     if answer.get("size") != size:
         raise CopyError("%s: %s" % (name, str(answer.get("error", "it is not %d bytes there" % size))[:1000]))
     mtime = whole(answer.get("mtime", 0))
     if mtime is None:
-        raise CopyError("%s: the other side does not say when it was changed" % name)
+        raise CopyError("%s: the other side sent no modification time" % name)
     above = _open_folder(folder, parts[:-1], make=True)
     temporary = TEMPORARY + label
     try:
@@ -153,7 +153,7 @@ def _write(stream: Stream, file: Any, name: str, size: int, told: Callable[[int]
     while left:
         count = stream.read(piece[: min(left, PIECE)])
         if not count:
-            raise CopyError("%s: the other side ended the connection %d bytes before its end" % (name, left))
+            raise CopyError("%s: the other side closed the connection with %d bytes missing" % (name, left))
         data = piece[:count]
         while data:
             data = data[file.write(data) :]
@@ -161,7 +161,7 @@ def _write(stream: Stream, file: Any, name: str, size: int, told: Callable[[int]
         told(count)
     end = stream.hear()
     if end is None or end.get("end") is not True:
-        raise CopyError("%s: the other side does not say that this was all of it" % name)
+        raise CopyError("%s: the other side did not confirm the end of the file" % name)
 
 
 def pump(one: Stream, other: Stream) -> None:
@@ -177,7 +177,7 @@ def pump(one: Stream, other: Stream) -> None:
         while True:
             ready = selector.select(SILENCE)
             if not ready:
-                raise CopyError("no byte came in %d s" % SILENCE)
+                raise CopyError("no data arrived for %d s" % SILENCE)
             for key, _ in ready:
                 source, target = key.data
                 count = source.read(piece)

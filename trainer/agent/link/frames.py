@@ -197,7 +197,7 @@ class Connection:
         end = self._come.find(b"\n", 0, self.limit)
         if end < 0:
             if len(self._come) >= self.limit:
-                raise NotOursError("said %r" % bytes(self._come[:40]))
+                raise NotOursError("sent %r" % bytes(self._come[:40]))
             return None
         line = bytes(self._come[: end + 1])
         del self._come[: end + 1]

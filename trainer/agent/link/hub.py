@@ -87,7 +87,7 @@ class Hub(End):
         message = dict(message, node=peer.node, rank=peer.rank)
         body = encode(message)
         if not self._allowances[peer.rank].take(len(body), time.monotonic()):
-            self._log("%s sends too much: a message of the kind %.40r was dropped\n" % (peer.node, kind))
+            self._log("%s sends too much: dropped a message of the kind %.40r\n" % (peer.node, kind))
             return
         self._deliver(message)
         if not kind.startswith("_"):  # these are for rank 0 only
@@ -105,7 +105,7 @@ class Hub(End):
     def _more(self, now: float) -> bool:
         for guest in self._guests:
             if now > guest.deadline:
-                self._turn_away(guest, "connected and did not say what it wants")
+                self._turn_away(guest, "connected and did not identify itself")
         return False
 
     def _accept(self, _: int) -> None:
@@ -116,7 +116,7 @@ class Hub(End):
                 return
             crowding = self._guests.crowded(address[0])
             if crowding is not None:
-                self._turn_away(crowding, "connected and did not say what it wants")
+                self._turn_away(crowding, "connected and did not identify itself")
             try:
                 self._invite(Guest(Connection(sock, HELLO), address[0], self.token))
             except OSError:  # it has gone already
@@ -143,9 +143,9 @@ class Hub(End):
         elif claimed and isinstance(error, EndedError) and error.by_peer:
             # it has seen this run's proof, and did not like it
             said = (claimed.rank, claimed.run)
-            self._turn_away(guest, "said it was rank %s of run %s, and has another token" % said)
+            self._turn_away(guest, "claimed to be rank %s of run %s, but has another token" % said)
         else:
-            self._turn_away(guest, "connected and ended (%s)" % error)
+            self._turn_away(guest, "connected and disconnected (%s)" % error)
 
     def _greet(self, guest: Guest) -> None:
         """Go on with the greeting as far as the guest has come. Nothing is parsed before it has proved who it is."""
@@ -171,13 +171,13 @@ class Hub(End):
         """Somebody has proved that it belongs to the run."""
         rank, instance = whole(hello.get("rank")), hello.get("instance")
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
-            raise NotOursError("did not say which agent it is")
+            raise NotOursError("did not identify its agent")
         peer = self.peers.get(rank)
         if peer is None:
-            self._answer(guest, {"refused": "this run has no rank %s beside rank 0" % rank})
+            self._answer(guest, {"refused": "no other node of this run has rank %s" % rank})
         elif peer.instance not in ("", instance) and peer.connection is not None:
             said = (peer.address, guest.address, peer.rank, peer.node)
-            self.conflict = "two nodes were given the same rank: %s and %s both say they are rank %d (%s)" % said
+            self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % said
             self._answer(guest, {"refused": self.conflict})
         elif hello.get("purpose") != "link":
             self._answer(guest, {"welcome": True}, hello)

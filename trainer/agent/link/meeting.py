@@ -74,7 +74,7 @@ class HubMeeting:
     def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
         while not self._all_here():
             if not alive():
-                raise LinkError("it was given up")
+                raise LinkError("cancelled")
             left = limit - time.monotonic()
             if left <= 0:
                 raise LinkError(self._who_is_missing())
@@ -84,7 +84,7 @@ class HubMeeting:
     def _all_here(self) -> bool:
         gone = [peer.node for peer in self._hub.peers.values() if peer.gone or peer.left]
         if gone:
-            raise LinkError("the agent of %s has ended; its log says why" % ", ".join(gone))
+            raise LinkError("the agent of %s exited; see its agent.log" % ", ".join(gone))
         here = all(rank in self._offers for rank in self._hub.peers)
         if self._hub.conflict and not here:
             raise LinkError(self._hub.conflict)
@@ -96,19 +96,18 @@ class HubMeeting:
         unseen = [hub.peers[rank].node for rank in missing if not hub.peers[rank].instance]
         said = []
         if unseen:
-            verb = "has" if len(unseen) == 1 else "have"
             said.append(
-                "%s %s not come: no connection from %s to %s; is a firewall in between, or did the agent not start?"
-                % (", ".join(unseen), verb, "it" if len(unseen) == 1 else "them", self._place)
+                "no connection from %s to %s: is a firewall in between, or did the agent not start?"
+                % (", ".join(unseen), self._place)
             )
         for rank in missing:
             peer = hub.peers[rank]
             if peer.instance and peer.connection is None:
-                said.append("%s was here and has no connection now." % peer.node)
+                said.append("%s was connected, but is not now." % peer.node)
             elif peer.instance:
-                said.append("%s is here, but not ready." % peer.node)
+                said.append("%s is connected, but not ready." % peer.node)
         if hub.seen:
-            said.append("Others came: %s." % "; ".join(hub.seen))
+            said.append("Other connections: %s." % "; ".join(hub.seen))
         return " ".join(said)
 
 
@@ -126,7 +125,7 @@ class SpokeMeeting:
         """Rank 0 has answered."""
         if kind == "_answer" and message.get("number") == self._number:
             if "refused" not in message and not isinstance(message.get("decision"), dict):
-                message = {"refused": "%s (rank 0) sent a decision that is none" % self._spoke.hub.node}
+                message = {"refused": "%s (rank 0) sent an invalid decision" % self._spoke.hub.node}
             self._answer = message
 
     def meet(
@@ -152,12 +151,12 @@ class SpokeMeeting:
         spoke = self._spoke
         while not self._answered():
             if not alive():
-                raise LinkError("it was given up")
+                raise LinkError("cancelled")
             left = limit - time.monotonic()
             if left <= 0 and spoke.hub.connection is None:
-                raise LinkError("%s has not met %s (rank 0): %s" % (spoke.node, spoke.hub.node, spoke.why))
+                raise LinkError("%s cannot reach %s (rank 0): %s" % (spoke.node, spoke.hub.node, spoke.why))
             if left <= -ANSWER:
-                raise LinkError("%s (rank 0) is there, but has decided nothing" % spoke.hub.node)
+                raise LinkError("%s (rank 0) is connected, but sent no decision" % spoke.hub.node)
             with self._changed:
                 self._changed.wait_for(self._answered, LOOK)
         assert self._answer is not None
@@ -167,5 +166,5 @@ class SpokeMeeting:
         if self._answer is None and self._spoke.refused:
             raise LinkError(self._spoke.refused)
         if self._answer is None and (self._spoke.hub.gone or self._spoke.hub.left):
-            raise LinkError("the agent of %s (rank 0) has ended; its log says why" % self._spoke.hub.node)
+            raise LinkError("the agent of %s (rank 0) exited; see its agent.log" % self._spoke.hub.node)
         return self._answer is not None

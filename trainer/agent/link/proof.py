@@ -85,7 +85,7 @@ class Caller:
         """
         found = _SECOND.fullmatch(line)
         if found is None:
-            raise StrangerError("said %r" % line[:40].rstrip(b"\n"))
+            raise StrangerError("sent %r" % line[:40].rstrip(b"\n"))
         nonce_line = line[: found.start(1)]
         if not hmac.compare_digest(found.group(1), _proof(self._token, b"host", self._first + nonce_line)):
             raise StrangerError("does not know this run's token; is it the agent of another run?")
@@ -114,7 +114,7 @@ class Host:
         if self.claimed is None:
             found = _FIRST.fullmatch(line)
             if found is None:
-                raise StrangerError("said %r" % line[:40].rstrip(b"\n"))
+                raise StrangerError("sent %r" % line[:40].rstrip(b"\n"))
             self.claimed = Claim(found.group(1).decode(), int(found.group(2)))
             second = b"%s%s " % (_NAME, secrets.token_hex(16).encode())
             second += _proof(self._token, b"host", line + second) + b"\n"
@@ -122,7 +122,7 @@ class Host:
             return second
         found = _THIRD.fullmatch(line)
         if found is None or not hmac.compare_digest(found.group(1), _proof(self._token, b"caller", self._said)):
-            raise StrangerError("said it was rank %d, but does not know this run's token" % self.claimed.rank)
+            raise StrangerError("claimed to be rank %d, but does not know this run's token" % self.claimed.rank)
         here, there = (_key(self._token, way, self._said + line) for way in (b"host", b"caller"))
         self.session = Session(Seal(here), Seal(there))
         return b""

@@ -23,7 +23,7 @@ STALE = 5.0  # seconds of silence after which a second connection is tried; the 
 def reason(error: OSError, place: str) -> str:
     """Why no connection to ``place`` can be made, and what that usually means."""
     if error.errno == errno.ECONNREFUSED:
-        return "nothing listens at %s: the agent of rank 0 has not begun or has ended" % place
+        return "nothing listens at %s: the agent of rank 0 has not started, or has exited" % place
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return "no route to %s: %s" % (place, error.strerror)
     if error.errno == errno.ETIMEDOUT:
@@ -124,12 +124,12 @@ class Spoke(End):
         if attempt is None or attempt.connection is not connection:
             return
         if isinstance(error, (NotOursError, StrangerError)):
-            self._failed(attempt, "what listens at %s is no agent of this run: it %s" % (self._place, error))
+            self._failed(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
         elif isinstance(error, RefusedError):
             self.refused = str(error)
             self._failed(attempt, "rank 0 refuses this agent: %s" % error)
         else:
-            self._failed(attempt, "%s ended the connection: %s" % (self._place, error))
+            self._failed(attempt, "%s closed the connection: %s" % (self._place, error))
 
     def _greet(self, attempt: _Try, events: int) -> None:
         connection = attempt.connection

@@ -68,7 +68,7 @@ class Stream:
         try:
             length = length_of(head, len(view))
             if count < HEAD or self._fill(view[:length]) < length:
-                raise CopyError("the other side ended the connection in the middle of a frame")
+                raise CopyError("the other side closed the connection in the middle of a frame")
             self._session.received.check(head[HEAD - MAC :], view[:length])
         except NotOursError as error:
             raise CopyError("the other side %s" % error) from None
@@ -94,11 +94,11 @@ class Stream:
         limit = time.monotonic() + SILENCE
         while time.monotonic() < limit:
             if not self.alive():
-                raise CopyError("it was given up")
+                raise CopyError("cancelled")
             count = _once(work)
             if count is not None:
                 return count
-        raise CopyError("no byte came or went in %d s" % SILENCE)
+        raise CopyError("no data moved for %d s" % SILENCE)
 
 
 def _once(work: Callable[[], int]) -> Optional[int]:

@@ -40,7 +40,7 @@ class Metrics:
             self._inbox.communicated = now
         if self._writes and not append(self._path, sample):
             self._writes = False  # a full disk ends the log, not the run
-            self._events.emit("notice", text="%s is not written any more: the disk is full" % self._path)
+            self._events.emit("notice", text="%s is no longer written: the disk is full" % self._path)
 
     def close(self) -> None:
         """End what the sampler has started."""

@@ -83,7 +83,7 @@ def _reach(found: Dict[str, Any], master: str, rank: int, port: Optional[int]) -
     """Fill in how the master is reached. Returns what is wrong, if anything."""
     addresses = resolve(master)
     if not addresses:
-        return "the name %s of rank 0 means nothing here" % master
+        return "cannot resolve %s, the name of rank 0" % master
     found["master_ip"] = addresses[0]
     found["master_loopback"] = is_loopback(addresses[0])
     try:
@@ -92,11 +92,11 @@ def _reach(found: Dict[str, Any], master: str, rank: int, port: Optional[int]) -
         return "no route to rank 0 at %s: %s" % (addresses[0], error.strerror)
     found["interface"] = interfaces().get(found["ip"])
     if found["interface"] is None:
-        return "no interface carries %s, from which rank 0 is reached" % found["ip"]
+        return "no interface has %s, the address from which rank 0 is reached" % found["ip"]
     if rank != 0:
         return None
     if found["ip"] != addresses[0]:
-        return "%s (%s) is no address of this node, which is to be rank 0" % (master, addresses[0])
+        return "%s (%s) is not an address of this node, which has rank 0" % (master, addresses[0])
     found["link_port"] = free_port(addresses[0], port)
     if port is not None:
         found["port"] = port

@@ -192,11 +192,11 @@ def reap_all() -> None:
 
 
 def described(status: int) -> str:
-    """A wait status in words: ``was ended by SIGKILL``, ``ended with exit code 3``."""
+    """Describe a wait status: ``was killed by SIGKILL``, ``exited with code 3``."""
     number = ended_by(status)
     if number is not None:
-        return "was ended by %s" % number
-    return "ended with exit code %d" % os.WEXITSTATUS(status)
+        return "was killed by %s" % number
+    return "exited with code %d" % os.WEXITSTATUS(status)
 
 
 def ended_by(status: int) -> Optional[str]:

@@ -124,10 +124,10 @@ class Silence:
         if silent < limit:
             return None
         if strict:
-            last = "the last was step %d" % self.step if self.step is not None else "there were %d" % self.steps
-            pace = ", and one took %s" % _span(statistics.median(self._paces)) if self._paces else ""
+            last = "the last was step %d" % self.step if self.step is not None else "there were %d steps" % self.steps
+            pace = ", and a step takes %s" % _span(statistics.median(self._paces)) if self._paces else ""
             return "no step for %s; %s%s" % (_span(silent), last, pace)
-        return "nothing was written, read or said for %s (phase %s)" % (_span(silent), self.phases.current)
+        return "no output, no reads and no writes for %s (phase %s)" % (_span(silent), self.phases.current)
 
     def _measure(self, members: Dict[int, Stat], now: float) -> None:
         """See whether the processes have read or written since the last look."""

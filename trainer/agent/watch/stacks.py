@@ -126,7 +126,7 @@ def of_proc(pid: int) -> str:
         said = read("/proc/%d/%s" % (pid, name)).decode("ascii", "replace").strip()
         if said and said != "0":
             lines.append("    %s: %s" % (label, said.replace("\n", "\n        ")))
-    return "\n".join(lines) or "    nothing can be said of it"
+    return "\n".join(lines) or "    /proc shows nothing"
 
 
 def ask_faulthandler(pid: int) -> bool:

@@ -135,7 +135,7 @@ class Watch:
                 if main or rank not in held:
                     held[rank] = Hang("stopped", rank, "%s is %s" % (who, why))
         for rank in set(self._ranks.values()) - set(held):
-            self._passed("stopped", rank, "rank %d goes on again" % rank)
+            self._passed("stopped", rank, "rank %d is running again" % rank)
         return next((hang for hang in map(self._once, held.values()) if hang), None)
 
     def _waits(self, rank: int, pid: int, stat: Stat, now: float) -> None:
@@ -166,7 +166,9 @@ class Watch:
             if not gone or now - since < STOPPED or (status == 0 and stepped is not None and stepped > since):
                 continue
             how = " (%s)" % _cause(status) if status else ""
-            hang = self._once(Hang("dead", rank, "rank %d (pid %d) is gone%s, and others go on" % (rank, pid, how)))
+            hang = self._once(
+                Hang("dead", rank, "rank %d (pid %d) exited%s, but other ranks are running" % (rank, pid, how))
+            )
             if hang:
                 return hang
         return None
@@ -175,7 +177,7 @@ class Watch:
         why = self._silence.judge(members, now) if self._judges else None
         if why:
             return self._once(Hang("no progress", None, why))
-        self._passed("no progress", None, "the run goes on again")
+        self._passed("no progress", None, "the run makes progress again")
         return None
 
 
