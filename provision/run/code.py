@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from provision.env.source import checkout
+from provision.env.source import editable
 from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.run.config import TRAINER_LOG, config_files
@@ -123,7 +123,7 @@ def _folder_files(folder: Path) -> tuple[FileCollector, list[str]]:
             f"{folder} is a home folder or contains one, and every run would send all of it",
             hint="put the script into a project folder, or name the folder to send: --code DIR",
         )
-    found = checkout.contents(folder, WORK, folder / ".no-environment")
+    found = editable.list_checkout(folder, WORK, folder / ".no-environment")
     collector = FileCollector(folder, frozenset({f"{WORK}/.clusterctl"}))
     keys = []
     for one in found.tree.sources:
