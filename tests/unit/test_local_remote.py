@@ -204,7 +204,7 @@ def test_train_takes_this_machine(command, tmp_path):
         assert "this machine alone" in said
         assert sys.prefix in said
         assert "model_name_or_path /nowhere/llama is missing" in " ".join(said.split())
-        assert not any((tmp_path / "data/clusterctl/runs").iterdir())
+        assert not any((tmp_path / "data/clusterctl/runs").glob("[!.]*"))
 
 
 @pytest.mark.parametrize("argv", [("train", "--nodes", "2", "x.yaml"), ("train", "-i", "inventory.yaml", "x.yaml")])
@@ -221,12 +221,12 @@ def test_more_than_this_machine_needs_an_inventory(command, argv):
         (("check", "--only", "cpu.count"), 0, "1 check in"),
         (("status",), 0, "no release"),
         (("run", "echo", "hi"), 0, "hi"),
-        (("logs",), 2, "there is no run"),
-        (("stop",), 2, "there is no run"),
-        (("resume",), 2, "there is no run"),
-        (("collect",), 2, "there is no run"),
-        (("diagnose",), 2, "there is no run"),
-        (("metrics",), 2, "there is no run"),
+        (("logs",), 2, "the nodes have no runs"),
+        (("stop",), 2, "the nodes have no runs"),
+        (("resume",), 2, "the nodes have no runs"),
+        (("collect",), 2, "the nodes have no runs"),
+        (("diagnose",), 2, "the nodes have no runs"),
+        (("metrics",), 2, "the nodes have no runs"),
         (("train",), 2, "there is no train.yaml in this folder"),
         (("bench", "nccl", "--write"), 2, "--write goes with --tune"),
         (("status", "--limit", "gpu01"), 2, "no node is called gpu01"),
