@@ -39,7 +39,7 @@ def test_pairs_and_operations_in_words(training_nodes):
     result = training_nodes.run("bench", "nccl", "--pairs", "--ops", "all-reduce", "--sizes", "1M")
     assert result.returncode == 0, result.stderr
     assert "1 pair, each way:" in result.stdout
-    assert "one pair compares with nothing" in result.stdout
+    assert "a single pair cannot be compared" in result.stdout
     assert "node[01-02] (world size 2): gloo over eth0" in result.stdout
 
 
@@ -60,5 +60,5 @@ def test_a_rank_that_dies_ends_all_and_is_named(training_nodes):
         assert time.monotonic() < until, running.output
     training_nodes.kill("node02", training_nodes.rank("node02"))
     assert running.finish() == 5
-    assert "rank 1: ended by SIGKILL" in running.output
+    assert "rank 1: killed by SIGKILL" in running.output
     assert left(training_nodes) == []

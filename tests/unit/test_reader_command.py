@@ -112,7 +112,7 @@ def test_files_are_parts_of_one_training(tmp_path):
 
 def test_a_rank_of_several():
     text = b"[rank0]: iter 1: loss 1.5, time 2.00ms\n[rank1]: iter 1: loss 2.5, time 2.00ms\n"
-    assert "rank 0 (1 more tells numbers)" in metrics("-", text=text)
+    assert "rank 0 (1 more rank reports numbers)" in metrics("-", text=text)
     assert "loss 2.5" in metrics("-", "--rank", "1", text=text)
     with pytest.raises(UsageError, match="rank 5 tells nothing") as refused:
         metrics("-", "--rank", "5", text=text)
@@ -140,7 +140,7 @@ def test_what_is_refused(arguments, said, tmp_path, monkeypatch):
 def test_a_number_of_rows_is_one(count):
     answer = CliRunner().invoke(cli, ["metrics", f"--last={count}", "x.log"], obj=Reporter())
     assert answer.exit_code == 2
-    assert "must be at least 1 and at most 1000000000, or all" in answer.output
+    assert "must be at least 1, or all" in answer.output
 
 
 def test_progress_is_told_when_it_takes_long(monkeypatch, tmp_path):
