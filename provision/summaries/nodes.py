@@ -1,4 +1,4 @@
-"""After what is done to nodes: ``deploy``, ``push``, ``releases``, ``rollback``, ``prune`` and ``verify``."""
+"""After ``deploy``, ``push``, ``releases``, ``rollback``, ``prune`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from provision.env.report.words import number, size
+from provision.env.report.text import number, size
 from provision.inventory import fold
 from provision.output_text import fold_equal
 from provision.summaries._summary import Summary
 from provision.summaries.services import serviced
 
 if TYPE_CHECKING:
-    from provision.env.release.upkeep import Releases
+    from provision.env.release.catalog import Releases
     from provision.model import Finding, Inventory
     from provision.tasks.deploy import DeployResult
     from provision.tasks.push import PushResult
@@ -102,7 +102,7 @@ def _listing(has: Releases) -> str:
         f"  {name}  {datetime.fromtimestamp(when, timezone.utc):%Y-%m-%d %H:%M}  {words.get(name, '')}".rstrip()
         for name, when in reversed(list(has.complete.items()))
     ]
-    rows += [f"  {name}  not finished; clusterctl prune removes it" for name in (*has.broken, *has.left)]
+    rows += [f"  {name}  incomplete; to remove it: clusterctl prune" for name in (*has.broken, *has.left)]
     return "\n".join(rows) or "  none"
 
 
