@@ -116,7 +116,7 @@ def test_a_rank_of_several():
     assert "loss 2.5" in metrics("-", "--rank", "1", text=text)
     with pytest.raises(UsageError, match="rank 5 reports nothing") as refused:
         metrics("-", "--rank", "5", text=text)
-    assert refused.value.hint == "ranks that do: 0, 1"
+    assert refused.value.hint == "ranks with numbers: 0, 1"
 
 
 @pytest.mark.parametrize(
