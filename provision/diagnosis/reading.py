@@ -14,7 +14,7 @@ from trainer import reader as trainers
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# What trainer/agent/life/supervise.py writes into run.log.
+# What trainer/agent/supervisor/supervisor.py writes into run.log.
 _OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d{1,6})\] (.*)")
 # torch puts the rank before what an exception or its own C++ code says; torchrun's --tee has a word of its own.
 _RANK = re.compile(r"\s*\[(?:rank|default)(\d{1,6})\]:\s?")

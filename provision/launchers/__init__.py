@@ -23,7 +23,7 @@ from provision.launchers.kit.plans import node_plan, notices, require, resume
 from provision.masking import mask_words, secret_option
 from provision.run import LIMIT, Job, Launch, RunSpec, Travel, code, world_size
 from provision.run.job import of_module, of_target, override
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 __all__ = [
     "DEFAULT",

@@ -10,7 +10,7 @@ from typing import Any
 
 from provision.errors import BundleError, shown_value
 from provision.ospackages.collection import Collected, Package, Wanted
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 FORMAT = "clusterctl-os-packages"
 VERSION = 1

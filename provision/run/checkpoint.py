@@ -1,6 +1,6 @@
 """Which files of a run are collected, and from which node each: pure, from what the nodes' agents say.
 
-``trainer/agent/checkpoints/stock.py`` says what checkpoints there are (``offer``) and which of them is the newest
+``trainer/agent/checkpoints/selection.py`` says what checkpoints there are (``offer``) and which of them is the newest
 that all nodes together have whole (``newest``).
 """
 
@@ -18,25 +18,31 @@ _DEEPSPEED = "_model_states.pt"  # lies in the folder of a tag
 
 # Runs with the run's own Python; its first argument is the agent's folder, its second the plan.
 OFFER = """\
-import json, pathlib, sys
-sys.path.insert(0, sys.argv[1])
-from checkpoints import stock
+import json, os, pathlib, sys
+sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[1]]
+try:
+    from agent.checkpoints import selection
+except ImportError:  # an agent of an earlier version
+    from checkpoints import stock as selection
 path = pathlib.Path(sys.argv[2]).absolute()
 plan = json.loads(path.read_text(encoding="utf-8"))  # also one that another version has written
 output = said = None
 if plan.get("resume"):
     output = path.parent / plan["resume"]["output"]
-    said = stock.offer(output, int(plan.get("first_rank") or 0), int(plan.get("processes") or 1))
+    said = selection.offer(output, int(plan.get("first_rank") or 0), int(plan.get("processes") or 1))
 print(json.dumps({"output": None if output is None else str(output.resolve()), "offer": said}))
 """
 
 # Its second argument is the number of ranks; it reads the offers by node rank.
 NEWEST = """\
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from checkpoints import stock
+import json, os, sys
+sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[1]]
+try:
+    from agent.checkpoints import selection
+except ImportError:  # an agent of an earlier version
+    from checkpoints import stock as selection
 offers = {int(rank): offer for rank, offer in json.load(sys.stdin).items()}
-choice = stock.newest(offers, int(sys.argv[2]))
+choice = selection.newest(offers, int(sys.argv[2]))
 print(json.dumps({"name": choice.name, "step": choice.step, "refused": choice.refused}))
 """
 

@@ -57,23 +57,29 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+if not __package__:  # started as ``python -I <folder>``: the folder is the package, whatever its name
+    _folder = Path(__file__).absolute().parent
+    sys.path[0] = str(_folder.parent)
+    __package__ = _folder.name
+
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Read the command line and do it. Modules are imported late: the guard is to stay small."""
     given = _parser().parse_args(arguments)
     if given.command == "probe":
-        from node import probe  # noqa: PLC0415
+        from .node import probe  # noqa: PLC0415
 
         return _print(probe.facts(given.master, given.rank, port=given.port, folder=given.folder))
     if given.command == "digest":
-        from node import digests  # noqa: PLC0415
+        from .node import digests  # noqa: PLC0415
 
         return _print(digests.digests(given.paths, given.patience))
     if given.command == "talk":
-        from node import talk  # noqa: PLC0415
+        from .node import talk  # noqa: PLC0415
 
         return talk.talk(given.paths, given.patience)
-    from plan import PlanError, load  # noqa: PLC0415
+    from .contract.plan import PlanError  # noqa: PLC0415
+    from .node_plan import load  # noqa: PLC0415
 
     try:
         return _do(given, load(given.plan))
@@ -86,30 +92,30 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _do(given: argparse.Namespace, plan: Any) -> int:
     if given.command == "follow":
-        from commands.following import follow  # noqa: PLC0415
+        from .commands.follow import follow  # noqa: PLC0415
 
         return follow(plan, given.offset)
     if given.command == "stop":
-        from commands.stopping import RefusedError, stop  # noqa: PLC0415
+        from .commands.stop import RefusedError, stop  # noqa: PLC0415
 
         try:
             said = stop(plan, save=given.save, who=given.who, patience=given.patience)
         except RefusedError as error:
             return _print({"event": "stopped", "error": str(error)}, 1)
         return _print(said, 1 if said["left"] or said["gpu"] or not said["port_free"] else 0)
-    from commands import control  # noqa: PLC0415
+    from .commands import start  # noqa: PLC0415
 
     if given.command == "start":
-        said = control.start(plan)
+        said = start.start(plan)
         return _print(said, 0 if said["started"] else 1)
-    return control.daemon(plan, given.notice) if given.command == "daemon" else control.run(plan)
+    return start.daemon(plan, given.notice) if given.command == "daemon" else start.run(plan)
 
 
 def _refuse(path: str, error: PermissionError) -> int:
     """Say whose a plan is that may not be read, or a folder that may not be written."""
     text = str(error)
     try:
-        from commands.stopping import refusal  # noqa: PLC0415
+        from .commands.stop import refusal  # noqa: PLC0415
 
         text = refusal(Path(path).stat().st_uid)
     except OSError:

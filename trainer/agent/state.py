@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from contract.untrusted import LIMIT, UntrustedError, parse_object
-from processes.proc import read as read_proc
-from processes.proc import stat_of
+from .contract.untrusted import LIMIT, UntrustedError, parse_object
+from .processes.proc import read as read_proc
+from .processes.proc import stat_of
 
 NAME = "state.json"
 REQUEST = "request.json"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List
 
+from trainer.agent.contract.untrusted import LIMIT, UntrustedError, parse_object
 from trainer.bounds import Bound
 from trainer.plan.errors import PlanError
 from trainer.plan.models import named
 from trainer.plan.shape import Shape
-from trainer.untrusted import LIMIT, UntrustedError, parse_object
 
 # model_type -> the template of LLaMA-Factory; all of them are built like Llama
 _LIKE_LLAMA = {"llama": "llama3", "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen3", "gemma": "gemma"}

@@ -146,7 +146,7 @@ CAUSES = (
             "clusterctl verify looks at the release on every node, clusterctl deploy brings it again",
             "a script is to be given as a path that travels with the run, or as an absolute one that is on every node",
         ),
-        source="trainer/agent/life/attempt.py",
+        source="trainer/agent/supervisor/attempt.py",
         events=({"event": "exit", "error": r"(?P<why>.+)"},),
     ),
 )

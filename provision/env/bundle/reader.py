@@ -21,7 +21,7 @@ from provision.env.bundle.parse import LIMIT, check_format, parse
 from provision.env.bundle.slices import BLOCK, Slices, find_slices, parts_missing
 from provision.errors import BundleError
 from provision.model import Emit, Progress, StageFinished, StageStarted
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 STAGE = "verify"
 WINDOW = 128 << 20  # bytes of a zstd frame's window, which a reader holds in memory; `zstd --long=27` has as many

@@ -27,7 +27,7 @@ from provision.env.relocation import records, shebangs
 from provision.env.source.packages import is_record
 from provision.errors import BundleError
 from provision.model import Emit, Notice, StageFinished, StageStarted
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 STAGE = "import"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry
 from provision.env.source.packages import record_path
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 
 def update(path: str, data: bytes, rewritten: Mapping[str, Entry], prefix: str) -> bytes:

@@ -20,7 +20,7 @@ from provision.env.report.overview import is_data
 from provision.env.report.words import columns, line, number, size, some
 from provision.env.source.packages import normalized, record_path, source_of
 from provision.env.source.scan import parents
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 Sign = Literal["+", "-", "~"]
 

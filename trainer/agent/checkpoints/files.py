@@ -22,7 +22,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple
 
-from contract.untrusted import UntrustedError, parse_json, parse_object
+from ..contract.untrusted import UntrustedError, parse_json, parse_object
 
 HEADER = 100 << 20  # bytes that safetensors allows its header
 JSON = 64 << 20  # bytes; a trainer's state after very many steps has a few

@@ -9,11 +9,11 @@ import select
 import sys
 from typing import Any, Dict, List, Optional
 
-import state as states
-from contract.untrusted import UntrustedError, parse_object
-from events import NAME
-from plan import NodePlan
-from processes.proc import open_pidfd
+from .. import state as states
+from ..contract.untrusted import UntrustedError, parse_object
+from ..events import NAME
+from ..node_plan import NodePlan
+from ..processes.proc import open_pidfd
 
 TICK = 0.1  # seconds between looks at a file that grows
 LOOK = 2.0  # seconds between looks for an agent that has no pidfd, or comes late

@@ -15,10 +15,10 @@ import threading
 import traceback
 from typing import Any, Callable, Dict, Optional
 
-import state as states
-from events import Events
-from plan import NodePlan
-from processes.proc import adopt_orphans, described
+from .. import state as states
+from ..events import Events
+from ..node_plan import NodePlan
+from ..processes.proc import adopt_orphans, described
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the supervisor is gone
 RETURN = 4.0  # seconds in which the other agents come back to be told
@@ -68,7 +68,7 @@ def _supervise(
 ) -> int:
     """The supervisor's process, from the fork to its exit code."""
     try:
-        from life.supervise import Supervisor  # noqa: PLC0415 - the guard is to stay small
+        from .supervisor import Supervisor  # noqa: PLC0415
 
         events = Events(plan.logs, echo)
         state = states.State(
@@ -164,7 +164,7 @@ class _Guard:
         """Tell the other agents, in the supervisor's stead. Without that they miss it after some seconds."""
         if self._plan.data.link is None:
             return
-        from link.links import Link, LinkError  # noqa: PLC0415 - rarely needed
+        from ..link.link import Link, LinkError  # noqa: PLC0415
 
         link = Link(self._plan.data, lambda: None)
         try:
@@ -178,9 +178,7 @@ class _Guard:
 
 def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any:
     """End every process of a run that no supervisor looks after. Returns the pids that nothing could end."""
-    from processes.census import Census  # noqa: PLC0415 - rarely needed
-    from processes.cgroup import Group  # noqa: PLC0415
-    from processes.ending import end_all  # noqa: PLC0415
+    from ..processes.tracker import Census, Group, end_all  # noqa: PLC0415
 
     census = Census(plan.run, plan.node, Group(plan.run, plan.node), adopter)
     left = end_all(census, grace)

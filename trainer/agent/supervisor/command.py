@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from contract.plan import CHECKPOINT, PORT, Plan
-from plan import NodePlan
-from processes.cgroup import Group
-from processes.proc import NODE, RUN, die_with_parent, reap
+from ..contract.plan import CHECKPOINT, PORT, Plan
+from ..node_plan import NodePlan
+from ..processes.proc import NODE, RUN, die_with_parent, reap
+from ..processes.tracker import Group
 
 KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TZ", "TMPDIR", "LANG", "XDG_RUNTIME_DIR")
 KEPT_PREFIXES = ("LC_", "NCCL_", "CUDA_", "NVIDIA_", "UCX_")  # what a site sets for its machines
@@ -128,10 +128,10 @@ def start(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Command:
     children: List[Child] = []
     for local in range(plan.data.processes):
         rank = plan.data.first_rank + local
-        folder = logs / str(local)
-        folder.mkdir(parents=True)
+        own = logs / str(local)
+        own.mkdir(parents=True)
         ranked = dict(env, RANK=str(rank), LOCAL_RANK=str(local))
-        with (folder / "stdout.log").open("ab") as out, (folder / "stderr.log").open("ab") as err:
+        with (own / "stdout.log").open("ab") as out, (own / "stderr.log").open("ab") as err:
             children.append((rank, _start(plan, argv, ranked, out, err, before_exec)))
     return Command(children)
 

@@ -10,16 +10,27 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
-from events import Events
-from life.attempt import Attempt
-from life.inbox import Inbox
-from life.meeting import check_end, check_start, decide_end, decide_start, kept, offer_end, offer_start
-from life.verdict import AGAIN, FAILED, STOPPED, judge
-from link.links import Link, LinkError
-from link.stream import CopyError
-from plan import NodePlan
-from processes.ending import STUBBORN
-from state import State
+from ..events import Events
+from ..link.frames import CopyError
+from ..link.link import Link, LinkError
+from ..node_plan import NodePlan
+from ..processes.tracker import STUBBORN
+from ..state import State
+from .attempt import Attempt
+from .control import Inbox
+from .decisions import (
+    AGAIN,
+    FAILED,
+    STOPPED,
+    check_end,
+    check_start,
+    decide_end,
+    decide_start,
+    judge,
+    kept,
+    offer_end,
+    offer_start,
+)
 
 MEET = 180.0  # seconds in which all agents must have come to begin an attempt
 SLACK = 15.0  # seconds that a meeting waits beyond what ending may take

@@ -13,9 +13,9 @@ import signal
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-import state as states
-from events import Events
-from plan import NodePlan
+from .. import state as states
+from ..events import Events
+from ..node_plan import NodePlan
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_AFTER = 60.0  # seconds of silence, where the plan names none

@@ -1,30 +1,78 @@
-"""One attempt of a run on one node: the command from its start until none of its processes is left."""
+"""One attempt of a run on one node: from the start of the command until none of its processes is left."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import time
-from typing import Any, Dict, Optional
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, Optional, Tuple
 
-from events import Events
-from life.command import Command, start
-from life.inbox import Inbox
-from life.meeting import before_saving
-from life.output import Output
-from life.saving import Saving
-from life.verdict import KILLS
-from metrics.record import Metrics
-from plan import NodePlan
-from processes.census import Census, Death
-from processes.cgroup import Group
-from processes.ending import HURRY, Ending, end_all
-from processes.proc import described, ended_by
-from state import State
-from watch.hangs import Hangs
-from watch.watch import Watch
+from ..events import Events
+from ..metrics.samples import Metrics
+from ..node_plan import NodePlan
+from ..processes.proc import described, ended_by, send, stat_of
+from ..processes.tracker import HURRY, Census, Death, Ending, Group, end_all
+from ..state import State
+from ..watch.watch import Hangs, Watch
+from .command import Command, start
+from .control import Inbox
+from .decisions import KILLS, before_saving
+from .output import Output
+
+QUIET = 60.0  # seconds without a sign of work until it is given up
+SAVING_LOOK = 1.0  # seconds between looks for such signs
+
+
+class Saving:
+    """One such stop. ``going`` is asked until it is false."""
+
+    def __init__(
+        self, census: Census, started: Iterable[int], output: Optional[Path], patience: float, now: float
+    ) -> None:
+        self._census = census
+        self._output = output
+        self._until = now + patience
+        self._sign: Tuple[int, ...] = ()
+        self._signed = now
+        self._looked = now
+        census.look()
+        for pid in list(census.ranks) or started:
+            stat = stat_of(pid)
+            if stat is not None:
+                send(pid, stat, signal.SIGTERM)
+
+    def going(self, now: float) -> bool:
+        """Whether the trainer may still be at it."""
+        if now - self._looked >= SAVING_LOOK:
+            self._looked = now
+            sign = (sum(stat.ticks for stat in self._census.look().values()), *_sizes(self._output))
+            if sign != self._sign:
+                self._sign, self._signed = sign, now
+        return now < self._until and now - self._signed < QUIET
+
+
+def _sizes(folder: Optional[Path]) -> Iterator[int]:
+    """Sizes and times of what lies in the folder of checkpoints, two levels deep."""
+    pending = [(folder, 0)] if folder is not None else []
+    while pending:
+        path, depth = pending.pop()
+        try:
+            entries = list(os.scandir(path))
+        except OSError:
+            continue  # it is not there yet, or goes at this moment
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            yield from (found.st_size, found.st_mtime_ns)
+            if depth < 1 and entry.is_dir(follow_symlinks=False):
+                pending.append((Path(entry.path), depth + 1))
+
 
 TICK = 0.25  # seconds between looks at the files that grow
 LOOK = 1.0  # seconds between looks for new files, and at what is noted down

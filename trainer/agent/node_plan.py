@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from contract.plan import LIMIT, Plan, PlanError, from_json
-from contract.untrusted import UntrustedError
+from .contract.plan import LIMIT, Plan, PlanError, from_json
+from .contract.untrusted import UntrustedError
 
 
 class NodePlan(NamedTuple):

@@ -1,16 +1,64 @@
-"""What the agents offer one another before and after an attempt, and what rank 0 decides from it."""
+"""What the agents exchange before and after an attempt, and what rank 0 decides from it.
+
+Each agent sends an offer. Rank 0 chooses the port and the checkpoint before an attempt, and the outcome of the whole
+attempt (``judge``) after it.
+
+A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "killed", "left", "step"}``:
+
+- ``rc`` and ``signal``: how its command exited
+- ``stopped``: a stop was requested before the command exited
+- ``failed``: the first failure that the node knows, ``{"node", "rank", "text", "signal", "time"}``
+- ``killed``: the first rank that was killed there before the agents ended anything, without ``signal``
+- ``left``: processes that could not be ended
+- ``step``: the last step that it has seen
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
-from checkpoints import offers as checkpoint_offers
-from checkpoints import stock
-from checkpoints.offers import file_name, folder_name, number, text
-from life.verdict import STATES, STOPPED, judge
-from link.meeting import LinkError
-from node.probe import free_port
-from plan import NodePlan
+from ..checkpoints import selection as stock
+from ..contract import offers as checkpoint_offers
+from ..contract.offers import file_name, folder_name, number, text
+from ..link.link import LinkError
+from ..node.probe import free_port
+from ..node_plan import NodePlan
+
+Outcomes = Dict[int, Dict[str, Any]]
+
+# How a rank ends that is killed from outside, by the kernel for want of memory, or by its own broken memory.
+KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS")
+# How NCCL's watchdog ends a rank that has lost another one. It is often faster than the kernel, which lets a killed
+# process end only when its GPU's memory is given back.
+ECHO = "SIGABRT"
+
+FINISHED, FAILED, STOPPED, AGAIN = STATES = ("finished", "failed", "stopped", "again")
+
+
+def judge(outcomes: Outcomes, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
+    """``state`` (finished, failed, stopped or again), ``why`` and ``step``.
+
+    Args:
+        outcomes: by node rank.
+        first: the first failure that rank 0 has learned of; another node's word counts only when there is none.
+        more: whether another attempt may be made.
+    """
+    step = max((outcome["step"] for outcome in outcomes.values() if outcome.get("step") is not None), default=None)
+    why = first or earliest([outcome["failed"] for outcome in outcomes.values() if outcome.get("failed")])
+    if why is not None and why.get("signal") == ECHO:
+        why = earliest([outcome["killed"] for outcome in outcomes.values() if outcome.get("killed")]) or why
+    if any(outcome["stopped"] for outcome in outcomes.values()):
+        return {"state": STOPPED, "why": None, "step": step}
+    if why is None and all(outcome["rc"] == 0 for outcome in outcomes.values()):
+        return {"state": FINISHED, "why": None, "step": step}
+    stuck = any(outcome["left"] for outcome in outcomes.values())
+    return {"state": AGAIN if more and not stuck else FAILED, "why": why, "step": step}
+
+
+def earliest(failures: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """The failure with the lowest time. Clocks of nodes may differ: only for want of a better order."""
+    return min(failures, key=lambda failure: float(failure.get("time") or 0.0), default=None)
+
 
 Offers = Dict[int, Dict[str, Any]]
 MOST = 1 << 20  # processes of a run

@@ -10,15 +10,13 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-import state as states
-from commands.detach import owner_name
-from life.guard import finish
-from node.probe import can_listen
-from plan import NodePlan
-from processes.census import Census
-from processes.cgroup import Group
-from processes.ending import STUBBORN, end_all
-from processes.proc import Stat, open_pidfd, send, stat_of
+from .. import state as states
+from ..node.probe import can_listen
+from ..node_plan import NodePlan
+from ..processes.proc import Stat, open_pidfd, send, stat_of
+from ..processes.tracker import STUBBORN, Census, Group, end_all
+from ..supervisor.guard import finish
+from .start import owner_name
 
 ANSWER = 5.0  # seconds in which a living agent must have begun to end the run
 SLACK = 20.0  # seconds beyond the grace and the patience for stubborn processes: the agents' last meeting
