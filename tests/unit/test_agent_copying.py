@@ -309,7 +309,7 @@ def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
 def test_silence_ends_a_copy(monkeypatch):
     monkeypatch.setattr(copies, "SILENCE", 0.2)
     monkeypatch.setattr(frames, "SILENCE", 0.2)
-    monkeypatch.setattr(frames, "LOOK", 0.05)
+    monkeypatch.setattr(frames, "CANCEL_CHECK", 0.05)
     one, other = streams()
     three, four = streams()
     with one.sock, other.sock, three.sock, four.sock:

@@ -135,7 +135,7 @@ def test_a_node_that_is_not_of_the_run_is_not_heard(plan):
 
 def test_a_node_that_says_very_much_does_not_fill_the_disk(plan):
     _, said = taken(plan, *[{"kind": "ended", "node": "n1", "text": "x" * 5000}] * 5000)
-    assert len(said) == control.TOLD
+    assert len(said) == control.PEER_EVENTS
     assert {len(fields["text"]) for _, fields in said} == {control.TEXT}
 
 

@@ -1,4 +1,10 @@
-"""``agent start`` and ``agent run``: begin a plan as a daemon, or in the foreground."""
+"""``agent start`` and ``agent run``: start a plan as a daemon that outlives the session, or in the foreground.
+
+A new session and no inherited descriptor are enough, except where systemd-logind ends what a user leaves behind
+(``KillUserProcesses=yes``). There ``systemd-run --user --scope`` moves the daemon out of the session's scope. After the
+user's last session that lasts only where the user lingers (loginctl(1), logind.conf(5)). Only root may enable that, so
+the run starts with a notice.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +23,8 @@ from ..contract.untrusted import UntrustedError, parse_object
 from ..node_plan import NodePlan
 from ..supervisor import guard
 
-PATIENCE = 5.0  # seconds for a question to logind
-_MOST = 4096  # descriptors that this process may have open: it has opened hardly any
+PATIENCE = 5.0  # seconds for an answer of logind
+_MOST = 4096  # highest descriptor that this process may have open: it opens few
 SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "--")
 _MANAGER = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
@@ -34,7 +40,7 @@ class Logind(NamedTuple):
 
 
 def way(logind: Logind, user: str) -> Tuple[List[str], Optional[str]]:
-    """What to put before the daemon's command, and what the user should know."""
+    """The prefix of the daemon's command, and a notice for the user."""
     aimed_at = user not in logind.spared and (not logind.only or user in logind.only)
     if not (logind.in_session and logind.kills and aimed_at):
         return [], None
@@ -47,7 +53,7 @@ def way(logind: Logind, user: str) -> Tuple[List[str], Optional[str]]:
 
 
 def ask_logind() -> Logind:
-    """Ask. Where there is no logind, or it does not answer, it ends nothing."""
+    """Ask logind. Where it is missing or does not answer, it ends nothing."""
     cgroup = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
     if not re.search(r"/session-[^/]*\.scope", cgroup):
         return Logind()
@@ -62,7 +68,7 @@ def ask_logind() -> Logind:
 
 
 def user_name() -> str:
-    """The user's name, or number."""
+    """This user's name, or its number."""
     return owner_name(os.getuid())
 
 
@@ -99,10 +105,10 @@ def _said(argv: List[str]) -> str:
 
 
 def spawn(argv: List[str]) -> Tuple[str, str]:
-    """Start a daemon and wait for the line by which it says how its start went.
+    """Start a daemon and wait for the line that reports the start.
 
-    The daemon writes one line to its stdout and lets go of it; until then it says on stdout and stderr what is
-    wrong. Returns the first line and whatever else came.
+    The daemon writes errors and one JSON line to its stdout and stderr, and then closes them. Returns that line and
+    the other output.
     """
     with subprocess.Popen(
         argv,
@@ -110,18 +116,18 @@ def spawn(argv: List[str]) -> Tuple[str, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        cwd="/",  # it must not keep a file system from being unmounted
+        cwd="/",  # so that it does not block unmounting
     ) as daemon:
         assert daemon.stdout is not None
         said = daemon.stdout.read().decode("utf-8", "replace")
-        daemon.returncode = 0  # nobody waits for it: it is to outlive us
+        daemon.returncode = 0  # Popen must not wait for it: it outlives this process
     return _parted(said)
 
 
 def fork(work: Callable[[], int]) -> Tuple[str, str]:
-    """The same without another program: a copy of this process does ``work`` as a daemon.
+    """Like ``spawn``, without another program: a copy of this process does ``work`` as a daemon.
 
-    It saves a second start of Python, which sixteen nodes on one machine feel.
+    It saves a second start of Python, which matters for sixteen nodes on one machine.
     """
     ours, theirs = os.pipe()
     if os.fork() == 0:
@@ -129,7 +135,7 @@ def fork(work: Callable[[], int]) -> Tuple[str, str]:
         try:
             _detach(theirs)
             code = work()
-        except BaseException:  # noqa: BLE001 - nothing above this process may go on
+        except BaseException:  # noqa: BLE001 - the caller's code must not continue in this process
             traceback.print_exc()
         finally:
             with contextlib.suppress(OSError, ValueError):
@@ -141,9 +147,9 @@ def fork(work: Callable[[], int]) -> Tuple[str, str]:
 
 
 def _detach(out: int) -> None:
-    """A session of its own, and no descriptor of the starter's but ``out`` as stdout and stderr."""
+    """Start a new session, and close all inherited descriptors except ``out``, which becomes stdout and stderr."""
     os.setsid()
-    os.chdir("/")  # it must not keep a file system from being unmounted
+    os.chdir("/")  # so that it does not block unmounting
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, source in ((0, nothing), (1, out), (2, out)):
         os.dup2(source, number)
@@ -151,24 +157,24 @@ def _detach(out: int) -> None:
 
 
 def _parted(said: str) -> Tuple[str, str]:
-    """What a daemon has said: its one line, and whatever else."""
+    """Split a daemon's output into its JSON line and the rest."""
     lines = said.splitlines()
     told = [line for line in lines if line.startswith("{")]
     return (told[-1] if told else ""), "\n".join(line for line in lines if not line.startswith("{"))
 
 
-LOG = "agent.log"  # what the agent itself has to say: tracebacks
+LOG = "agent.log"  # the agent's own messages: tracebacks
 
 
 def start(plan: NodePlan) -> Dict[str, Any]:
-    """Start the daemon and wait until it owns the run. Says how that went, see ``__main__.py``."""
+    """Start the daemon and wait until it owns the run. Returns the answer that ``__main__.py`` documents."""
     before, notice = way(ask_logind(), user_name())
     said = other = ""
     if before:
         flags = "-IB" if sys.dont_write_bytecode else "-I"
         argv = [sys.executable, flags, str(Path(__file__).resolve().parents[1]), "daemon", str(plan.path)]
         said, other = spawn([*before, *argv, *(["--notice", notice] if notice else [])])
-        if not said:  # the user's own systemd cannot be reached: without it
+        if not said:  # the user's systemd cannot be reached: start without it
             notice = "%s; systemd-run cannot move it out of the session: %s" % (
                 notice or "the run stops at logout",
                 other,
@@ -184,11 +190,11 @@ def start(plan: NodePlan) -> Dict[str, Any]:
 
 
 def daemon(plan: NodePlan, notice: str) -> int:
-    """Be the daemon: own the run to its end. ``start`` reads what is written to stdout until both processes let go."""
+    """Be the daemon: own the run until its end. ``start`` reads stdout until both processes have closed it."""
 
     def ready(said: Dict[str, Any]) -> None:
         if said:
-            with contextlib.suppress(OSError):  # the starter may be gone already
+            with contextlib.suppress(OSError):  # the starter may have exited
                 os.write(1, json.dumps(said).encode() + b"\n")
         _let_go(plan)
 
@@ -196,7 +202,7 @@ def daemon(plan: NodePlan, notice: str) -> int:
 
 
 def _let_go(plan: NodePlan) -> None:
-    """From now on stdout and stderr are the agent's own log."""
+    """Redirect stdout and stderr to the agent's own log."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     try:
         fd = os.open(plan.logs / LOG, flags, 0o644)
