@@ -16,7 +16,7 @@ from provision.checks import Answer
 from provision.checks.kit.measures import line as clock_line
 from provision.checks.kit.measures import pairs
 from provision.model import Node
-from provision.session import Conversation, talking
+from provision.session import Conversation, run_conversations
 from provision.ssh.remote import DeadlineExceeded
 from provision.tasks.measures.clock import SAMPLES, Bounds, bounds, combined
 
@@ -53,9 +53,9 @@ def talk(session: Session, nodes: Sequence[Node], script: str, *, patience: floa
     connect = session.connections.__getitem__
     talks = {node.name: Conversation(node, connect, script, deadline=_LIFE) for node in nodes}
     clock: Mapping[str, Answer] = {}
-    with talking(talks.values(), patience=_GONE):
+    with run_conversations(talks.values(), patience=_GONE):
         if len(nodes) == 1:
-            talks[nodes[0].name].until("content ", _ANSWER + patience)
+            talks[nodes[0].name].wait_for("content ", _ANSWER + patience)
         else:
             token = secrets.token_hex(8)
             base = time.time() - time.monotonic()  # the controller's own clock may be set meanwhile
@@ -79,18 +79,18 @@ def talk(session: Session, nodes: Sequence[Node], script: str, *, patience: floa
 def _listen(each: Conversation, nodes: Sequence[Node], token: str, ports: Sequence[int]) -> None:
     """Let the agent listen."""
     wanted = [*(ports if each.node == nodes[0] else ()), *[0] * RANDOM]
-    each.say(f"listen {token} {each.node.name} {each.node.train_address} {' '.join(map(str, wanted))}")
+    each.send(f"listen {token} {each.node.name} {each.node.train_address} {' '.join(map(str, wanted))}")
 
 
 def _clock(each: Conversation, base: float, patience: float) -> Answer:
     """Compare the clock of an agent that listens."""
-    if not each.until("ready", _ANSWER + patience):
+    if not each.wait_for("ready", _ANSWER + patience):
         return _answer(each)
     samples: list[Bounds] = []
     for _ in range(SAMPLES):
         sent = base + time.monotonic()
-        each.say("time")
-        said = each.until("time ", _ANSWER)
+        each.send("time")
+        said = each.wait_for("time ", _ANSWER)
         if said is None:
             break
         if one := bounds(said.removeprefix("time "), sent, base + each.heard):
@@ -109,8 +109,8 @@ def _connect(each: Conversation, talks: Mapping[str, Conversation], nodes: Seque
         if one == each.node
         for kind, port in _open_ports(talks[other.name])
     ]
-    each.say(f"connect {TIMEOUT} {' '.join(targets)}")
-    each.until("done", _ANSWER + TIMEOUT)
+    each.send(f"connect {TIMEOUT} {' '.join(targets)}")
+    each.wait_for("done", _ANSWER + TIMEOUT)
 
 
 def _open_ports(each: Conversation) -> list[tuple[str, str]]:

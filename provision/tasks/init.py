@@ -196,7 +196,8 @@ def _not_enrolled(failed: Mapping[str, str], count: int, what_next: str) -> Node
 
 def _next(enrolled: Outcome[Enrolled], then: str) -> str:
     if "clusterctl init" in enrolled.hints and not enrolled.session.can_ask:
-        return f"run it on a terminal, where it can ask about host keys and passwords: {enrolled.session.again(command='init')}"
+        command = enrolled.session.again(command="init")
+        return f"run it on a terminal, where it can ask about host keys and passwords: {command}"
     return enrolled.hint(then)
 
 

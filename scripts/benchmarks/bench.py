@@ -72,13 +72,13 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").partition(": ")[2])
     benches = parser.add_subparsers(dest="bench", required=True)
-    env = benches.add_parser("env", help="the environment's way, from a prefix to a prefix")
+    env = benches.add_parser("env", help="packing, sending and unpacking an environment")
     env.add_argument("--env", choices=("cpu", "cuda"), default="cpu", help="torch for the CPU (2 GB) or CUDA (6 GB)")
     env.add_argument("--only", type=_figures, metavar="NAME,...", help=f"of {', '.join(FIGURES)}")
     env.add_argument("--runs", type=int, default=3, metavar="N", help="of every side, in turn (default: 3)")
     env.add_argument("--nodes", type=int, default=16, metavar="N", help="that share the links (default: 16)")
     env.add_argument("--peer-nodes", type=int, default=4, metavar="N", help="for the peers that send it N times (4)")
-    env.add_argument("--link", default="50mbit", metavar="RATE", help="of every cable (default: 50mbit)")
+    env.add_argument("--link", default="50mbit", metavar="RATE", help="of every link (default: 50mbit)")
     env.add_argument("--payload", type=int, default=600, metavar="MB", help="sent to many nodes (default: 600)")
     env.add_argument("--json", type=Path, metavar="FILE", help="write the raw numbers there")
     env.add_argument("--work", type=Path, metavar="DIR", help="on a local disk with 25 GB free (default: /var/tmp)")
@@ -110,7 +110,7 @@ def context_of(arguments: argparse.Namespace, work: Path) -> Context:
 
 
 def words_of(context: Context) -> dict[str, object]:
-    """What stands for the braces in the titles."""
+    """The values for the braces in the titles."""
     large = f"{context.large / (1 << 30):g} GiB"
     return {"nodes": context.nodes, "peer_nodes": context.peer_nodes, "large": large}
 

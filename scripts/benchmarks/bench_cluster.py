@@ -1,4 +1,4 @@
-"""Nodes to measure on: a rehearsal cluster, the product's deploy to it, the bytes that cross the controller's cable."""
+"""Nodes to measure on: a rehearsal cluster, deploys to it, and the bytes that cross the controller's link."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from bench_measure import PIPE, BenchError, Done, Job, Usage, progress, run
 from provision import sandbox
 from provision.errors import ClusterctlError
 
-PACKAGES = ("zstd", "rsync")  # for the peers; the product uses zstd where it is there
-# The product asks for the same cipher.
+PACKAGES = ("zstd", "rsync")  # for the peers; clusterctl uses zstd if it exists
+# clusterctl uses the same cipher.
 CONFIG = """\
 Host *
   User root
@@ -32,26 +32,26 @@ Host *
 
 @dataclass(frozen=True)
 class Deploy:
-    """A deploy that went well: what it took, what it printed with --json, and the bytes that left the controller."""
+    """A successful deploy: its cost, its --json result, and the bytes that left the controller."""
 
     usage: Usage
-    said: dict[str, Any]
+    answer: dict[str, Any]
     sent: int
 
     @property
     def seconds(self) -> float:
-        """From the first look at the node's releases to one that is whole, compiled, read-only and on the disk."""
-        seconds, steps = self.said["seconds"], self.said["steps"]
-        compiling = steps.get("compile", 0)  # no such step where every compiled file travelled
+        """Seconds from the first look at the node's releases until the new one is compiled, read-only and flushed."""
+        seconds, steps = self.answer["seconds"], self.answer["steps"]
+        compiling = steps.get("compile", 0)  # no such step if all compiled files were sent
         return float(seconds["gather"] + seconds["send"] + steps["complete"] + compiling + steps["seal"])
 
     @property
     def bytes_sent(self) -> int:
-        return int(self.said["bytes_sent"])
+        return int(self.answer["bytes_sent"])
 
 
 class Cluster:
-    """Nodes with sshd, tar, zstd and rsync; a context manager that ends them."""
+    """Nodes with sshd, tar, zstd and rsync; a context manager that stops them."""
 
     def __init__(self, clusterctl: Path, folder: Path, nodes: int, link: str | None = None) -> None:
         folder.mkdir()
@@ -81,12 +81,12 @@ class Cluster:
         self._stack.close()
 
     def sent(self) -> int:
-        """Bytes that have left the controller by its own cable; what nodes send each other is not among them."""
+        """Bytes that have left the controller through its link, without those that nodes send each other."""
         device = self.box.state.uplink[0]
         return int(Path(f"/sys/class/net/{device}/statistics/tx_bytes").read_text())
 
     def start(self, bundle: Path, root: str, *, limit: str | None = None) -> Job:
-        """``clusterctl deploy`` to ``/opt/ROOT``, under way."""
+        """``clusterctl deploy`` to ``/opt/ROOT``, started."""
         argv = [self._clusterctl, "deploy", "--json", "--inventory", self._inventory(root), bundle]
         return Job([*argv, *(("--limit", limit) if limit else ())], cwd=self.folder)
 
@@ -121,7 +121,7 @@ class Cluster:
         os.sync()
 
     def on_each(self, script: str, *arguments: str | Path, names: Sequence[str] = ()) -> Done:
-        """Runs a bash script on this machine once for each node, all at once; ``$node`` is it, ``$F`` the ssh_config.
+        """Runs a bash script on this machine for all nodes at once, with ``$node`` and ``$F``, the ssh_config.
 
         Raises:
             BenchError: it failed for one of them.

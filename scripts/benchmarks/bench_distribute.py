@@ -1,4 +1,4 @@
-"""Distributing, against what people use today: to the same nodes over the same links, to every node at once."""
+"""Distributing an environment to all nodes at once, against common tools, to the same nodes over the same links."""
 
 import shutil
 from collections.abc import Callable
@@ -13,14 +13,14 @@ UNPACK = "mkdir -p /opt/{0} && zstd -dc /opt/{0}.tar.zst | tar -xpf - -C /opt/{0
 
 
 def distributing(context: Context) -> dict[str, Outcome]:
-    """``distribute-*``: until the tree lies unpacked on every node; only ours is relocated, verified and tried."""
+    """``distribute-*``: until the tree is unpacked on every node; only clusterctl relocates, verifies and tests it."""
     env = context.many
     bundle, archive = context.bundle(env), context.archive(env)
     found: dict[str, Outcome] = {}
     with context.cluster("distribute", context.peer_nodes, context.link) as cluster:
-        with progress("distribute: clusterctl deploy") as said:
+        with progress("distribute: clusterctl deploy") as report:
             ours = cluster.deploy(bundle, "ours")
-            said(f"{ours.usage.wall:.1f} s, {quantity(ours.sent, 'bytes')} over the uplink")
+            report(f"{ours.usage.wall:.1f} s, {quantity(ours.sent, 'bytes')} over the uplink")
         cluster.clear("ours")
         unpack = f'ssh -F "$F" "$node" "{UNPACK.format("peer")}"'
         peers: dict[str, Callable[[], Done]] = {
@@ -35,10 +35,10 @@ def distributing(context: Context) -> dict[str, Outcome]:
         for name, peer in peers.items():
             before = cluster.sent()
             try:
-                with progress(f"distribute: {name}") as said:
+                with progress(f"distribute: {name}") as report:
                     done = peer()
                     sent = cluster.sent() - before
-                    said(f"{done.usage.wall:.1f} s, {quantity(sent, 'bytes')} over the uplink")
+                    report(f"{done.usage.wall:.1f} s, {quantity(sent, 'bytes')} over the uplink")
             except BenchError as error:
                 found[f"distribute-{name}"] = Missing(str(error))
             else:

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "lab" / "build.py"
 SMALL = HERE / "bench_small.py"
 
-# In a namespace of its own, so that nobody else sees the mount, and nothing is left of it when the command has ended.
+# In a private namespace: no other process sees the mount, and it disappears with the command.
 _ALONE = ("unshare", "--mount", "--propagation", "private", "sh", "-euc")
 _OVERLAY = 'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3" "$1"; shift 3; exec "$@"'
 _BIND = 'mount --bind "$2" "$1"; shift 2; exec "$@"'
@@ -35,7 +35,7 @@ py_compile.compile(path, doraise=True)
 class Env:
     """An environment at ``prefix`` with the checkout that is installed editable into it.
 
-    ``home`` is the folder in which ``build`` makes it anew, at the same path. ``changed`` is a module of a small
+    ``home`` is the folder in which ``build`` makes it again, at the same path. ``changed`` is a module of a small
     package, relative to the prefix.
     """
 
@@ -47,17 +47,17 @@ class Env:
     changed: str
 
     def in_place_of(self, scratch: Path) -> list[str]:
-        """The words before a command that shall find the folder ``scratch`` at ``home``."""
+        """The words before a command that finds the folder ``scratch`` at ``home``."""
         return [*_ALONE, _BIND, "sh", str(self.home), str(scratch)]
 
     def overlaid(self, layer: Path) -> list[str]:
-        """The words before a command that shall see, and may change, the environment; changes stay in ``layer``."""
+        """The words before a command that sees, and may change, the environment; changes stay in ``layer``."""
         for name in ("upper", "work"):
             (layer / name).mkdir(parents=True, exist_ok=True)
         return [*_ALONE, _OVERLAY, "sh", str(self.prefix), str(layer / "upper"), str(layer / "work")]
 
     def rebuild(self, scratch: Path) -> list[str]:
-        """Builds it again from the same packages; returns the words before a command that shall see that build.
+        """Builds it again from the same packages; returns the words before a command that sees that build.
 
         Raises:
             BenchError: it cannot be built, for example without a package index.
@@ -68,13 +68,13 @@ class Env:
         return place
 
     def patch(self, layer: Path) -> list[str]:
-        """Changes one module of a small package and compiles it; returns the words for commands that shall see it."""
+        """Changes one module of a small package and compiles it; returns the words before a command that sees it."""
         place = self.overlaid(layer)
         run([*place, self.prefix / "bin/python", "-I", "-c", _PATCH, self.prefix / self.changed])
         return place
 
     def with_large_file(self, layer: Path, size: int) -> list[str]:
-        """Puts a file that does not compress into it; returns the words for commands that shall see it."""
+        """Puts a file that does not compress into it; returns the words before a command that sees it."""
         place = self.overlaid(layer)
         folder = layer / "upper" / "share"
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""What is measured on and with: machine, versions, and how busy the machine was."""
+"""The machine, the versions, and the load."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ def machine(work: Path) -> str:
     """One line: processors, memory, disk, system, and the load at the start."""
     cpu = _first(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()) or platform.machine()
     memory = int(_first(r"^MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())) / (1 << 20)
-    disk = _said("findmnt", "-no", "FSTYPE,SOURCE", "-T", str(work))
+    disk = _answer("findmnt", "-no", "FSTYPE,SOURCE", "-T", str(work))
     system = _first(r'^PRETTY_NAME="?([^"\n]*)', Path("/etc/os-release").read_text())
     return (
         f"{os.cpu_count()} cores of {cpu.strip()}, {memory:.0f} GiB, {' on '.join(disk.split())}, {system}, "
@@ -23,13 +23,13 @@ def machine(work: Path) -> str:
 
 
 def versions(clusterctl: Path) -> str:
-    """One line: the product with its commit, and every peer that is installed."""
-    commit = _said("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10")
-    found = [f"{_said(str(clusterctl), '--version').replace(', version', '')} ({commit or 'no commit'})"]
+    """One line: clusterctl with its commit, and every installed peer."""
+    commit = _answer("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10")
+    found = [f"{_answer(str(clusterctl), '--version').replace(', version', '')} ({commit or 'no commit'})"]
     found.append(f"Python {platform.python_version()}")
     for name, argv, pattern in _PEERS:
-        said = _said(*argv)
-        found.append(f"{name} {_first(pattern, said)}" if said else f"no {name}")
+        answer = _answer(*argv)
+        found.append(f"{name} {_first(pattern, answer)}" if answer else f"no {name}")
     return ", ".join(found)
 
 
@@ -44,8 +44,8 @@ _PEERS: Sequence[tuple[str, tuple[str, ...], str]] = (
 )
 
 
-def _said(*argv: str) -> str:
-    """What a program says of itself; nothing when it is not there."""
+def _answer(*argv: str) -> str:
+    """A program's output; empty if it is not installed."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""Running a command and seeing what it takes: wall time, CPU time of all its children, memory of its process tree."""
+"""Runs a command and measures it: wall time, CPU time of all its children, memory of its process tree."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-SAMPLE = 0.05  # seconds between two looks at the memory
+SAMPLE = 0.05  # seconds between two samples of the memory
 TAIL = 6  # lines of a failed command that are shown
 WIDTH = 100  # characters of its command line
 PIPE = ("bash", "-o", "pipefail", "-c")
@@ -27,7 +27,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Usage:
-    """``wall`` and ``cpu`` in seconds; ``peak`` in bytes, 0 where nobody looked."""
+    """``wall`` and ``cpu`` in seconds; ``peak`` in bytes, 0 if it was not measured."""
 
     wall: float
     cpu: float = 0.0
@@ -52,7 +52,7 @@ class Job:
         self.argv = [str(word) for word in argv]
         self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - `wait` and `stop` close them
         with Path(stdin or os.devnull).open("rb") as source:
-            self._began = time.perf_counter()
+            self._started = time.perf_counter()
             try:
                 self._process = subprocess.Popen(
                     self.argv, cwd=cwd, stdin=source, stdout=self._out, stderr=self._err, start_new_session=True
@@ -68,13 +68,13 @@ class Job:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def wait(self) -> tuple[int, Done]:
-        """Its exit status, and what it took and said."""
+        """Its exit status, its cost and its output."""
         try:
             _, status, usage = os.wait4(self._process.pid, 0)
         except BaseException:
             self.stop()
             raise
-        wall = time.perf_counter() - self._began
+        wall = time.perf_counter() - self._started
         self._process.returncode = os.waitstatus_to_exitcode(status)
         peak = self._peak.stop() if self._peak else 0
         done = Done(Usage(wall, usage.ru_utime + usage.ru_stime, peak), _text(self._out), _text(self._err))
@@ -94,7 +94,7 @@ class Job:
         return done
 
     def stop(self) -> None:
-        """Ends it with all that it has started in its session."""
+        """Kills it and everything in its session."""
         os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(30)
@@ -128,7 +128,7 @@ def _text(file: Any) -> str:
 
 
 class Peak:
-    """Watches a process and its descendants until ``stop`` says the most memory they had together, in bytes.
+    """Samples a process and its descendants; ``stop`` returns their largest memory together, in bytes.
 
     The proportional set size is summed: a page that several of them share counts once.
     """
@@ -157,7 +157,7 @@ def _tree(pid: int) -> list[int]:
     found = [pid]
     for parent in found:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with suppress(OSError):  # it has ended since
+            with suppress(OSError):  # it has exited
                 found += map(int, children.read_text().split())
     return found
 
@@ -166,13 +166,13 @@ def _memory(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0  # it has ended since
+        return 0  # it has exited
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 @dataclass(frozen=True)
 class Series:
-    """What one side took: once to warm up, with its memory watched, and then the runs that count."""
+    """The measurements of one side: a warm-up, with its memory sampled, and the runs that count."""
 
     warm: Usage
     runs: list[Usage] = field(default_factory=list)
@@ -197,36 +197,36 @@ Side = Callable[[bool], Usage]
 
 
 def alternate(title: str, sides: Mapping[str, Side], runs: int) -> dict[str, Series]:
-    """Every side once to fill the caches and to see its memory, then A B A B …; each gets whether to watch memory."""
+    """Runs every side once to fill the caches and to sample its memory, then A B A B …"""
     series: dict[str, Series] = {}
     for name, side in sides.items():
-        with progress(f"{title}: {name}, warm-up") as said:
+        with progress(f"{title}: {name}, warm-up") as report:
             series[name] = Series(side(True))
-            said(f"{series[name].warm.wall:.1f} s")
+            report(f"{series[name].warm.wall:.1f} s")
     for number in range(1, runs + 1):
         for name, side in sides.items():
-            with progress(f"{title}: {name}, run {number} of {runs}") as said:
+            with progress(f"{title}: {name}, run {number} of {runs}") as report:
                 usage = side(False)
                 series[name].runs.append(usage)
-                said(f"{usage.wall:.2f} s wall, {usage.cpu:.2f} s CPU")
+                report(f"{usage.wall:.2f} s wall, {usage.cpu:.2f} s CPU")
     return series
 
 
-class progress:  # noqa: N801 - read as a word of its own: with progress("…") as said
-    """A line on stderr: what begins, and when it is over what came out, or that it failed."""
+class progress:  # noqa: N801 - reads as a verb: with progress("…") as report
+    """A line on stderr with what is measured, completed by its result or by ``failed``."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._said = ""
+        self._text = ""
 
     def __enter__(self) -> Callable[[str], None]:
         print(f"{self._what} ...", end="", file=sys.stderr, flush=True)
-        self._began = time.perf_counter()
-        return self._say
+        self._started = time.perf_counter()
+        return self._report
 
-    def _say(self, text: str) -> None:
-        self._said = text
+    def _report(self, text: str) -> None:
+        self._text = text
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        text = self._said or f"{time.perf_counter() - self._began:.1f} s"
+        text = self._text or f"{time.perf_counter() - self._started:.1f} s"
         print(f" {'failed' if kind else text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""On nodes: unpacking, distributing over links shaped alike, and a link that breaks."""
+"""On nodes: unpacking, distributing over equally limited links, and a link that breaks."""
 
 import os
 import statistics
@@ -13,18 +13,18 @@ from bench_measure import BenchError, Usage, alternate, progress, run
 from bench_table import Measured, Outcome, quantity
 
 BREAK_AT = 0.9
-GIVES_UP = 300.0  # seconds for the command to notice that the link is gone; ssh's keepalive takes 60
+GIVES_UP = 300.0  # seconds for the command to notice the broken link; ssh's keepalive takes 60
 
 
 def unpacking(context: Context) -> dict[str, Outcome]:
-    """``unpack``: bytes over an unshaped link to one node with zstd, and there to the disk.
+    """``unpack``: bytes over an unlimited link to one node with zstd, and to its disk.
 
-    Ours is what ``deploy`` does on the node before the smoke test: it looks for what is there already, units are
-    received, verified, unpacked with the rewritten files, flushed to the disk, compiled where Python would compile at
-    every start, and made read-only. What the controller does before, verifying the bundle above all, stands in the
-    note. The peer is the same tree as ``tar | zstd -T0 -3`` packed it, through the same ssh into ``zstd -d | tar x``,
-    and a flush. Every run has a folder of its own, and none is removed in between: ext4 passes by the inodes that were
-    freed in the last minutes one by one, which doubles the time of whoever makes many files then.
+    clusterctl's time is that of ``deploy`` on the node before the smoke test: it looks for existing files, receives,
+    verifies and unpacks units with the rewritten files, flushes them to the disk, compiles modules that Python would
+    compile at every start, and makes all read-only. The controller's time before that is in the note. The peer is the
+    same tree, packed by ``tar | zstd -T0 -3``, through the same ssh into ``zstd -d | tar x``, and a flush. Every run
+    has a new folder, and none is removed in between: ext4 skips inodes freed in the last minutes one by one, which
+    doubles the time to create many files.
     """
     bundle, archive = context.bundle(context.env), context.archive(context.env)
     deploys: list[Deploy] = []
@@ -44,12 +44,12 @@ def unpacking(context: Context) -> dict[str, Outcome]:
 
         series = alternate("unpack", {"ours": ours, "peer": peer}, context.runs)
     walls = "; ".join(f"{name} {' '.join(f'{u.wall:.1f}' for u in one.runs)} s" for name, one in series.items())
-    before = statistics.median(deploy.said["seconds"]["verify"] for deploy in deploys)
+    before = statistics.median(deploy.answer["seconds"]["verify"] for deploy in deploys)
     note = (
         f"from the first look to the smoke test, against ssh into zstd -d | tar x and sync; runs: {walls}; not in it: "
         f"verifying the bundle, {before:.1f} s; the whole command, smoke test included, {_wall(deploys):.1f} s"
     )
-    raw = {name: one.raw() for name, one in series.items()} | {"deploys": [deploy.said for deploy in deploys]}
+    raw = {name: one.raw() for name, one in series.items()} | {"deploys": [deploy.answer for deploy in deploys]}
     return {"unpack": Measured(series["ours"].wall, series["peer"].wall, note, raw)}
 
 
@@ -67,9 +67,9 @@ def many(context: Context) -> dict[str, Outcome]:
                 (f"{context.nodes} nodes", every, "all", None),
                 ("nothing changed", again, "all", None),
             ):
-                with progress(f"deploy: {title}, run {number} of {context.runs}") as said:
+                with progress(f"deploy: {title}, run {number} of {context.runs}") as report:
                     found.append(deploy := cluster.deploy(bundle, root, limit=limit))
-                    said(f"{deploy.usage.wall:.1f} s, {quantity(deploy.sent, 'bytes')} over the uplink")
+                    report(f"{deploy.usage.wall:.1f} s, {quantity(deploy.sent, 'bytes')} over the uplink")
     _unchanged(again)
     note = (
         f"links of {context.link}; {quantity(bundle.stat().st_size, 'bytes')} bundle of few files, since "
@@ -97,16 +97,16 @@ def _wall(deploys: list[Deploy]) -> float:
 
 
 def _raw(deploys: list[Deploy]) -> list[dict[str, object]]:
-    return [{"usage": asdict(each.usage), "sent": each.sent, "said": each.said} for each in deploys]
+    return [{"usage": asdict(each.usage), "sent": each.sent, "answer": each.answer} for each in deploys]
 
 
 def _unchanged(deploys: list[Deploy]) -> None:
-    if any(deploy.said["changed"] for deploy in deploys):
+    if any(deploy.answer["changed"] for deploy in deploys):
         raise BenchError("a second deploy of the same bundle changed something")
 
 
 def broken(context: Context) -> dict[str, Outcome]:
-    """``broken``: the cable of a node is pulled at 90 %; bytes that are sent again once it is plugged in."""
+    """``broken``: a node's link is cut at 90 %; bytes that are sent again after it is restored."""
     bundle = context.bundle(context.many)
     largest = max(chunk.compressed for chunk in chunks(bundle).values())
     with context.cluster("broken", 1, context.link) as cluster:
@@ -115,7 +115,7 @@ def broken(context: Context) -> dict[str, Outcome]:
             whole = cluster.deploy(bundle, "whole").sent
         cluster.clear("whole")
         before = cluster.sent()
-        with progress(f"broken: cable pulled at {BREAK_AT:.0%}") as said:
+        with progress(f"broken: link cut at {BREAK_AT:.0%}") as report:
             job = cluster.start(bundle, "broken")
             _wait_until(lambda: cluster.sent() - before >= BREAK_AT * whole or not job.running, GIVES_UP * 4)
             if not job.running:
@@ -125,18 +125,25 @@ def broken(context: Context) -> dict[str, Outcome]:
             pulled = time.perf_counter()
             if not _wait_until(lambda: not job.running, GIVES_UP):
                 job.stop()
-                raise BenchError(f"deploy has not noticed within {GIVES_UP:g} s that the node is gone")
+                raise BenchError(f"deploy has not noticed the broken link within {GIVES_UP:g} s")
             noticed = time.perf_counter() - pulled
             status, done = job.wait()
             first = cluster.sent() - before
-            said(f"{quantity(first, 'bytes')} were sent; noticed after {noticed:.0f} s, exit code {status}")
+            report(f"{quantity(first, 'bytes')} were sent; noticed after {noticed:.0f} s, exit code {status}")
         if status == 0:
-            raise BenchError("deploy succeeded though the node's cable was pulled")
+            raise BenchError("deploy succeeded although the node's link was cut")
         cluster.box.plug(node)
-        with progress("broken: the same command again") as said:
+        with progress("broken: the same command again") as report:
             second = cluster.deploy(bundle, "broken").sent
-            said(quantity(second, "bytes"))
-    raw = {"whole": whole, "first": first, "second": second, "exit_code": status, "noticed": noticed, "said": done.err}
+            report(quantity(second, "bytes"))
+    raw = {
+        "whole": whole,
+        "first": first,
+        "second": second,
+        "exit_code": status,
+        "noticed": noticed,
+        "stderr": done.err,
+    }
     note = (
         f"one node, one stream; whole {quantity(whole, 'bytes')}, before the break {quantity(first, 'bytes')}, then "
         f"{quantity(second, 'bytes')}, on the controller's cable; peer: the bundle's largest chunk"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """scripts/bench reader: how fast ``trainer.reader`` reads logs of hundreds of MB, and in how much memory.
 
-Each log is generated, read by a process of its own, and removed. ``--size MB`` says how large they are.
+Each log is generated, read by a new process, and removed. ``--size MB`` is their size.
 """
 
 import argparse
@@ -30,17 +30,17 @@ import json, re, sys, time
 from pathlib import Path
 from trainer.reader import Reader
 peak = lambda: 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
-before, began, used, count, reader = peak(), time.perf_counter(), time.process_time(), 0, Reader()
+before, started, used, count, reader = peak(), time.perf_counter(), time.process_time(), 0, Reader()
 with open(sys.argv[1], "rb") as log:
     while block := log.read(256 << 10):
         count += len(reader.feed(block))
 count += len(reader.close())
-print(json.dumps([count, time.perf_counter() - began, time.process_time() - used, peak() - before]))
+print(json.dumps([count, time.perf_counter() - started, time.process_time() - used, peak() - before]))
 """
 
 
 def trained(step: int) -> str:
-    """What the Trainer and its libraries write to one file for two steps: words, a bar, a line."""
+    """The output of the Trainer and its libraries for two steps: words, a bar, a line."""
     words = "".join(WORDS % number for number in range(10))
     return words + "".join(BAR % (7, "#" * 10, step) for _ in range(10)) + f"\r{' ' * 60}\r{LINE}" + BAR % (7, "", step)
 
@@ -54,7 +54,7 @@ KINDS: dict[str, tuple[str, Callable[[int], str]]] = {
 
 
 def write(path: Path, line: Callable[[int], str], size: int) -> int:
-    """A log of ``size`` bytes or a little more; how many it has."""
+    """Writes a log of at least ``size`` bytes; returns its size."""
     step = written = 0
     with path.open("wb") as log:
         while written < size:

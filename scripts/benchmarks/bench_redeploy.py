@@ -27,10 +27,10 @@ def redeploying(context: Context) -> dict[str, Outcome]:
     deploys: dict[str, Deploy] = {}
     with context.cluster("redeploy", 1) as cluster:
         for name, bundle in {BASE: base, **bundles}.items():
-            with progress(f"redeploy: {name}") as said:
+            with progress(f"redeploy: {name}") as report:
                 deploys[name] = deploy = cluster.deploy(bundle, "llm")
-                said(f"{deploy.usage.wall:.1f} s, {quantity(deploy.sent, 'bytes')} sent")
-    raw = {name: {"sent": each.sent, "usage": each.usage.wall, "said": each.said} for name, each in deploys.items()}
+                report(f"{deploy.usage.wall:.1f} s, {quantity(deploy.sent, 'bytes')} sent")
+    raw = {name: {"sent": each.sent, "usage": each.usage.wall, "answer": each.answer} for name, each in deploys.items()}
 
     new = changed(base, bundles[CHANGED])
     packages = ", ".join(sorted({chunk.package for chunk in new}))

@@ -1,4 +1,4 @@
-"""The figures with what they must be and aim at, and the arithmetic and the layout of the table. Pure."""
+"""The figures with their targets and aims, and the arithmetic and layout of the table. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,19 +37,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a figure could not be measured."""
+    """The reason why a figure could not be measured."""
 
     why: str
 
 
 Outcome = Measured | Missing
 
-# What the environment's way must reach and aims at.
+# Targets and aims for packing, sending and unpacking an environment.
 TARGETS = (
     Figure("pack", "pack, against `tar \\| zstd -T0 -3` of the same tree", must=1.3, aim=1.05),
     Figure("pack-conda-pack", "pack, against conda-pack default (tar.gz)", judged="speedup", must=5, aim=7),
     Figure("unpack", "unpack + relocate on a node, against plain `zstd -d \\| tar x`", must=1.2, aim=1.05),
-    Figure("deploy-many", "deploy to {nodes} nodes, links shaped alike, against one node alone", must=1.5, aim=1.2),
+    Figure("deploy-many", "deploy to {nodes} nodes over equal links, against one node", must=1.5, aim=1.2),
     Figure("uplink", "bytes over the uplink for {nodes} nodes, against one payload", "bytes", must=1.3, aim=1.05),
     Figure(
         "changed", "redeploy, one small package changed: bytes, against the changed chunks", "bytes", must=1.2, aim=1.05
@@ -157,7 +157,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def notes(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """What belongs to each figure and fits in no cell, or why it was not measured."""
+    """The notes below the table: details of a figure, or the reason why it was not measured."""
     lines = []
     for name, outcome in outcomes.items():
         text = f"not measured: {outcome.why}" if isinstance(outcome, Missing) else outcome.note

@@ -1,4 +1,4 @@
-"""Trains GPT-2 XL for a few steps in several ways on random tokens, and tells the speed of each in a JSON line.
+"""Trains GPT-2 XL for a few steps in several ways on random tokens, and prints the speed of each as a line of JSON.
 
 See gpt_gpu.sh. Times are medians of the steps after the first two, which compile and fill caches; of a guide's settings
 two are left, of 32 passes each.
@@ -80,7 +80,7 @@ def launch(argv: list[str], folder: Path, log: Path, seconds: float) -> str:
 
 
 def reason(log: Path) -> str:
-    """The line of a log that tells the most."""
+    """The most informative line of a log."""
     lines = log.read_text(errors="replace").splitlines()
     telling = [line for line in lines if re.search(r"^error: |Error: |error:", line)]
     return (telling or lines or ["no output"])[0][:300]
@@ -98,15 +98,15 @@ def ours(name: str, argv: list[str], work: Path, seconds: float) -> dict[str, ob
         return {"failed": why or "too few steps"}
     accumulation = int(argv[argv.index("--accumulation") + 1])
     parts = [key for key in steps[-1] if key.endswith("_ms")]
-    told: dict[str, object] = {"steps": len(steps)}
-    told["ms_micro_step"] = round(statistics.median(each["ms"] for each in steps) / accumulation, 1)
-    told["tokens_per_second"] = round(statistics.median(each["tokens_per_second"] for each in steps))
-    told["mfu"] = round(statistics.median(each["mfu"] or 0 for each in steps), 4)
-    told["gb_peak"] = round(max(each["memory"] or 0 for each in steps) / 1e9, 1)
-    told["parts_ms_a_step"] = {key[:-3]: round(statistics.median(each[key] for each in steps), 1) for key in parts}
+    result: dict[str, object] = {"steps": len(steps)}
+    result["ms_micro_step"] = round(statistics.median(each["ms"] for each in steps) / accumulation, 1)
+    result["tokens_per_second"] = round(statistics.median(each["tokens_per_second"] for each in steps))
+    result["mfu"] = round(statistics.median(each["mfu"] or 0 for each in steps), 4)
+    result["gb_peak"] = round(max(each["memory"] or 0 for each in steps) / 1e9, 1)
+    result["parts_ms_a_step"] = {key[:-3]: round(statistics.median(each[key] for each in steps), 1) for key in parts}
     if why:
-        told["failed"] = why
-    return told
+        result["failed"] = why
+    return result
 
 
 def nanogpt(batch: str, work: Path, seconds: float) -> dict[str, object]:
@@ -118,10 +118,14 @@ def nanogpt(batch: str, work: Path, seconds: float) -> dict[str, object]:
     for split in ("train", "val"):
         (copy / f"data/random/{split}.bin").symlink_to(work / f"data/{split}.bin")
     layers, heads, width = MODELS[MODEL]
-    said = {"dataset": "random", "n_layer": layers, "n_head": heads, "n_embd": width, "block_size": BLOCK}
-    said.update(batch_size=batch, gradient_accumulation_steps=2 * GPUS, max_iters=STEPS, eval_iters=1, log_interval=1)
-    said.update(eval_interval=10**6, warmup_iters=1, lr_decay_iters=STEPS, out_dir="out", dtype="bfloat16", bias=True)
-    argv = [f"--{key}={value}" for key, value in said.items()]
+    settings = {"dataset": "random", "n_layer": layers, "n_head": heads, "n_embd": width, "block_size": BLOCK}
+    settings.update(
+        batch_size=batch, gradient_accumulation_steps=2 * GPUS, max_iters=STEPS, eval_iters=1, log_interval=1
+    )
+    settings.update(
+        eval_interval=10**6, warmup_iters=1, lr_decay_iters=STEPS, out_dir="out", dtype="bfloat16", bias=True
+    )
+    argv = [f"--{key}={value}" for key, value in settings.items()]
     log = work / "nanogpt.log"
     why = launch(["train.py", *argv], copy, log, seconds)
     found = [float(ms) for ms in re.findall(r"^iter \d+: loss \S+ time ([\d.]+)ms", log.read_text(), re.MULTILINE)]
@@ -131,8 +135,8 @@ def nanogpt(batch: str, work: Path, seconds: float) -> dict[str, object]:
     speed = int(batch) * 2 * GPUS * BLOCK / ms * 1e3
     flops = flops_per_token(Shape(layers, heads, width, BLOCK, VOCABULARY), BLOCK)
     share = speed * flops / GPUS / (peak(torch.device("cuda", 0)) or float("inf"))
-    told = {"steps": len(found) - WARM, "batch": int(batch), "ms_micro_step": round(ms / 2, 1)}
-    return dict(told, tokens_per_second=round(speed), mfu=round(share, 4), gb_peak=None)
+    result = {"steps": len(found) - WARM, "batch": int(batch), "ms_micro_step": round(ms / 2, 1)}
+    return dict(result, tokens_per_second=round(speed), mfu=round(share, 4), gb_peak=None)
 
 
 def main() -> None:
@@ -155,13 +159,13 @@ def main() -> None:
         for name in wanted:
             left = until - time.monotonic() - 3
             if left < 20:
-                told: dict[str, object] = {"skipped": "no time left"}
+                result: dict[str, object] = {"skipped": "no time left"}
             elif name == "nanogpt":
-                told = nanogpt(known[name][0], work, left)
+                result = nanogpt(known[name][0], work, left)
             else:
-                told = ours(name, known[name], work, left)
-            print(json.dumps({"name": name, **facts, "options": " ".join(known[name]), **told}), flush=True)
-            if "failed" in told:
+                result = ours(name, known[name], work, left)
+            print(json.dumps({"name": name, **facts, "options": " ".join(known[name]), **result}), flush=True)
+            if "failed" in result:
                 lines = (work / f"{name}.log").read_text(errors="replace").splitlines()
                 print("\n".join(f"  {name}: {line}" for line in lines[-30:]), file=sys.stderr, flush=True)
     finally:

@@ -33,7 +33,7 @@ FIGURES = {
         ),
         Figure("gate", "the gate itself, {nodes} nodes", judged="ours", must=5, aim=2),
         Figure("kill", "one rank killed, all processes gone on all of {nodes} nodes", judged="ours", must=5, aim=2),
-        Figure("kill-alone", "the same with the controller gone", judged="ours", must=15, aim=5),
+        Figure("kill-alone", "the same, with `clusterctl train` killed first", judged="ours", must=15, aim=5),
         Figure(
             "restart",
             "crash to training again from the checkpoint, over the framework's own start",
@@ -96,9 +96,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measured(given: argparse.Namespace, folder: Path, prefix: Path) -> tuple[dict[str, Outcome], bool]:
-    """All that was asked for, and whether it is: Ctrl-C ends it with what there is by then.
+    """The outcomes, and whether they are complete: Ctrl-C ends the measurement early.
 
-    A part that fails does not keep the others from being measured.
+    A part that fails does not stop the others.
     """
     outcomes: dict[str, Outcome] = {}
     nodes = given.nodes if set(given.only) & set(LARGE) else 2

@@ -23,17 +23,17 @@ from provision import sandbox
 from provision.sandbox import Sandbox
 
 PATIENCE = 300.0  # seconds for a start: many nodes import torch on the cores of one machine
-CODE = "code"  # the folder that travels with every run
+CODE = "code"  # the folder that is sent with every run
 TRAINERS = (
     bench_machine.ROOT / "tests/nodes/trainers/tiny.py",
     bench_machine.ROOT / "scripts/benchmarks/launch_trainer.py",
 )
 TINY, PLAIN = (f"{CODE}/{path.name}" for path in TRAINERS)
-RUN = r"Training (\d\S+) \.\.\."  # the line that says a run's id
+RUN = r"Training (\d\S+) \.\.\."  # the line with the run's id
 
 
 class Lines:
-    """A process whose lines are read as they come, each with the time at which it came, in seconds since the epoch."""
+    """A process whose lines are read as they arrive, each with its time in seconds since the epoch."""
 
     def __init__(self, argv: Sequence[str | Path], *, cwd: Path) -> None:
         self.process = subprocess.Popen(
@@ -69,10 +69,10 @@ class Lines:
             return "\n".join(line for _, line in self._lines)
 
     def until(self, pattern: str, patience: float = PATIENCE) -> tuple[float, re.Match[str]]:
-        """When the first line came that the pattern is found in.
+        """The time of the first line that matches the pattern, and the match.
 
         Raises:
-            BenchError: it ended without one, or ``patience`` seconds were over.
+            BenchError: it exited without one, or ``patience`` seconds have passed.
         """
         seen, end = 0, time.monotonic() + patience
         with self._turn:
@@ -82,24 +82,26 @@ class Lines:
                         return came, found
                 seen = len(self._lines)
                 if self._over or (not self._turn.wait(end - time.monotonic()) and time.monotonic() >= end):
-                    said = "; ".join(line for _, line in self._lines[-6:])
-                    raise BenchError(f"nothing like {pattern!r}: {said}")
+                    last = "; ".join(line for _, line in self._lines[-6:])
+                    raise BenchError(f"nothing like {pattern!r}: {last}")
 
     def finish(self, patience: float = PATIENCE) -> int:
         """Its exit status.
 
         Raises:
-            BenchError: it goes on for longer than ``patience`` seconds.
+            BenchError: it runs for longer than ``patience`` seconds.
         """
         try:
             status = self.process.wait(patience)
         except subprocess.TimeoutExpired:
-            raise BenchError(f"it goes on after {patience:g} s: {shlex.join(map(str, self.process.args))}") from None  # type: ignore[arg-type]
+            raise BenchError(
+                f"it is still running after {patience:g} s: {shlex.join(map(str, self.process.args))}"
+            ) from None  # type: ignore[arg-type]
         self._reader.join(10)
         return status
 
     def end(self) -> None:
-        """Kill it with all that it has started in its session, if it is still there."""
+        """Kill it and everything in its session, if it is still running."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -108,7 +110,7 @@ class Lines:
 
 @dataclass
 class Cluster:
-    """Use it in a ``with`` block: whatever ends it, nodes, runs and commands are gone."""
+    """Use it in a ``with`` block, which always ends nodes, runs and commands."""
 
     clusterctl: Path
     folder: Path
@@ -116,7 +118,7 @@ class Cluster:
     nodes: int
     _commands: list[Lines] = field(default_factory=list)
 
-    def __enter__(self) -> "Cluster":  # noqa: PYI034 - nobody derives from it
+    def __enter__(self) -> "Cluster":  # noqa: PYI034 - no class derives from it
         self.folder.mkdir()
         (self.folder / CODE).mkdir()
         for path in TRAINERS:
@@ -144,11 +146,11 @@ class Cluster:
         self.box.down()
 
     def command(self, *words: str) -> Lines:
-        """``clusterctl WORDS``, on its way; it is ended with the cluster at the latest."""
-        return self.started([self.clusterctl, *words])
+        """``clusterctl WORDS``, started. It is killed with the cluster at the latest."""
+        return self.start([self.clusterctl, *words])
 
-    def started(self, argv: Sequence[str | Path]) -> Lines:
-        """Any command, likewise."""
+    def start(self, argv: Sequence[str | Path]) -> Lines:
+        """Any command, started."""
         self._commands.append(lines := Lines(argv, cwd=self.folder))
         return lines
 
@@ -161,18 +163,18 @@ class Cluster:
         return run([self.clusterctl, *words], cwd=self.folder)
 
     def train(self, *words: str, nodes: int | None = None) -> "Run":
-        """``clusterctl train`` on the first ``nodes`` nodes, once it has said the run's id."""
+        """``clusterctl train`` on the first ``nodes`` nodes, once it has printed the run's id."""
         lines = self.command("train", "--nodes", str(nodes or self.nodes), *words)
         return Run(self, lines, lines.until(RUN)[1][1], self.names[: nodes or self.nodes])
 
     def ssh(self, node: str, script: str) -> Lines:
         """A command on a node through the system's ssh, over a connection that lasts: see ssh_config(5)."""
-        return self.started(["ssh", "-F", self.ssh_config, node, script])
+        return self.start(["ssh", "-F", self.ssh_config, node, script])
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has begun, with the command that follows it."""
+    """A run that has started, with the command that follows it."""
 
     cluster: Cluster
     lines: Lines
@@ -183,10 +185,10 @@ class Run:
         return launch_proc.of_run(self.id, self.names)
 
     def processes_until(self, kind: launch_proc.Kind, nodes: Sequence[str]) -> list[launch_proc.Process]:
-        """All processes, as soon as there is one of that kind on each of ``nodes``.
+        """All processes, as soon as each of ``nodes`` has one of that kind.
 
         Raises:
-            BenchError: there never is.
+            BenchError: this never happens.
         """
         end = time.monotonic() + PATIENCE
         while not all(launch_proc.only(found := self.processes(), kind, node) for node in nodes):
@@ -196,16 +198,16 @@ class Run:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """What clusterctl has noted of it here."""
+        """clusterctl's record of the run."""
         return json.loads((self.cluster.folder / "runs" / self.id / "run.json").read_text())
 
     def events(self, node: str) -> list[dict[str, Any]]:
-        """What the agent of a node has told so far."""
+        """The events of a node's agent so far."""
         folder = str(self.record()["folder"]).lstrip("/")
         path = self.cluster.box.node_root(node) / folder / f"logs/node{self.names.index(node)}/events.jsonl"
         whole = path.read_text(errors="replace").rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
 
     def over(self, patience: float) -> tuple[float, Sequence[launch_proc.Process]]:
-        """Seconds until no process of it is left on any node, agents and all; and those that are left after all."""
+        """Seconds until no process of it is left on any node, agents included; and the processes that are left."""
         return launch_proc.gone(self.processes, patience)

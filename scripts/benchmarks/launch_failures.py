@@ -1,4 +1,4 @@
-"""A crash that a run recovers from by itself, a rank that stands still, and what the agent costs: on two nodes."""
+"""A crash from which a run recovers, a stopped rank, and the cost of the agent, on two nodes."""
 
 import re
 import signal
@@ -24,13 +24,13 @@ STEP = re.compile(r"step (\d+) loss")
 
 
 def restart(cluster: Cluster, times: int, repeats: int) -> dict[str, Outcome]:
-    """``restart`` and ``recover``: something is killed, and how long until the next step; ``times`` times."""
+    """``restart`` and ``recover``: seconds from a kill to the next step, ``times`` times."""
     seconds: list[float] = []
     parts: list[dict[str, float]] = []
     peer: list[float] = []
     why: list[str] = []
     for number, (kind, rank) in zip(range(1, times + 1), cycle(VICTIMS), strict=False):
-        with progress(f"restart: {kind} of node {rank + 1}, {number} of {times}") as said:
+        with progress(f"restart: {kind} of node {rank + 1}, {number} of {times}") as report:
             run = cluster.train(*RESTARTING, *SCRIPT, nodes=NODES)
             run.lines.until(rf"step {KILLED_AT} ")
             victim = only(run.processes(), kind, run.names[rank])[:1]
@@ -39,18 +39,20 @@ def restart(cluster: Cluster, times: int, repeats: int) -> dict[str, Outcome]:
             try:
                 seconds.append(_again(run, struck))
                 parts.append(_parts(run, struck))
-                said(f"{seconds[-1]:.2f} s until the next step")
+                report(f"{seconds[-1]:.2f} s until the next step")
             except BenchError as error:
                 why.append(str(error))
-                said(f"not recovered: {error}")
+                report(f"not recovered: {error}")
         if seconds and len(peer) < repeats and number > len(peer) * times / repeats:  # spread over the time it takes
-            with progress(f"restart: bare torchrun goes on from the checkpoint, {len(peer) + 1} of {repeats}") as said:
+            with progress(
+                f"restart: bare torchrun resumes from the checkpoint, {len(peer) + 1} of {repeats}"
+            ) as report:
                 peer.append(_bare(cluster, run))
-                said(f"{peer[-1]:.2f} s until the first step")
+                report(f"{peer[-1]:.2f} s until the first step")
     if not seconds:
         raise BenchError(f"no restart recovered: {why[0]}")
     raw = {"ours": seconds, "parts": parts, "peer": peer, "not_recovered": why}
-    ended, waited = (statistics.median(each[name] for each in parts) for name in ("ended", "begun"))
+    ended, waited = (statistics.median(each[name] for each in parts) for name in ("ended", "restarted"))
     note = (
         f"{NODES} nodes; {len(seconds)} restarts, from {min(seconds):.2f} to {max(seconds):.2f} s: after "
         f"{ended:.2f} s all had ended, after {waited:.2f} s torchrun was started again; the peer is bare "
@@ -67,7 +69,7 @@ def _again(run: Run, struck: float) -> float:
     """Seconds from the crash until the second attempt has taken a step, once the run has finished.
 
     Raises:
-        BenchError: it has not finished, or it began at the first step again.
+        BenchError: it has not finished, or it started at the first step again.
     """
     status = run.lines.finish()
     _, left = run.over(10)
@@ -85,17 +87,17 @@ def _parts(run: Run, struck: float) -> dict[str, float]:
     events = [event for node in run.names for event in run.events(node)]
     return {
         "ended": max(event["time"] for event in events if event["event"] == "exit" and event["attempt"] == 1) - struck,
-        "begun": max(event["time"] for event in events if event["event"] == "started") - struck,
+        "restarted": max(event["time"] for event in events if event["event"] == "started") - struck,
     }
 
 
 def _bare(cluster: Cluster, run: Run) -> float:
     plans = run.record()["plans"]
-    begun_at = [event["checkpoint"] for event in run.events(run.names[0]) if event["event"] == "attempt"][-1]
-    more = ("--resume", f"out/{begun_at}")
-    began = time.time()
+    resumed_at = [event["checkpoint"] for event in run.events(run.names[0]) if event["event"] == "attempt"][-1]
+    more = ("--resume", f"out/{resumed_at}")
+    started = time.time()
     both = [cluster.ssh(node, bare(plans[node], 29000, *more)) for node in run.names]
-    first = both[0].until(STEP.pattern)[0] - began
+    first = both[0].until(STEP.pattern)[0] - started
     if failed := [each.text[-300:] for each in both if each.finish()]:
         raise BenchError(f"bare torchrun failed: {failed[0]}")
     return first
@@ -106,10 +108,10 @@ def _walls(values: list[float]) -> str:
 
 
 def hang(cluster: Cluster, repeats: int) -> dict[str, Outcome]:
-    """``hang``: a rank is stopped; how long until a node's agent names it, and the run ends as it should."""
+    """``hang``: a rank is stopped; seconds until an agent names it and the run ends."""
     took: list[float] = []
     for number in range(1, repeats + 1):
-        with progress(f"hang: SIGSTOP, {number} of {repeats}") as said:
+        with progress(f"hang: SIGSTOP, {number} of {repeats}") as report:
             run = cluster.train(TINY, "--", "--steps", "100000", nodes=NODES)
             run.lines.until(r"step 3 ")
             victim = only(run.processes(), "rank", run.names[1])[:1]
@@ -120,13 +122,13 @@ def hang(cluster: Cluster, repeats: int) -> dict[str, Outcome]:
             if not events or events[0]["rank"] != 1 or "rank 1" not in run.lines.text:
                 raise BenchError(f"rank 1 is not named: {run.lines.text[-500:]}")
             took.append(events[0]["time"] - struck)
-            said(f"{took[-1]:.2f} s, exit status {status}: {events[0]['text']}")
+            report(f"{took[-1]:.2f} s, exit status {status}: {events[0]['text']}")
     note = f"{NODES} nodes; runs {_walls(took)} s"
     return {"hang": Measured(statistics.median(took), None, note, {"runs": took})}
 
 
 def overhead(cluster: Cluster, seconds: float) -> dict[str, Outcome]:
-    """``cpu`` and ``rss``: guard and supervisor together, of the node where they take more."""
+    """``cpu`` and ``rss``: guard and supervisor together, on the node with the higher figure."""
     run = cluster.train(TINY, "--", "--steps", "100000", nodes=NODES)
     with progress(f"cost: {seconds:g} s of training"):
         run.lines.until(r"step 30 ")
@@ -134,9 +136,9 @@ def overhead(cluster: Cluster, seconds: float) -> dict[str, Outcome]:
         if any(len(pids) != 2 for pids in agents.values()):
             raise BenchError(f"not two processes of an agent on every node: {agents}")
         before = {node: [cost(pid) for pid in pids] for node, pids in agents.items()}
-        began = time.perf_counter()
-        time.sleep(seconds)  # what is measured is what happens meanwhile
-        took = time.perf_counter() - began
+        started = time.perf_counter()
+        time.sleep(seconds)  # the measured time
+        took = time.perf_counter() - started
         after = {node: [cost(pid) for pid in pids] for node, pids in agents.items()}
     cluster.finished("stop", run.id)
     _, left = run.over(10)

@@ -1,7 +1,7 @@
 """The processes of a run on all nodes, as this machine sees them: the nodes are namespaces of it.
 
 A run's processes carry its mark in their environment; its agents, and the commands that clusterctl started on the
-nodes, have its folder in their command line. What a process was asked to do is told by both.
+nodes, have its folder in their command line. Both show what a process does.
 """
 
 import os
@@ -18,13 +18,13 @@ from bench_measure import BenchError
 
 Kind = Literal["agent", "launcher", "rank", "other"]
 
-LOOK = 0.05  # seconds between two looks: the kernel has no event for the end of processes that are no children
+LOOK = 0.05  # seconds between two samples: the kernel has no event for the exit of a process that is not a child
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process; ``node`` is empty where it does not say."""
+    """A process; ``node`` is empty if unknown."""
 
     pid: int
     node: str
@@ -33,7 +33,7 @@ class Process:
 
 
 def classified(pid: int, environ: bytes, cmdline: bytes, run: str, names: Sequence[str]) -> Process | None:
-    """What a process is to ``run``, from what /proc shows of it; None when it has nothing to do with it.
+    """A process of ``run``, from its entries in /proc; None if it belongs to no run or another one.
 
     ``names`` are the nodes in the order of their ranks: an agent's plan is called after its rank.
     """
@@ -54,7 +54,7 @@ def of_run(run: str, names: Sequence[str]) -> list[Process]:
     """All processes of a run, the oldest first."""
     found = []
     for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has exited
             environ, cmdline = (Path(f"/proc/{pid}/{file}").read_bytes() for file in ("environ", "cmdline"))
             if each := classified(pid, environ, cmdline, run, names):
                 found.append((int(_fields(pid)[19]), pid, each))
@@ -67,16 +67,16 @@ def _fields(pid: int) -> list[str]:
 
 
 def only(found: Sequence[Process], kind: Kind, node: str) -> list[Process]:
-    """Those of one kind on one node. A rank's workers inherit what it carries; the rank is the oldest."""
+    """The processes of one kind on one node. A rank's workers inherit its environment; the rank is the oldest."""
     return [each for each in found if each.kind == kind and each.node == node]
 
 
 def gone(look: Callable[[], Sequence[Process]], patience: float) -> tuple[float, Sequence[Process]]:
-    """Seconds until ``look`` finds nothing any more, and what is left when that takes longer than ``patience``."""
-    began = time.perf_counter()
+    """Seconds until ``look`` finds no process, and the processes that are left after ``patience`` seconds."""
+    started = time.perf_counter()
     while True:
         left = look()
-        took = time.perf_counter() - began
+        took = time.perf_counter() - started
         if not left or took > patience:
             return took, left
         time.sleep(LOOK)
@@ -86,10 +86,10 @@ def strike(found: Sequence[Process], number: signal.Signals = signal.SIGKILL) ->
     """Signal them.
 
     Raises:
-        BenchError: there is nothing to signal, so that nothing would be measured.
+        BenchError: there is no process to signal.
     """
     if not found:
-        raise BenchError("what was to be killed is not there")
+        raise BenchError("there is no process to kill")
     for each in found:
         with suppress(ProcessLookupError):
             os.kill(each.pid, number)
@@ -97,7 +97,7 @@ def strike(found: Sequence[Process], number: signal.Signals = signal.SIGKILL) ->
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU time that a process and the helpers it has waited for took, in seconds, and its memory in bytes."""
+    """CPU time of a process and the children that it has waited for, in seconds, and its memory in bytes."""
 
     cpu: float
     rss: int
@@ -107,7 +107,7 @@ class Cost:
 def cost(pid: int) -> Cost:
     """From proc(5): ``/proc/PID/stat`` (fields 14 and 15, of itself) and ``smaps_rollup``.
 
-    The fields 16 and 17, of children that were waited for, are left out: the agent waits for what the run leaves too.
+    The fields 16 and 17, of children that were waited for, are omitted: the agent waits for the run's processes, too.
     """
     memory = dict(re.findall(r"^(Rss|Pss):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE))
     return Cost(sum(map(int, _fields(pid)[11:13])) / TICKS, int(memory["Rss"]) * 1024, int(memory["Pss"]) * 1024)

@@ -1,4 +1,4 @@
-"""How soon a run trains on all nodes, beside bare torchrun; what the gate takes; how soon all of a killed run ends."""
+"""Seconds until a run trains on all nodes, beside bare torchrun; of the gate; until a killed run has ended."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ STAGES = {
     "asked": r"^Looking for what would stop the run \.\.\.",
     "passed": r"^Looking for what would stop the run: done",
 }
-# torchrun's own options that only direct its output into the run's folder: typed by hand it prints.
+# torchrun's options that only redirect its output into the run's folder.
 OURS = ("--log-dir", "--redirects")
 GONE = 60.0
 
@@ -28,30 +28,30 @@ def start(cluster: Cluster, repeats: int) -> dict[str, Outcome]:
     """``start`` and ``gate``: ours, then the same command in the same environment by ssh, in turn."""
     ours: list[float] = []
     peer: list[float] = []
-    begun: list[float] = []
+    starts: list[float] = []
     gates: list[float] = []
     prepared: list[float] = []
-    for node in cluster.names:  # both sides begin with connections that are open
+    for node in cluster.names:  # both sides start with open connections
         if cluster.ssh(node, "true").finish():
             raise BenchError(f"{node} cannot be reached by ssh")
     for number in range(1, repeats + 1):
-        with progress(f"start: ours, {number} of {repeats}") as said:
-            began = time.time()
+        with progress(f"start: ours, {number} of {repeats}") as report:
+            started = time.time()
             run = cluster.train(PLAIN)
             if run.lines.finish():
                 raise BenchError(f"train failed: {run.lines.text[-600:]}")
             at = {name: run.lines.until(pattern)[0] for name, pattern in STAGES.items()}
             ours.append(max(_firsts(run).values()) - at["passed"])
-            begun.append(max(_begun(run, node) for node in run.names) - at["passed"])
+            starts.append(max(_torchrun_started(run, node) for node in run.names) - at["passed"])
             gates.append(at["passed"] - at["asked"])
-            prepared.append(at["prepared"] - began)
-            said(f"{ours[-1]:.2f} s from the gate to the first line everywhere; gate {gates[-1]:.2f} s")
-        with progress(f"start: bare torchrun, {number} of {repeats}") as said:
+            prepared.append(at["prepared"] - started)
+            report(f"{ours[-1]:.2f} s from the gate to the first line everywhere; gate {gates[-1]:.2f} s")
+        with progress(f"start: bare torchrun, {number} of {repeats}") as report:
             peer.append(_bare(cluster, run))
-            said(f"{peer[-1]:.2f} s")
-    raw = {"ours": ours, "peer": peer, "torchrun_started": begun, "gate": gates, "before": prepared}
+            report(f"{peer[-1]:.2f} s")
+    raw = {"ours": ours, "peer": peer, "torchrun_started": starts, "gate": gates, "before": prepared}
     note = (
-        f"runs {_walls(ours)} and {_walls(peer)} s; of ours {_walls(begun)} s until torchrun was started on the last "
+        f"runs {_walls(ours)} and {_walls(peer)} s; of ours {_walls(starts)} s until torchrun was started on the last "
         "node; the peer gets the same command and environment through ssh "
         "connections that are open already"
     )
@@ -65,7 +65,7 @@ def start(cluster: Cluster, repeats: int) -> dict[str, Outcome]:
     }
 
 
-def _begun(run: Run, node: str) -> float:
+def _torchrun_started(run: Run, node: str) -> float:
     return float(next(event["time"] for event in run.events(node) if event["event"] == "started"))
 
 
@@ -82,7 +82,7 @@ def _firsts(run: Run) -> Mapping[str, float]:
 
 
 def bare(plan: Mapping[str, Any], port: int, *more: str) -> str:
-    """A node's plan as somebody types it who has no agent: a line for sh."""
+    """A node's plan as a line for sh, as a user without an agent would type it."""
     argv = [str(port) if word == "{port}" else str(word) for word in plan["argv"]]
     for name in OURS:
         if name in argv:
@@ -96,20 +96,20 @@ def _bare(cluster: Cluster, run: Run) -> float:
     """Seconds from the first ssh until the last node has run its first line."""
     plans = run.record()["plans"]
     scripts = {node: bare(plans[node], 29000) for node in run.names}
-    began = time.time()
+    started = time.time()
     all_of_them = [cluster.ssh(node, script) for node, script in scripts.items()]
     firsts = [float(each.until(FIRST)[1][1]) for each in all_of_them]
     if failed := [each.text[-300:] for each in all_of_them if each.finish()]:
         raise BenchError(f"bare torchrun failed: {failed[0]}")
-    return max(firsts) - began
+    return max(firsts) - started
 
 
 def kill(cluster: Cluster, repeats: int) -> dict[str, Outcome]:
-    """``kill`` and ``kill-alone``: a rank dies, with clusterctl at work and without."""
+    """``kill`` and ``kill-alone``: a rank is killed, with clusterctl running and without."""
     found: dict[str, list[float]] = {"kill": [], "kill-alone": []}
     for number in range(1, repeats + 1):
         for name, took in found.items():
-            with progress(f"{name}: {number} of {repeats}") as said:
+            with progress(f"{name}: {number} of {repeats}") as report:
                 run = cluster.train(TINY, "--", "--steps", "100000")
                 run.lines.until(r"step 3 ")
                 processes = run.processes()
@@ -122,7 +122,7 @@ def kill(cluster: Cluster, repeats: int) -> dict[str, Outcome]:
                     raise BenchError(f"{len(left)} processes are left: {left[0].node}: {left[0].command}")
                 took.append(seconds)
                 status = run.lines.finish()
-                said(f"{seconds:.2f} s until {len(processes)} processes were gone, exit status {status}")
+                report(f"{seconds:.2f} s until {len(processes)} processes were gone, exit status {status}")
     return {
         name: Measured(
             statistics.median(took),

@@ -1,4 +1,4 @@
-"""Runs are ended in every way, one after the other: does anything of one stay behind?"""
+"""Ends runs in every way, one after the other, and looks for processes that are left."""
 
 import os
 import signal
@@ -15,7 +15,9 @@ NODES = 2
 STOPPED = 1.0  # seconds after `clusterctl stop` has returned: sshd takes down its sessions
 ENDED = 30.0  # seconds after something was killed, on a machine that starts other things meanwhile
 
-Way = Callable[[Run, Sequence[Process]], float]  # ends a run; returns how long it may take until all is gone
+Way = Callable[
+    [Run, Sequence[Process]], float
+]  # ends a run; returns the seconds until all its processes must have exited
 
 
 def _stop(run: Run, _: Sequence[Process]) -> float:
@@ -51,7 +53,7 @@ def _supervisor(run: Run, found: Sequence[Process]) -> float:
 
 
 def _agent(run: Run, found: Sequence[Process]) -> float:
-    """Nobody is left on that node who could clean up: that is what ``clusterctl stop`` is for."""
+    """No process on that node is left to clean up; ``clusterctl stop`` does it."""
     strike(only(found, "agent", run.names[1]))
     run.lines.finish()
     return _stop(run, found)
@@ -94,25 +96,25 @@ def stops(cluster: Cluster, times: int) -> dict[str, Outcome]:
     for number, (name, way) in zip(range(1, times + 1), cycle(WAYS.items()), strict=False):
         early = (number - 1) // len(WAYS) % 2 == 1 and way is not _rank
         moment = "at the start" if early else "while it trains"
-        with progress(f"stops: {number} of {times}, {name} {moment}") as said:
+        with progress(f"stops: {number} of {times}, {name} {moment}") as report:
             run = cluster.train(PLAIN, "--", "100000", nodes=NODES)
             found = run.processes_until("launcher" if early else "rank", run.names)
             if not early:
                 run.lines.until("step 3 ")
                 found = run.processes()
-            began = time.perf_counter()
+            started = time.perf_counter()
             patience = way(run, found)
             took, rest = run.over(patience)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - started)
             if rest:
                 left += [f"{number}, {name} {moment}: {each.node}: {each.command[:120]}" for each in rest]
                 strike(rest)
                 _, rest = run.over(ENDED)
                 if rest:
                     raise BenchError(f"cannot be killed: {rest[0].command}")
-                said(f"left behind: {left[-1]}")
+                report(f"left behind: {left[-1]}")
             else:
-                said(f"{took:.2f} s" if patience == ENDED else f"nothing left, {seconds[-1]:.1f} s")
+                report(f"{took:.2f} s" if patience == ENDED else f"nothing left, {seconds[-1]:.1f} s")
             run.lines.end()
     bad = len({each.partition(",")[0] for each in left})
     note = f"{times} stops in {len(WAYS)} ways on {NODES} nodes, with a trainer without torch under real torchrun; " + (

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A training without torch, for `scripts/bench launch`: whatever starts it is measured, not what it imports.
+"""A training without torch, for `scripts/bench launch`: the launch is measured, not the imports.
 
     torchrun … launch_trainer.py [STEPS]
 
-Its first line says when it ran. Then it takes ten steps a second, with a worker in a session of its own, as data
-loaders and compilers have them: what ends only the process group of a rank leaves that one behind.
+Its first line is the time at which it ran. Then it takes ten steps a second, with a worker in a separate session, as
+data loaders and compilers have: killing only the process group of a rank leaves this worker behind.
 """
 
 import time

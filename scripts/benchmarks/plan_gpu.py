@@ -10,7 +10,7 @@ and c for those with Adam or everything on the CPU (nvme is not tried).
 
 An option is one optimizer step of the whole global batch, behind a pass and a step that warm up. Memory is
 torch.cuda.max_memory_allocated of rank 0 in that step. The options of a stage share processes and an engine, which
-leave nothing behind in one another: only the batch and checkpointing change. Each stage has processes of its own.
+do not affect each other: only the batch and checkpointing change. Each stage runs in new processes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def measure(engine: Any, trained: Model, training: Training, passes: int, setup:
     tokens = torch.randint(0, training.shape.vocab, (setup.micro_batch, training.seq), device=world.device)
     times = []
     for count in (1, passes, passes):
-        # What DeepSpeed itself was told at its start; set_train_batch_size does not reach its optimizers.
+        # What DeepSpeed itself received at its start; set_train_batch_size does not reach its optimizers.
         engine._config.gradient_accumulation_steps = count  # noqa: SLF001
         engine._config.train_micro_batch_size_per_gpu = setup.micro_batch  # noqa: SLF001
         engine.micro_steps = 0
@@ -148,30 +148,30 @@ def measure(engine: Any, trained: Model, training: Training, passes: int, setup:
         if on_gpu:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        began = time.monotonic()
+        started = time.monotonic()
         for _ in range(count):
             engine.backward(trained.loss(engine, tokens))
             engine.step()
         if on_gpu:
             torch.cuda.synchronize()
-        times.append(time.monotonic() - began)
+        times.append(time.monotonic() - started)
     seconds = min(times[1:])
-    said = {"micro_ms": round(seconds / passes * 1e3, 1), "tokens_per_second": round(training.tokens / seconds)}
+    figures = {"micro_ms": round(seconds / passes * 1e3, 1), "tokens_per_second": round(training.tokens / seconds)}
     if on_gpu:
-        said["allocated_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-    return said
+        figures["allocated_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+    return figures
 
 
 def point(training: Training, cluster: Cluster, option: Option) -> dict[str, Any]:
     """An option as measured.json writes it, with what the plan says of it."""
     setup = asdict(option.setup)
-    told = {"model": training.shape.name, "program": training.program, "vocab": training.shape.vocab}
-    told.update(seq=training.seq, gpu=cluster.gpu.name, gpus=cluster.world, precision="bf16", half_loss=False)
+    result = {"model": training.shape.name, "program": training.program, "vocab": training.shape.vocab}
+    result.update(seq=training.seq, gpu=cluster.gpu.name, gpus=cluster.world, precision="bf16", half_loss=False)
     names = ("stage", "optimizer_at", "parameters_at", "checkpointing", "micro_batch", "overlap", "bucket")
-    told.update({name: setup[name] for name in names})
-    told["accumulation"] = accumulation(training, cluster, option.setup)
-    told["plan"] = {"tokens_per_second": round(option.speed.tokens), "gb": round(option.memory.allocated / 1e9, 2)}
-    return told
+    result.update({name: setup[name] for name in names})
+    result["accumulation"] = accumulation(training, cluster, option.setup)
+    result["plan"] = {"tokens_per_second": round(option.speed.tokens), "gb": round(option.memory.allocated / 1e9, 2)}
+    return result
 
 
 def rank(given: argparse.Namespace) -> None:
@@ -183,36 +183,39 @@ def rank(given: argparse.Namespace) -> None:
     tried = options(given, training, cluster)[given.place]
     trained = Model(training, world.device)
     first = tried[0].setup
-    said = config(training, cluster, first)
+    settings = config(training, cluster, first)
     engine, *_ = deepspeed.initialize(
-        model=trained.module, optimizer=adam(trained.module.parameters(), first), config=said, dist_init_required=False
+        model=trained.module,
+        optimizer=adam(trained.module.parameters(), first),
+        config=settings,
+        dist_init_required=False,
     )
     for option in tried:
         if time.time() > given.until:
             break
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
-        told = point(training, cluster, option)
+        result = point(training, cluster, option)
         try:
-            told.update(measure(engine, trained, training, told["accumulation"], option.setup, world))
+            result.update(measure(engine, trained, training, result["accumulation"], option.setup, world))
         except torch.cuda.OutOfMemoryError:
-            told["failed"] = "out of memory"  # all that follow need more; this engine is in the middle of a pass
+            result["failed"] = "out of memory"  # all that follow need more; this engine is in the middle of a pass
         if world.is_first:
-            print(json.dumps(told), flush=True)
-        if "failed" in told:
+            print(json.dumps(result), flush=True)
+        if "failed" in result:
             break
-    os._exit(0)  # nothing is left to do, and NCCL may wait for a rank that is gone
+    os._exit(0)  # nothing is left to do, and NCCL may wait for a rank that has exited
 
 
 def compare(training: Training, cluster: Cluster, found: list[dict[str, Any]], *, overlap: bool) -> dict[str, Any]:
     """The plan's pick against what was fastest."""
     best = pick(survey(training, cluster, overlap=overlap))
     fastest = max(found, key=lambda each: each.get("tokens_per_second", 0))
-    told: dict[str, Any] = {"name": "pick against search", "options": len(found), "fastest": fastest}
+    result: dict[str, Any] = {"name": "pick against search", "options": len(found), "fastest": fastest}
     for each in found:
         if best is not None and all(each[name] == getattr(best.setup, name) for name in KEYS):
-            told.update(pick=each, share=round(each.get("tokens_per_second", 0) / fastest["tokens_per_second"], 4))
-    return told
+            result.update(pick=each, share=round(each.get("tokens_per_second", 0) / fastest["tokens_per_second"], 4))
+    return result
 
 
 def main() -> None:
@@ -240,8 +243,8 @@ def main() -> None:
     for place in options(given, training, cluster):
         if time.time() > until:
             break
-        told = [*torchrun, __file__, *sys.argv[1:], "--place", str(place), "--until", str(until)]
-        with subprocess.Popen(told, stdout=subprocess.PIPE, text=True) as process:
+        argv = [*torchrun, __file__, *sys.argv[1:], "--place", str(place), "--until", str(until)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
                 if line.startswith("{"):
                     found.append(json.loads(line))

@@ -34,11 +34,13 @@ def failed(states: dict[str, str]) -> list[str]:
 def summary(first: dict[str, str], again: dict[str, str]) -> str:
     """One line: numbers, what passed only in the second run, and the reasons of those that were skipped."""
     states = first | {name: state for name, state in again.items() if name in first}
-    mended = [name for name in failed(first) if states[name] == "passed"]
+    passed_again = [name for name in failed(first) if states[name] == "passed"]
     kinds = Counter(state.partition(":")[0] for state in states.values())
     reasons = Counter(state.partition(": ")[2] for state in states.values() if state.startswith("skipped"))
     why = "".join(f"; {count} skipped: {reason}" for reason, count in reasons.most_common())
-    twice = f"; {len(mended)} of these only when run again alone: {', '.join(mended)}" if mended else ""
+    twice = (
+        f"; {len(passed_again)} of these only when run again alone: {', '.join(passed_again)}" if passed_again else ""
+    )
     return f"{kinds['passed']} passed, {kinds['failed']} failed{twice}{why}"
 
 

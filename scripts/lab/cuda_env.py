@@ -1,7 +1,7 @@
 """Builds the second environment, that of `cuda_recipe`, beside the first: see `lab_env` for the folders.
 
 Most of the work is `lab_env`'s. Its helpers are taken by their private names, since a change of that file, be it of
-names only, would make everybody build the first environment anew.
+names only, would make every machine build the first environment again.
 """
 
 import fcntl
@@ -62,7 +62,7 @@ def _build(source: lab_tree.Python, home: Path) -> dict[str, object]:
     constraints = home / "constraints.txt"
     constraints.write_text("".join(f"{pin}\n" for pin in cuda_recipe.pins()))
     pip: list[str | Path] = [prefix / "bin/python", "-m", "pip", "install", "-q", "-c", constraints]
-    pip += ["--no-cache-dir"]  # 3 GB of wheels that nobody else wants
+    pip += ["--no-cache-dir"]  # 3 GB of wheels that nothing else uses
     with log.step("torch, 3 GB"):
         log.run([*pip, *cuda_recipe.TORCH])
     with log.step("requirements"):

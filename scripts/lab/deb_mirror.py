@@ -1,4 +1,4 @@
-"""A mirror of made-up packages in the layout of Debian's and Ubuntu's, signed with a key of its own.
+"""A mirror of made-up packages in the layout of Debian's and Ubuntu's, signed with a private key.
 
 It needs dpkg-deb and gpg, takes about a second, and is read with ``file:`` addresses.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Deb:
-    """A package. ``fields`` are further ones of its control file, ``scripts`` what lies beside it."""
+    """A package. ``fields`` are further ones of its control file, ``scripts`` the files beside it."""
 
     name: str
     version: str = "1"

@@ -92,7 +92,7 @@ class Fabric:
         return folder
 
     def console(self, command: str) -> str:
-        """Give ibsim a command; returns what it said when the command has been carried out."""
+        """Give ibsim a command; returns its answer after the command has run."""
         with self._talking:
             return self._talk(command)
 
@@ -103,11 +103,11 @@ class Fabric:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{command}\n{mark}\n")
         self._process.stdin.flush()
-        said = []
+        answer = []
         for line in self._process.stdout:
             if f"'{mark}'" in line:  # an unknown command is named, and commands are carried out in order
-                return "".join(said)
-            said.append(line.removeprefix("sim> "))
+                return "".join(answer)
+            answer.append(line.removeprefix("sim> "))
         raise RuntimeError(f"ibsim ended: {(self.folder / 'ibsim.log').read_text()}")
 
     def run(self, host: str, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -133,12 +133,12 @@ class Fabric:
         return self.run(host, "dash", "-c", f": /sys/class/infiniband/*\n{script}")
 
     def systemd(self, host: str, unit: str, *, oneshot: bool = False) -> Path:
-        """Give a host a stand-in for systemctl that knows ``unit`` and really starts and stops opensm.
+        """Give a host a replacement of systemctl that knows ``unit`` and really starts and stops opensm.
 
         Args:
             host: its name.
             unit: ``opensm.service`` or ``opensmd.service``.
-            oneshot: the unit stays active when opensm is gone, as that of Debian does.
+            oneshot: the unit stays active after opensm has exited, as Debian's does.
 
         Returns:
             Its folder, with ``opensm.log``, and ``UNIT.enabled`` and ``UNIT.pid`` for each unit.
@@ -171,13 +171,15 @@ class Fabric:
         self.wait_for(host, "SUBNET UP|Entering STANDBY")
         return process
 
-    def wait_for(self, host: str, said: str) -> None:
-        """Wait until the log of a host's opensm has a line that matches ``said``."""
+    def wait_for(self, host: str, pattern: str) -> None:
+        """Wait until the log of a host's opensm has a line that matches ``pattern``."""
         log, process = self.home(host) / "opensm.log", self._managers[host]
         deadline = time.monotonic() + PATIENCE
-        while not re.search(said, log.read_text() if log.exists() else ""):
+        while not re.search(pattern, log.read_text() if log.exists() else ""):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"opensm on {host} does not say {said}: {log.read_text() if log.exists() else ''}")
+                raise RuntimeError(
+                    f"opensm on {host} does not log {pattern}: {log.read_text() if log.exists() else ''}"
+                )
             time.sleep(0.02)  # a log file gives no event
 
     def kill(self, host: str) -> None:

@@ -6,7 +6,7 @@
     CACHE/lab/<digest>/complete.json       exists when all of it is: prefix, versions and seconds
     CACHE/lab/<digest>/build.log           every command and what it printed
 
-A folder without complete.json is a build under way (it holds the lock beside it) or a failed one, which starts anew.
+A folder without complete.json is a build under way (it holds the lock beside it) or a failed one, which starts again.
 """
 
 import fcntl
@@ -128,7 +128,7 @@ def _constraints(home: Path) -> Path:
 
 
 def _verify_layout(prefix: Path, source: lab_tree.Python, log: Log) -> None:
-    """That the copy stands on its own: its prefix, its modules, and where pip will install."""
+    """Checks that the copy is independent: its prefix, its modules, and where pip installs."""
     program = (
         "import json, sys, sysconfig, bz2, ctypes, lzma, sqlite3, ssl, zlib;"
         "scheme = sysconfig.get_paths(); importable = scheme['purelib'] in sys.path;"

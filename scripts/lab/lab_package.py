@@ -161,7 +161,7 @@ async def _create(channel: Path, specs: list[str], prefix: Path, cache: Path, su
 
 
 def stand_in_wheel(name: str, version: str, folder: Path, *, module: bool) -> Path:
-    """A wheel that says it stands in for `name`: an empty module of that name, or metadata alone."""
+    """A wheel that replaces `name`: an empty module of that name, or metadata alone."""
     about = f"{name}-{version}.dist-info"
     summary = f"Stand-in: the real {name} has no build for this torch without CUDA. Rehearsals only."
     members = {f"{name}/__init__.py": f'"""{summary}"""\n\n__version__ = "{version}"\n'} if module else {}

@@ -1,7 +1,7 @@
 """What the rehearsal environment is made of, where it is kept, and the digest that names it.
 
 The direct requirements are those of LLaMA-Factory 0.9.5 on a CPU; everything under them is pinned too, since a
-rehearsal that breaks when somebody else makes a release rehearses nothing.
+rehearsal that breaks when a package gets a new release is useless.
 """
 
 import hashlib

@@ -67,6 +67,6 @@ class Log:
         return done.stdout
 
     def ask(self, python: Path, program: str) -> dict[str, object]:
-        """The JSON object that `program` prints on a line of its own, whatever else is printed around it."""
+        """The JSON object that `program` prints on a separate line; other output is ignored."""
         lines = self.run([python, "-I", "-c", program]).splitlines()
         return json.loads(next(line for line in reversed(lines) if line.startswith('{"')))

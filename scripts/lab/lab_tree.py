@@ -1,7 +1,7 @@
 """A CPython that is installed here, copied to a folder in the layout of conda's `python` package.
 
 Kept: the interpreter, the standard library with its extension modules, the headers, and every shared library they need
-but glibc's own (a minimal node has few). Left out: tests, Tk, IDLE, installed packages and .pyc files, which would hold
+but glibc's own (a minimal node has few). Omitted: tests, Tk, IDLE, installed packages and .pyc files, which would hold
 the build prefix where nobody can rewrite it.
 """
 
@@ -16,7 +16,7 @@ import lab_debian
 from lab_recipe import MINIMUM_PYTHON
 from lab_run import LabError, Log
 
-# What stands for the prefix in text files, 255 bytes as conda-build makes it.
+# The placeholder of the prefix in text files, 255 bytes as conda-build makes it.
 PLACEHOLDER = ("/opt/conda_build_" + "placehold_" * 24)[:255]
 
 LEFT_OUT = (

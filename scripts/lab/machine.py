@@ -108,7 +108,7 @@ class Machine:
             raise self._trouble(f"is {state}; failed: {' '.join(failed)}")
 
     def _line(self, word: str, seconds: float) -> str:
-        """What follows ``word`` on the next line that the machine writes which begins with it."""
+        """The rest of the machine's next line that starts with ``word``."""
         assert self.process.stdout is not None
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -128,7 +128,7 @@ class Machine:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """In this block the machine stands still: connections to it stay, and nobody answers."""
+        """Suspends the machine during the block: connections stay open, and nothing answers."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield

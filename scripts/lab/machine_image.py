@@ -1,4 +1,4 @@
-"""The disk that emulated machines boot from: a small Debian with systemd, a kernel of its own, kernel NFS and sshd.
+"""The disk that emulated machines boot from: a small Debian with systemd, its own kernel, kernel NFS and sshd.
 
     CACHE/machine/<digest>/disk        an ext4 file system, never written to: machines write into overlays that go
     CACHE/machine/<digest>/kernel      boots it without an initrd: Debian's cloud kernel has ext4 and NVMe built in
@@ -24,13 +24,13 @@ from provision.sandbox import rootfs
 
 USER = "train"
 USER_ID = 2000
-SIZE = "3G"  # sparse: what it takes is what lies in it, about 400 MB
-# No chrony: the tests install it from a bundle. systemd-timesyncd is what a Debian has by itself.
+SIZE = "3G"  # sparse: it uses about 400 MB
+# No chrony: the tests install it from a bundle. Debian has systemd-timesyncd.
 PACKAGES = (
     "systemd-sysv", "udev", "kmod", "iproute2", "procps", "sudo", "systemd-timesyncd",
     "nfs-kernel-server", "nfs-common", "linux-image-cloud-amd64",
 )  # fmt: skip
-# What takes seconds in an emulated machine and nobody uses there; a masked unit is never started.
+# Units that take seconds in an emulated machine and are not needed; a masked unit never starts.
 MASKED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service",
     "fstrim.timer", "getty.target", "nfs-blkmap.service", "systemd-pstore.service", "systemd-binfmt.service",
@@ -40,7 +40,7 @@ MASKED = (
     "modprobe@fuse.service", "modprobe@loop.service", "systemd-network-generator.service",
 )  # fmt: skip
 
-# Who a machine is stands on its kernel's command line, since all share one disk: lab.name= and lab.address=.
+# A machine's name is on its kernel's command line, since all machines share one disk: lab.name= and lab.address=.
 _IDENTITY = """\
 #!/bin/sh
 set -eu
@@ -73,8 +73,8 @@ ExecStart=/usr/local/sbin/lab-identity
 [Install]
 WantedBy=multi-user.target
 """
-# The second serial line belongs to whoever started the machine: a line when people can log in, and one when everything
-# that the boot has started is there or has failed.
+# The program that started the machine reads the second serial line: a line when users can log in, and one when every
+# unit of the boot has started or failed.
 _READY = """\
 #!/bin/sh
 echo "reached $(cat /proc/sys/kernel/random/boot_id)" >/dev/ttyS1
@@ -84,7 +84,7 @@ echo "up $(cat /proc/sys/kernel/random/boot_id) $state $failed" >/dev/ttyS1
 """
 _READY_UNIT = """\
 [Unit]
-Description=Tells the host that this machine is up
+Description=Reports to the host that this machine is up
 After=multi-user.target
 [Service]
 ExecStart=/usr/local/sbin/lab-ready
@@ -156,7 +156,7 @@ def _build(wanted: rootfs.Recipe, work: Path) -> None:
     root, home = work / "root", work / "home"
     home.mkdir()
     with log.step("packages of the emulated machines"):
-        os.environ["INITRD"] = "No"  # Debian's kernel packages then make no initrd; nobody would use it
+        os.environ["INITRD"] = "No"  # Debian's kernel packages then make no initrd, which is not needed
         try:
             packages = rootfs.minimal(wanted)
         finally:

@@ -12,7 +12,7 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def switch(stack: contextlib.ExitStack, names: Sequence[str], subnet: IPv4Network) -> int:
-    """A bridge in a network namespace of its own, and this host's cable to it. Returns the process that holds it."""
+    """A bridge in a new network namespace, and this host's link to it. Returns the process that holds it."""
     holder = start(stack, ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"])
     assert holder.stdout is not None
     holder.stdout.read(1)  # now the namespace is there

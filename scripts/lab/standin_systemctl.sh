@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stands in for systemctl on a simulated host: the units are the files in $FABRIC_UNITS, and to start opensm.service is
+# Replaces systemctl on a simulated host: the units are the files in $FABRIC_UNITS, and to start opensm.service is
 # to start the real opensm. What it knows: is-enabled, is-active, enable, disable, start, stop, restart, list-unit-files.
 set -eu
 at=$FABRIC_UNITS
@@ -38,8 +38,8 @@ stop() {
 
 case $verb in
   list-unit-files) [ ! -e "$at/$unit" ] || echo "$unit enabled enabled" ;;
-  is-enabled) if [ -e "$at/$unit.enabled" ]; then said=enabled rc=0; else said=disabled rc=1; fi ;;
-  is-active) if alive || { [ -e "$at/$unit.oneshot" ] && [ -e "$at/$unit.pid" ]; }; then said=active rc=0; else said=inactive rc=3; fi ;;
+  is-enabled) if [ -e "$at/$unit.enabled" ]; then answer=enabled rc=0; else answer=disabled rc=1; fi ;;
+  is-active) if alive || { [ -e "$at/$unit.oneshot" ] && [ -e "$at/$unit.pid" ]; }; then answer=active rc=0; else answer=inactive rc=3; fi ;;
   enable) : >"$at/$unit.enabled" ;;
   disable)
     rm -f "$at/$unit.enabled"
@@ -54,8 +54,8 @@ case $verb in
   status) cat "$at/opensm.out" 2>/dev/null || : ;;
   daemon-reload) ;;
   *)
-    echo "the stand-in for systemctl does not know $verb" >&2
+    echo "this replacement of systemctl does not know $verb" >&2
     exit 1
     ;;
 esac
-[ -z "${said-}" ] || { [ -n "$quiet" ] || echo "$said"; exit "$rc"; }
+[ -z "${answer-}" ] || { [ -n "$quiet" ] || echo "$answer"; exit "$rc"; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/checks.md, from the checks themselves and their recordings.
+"""Writes docs/checks.md from the checks and their recordings.
 
 scripts/pages/checks.py          writes the page
 scripts/pages/checks.py --print  shows it
@@ -44,16 +44,21 @@ HEAD = """\
 
 <!-- scripts/pages/checks.py writes this page from provision/checks and tests/unit/recorded; a test compares them. -->
 
-`clusterctl check` looks for what would make a training hang, fail or crawl, and changes nothing. Every check is OK,
-WARN (it runs, slower or at a risk), FAIL (a training would hang, crash or go wrong), UNKNOWN (a program, rights or an
-understandable answer are missing; never OK) or n/a (the node lacks the hardware that the check is about, such as GPUs
-or InfiniBand; nothing was checked, and it is counted apart from OK). What differs between
-nodes is compared with the value that more than half of at least three nodes have, and the odd node is named; where
-there is no such value, all are.
+`clusterctl check` looks for anything that would make a training hang, fail or slow down. It changes nothing. Each check
+has a verdict per node:
 
-A check without a *level* is passive and part of every `clusterctl check`; those of level 1 are between nodes and come
-with `--level 1`. *Needs* names a program that must be on the node, `root` where it knows more with root's rights, and
-`BUNDLE` where the nodes are compared with a bundle. The inventory changes thresholds and leaves checks out:
+- OK
+- WARN: the training runs, but slower or at a risk
+- FAIL: the training would hang, crash or go wrong
+- UNKNOWN: a program, the rights or an understandable answer are missing; an unknown answer is never OK
+- N/A: the node lacks the hardware that the check is about, such as GPUs or InfiniBand; nothing was checked
+
+Values that should be equal on all nodes are compared with the value that more than half of at least three nodes have,
+and the node that differs is named. Without such a value, all nodes are named.
+
+A check without a *level* is part of every `clusterctl check`. Checks of level 1 send traffic between nodes and run
+with `--level 1`. *Needs* lists a program that the node must have, `root` if the check learns more as root, and
+`BUNDLE` if it compares the nodes with a bundle. The inventory changes thresholds and skips checks:
 
 ```yaml
 checks:
@@ -62,9 +67,10 @@ checks:
     {limit}: {value:g}
 ```
 
-Each check has recordings of what healthy and faulty nodes answer ([tests/unit/recorded](../tests/unit/recorded)), with
-where they are from. *Unproven* stands where nobody has seen the real thing: the healthy answer, or a faulty one, is
-written after a document or changed by hand. {number} checks, of which {proven} are proven on both sides.
+Each check has recorded answers of healthy and faulty nodes, with their sources
+([tests/unit/recorded](../tests/unit/recorded)). *Unproven* means that the healthy or a faulty answer was never
+recorded on a real machine: it was written from documentation or changed by hand. {proven} of {number} checks are
+proven on both sides.
 """
 
 
@@ -90,7 +96,7 @@ def page() -> str:
 
 
 def section(check: str) -> str:
-    """What the page says about one check."""
+    """The section about one check."""
     about = checks.load(check)
     needs = [
         *([f"`{about.tool}`"] if about.tool else []),
@@ -113,14 +119,14 @@ def section(check: str) -> str:
 
 
 def sources(check: str, about: checks.Check) -> list[str]:
-    """Where its thresholds and formats are from, and what was recorded."""
-    told = " ".join(about.about.split()).replace("``", "`")
+    """The sources of a check's thresholds and formats, and of its recordings."""
+    text = " ".join(about.about.split()).replace("``", "`")
     known = dict.fromkeys(f"{each.source}" for each in recordings(check) if each.seen)
-    return [told] * bool(told) + [f"Recorded: {'; '.join(known)}."] * bool(known)
+    return [text] * bool(text) + [f"Recorded: {'; '.join(known)}."] * bool(known)
 
 
 def unproven(check: str) -> str:
-    """What of it nobody has seen."""
+    """The sides of a check that were never recorded on a real machine."""
     if not recordings(check):
         return "nothing is recorded"
     found = recorded(check)
@@ -132,14 +138,14 @@ def unproven(check: str) -> str:
 
 
 def recordings(check: str) -> tuple[Recording, ...]:
-    """All of a check's recordings; a check that is being written may have none."""
+    """All recordings of a check; a new check may have none."""
     if not (FOLDER / f"{check}.yaml").exists():
         return ()
     return recorded(check).healthy + recorded(check).faulty
 
 
 def wrapped(text: str, width: int = 120) -> str:
-    """Paragraphs in lines that fit; what is indented, fenced or a heading stays."""
+    """The text with long lines of paragraphs wrapped; fenced blocks and headings stay as they are."""
     lines: list[str] = []
     fenced = False
     for line in text.splitlines():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/troubleshooting.md, from the table of causes, the rules about runs that train, and the recorded runs.
+"""Writes docs/troubleshooting.md from the table of causes, the rules about running trainings, and the recorded runs.
 
 scripts/pages/troubleshooting.py          writes the page
 scripts/pages/troubleshooting.py --print  shows it
@@ -30,34 +30,40 @@ HEAD = """\
 <!-- scripts/pages/troubleshooting.py writes this page from provision/diagnosis and tests/unit/recorded_runs; a test
 compares them. -->
 
-`clusterctl diagnose` reads the logs of all ranks, the events and samples of the nodes' agents and what the kernel said,
-and tells which rank failed first and why, or what is wrong with a run that goes on. It needs no node to answer: what
-`clusterctl train` has written beside the inventory is read as well. Logs of any other launcher are judged too:
+`clusterctl diagnose` reads the logs of all ranks, the events and samples of the agents, and the kernel's messages. It
+reports which rank failed first and why, or what is wrong with a run that is still running. It works without a node: it
+also reads the record that `clusterctl train` wrote beside the inventory. It reads logs of other launchers, too:
 
     clusterctl diagnose --log train.log
 
-When a rank fails, all others fail after it: their connections break, they wait for NCCL until a limit, the launcher
-tells that a child of it has failed. So a row here is a *cause*; or *unknown*, an exception that no row knows; or
-*ended*, when a process or node was ended from outside; or *late*, which explains only where nothing better is seen; or
-an *echo*, which never explains. The first sign of the strongest kind is the verdict, and all that follows is folded
-below it. What comes within half a second counts as simultaneous. An exception that was survived (the run made steps
-after it, or others followed after a minute) is left aside.
+When a rank fails, all others fail after it: their connections break, NCCL times out, and the launcher reports a failed
+child. The first sign of the strongest kind is the verdict, and the signs after it are folded below it. The kinds, the
+strongest first:
 
-The answer names the run, the file and the line of what it quotes, and shows the innermost frames of a Python traceback.
-Where an NCCL collective timed out, the verdict is about the rank that did not arrive: the one whose last enqueued
-collective is lower in the logs, or whose log says nothing of it. With `--log A B` the times of logs without years are
-not compared with other logs: among equal causes the file named first counts, and the answer says so. A node counts as
-lost only where nothing of its own says otherwise: a traceback in its agent.log, or an uptime longer than the silence.
+- *cause*: a row of this page
+- *unknown*: an exception that matches no row
+- *ended*: something outside the run killed a process or a node
+- *late*: explains a failure only if there is no better sign
+- *echo*: never explains a failure
+
+Signs within half a second count as simultaneous. An exception that the run survived is ignored: the run made steps
+after it, or other signs followed more than a minute later.
+
+The answer names the run, the file and the line of each quotation, and shows the innermost frames of a Python
+traceback. After a time-out of an NCCL collective the verdict names the rank that did not arrive. This is the rank
+whose last enqueued collective is lower in the logs, or whose log does not mention it. With `--log A B`, times in logs
+without years are not compared with other logs: among equal causes the first file counts, and the answer says so. A
+node counts as lost only if neither a traceback in its agent.log nor an uptime longer than the silence says otherwise.
 
 {causes} causes and {rules} rules, with {cases} recorded runs
-([tests/unit/recorded_runs](../tests/unit/recorded_runs)). *Source* says where the words that are looked for are from.
+([tests/unit/recorded_runs](../tests/unit/recorded_runs)). *Source* is the origin of the text that a row matches.
 """
 
 CONDITIONS = """
 ## A run that trains, but not well
 
-These are looked for in the progress and the samples of a run that goes on or has finished. A rule is silent when in
-doubt; its thresholds are here with the reason for each.
+`clusterctl diagnose` looks for these in the progress and the samples of a run that is running or has finished. A rule
+is silent when in doubt. Each threshold has its reason.
 """
 
 
@@ -73,17 +79,17 @@ def page() -> str:
 
 
 def cause_section(cause: Cause) -> str:
-    """What the page says about one cause."""
+    """The section about one cause."""
     facts = [f"*{cause.grade}*"] if cause.grade != "cause" else []
     facts += ["survived, it still counts"] if cause.lasting else []
     facts += ["only where nodes differ"] if cause.differs else []
-    told = f" ({'; '.join(facts)})" if facts else ""
+    notes = f" ({'; '.join(facts)})" if facts else ""
     source = f"<{cause.source}>" if cause.source.startswith("https://") else cause.source
-    return f"\n### {cause.id}\n\n{filled(titled(cause.says) + '.' + told)}\n\n{listed(cause.fix)}\nSource: {source}\n"
+    return f"\n### {cause.id}\n\n{filled(titled(cause.says) + '.' + notes)}\n\n{listed(cause.fix)}\nSource: {source}\n"
 
 
 def rule_section(rule: Rule) -> str:
-    """What the page says about one rule."""
+    """The section about one rule."""
     limits = "".join(
         filled(f"- `{name}` {limit.value:g} {limit.why}", "  ") + "\n" for name, limit in rule.limits.items()
     )
@@ -104,7 +110,7 @@ def titled(says: str) -> str:
 
 
 def plain(template: str) -> str:
-    """A sentence with its captured values as words: ``{path}`` becomes ``PATH``; brackets are left out."""
+    """A sentence with its captured values as words: ``{path}`` becomes ``PATH``; brackets are dropped."""
     text = re.sub(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]", r"\1", template)
     return re.sub(r"\{(\w+)\}", lambda found: f"`{found[1].upper()}`", text)
 

@@ -154,7 +154,7 @@ def test_other_runs_and_programs_are_none_of_its_own():
 def test_only_those_of_a_kind_on_a_node_are_struck():
     found = [Process(pid, node, kind, "") for pid, node, kind in ((5, "node01", "rank"), (3, "node02", "rank"))]
     assert only(found, "rank", "node02") == found[1:]
-    with pytest.raises(BenchError, match="is not there"):
+    with pytest.raises(BenchError, match="no process to kill"):
         strike(only(found, "agent", "node02"))
 
 
@@ -212,7 +212,7 @@ def test_lines_are_not_waited_for_forever(tmp_path):
     lines = Lines(["sleep", "60"], cwd=tmp_path)
     with pytest.raises(BenchError, match="nothing like"):
         lines.until("x", patience=0.1)
-    with pytest.raises(BenchError, match=r"goes on after 0\.1 s: sleep 60"):
+    with pytest.raises(BenchError, match=r"is still running after 0\.1 s: sleep 60"):
         lines.finish(0.1)
     lines.end()
     assert lines.process.returncode == -9

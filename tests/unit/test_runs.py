@@ -29,7 +29,7 @@ from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, find, script
 from provision.tasks.status import RunStatus
 from provision.tasks.stop import Stopped, judged, refuse_others
-from provision.transfer.fetch import Escape, There, fetch, lacking, listed, parse_list
+from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, listed, parse_list
 
 NODE = Node("node01", "10.0.0.1")
 SESSION = Session(Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), (NODE,)))
@@ -504,21 +504,21 @@ def hostile(*members):
     ],
 )
 def test_an_archive_that_tries_to_escape_is_refused(tmp_path, member):
-    with pytest.raises(Escape, match="node01: it sent"):
-        fetch(hostile(member), "/there", {"wanted": There(4, 0)}, tmp_path / "here")
+    with pytest.raises(UnrequestedFile, match="node01: it sent"):
+        fetch(hostile(member), "/there", {"wanted": RemoteFile(4, 0)}, tmp_path / "here")
     assert [path for path in tmp_path.rglob("*") if path.name in {"evil", "wanted", "other"}] == []
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x"])
 def test_a_list_that_leads_out_of_the_folder_is_refused(name):
-    with pytest.raises(Escape, match="leads out of the folder"):
+    with pytest.raises(UnrequestedFile, match="outside the folder"):
         parse_list(f"4 0.5 ok\0004 0 {name}\0", "node01")
 
 
 def test_files_that_did_not_come_are_missed(tmp_path):
     remote = hostile(("wanted", tarfile.REGTYPE, ""))
-    with pytest.raises(ClusterctlError, match="1 of 2 files did not come, among them more"):
-        fetch(remote, "/there", {"wanted": There(4, 0), "more": There(1, 0)}, tmp_path)
+    with pytest.raises(ClusterctlError, match="1 of 2 files did not arrive, such as more"):
+        fetch(remote, "/there", {"wanted": RemoteFile(4, 0), "more": RemoteFile(1, 0)}, tmp_path)
     assert (tmp_path / "wanted").read_bytes() == b"evil"
 
 

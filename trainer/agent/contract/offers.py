@@ -1,6 +1,6 @@
 """Validates a node's report of its checkpoints (``selection.offer``): the node may be broken or lie.
 
-It imports nothing of the agent, because the controller checks the same offers (``trainer.offers``).
+It imports nothing of the agent, because the controller checks the same offers.
 """
 
 from __future__ import annotations
