@@ -15,7 +15,6 @@ import pwd
 import re
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -136,6 +135,8 @@ def fork(work: Callable[[], int]) -> Tuple[str, str]:
             _detach(theirs)
             code = work()
         except BaseException:  # noqa: BLE001 - the caller's code must not continue in this process
+            import traceback  # noqa: PLC0415 - imported only after a crash
+
             traceback.print_exc()
         finally:
             with contextlib.suppress(OSError, ValueError):

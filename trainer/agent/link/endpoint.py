@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
@@ -335,6 +334,8 @@ class End:
         """
         peer = next((peer for peer in self.peers.values() if peer.connection is connection), None)
         if not isinstance(error, (EndedError, NotOursError, StrangerError, RefusedError)):
+            import traceback  # noqa: PLC0415 - imported only after a crash
+
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._log("the connection of %s failed:\n%s" % (peer.node if peer else "a guest", text))
         elif peer is not None and isinstance(error, NotOursError):

@@ -21,7 +21,6 @@ from ..checkpoints import selection as stock
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, folder_name, number, text
 from ..link.link import LinkError
-from ..node.probe import free_port
 from ..node_plan import NodePlan
 
 Outcomes = Dict[int, Dict[str, Any]]
@@ -88,6 +87,8 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
     world_size = sum(offer["processes"] for offer in offers.values())
     decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
     if number > 1 and decision["port"] is not None:
+        from ..node.probe import free_port  # noqa: PLC0415 - most runs have one attempt
+
         # Processes that were just ended may hold the last attempt's port for a while.
         host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"
         decision["port"] = free_port(host) or decision["port"]
