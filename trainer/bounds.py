@@ -1,4 +1,4 @@
-"""The values that a number may take, declared once beside the option: for the command line, files and ``--help``."""
+"""The range of a number, declared once beside its option and used for the command line, files and ``--help``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import Optional, Tuple, Union
 
 Number = Union[int, float]
-LONG = 24  # digits of a number that are shown
+LONG = 24  # digits of a number to show
+SAFETY = 1_000_000  # a higher limit only guards against typing errors: shown only with a value above it
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A range, and single values beside it that mean something of their own.
+    """A range, and single values outside it with a special meaning.
 
     Attributes:
         low: the lowest value; None: no limit.
         high: the highest value; None: no limit.
         above: the value must be larger than this one.
         below: the value must be smaller than this one.
-        also: values outside the range that are allowed too, such as 0 for "never".
+        also: allowed values outside the range, such as 0 for "never".
     """
 
     low: Optional[Number] = None
@@ -33,7 +34,7 @@ class Bound:
         if value in self.also:
             return True
         return (
-            (isinstance(value, int) or math.isfinite(value))  # a large whole number fits into no float
+            (isinstance(value, int) or math.isfinite(value))  # a float cannot hold a large whole number
             and (self.low is None or value >= self.low)
             and (self.high is None or value <= self.high)
             and (self.above is None or value > self.above)
@@ -42,21 +43,20 @@ class Bound:
 
     def __str__(self) -> str:
         """``at least 1``, ``more than 0 and at most 1``, ``at least 1, or 0``; ``a finite number`` without limits."""
-        parts = []
-        for word, limit in (
-            ("at least", self.low),
-            ("more than", self.above),
-            ("at most", self.high),
-            ("less than", self.below),
-        ):
-            if limit is not None:
-                parts.append("%s %s" % (word, _shown(limit)))
-        text = " and ".join(parts) or "a finite number"
-        return ", or ".join([text, *map(_shown, self.also)])
+        high = None if self.high is not None and self.high > SAFETY else self.high
+        return self._describe(high)
 
     def problem(self, value: Number) -> str:
-        """``must be at least 1, not -3``; empty where the value is allowed."""
-        return "" if self.allows(value) else "must be %s, not %s" % (self, _shown(value))
+        """``must be at least 1, not -3``; empty for an allowed value."""
+        if self.allows(value):
+            return ""
+        is_too_high = self.high is not None and value > self.high
+        return "must be %s, not %s" % (self._describe(self.high) if is_too_high else self, _shown(value))
+
+    def _describe(self, high: Optional[Number]) -> str:
+        limits = (("at least", self.low), ("more than", self.above), ("at most", high), ("less than", self.below))
+        text = " and ".join("%s %s" % (word, _shown(limit)) for word, limit in limits if limit is not None)
+        return ", or ".join([text or "a finite number", *map(_shown, self.also)])
 
 
 def _shown(value: Number) -> str:
@@ -65,7 +65,7 @@ def _shown(value: Number) -> str:
 
 
 COUNT = Bound(low=1, high=1 << 40)
-"""Of things of which there must be one."""
+"""A number of things, at least one."""
 EVERY = Bound(low=1, high=1 << 40, also=(0,))
 """An interval in steps, where 0 means never."""
 SHARE = Bound(low=0, high=1)

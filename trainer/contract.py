@@ -1,4 +1,4 @@
-"""What the controller and the agents agree on, for everything that does not run on a node."""
+"""The contract of controller and agents, for code that does not run on a node."""
 
 from trainer.agent.contract.plan import (
     CHECKPOINT,

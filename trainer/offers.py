@@ -1,4 +1,4 @@
-"""The agent's check of what a node says about its checkpoints, for the controller."""
+"""The agent's check of the checkpoints that a node offers, for the controller."""
 
 from trainer.agent.checkpoints.offers import folder_name, problem
 

@@ -1,4 +1,4 @@
-"""The agent's parser for bytes from outside, for everything that does not run on a node."""
+"""The agent's parser for untrusted bytes, for code that does not run on a node."""
 
 from trainer.agent.contract.untrusted import DEPTH, LIMIT, UntrustedError, parse_json, parse_object
 

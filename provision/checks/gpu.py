@@ -15,7 +15,19 @@ from provision.checks.kit import (
     unread,
     warn,
 )
-from provision.checks.kit.gpu import LOG, PCI, SMI, Gpu, devices, each, each_gpu_node, equal_gpus, query, unanswered
+from provision.checks.kit.gpu import (
+    LOG,
+    PCI,
+    SMI,
+    Gpu,
+    OwnFault,
+    devices,
+    each,
+    each_gpu_node,
+    equal_gpus,
+    query,
+    unanswered,
+)
 
 _AER_PROBE = f"""\
 {PCI}\
@@ -366,6 +378,37 @@ def throttle(row: tuple[Gpu, ...]) -> Judgement:
     return warn(each(reasons), expected="none", fix=_THROTTLE_FIX)
 
 
+_STACKED = ("6.0", "7.0", "8.0", "9.0", "10.0", "10.3")  # P100, V100, A100, H100 and H200, B200, B300
+_ECC_FIX = "nvidia-smi -e 1 (as root), then reboot"
+
+
+def _ecc(gpu: Gpu) -> str:
+    now, next_boot = gpu["ecc.mode.current"], gpu["ecc.mode.pending"]
+    if gpu.has("ecc.mode.pending") and now != next_boot:
+        return f"ECC {now}, {next_boot} after the next reboot"
+    return "ECC Disabled" if now == "Disabled" and gpu["compute_cap"] in _STACKED else ""
+
+
+_LANES, _ALL_LANES, _GENERATION = "pcie.link.width.current", "pcie.link.width.max", "pcie.link.gen.max"
+
+
+def _narrow(gpu: Gpu) -> str:
+    now, most = gpu.number(_LANES), gpu.number(_ALL_LANES)
+    return f"{gpu[_LANES]} of {gpu[_ALL_LANES]} lanes" if now is not None and most is not None and now < most else ""
+
+
+def _limited(gpu: Gpu, limits: Mapping[str, float]) -> str:
+    limit, default = gpu.number("power.limit"), gpu.number("power.default_limit")
+    if limit is None or default is None or limit >= default * (1 - limits["below_percent"] / 100):
+        return ""
+    return f"{limit:.0f} W of {default:.0f} W"
+
+
+def _power(gpu: Gpu) -> str:
+    limit = gpu.number("power.limit")
+    return "no power limit" if limit is None else f"{limit:.0f} W"
+
+
 CHECKS = (
     equal_gpus(
         "gpu.same",
@@ -384,5 +427,51 @@ CHECKS = (
         noun="VBIOS",
         fix="bring the GPUs to one firmware with the server vendor's tool at the next maintenance",
         why="Another VBIOS may mean other clocks and power limits: one GPU that is slower makes all others wait.",
+    ),
+    equal_gpus(
+        "gpu.eccmode",
+        "ECC is on",
+        reads=("ecc.mode.current", "ecc.mode.pending", "compute_cap"),
+        show=lambda gpu: gpu["ecc.mode.current"],
+        own=OwnFault(_ecc, "ECC is on", _ECC_FIX),
+        noun="ECC",
+        fix=_ECC_FIX,
+        why=(
+            "Without ECC a flipped bit of memory goes into the weights unseen; where it differs, so does the memory's "
+            "size."
+        ),
+        about="""ECC is expected of the chips with stacked memory, which data centres have; on others it is a choice,
+but one that all nodes should have made. Source of the capabilities: NVIDIA, "CUDA GPU Compute Capability".""",
+    ),
+    equal_gpus(
+        "gpu.pcie",
+        "every GPU uses all lanes of its PCIe slot",
+        reads=(_LANES, _ALL_LANES, _GENERATION),
+        show=lambda gpu: f"x{gpu[_LANES]}, generation {gpu[_GENERATION]}",
+        own=OwnFault(
+            _narrow,
+            "all lanes",
+            "power off and reseat the GPU, its riser and cables; then look at the slot's setting in the BIOS",
+            "FAIL",
+        ),
+        noun="PCIe",
+        fix="compare the BIOS settings of the PCIe slots, and the risers",
+        why="Half the lanes are half the speed between GPU, memory and network: every step waits for that one GPU.",
+        about="""The current generation says nothing: it drops while a GPU idles. The highest one is what GPU and slot
+agree on.""",
+    ),
+    equal_gpus(
+        "gpu.power",
+        "the power limit of every GPU is its default",
+        reads=("power.limit", "power.default_limit"),
+        show=_power,
+        own=OwnFault(
+            _limited,
+            "the default limit",
+            "nvidia-smi -i N -pl WATTS (as root); find out first who set it, and whether the rack can bear more",
+        ),
+        limits={"below_percent": 2},
+        fix="nvidia-smi -i N -pl WATTS (as root) sets the same limit on all nodes",
+        why="A GPU with less power has lower clocks: the whole run goes at its pace.",
     ),
 )

@@ -1,9 +1,14 @@
 """Network: the simple checks."""
 
-import re
+from __future__ import annotations
 
-from provision.checks.kit import Answer, Judgement, each_node, fail, ok, unknown, warn
-from provision.checks.kit.network import as_address
+import re
+from collections.abc import Mapping
+
+from provision.checks.kit import Answer, Judgement, Judgements, each_node, fail, majority, odd, ok, unknown, warn
+from provision.checks.kit.network import Link, Network, as_address, carrier_nodes, table
+
+Carriers = Mapping[str, tuple[Network, Link]]
 
 _BOND_PROBE = """\
 for cc_path in /proc/net/bonding/*; do
@@ -103,3 +108,114 @@ def loopback(node: str, answer: Answer) -> Judgement:
         observed = f"localhost is {', '.join(wrong)}" if wrong else "localhost has no address"
         return fail(observed, fix="write `127.0.0.1 localhost` into /etc/hosts")
     return ok(f"localhost is {', '.join(found)}")
+
+
+# --- the interface that carries the training ---------------------------------------------------------
+
+
+@carrier_nodes(
+    "net.mtu",
+    "the same MTU on every node's data interface",
+    why="Large packets vanish between nodes whose MTU differs: connections open, then hang with the first tensor.",
+)
+def mtu(found: Carriers) -> Judgements:
+    """FAIL on the nodes that differ."""
+    values = {name: link.mtu for name, (_, link) in found.items()}
+    interface = {link.name for _, link in found.values()}
+    fix = f"ip link set {interface.pop() if len(interface) == 1 else 'INTERFACE'} mtu N, and on the switch"
+    yield from odd(values, noun="MTU", fix=fix, verdict="FAIL")
+
+
+@carrier_nodes(
+    "net.duplex",
+    "no half-duplex link carries the training",
+    why="A half-duplex link is one whose autonegotiation failed: packets collide, and transfers crawl.",
+)
+def duplex(found: Carriers) -> Judgements:
+    """WARN where the interface, or a device below it, is half duplex.
+
+    /sys/class/net/*/duplex: ``full``, ``half``, or ``unknown`` where a driver does not say (kernel, sysfs-class-net).
+    """
+    for name, (net, link) in found.items():
+        half = [each.name for each in (link, *net.devices(link)) if each.duplex == "half"]
+        if half:
+            fix = f"set switch port and node to autonegotiation: ethtool -s {half[0]} autoneg on"
+            yield name, warn(f"{half[0]} is half duplex", fix=fix)
+        else:
+            yield name, ok(f"{link.name}: {link.duplex if link.duplex != 'unknown' else 'not told by the driver'}")
+
+
+@carrier_nodes(
+    "net.speed",
+    "the same link speed on every node's data interface",
+    why="Every step waits for the slowest link: one node at 1 Gbit/s makes the others as slow.",
+)
+def speed(found: Carriers) -> Judgements:
+    """WARN on the nodes that differ; a driver that does not say is no fault unless the other nodes' say.
+
+    /sys/class/net/*/speed, megabits a second; -1 and EINVAL where a driver does not say, as those of most virtual
+    machines.
+    """
+    # Of the devices below where there are some (a bond's ports), in Mbit/s; 0: not known.
+    values = {
+        name: link.speed or sum(each.speed or 0 for each in net.devices(link)) for name, (net, link) in found.items()
+    }
+    if majority(values) is None or any(values.values()):
+        fix = "look at the cable, the transceiver and autonegotiation: ethtool INTERFACE"
+        yield from odd(values, noun="link speed", show=_speed, fix=fix)
+        return
+    for name in values:
+        yield name, ok(f"the driver of {found[name][1].name} tells no speed")
+
+
+def _speed(speed: int) -> str:
+    if not speed:
+        return "not told by the driver"
+    return f"{speed / 1000:g} Gbit/s" if speed >= 1000 else f"{speed} Mbit/s"
+
+
+@carrier_nodes(
+    "net.errors",
+    "the data interface has no transmission errors and keeps its carrier",
+    # Packets: a healthy link has a bit error rate below 1e-12 (IEEE 802.3), far below one packet in a million. A link
+    # goes down once or twice while a machine starts.
+    limits={"errors_ppm": 1.0, "carrier_losses": 5},
+    why="Every lost packet stalls all ranks until it is sent again; a link that goes down breaks the training off.",
+)
+def errors(found: Carriers, answers: Mapping[str, Answer], limits: Mapping[str, float]) -> Judgements:
+    """WARN where errors are more than ``errors_ppm`` of the packets, or the carrier went ``carrier_losses`` times.
+
+    Counters since the driver was loaded: /sys/class/net/*/statistics and carrier_down_count (kernel, sysfs-class-net).
+    """
+    for name, (net, link) in found.items():
+        rows = table(answers[name], "count").items()
+        counts = {
+            each: [int(word) for word in row]
+            for each, row in rows
+            if len(row) == 6 and all(word.isdecimal() for word in row)
+        }
+        watched = dict.fromkeys(each.name for each in (link, *net.devices(link)))
+        if not counts.keys() & watched.keys():
+            yield name, unknown(f"{link.name} has no counters")
+            continue
+        observed = [text for each in watched if each in counts and (text := _bad(each, counts[each], limits))]
+        if observed:
+            fix = f"reseat or replace the cable, then look again: ip -s link show {link.name}"
+            yield name, warn("; ".join(observed), fix=fix)
+        else:
+            packets, wrong = (sum(sum(counts[each][at]) for each in watched if each in counts) for at in _PARTS)
+            yield name, ok(f"{wrong} errors in {packets} packets")
+
+
+_PARTS = (slice(1, 3), slice(3, 5))  # of the counters: packets, errors
+
+
+def _bad(name: str, counts: list[int], limits: Mapping[str, float]) -> str:
+    down, received, sent, *errors = counts
+    wrong, packets = errors[0] + errors[1], received + sent
+    observed = []
+    if wrong > packets * limits["errors_ppm"] / 1e6:
+        observed.append(f"{wrong} errors in {packets} packets" + (f" ({errors[2]} CRC)" if errors[2] else ""))
+    if down >= limits["carrier_losses"]:
+        observed.append(f"lost its carrier {down} times since start")
+    return f"{name}: {' and '.join(observed)}" if observed else ""

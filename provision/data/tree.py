@@ -1,4 +1,4 @@
-"""A file or folder that is pushed, as legs: small files travel together, large ones in ranges."""
+"""A pushed file or folder as legs: small files are sent together, large ones in ranges."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from pathlib import Path
 
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry
-from provision.env.packing import reading
-from provision.env.source import scan
-from provision.env.source.scan import Source
+from provision.env.source import files
+from provision.env.source.files import Source
 from provision.errors import UsageError
 from provision.model import Leg
 
-LARGE = 64 << 20  # bytes; a larger file travels in ranges of this length, smaller ones in tars of about it
+LARGE = 64 << 20  # bytes; larger files are sent in ranges of this length, smaller ones in tars of about it
 MANY = 4096  # files in one tar at most
-STAGING = ".clusterctl-push-"  # what begins so in a folder is a push on its way there, or what is left of a broken one
+STAGING = ".clusterctl-push-"  # the prefix of folders of running or interrupted pushes
 
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Tree:
-    """What is pushed.
+    """The pushed file or folder.
 
     Attributes:
-        source: where it lies here.
-        found: every file, symlink and folder below a pushed folder; one file alone has the empty path.
-        skipped: sockets and the like, which stay behind.
-        mode: of the pushed folder itself.
+        source: its path here.
+        found: every file, symlink and folder below a pushed folder; a single file has the empty path.
+        skipped: sockets and the like, which are not pushed.
+        mode: the mode of the pushed folder itself.
     """
 
     source: Path
@@ -42,7 +41,7 @@ class Tree:
 
     @property
     def single(self) -> bool:
-        """Whether this is one file and no folder."""
+        """Whether this is one file, not a folder."""
         return len(self.found) == 1 and not self.found[0].path
 
     @property
@@ -53,12 +52,12 @@ class Tree:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What one node is sent: the legs, and where their files go when all of them are there.
+    """The legs for one node, and the final paths of their files.
 
     Attributes:
-        legs: small files unpack as ``small/KEY/PATH``, so that different tars never mix; a large one as ``large/NAME``.
-        small: by the KEY of their leg, the paths of small files and symlinks.
-        large: by NAME, the path of a large file.
+        legs: small files unpack as ``small/KEY/PATH``, so that tars never mix; a large one as ``large/NAME``.
+        small: the paths of small files and symlinks, by the KEY of their leg.
+        large: the path of each large file, by NAME.
     """
 
     legs: tuple[Leg, ...]
@@ -72,12 +71,12 @@ class Pushed:
 
     @property
     def room(self) -> int:
-        """Bytes that it takes on a node: a leg is there twice while it is unpacked."""
+        """The space that it needs on a node, where a leg exists twice while it is unpacked."""
         return self.size + max((leg.size for leg in self.legs), default=0)
 
 
-def look(source: Path) -> Tree:
-    """Everything below a folder, or one file; symlinks inside are kept as they are.
+def scan_tree(source: Path) -> Tree:
+    """Everything below a folder, or one file; symlinks inside stay symlinks.
 
     Raises:
         UsageError: it does not exist, or cannot be read.
@@ -89,7 +88,7 @@ def look(source: Path) -> Tree:
             f"{source}: {(error.strerror or str(error)).lower()}", hint="clusterctl push SRC DEST"
         ) from error
     if source.is_dir():
-        tree = scan.walk(source, "", skip=lambda _path, name: name.startswith(STAGING))
+        tree = files.walk(source, "", skip=lambda _path, name: name.startswith(STAGING))
         return Tree(source, tree.sources, tree.skipped, status.st_mode & 0o777)
     if not source.is_file():
         raise UsageError(f"{source} is neither a file nor a folder", hint="clusterctl push SRC DEST")
@@ -98,10 +97,9 @@ def look(source: Path) -> Tree:
 
 
 def plan(tree: Tree, wanted: frozenset[str], *, limit: int = LARGE) -> Pushed:
-    """The legs for those files and symlinks whose paths are ``wanted``, in an order that is the same every time.
+    """The legs for the files and symlinks whose paths are ``wanted``, always in the same order.
 
-    Which small files go together does not depend on what is wanted of them: where some have their place already, the
-    others' legs are still the same.
+    The grouping of small files does not depend on ``wanted``, so a rerun has the same legs for the rest.
     """
     files = [one for one in tree.found if one.type != "dir"]
     groups = (
@@ -121,12 +119,12 @@ def plan(tree: Tree, wanted: frozenset[str], *, limit: int = LARGE) -> Pushed:
 
 
 def _name(one: Source) -> str:
-    """What names this content of a file: where it goes, how long it is, and when it was written."""
+    """The name of a file's content: a hash of its path, mode, size, time and target."""
     return _key(one.path, str(one.mode), str(one.size), str(one.mtime_ns), one.target)
 
 
 def _key(*words: str) -> str:
-    """Short, since it stands in the name of every file in a tar."""
+    """A short hash, because the name of every file in a tar contains it."""
     return hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()[:24]
 
 
@@ -152,7 +150,7 @@ def _tar_leg(key: str, group: tuple[Source, ...]) -> Leg:
 
 
 def _tar(key: str, group: tuple[Source, ...]) -> Iterator[bytes]:
-    """A tar stream of whole files; each is compared with what the walk saw when it has been read."""
+    """A tar stream of whole files; each is compared with its scan after it has been read."""
     for one in group:
         yield tar.entry_header(_entry(key, one))
         if one.type == "file":
@@ -176,6 +174,6 @@ def _ranges(one: Source, name: str, limit: int) -> Iterator[Leg]:
 
 
 def _read(one: Source, offset: int, size: int) -> Iterator[bytes]:
-    with reading.open_source(one) as descriptor:
+    with files.open_source(one) as descriptor:
         for at in range(offset, offset + size, _BLOCK):
-            yield reading.read_at(descriptor, at, min(_BLOCK, offset + size - at), one)
+            yield files.read_at(descriptor, at, min(_BLOCK, offset + size - at), one)

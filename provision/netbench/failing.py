@@ -9,7 +9,7 @@ from typing import Any
 _STACK = re.compile(r"\n?(Exception raised from|frame #\d+|Traceback \(most recent)")
 _NOISE = re.compile(r"NCCL INFO|Exception raised from|^\s*frame #\d+|^\s*$|Traceback \(most recent")
 _TELLING = re.compile(r"(?i)error|warn|fail|refused|timed out|no such|not found")
-_WAITED = re.compile(r"(?i)time[d-]?\s?out|connection (reset|refused|closed)|failed to connect|said nothing")
+_WAITED = re.compile(r"(?i)time[d-]?\s?out|connection (reset|refused|closed)|failed to connect|no output for")
 _TEXT = 400  # characters of torch's own words
 
 

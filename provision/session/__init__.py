@@ -1,8 +1,8 @@
 """One command's session with the cluster, its stages, and what they return."""
 
-from provision.session.conversation import Conversation, talking
+from provision.session.conversation import Conversation, run_conversations
 from provision.session.lock import Lock, Sharing
 from provision.session.outcome import Failure, Outcome
 from provision.session.session import Session
 
-__all__ = ["Conversation", "Failure", "Lock", "Outcome", "Session", "Sharing", "talking"]
+__all__ = ["Conversation", "Failure", "Lock", "Outcome", "Session", "Sharing", "run_conversations"]

@@ -1,4 +1,4 @@
-"""A script that runs on a node while lines go to it and come back."""
+"""A script on a node that exchanges lines with this machine while it runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Conversation(threading.Thread):
     """One script, in its own thread until ``close`` ends its input.
 
     Attributes:
-        lines: what the script has printed.
-        result: how it ended; None before the end.
-        failure: why it could not run, or was cut off.
-        heard: when the line came that ``until`` returned, in monotonic seconds.
+        lines: the lines that the script has printed.
+        result: the script's result; None while it runs.
+        failure: why it could not run, or was interrupted.
+        heard: when the line of ``wait_for`` came, in monotonic seconds.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Conversation(threading.Thread):
         deadline: float | None = None,
         beat: float | None = None,
     ) -> None:
-        """``beat`` seconds without a line to send, an empty one goes out: the script sees that this side is alive."""
+        """After ``beat`` seconds without a line to send, an empty one is sent as a heartbeat."""
         super().__init__(name=f"conversation-{node.name}", daemon=True)
         self.node = node
         self.lines: list[str] = []
@@ -46,26 +46,26 @@ class Conversation(threading.Thread):
         self._to_send: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Talk until ``close``."""
+        """Run the script until ``close``."""
         try:
             remote = self._connect(self.node)
-            self.result = remote.run(self._script, stdin=self._input(), on_line=self.hear, deadline=self._deadline)
+            self.result = remote.run(self._script, stdin=self._input(), on_line=self.receive, deadline=self._deadline)
         except ClusterctlError as error:
             self.failure = error
         finally:
             self._received.put((None, time.monotonic()))
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send a line."""
         self._to_send.put(text)
 
-    def hear(self, text: str) -> None:
-        """Take a line of the script."""
+    def receive(self, text: str) -> None:
+        """Store a line of the script."""
         self.lines.append(text)
         self._received.put((text, time.monotonic()))
 
-    def until(self, start: str, seconds: float) -> str | None:
-        """The next line that starts with ``start``; None if none comes in time, or the script ends before."""
+    def wait_for(self, start: str, seconds: float) -> str | None:
+        """The next line that starts with ``start``; None if none comes in time, or the script ends first."""
         limit = time.monotonic() + seconds
         while (left := limit - time.monotonic()) > 0:
             try:
@@ -81,7 +81,7 @@ class Conversation(threading.Thread):
         return None
 
     def close(self) -> None:
-        """End the script's input, and with it the script."""
+        """End the script's input, which ends the script."""
         self._to_send.put(None)
 
     def _input(self) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ class Conversation(threading.Thread):
 
 
 @contextmanager
-def talking(conversations: Iterable[Conversation], *, patience: float = 10.0) -> Iterator[None]:
+def run_conversations(conversations: Iterable[Conversation], *, patience: float = 10.0) -> Iterator[None]:
     """Run conversations during the block, then close them and wait ``patience`` seconds for each."""
     started = tuple(conversations)
     try:

@@ -1,4 +1,4 @@
-"""One command at a time on a node: a lock that this connection holds, and that goes away with it."""
+"""The lock that allows one command at a time on a node. It ends with the connection that holds it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, PreflightError
 from provision.render import render
-from provision.session.conversation import Conversation, talking
+from provision.session.conversation import Conversation, run_conversations
 from provision.session.outcome import Failure, Outcome
 
 if TYPE_CHECKING:
     from provision.model import Inventory, Node
     from provision.session.session import Session
 
-BEAT = 2.0  # seconds between two signs of life
-_ANSWER = 60.0  # seconds for a node to say whether it is free; a silent owner is watched for 15
+BEAT = 2.0  # seconds between heartbeats
+_ANSWER = 60.0  # seconds for a node to answer; it watches a silent owner for 15
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Lock:
         return cls(f"{releases}/.lock", releases)
 
     def guarded(self, script: str) -> str:
-        """A script that runs only while this command holds the lock, and is ended with it."""
+        """A script that runs only while this command holds the lock, and is killed when the lock is lost."""
         return render("release/guard.sh.j2", lock=self.path, id=self.token) + script
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which locked nodes see the same folder: a change on one of them is a change on the others.
+    """Which locked nodes share a folder, so that a change on one of them changes the others.
 
-    ``owners`` maps a node to the node that holds its folder's lock, and to ``""`` if it holds the lock itself.
+    ``owners`` maps a node to the node that holds its folder's lock, or to ``""`` if it holds the lock itself.
     """
 
     owners: Mapping[str, str]
@@ -74,13 +74,13 @@ def hold(session: Session, nodes: Iterable[Node], lock: Lock) -> Iterator[Sharin
     """Hold a lock on every node while the block runs.
 
     Raises:
-        PreflightError: another command is running on some node; the message says whose, and since when.
+        PreflightError: another command is running on a node; the message names its user and its age.
         NodesFailedError: a node does not answer.
     """
     who = f"{getpass.getuser()} on {socket.gethostname()}, process {os.getpid()}"
     script = render("release/hold.sh.j2", lock=lock.path, releases=lock.releases, id=lock.token, who=who)
     holders = [Conversation(node, session.connections.__getitem__, script, beat=BEAT) for node in nodes]
-    with talking(holders):
+    with run_conversations(holders):
         limit = time.monotonic() + _ANSWER
         answers = {holder.node: _answer(holder, max(0.0, limit - time.monotonic())) for holder in holders}
         failed = {
@@ -113,7 +113,7 @@ def refuse_busy(states: Mapping[str, str]) -> None:
 
 
 def sharing(states: Mapping[str, str]) -> Sharing:
-    """Which nodes share a folder, from what each said about its lock: ``held HOST`` or ``shared HOST``."""
+    """Which nodes share a folder, from their answers about the lock: ``held HOST`` or ``shared HOST``."""
     hosts = {state.removeprefix("held "): name for name, state in states.items() if state.startswith("held ")}
     owners = {}
     for name, state in states.items():
@@ -123,18 +123,18 @@ def sharing(states: Mapping[str, str]) -> Sharing:
 
 
 def _answer(holder: Conversation, seconds: float) -> str | ClusterctlError:
-    """The first line of the script that holds the lock, or why there is none."""
-    state = holder.until("", seconds)
+    """The first line of the lock's script, or why there is none."""
+    state = holder.wait_for("", seconds)
     if state:
         return state
     if holder.failure:
         return holder.failure
     if holder.result:
         return ClusterctlError(" ".join(holder.result.err.split()) or "cannot be locked")
-    return ClusterctlError(f"did not say within {_ANSWER:g} s whether it is free")
+    return ClusterctlError(f"did not report within {_ANSWER:g} s whether it is locked")
 
 
 def _since(seconds: int) -> str:
-    if seconds < 0:  # the clock was set back, or another node's is ahead
+    if seconds < 0:  # the clock was set back, or another node's clock is ahead
         return "is running here"
     return "has been running here for " + (f"{seconds} s" if seconds < 120 else f"{seconds // 60} min")

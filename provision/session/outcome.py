@@ -1,4 +1,4 @@
-"""What a stage returns: a value for every node that succeeded, and a reason for every node that failed."""
+"""The result of a stage: a value for every node that succeeded, and a reason for every node that failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["no answer", "timed out", "refused", "failed"]
 
 
 class StepsFailedError(ClusterctlError):
-    """A step failed; ``steps`` are those that ran."""
+    """A step failed; ``steps`` are the ones that ran."""
 
     def __init__(self, message: str, steps: tuple[StepResult, ...]) -> None:
         super().__init__(message)
@@ -32,8 +32,8 @@ class Failure:
 
     Attributes:
         reason: one sentence, with the likely typo in the node's address if there is one.
-        kind: what happened.
-        hint: what the user can do about it; may be empty.
+        kind: the kind of failure.
+        hint: the fix; may be empty.
         steps: the steps that ran before the failure, and the failed one.
     """
 
@@ -45,7 +45,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: ClusterctlError, inventory: Inventory, node: Node) -> Failure:
-        """The failure that an exception stands for."""
+        """The failure for an exception."""
         if not isinstance(error, RemoteError):
             steps = error.steps if isinstance(error, StepsFailedError) else ()
             return cls(Reason.about(str(error), node.name, node.address, node.port), steps=steps, error=error)
@@ -58,7 +58,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What became of a stage, by node name.
+    """The result of a stage, by node name.
 
     Attributes:
         ok: the value of each node that succeeded.
@@ -78,7 +78,7 @@ class Outcome(Generic[T]):
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """What the failures say to do."""
+        """The hints of the failures."""
         return tuple(dict.fromkeys(failure.hint for failure in self.failed.values() if failure.hint))
 
     def of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -86,31 +86,31 @@ class Outcome(Generic[T]):
         return tuple(node for node in nodes if node.name in self.ok)
 
     def refuse(self, reasons: Mapping[str, str]) -> Outcome[T]:
-        """The same outcome, with nodes that succeeded and are refused for what they answered."""
+        """The same outcome, in which the nodes in ``reasons`` are refused."""
         failed = {name: Failure(why, "refused") for name, why in reasons.items() if name in self.ok}
         ok = {name: value for name, value in self.ok.items() if name not in failed}
         return Outcome(self.session, ok, {**self.failed, **failed}, self.changes)
 
     def __and__(self, other: Outcome[Any]) -> Outcome[Any]:
-        """Two stages as one. A node that failed in either has failed, and keeps its first reason."""
+        """Two stages as one. A node that failed in either stage failed, with its first reason."""
         failed = {**other.failed, **self.failed}
         ok = {name: value for name, value in {**self.ok, **other.ok}.items() if name not in failed}
         return Outcome(self.session, ok, failed, self.changes or other.changes)
 
     def hint(self, last: str) -> str:
-        """What the failures say to do, then ``last``."""
+        """The hints of the failures, then ``last``."""
         return "; ".join([*self.hints, last])
 
     def required(
         self, *flags: str, cannot: str = "", nothing: str = "nothing was changed", also: str = ""
     ) -> Mapping[str, T]:
-        """The values of all nodes, if every node succeeded; otherwise one error for all failures.
+        """The values of all nodes if every node succeeded, else one error for all failures.
 
         Args:
             flags: options for the command in the hint.
-            cannot: what a refused node cannot do, as in ``cannot take the environment``.
-            nothing: what is true while no node was changed.
-            also: one more sentence for the hint.
+            cannot: what a refused node cannot do, such as ``cannot take the environment``.
+            nothing: the statement for the case that no node was changed.
+            also: another sentence for the hint.
 
         Raises:
             PreflightError: nodes were refused; nothing was changed.

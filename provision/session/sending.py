@@ -1,4 +1,4 @@
-"""The stage that sends many bytes to nodes, which may pass them on to one another."""
+"""The stage that sends legs to nodes, which may relay them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from provision.inventory import fold
 from provision.output_text import size
 from provision.session.outcome import Failure, Outcome
-from provision.transfer import Target, transfer
+from provision.transfer import Options, Target, transfer
 
 if TYPE_CHECKING:
     from provision.model import Leg, Wire
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of a transfer. ``bytes`` left this machine, for all nodes together."""
+    """The result of a transfer. ``bytes``: sent by this machine, for all nodes together."""
 
     outcome: Outcome[Any]
     bytes: int = 0
@@ -38,18 +38,17 @@ def send(
     Args:
         session: the command's session.
         key: names the stage.
-        what: what is sent, for the title.
-        targets: the nodes; none: nothing is done.
-        legs: by wire form.
+        what: names the content in the title.
+        targets: the nodes; may be empty.
+        legs: the legs by wire form.
         relay: nodes may pass bytes on to one another.
     """
     if not targets:
         return Sent(Outcome(session, {}, changes=True))
     nodes = {target.node.name: target.node for target in targets}
     with session.stage(key, f"Sending {what} to {fold(nodes)}", None, "bytes") as shown:
-        result = transfer(
-            session.inventory, targets, session.connections, legs, relay=relay, stage=key, emit=session.emit
-        )
+        options = Options(relay=relay, stage=key, emit=session.emit)
+        result = transfer(session.inventory, targets, session.connections, legs, options)
         failed = {
             name: Failure.of(error, session.inventory, nodes[name]) for name, error in result.errors.items() if error
         }

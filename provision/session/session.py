@@ -1,8 +1,8 @@
-"""One command's view of the cluster: its nodes, its connections, and the one way to run a stage on them.
+"""One command's session: its nodes, its connections, and the methods that run a stage on them.
 
-A stage is a piece of work on several nodes at once. ``ask`` reads, ``apply`` changes nodes by steps, ``work`` does
-anything else, and ``each`` does it without being shown. All return an ``Outcome``. A stage times itself, shows itself
-and sorts failures from values; tasks contain none of that.
+A stage runs on several nodes at once. ``ask`` reads, ``apply`` changes nodes by steps, ``work`` calls any function,
+and ``each`` does so without showing it. All return an ``Outcome``. A stage measures its time, shows its progress, and
+separates failures from values; tasks contain none of that.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Script = str | Callable[[Node], str]
 Compile = Callable[[Sequence[Step], str], str]  # steps and a token to a script
 
 AT_ONCE = 64  # nodes; close to what clush and pdsh do (64 and 32)
-_FEW = 8  # nodes that are named while the others have finished
+_FEW = 8  # unfinished nodes that are named in the progress
 
 
 class Session:
-    """What one command works with. Use it as a context manager: at the end its connections are closed.
+    """A command's nodes and connections. As a context manager it closes its connections at the end.
 
     Attributes:
         inventory: the cluster.
@@ -80,11 +80,11 @@ class Session:
             inventory: the cluster.
             nodes: the chosen nodes; None for all.
             typed: the command as the user typed it.
-            prompts: answer questions about host keys and passwords; None: nothing can be asked.
+            prompts: ask the user about host keys and passwords; None: the user cannot be asked.
             emit: receives events.
             dry_run: nothing may be changed.
-            asks_sudo: the prompts may ask for sudo's password.
-            connections: use these and leave them open, instead of making some.
+            asks_sudo: the prompts may ask for the sudo password.
+            connections: use these and leave them open, instead of opening new ones.
         """
         self.inventory = inventory
         self.nodes = tuple(inventory.nodes if nodes is None else nodes)
@@ -98,14 +98,14 @@ class Session:
 
     @property
     def connections(self) -> Connections:
-        """One connection for each node, made when it is first needed."""
+        """One connection per node, opened on first use."""
         if self._connections is None:
             self._connections = Connections(self.inventory, self._prompts)
         return self._connections
 
     @property
     def can_ask(self) -> bool:
-        """Whether a person can answer questions."""
+        """Whether the user can be asked questions."""
         return self._prompts is not None
 
     def __enter__(self) -> Self:
@@ -137,17 +137,17 @@ class Session:
         deadline: float | None = None,
         state: Callable[[T], str] | None = None,
     ) -> Outcome[T]:
-        """Run a script that changes nothing, and read what it prints.
+        """Run a read-only script and parse its output.
 
         Args:
             key: names the stage in events and in results.
             title: names it to the user.
-            script: the script, or a function that makes one for a node.
-            read: makes a value of a node's output; what it cannot read is the node's failure.
+            script: the script, or a function that returns one for a node.
+            read: parses a node's output; an error of it is the node's failure.
             on: the nodes; None for the session's.
             stdin: bytes for the script.
             deadline: seconds for each node.
-            state: the words to show for a node's value; None shows nothing about nodes that succeeded.
+            state: describes a node's value; None shows nothing about nodes that succeeded.
         """
 
         def one(node: Node) -> T:
@@ -176,12 +176,12 @@ class Session:
         Args:
             key: names the stage in events and in results.
             title: names it to the user.
-            steps: by node name. Nodes without steps take no part.
+            steps: by node name. Nodes without steps are skipped.
             lock: run only while this lock is held.
             root: run as root.
             deadline: seconds for each node.
-            compiled: makes the script; None for ``compile_steps``.
-            state: the words to show for a node that succeeded.
+            compiled: compiles the script; None for ``compile_steps``.
+            state: describes a node that succeeded.
         """
 
         def one(node: Node) -> tuple[StepResult, ...]:
@@ -214,17 +214,17 @@ class Session:
         limit: int = AT_ONCE,
         changes: bool = False,
     ) -> Outcome[T]:
-        """Call a function for every node, and show how far it is.
+        """Call a function for every node and show the progress.
 
-        A ``ClusterctlError`` is the failure of its node alone.
+        A ``ClusterctlError`` is the failure of its node only.
 
         Args:
             key: names the stage in events and in results.
             title: names it to the user.
             function: what to do with a node.
             on: the nodes; None for the session's.
-            state: the words to show for a node's value; None shows nothing about nodes that succeeded.
-            wrong: whether a value counts as a failure where the stage is shown.
+            state: describes a node's value; None shows nothing about nodes that succeeded.
+            wrong: whether a value is shown as a failure.
             limit: how many nodes at a time.
             changes: the function changes nodes; see ``Outcome``.
         """
@@ -248,9 +248,9 @@ class Session:
         limit: int = AT_ONCE,
         changes: bool = False,
     ) -> Outcome[T]:
-        """``work`` that is not shown, because it is quick or a part of another stage."""
+        """Like ``work``, without showing it: for quick work, or a part of another stage."""
         nodes = self._chosen(on)
-        _ = self.connections  # made in this thread
+        _ = self.connections  # created in this thread
         ok: dict[str, T] = {}
         failed: dict[str, Failure] = {}
         answers = fan_out(nodes, function, limit=limit)
@@ -284,17 +284,17 @@ class Session:
     def output(
         self, node: Node, script: str, *, stdin: bytes | None = None, root: bool = False, deadline: float | None = None
     ) -> str:
-        """What a script prints that must succeed.
+        """The output of a script that must succeed.
 
         Raises:
-            ClusterctlError: it failed; the message is what it said.
+            ClusterctlError: it failed; the message is its error output.
         """
         result = self.run(node, script, stdin=stdin, root=root, deadline=deadline)
         if result.rc:
             raise ClusterctlError(_why(result))
         return result.out
 
-    # --- words for the user ------------------------------------------------------------------------
+    # --- hints and warnings ------------------------------------------------------------------------
 
     @property
     def command(self) -> str:
@@ -335,7 +335,7 @@ def _why(result: Result) -> str:
 
 
 def _watched(function: Callable[[Node], T], nodes: Sequence[Node], shown: Stage) -> Callable[[Node], T]:
-    """``function``, which also reports how many nodes are finished, and the last few that are not."""
+    """``function``, which also reports the number of finished nodes, and names the last few others."""
     waiting = {node.name for node in nodes}
     lock = threading.Lock()
 

@@ -1,7 +1,7 @@
-"""A stream of lines from every node, over as many connections as it takes.
+"""A stream of lines from every node, which survives broken connections.
 
-The run is on the nodes; a connection only shows it. The user is told once about a connection that stays broken for a
-while. It is tried again until it is back or no longer needed.
+The run continues on the nodes without a connection. The user is warned once about a connection that stays broken for a
+while. Connecting is retried until it succeeds or the stream is closed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from provision.ssh.wire import HostKeyChanged, RemoteError
 if TYPE_CHECKING:
     from provision.model import Remote
 
-BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between attempts; the last one again and again
-AWAY = 10.0  # seconds without a connection until the user is told
+BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between attempts; the last one repeats
+AWAY = 10.0  # seconds without a connection until the user is warned
 QUIET = 10.0  # seconds without a line until the connection is tested
 ANSWER = 10.0  # seconds for the test
 SETTLED = 2.0  # seconds that a connection without lines must last to count
-TRIES = 3  # scripts that end without a line, until a node is given up
+TRIES = 3  # scripts that end without a line until a node fails
 
 
-class Way(Protocol):
+class Pool(Protocol):
     """The part of ``ssh.remote.Connections`` that streams need."""
 
     def __getitem__(self, node: Node) -> Remote:
@@ -34,24 +34,24 @@ class Way(Protocol):
 
 
 class Stream:
-    """The lines of one node. ``run`` is for its own thread.
+    """The lines of one node. Call ``run`` in its own thread.
 
-    ``script`` makes the script that prints every line from the current offset on; ``line`` takes a line and returns
+    ``script`` writes the script that prints every line from the current offset on; ``line`` receives a line and returns
     whether it was the last one. With ``ends``, a script that succeeds has printed everything.
     """
 
     def __init__(
-        self, node: Node, way: Way, script: Callable[[], str], line: Callable[[str], bool], *, ends: bool = False
+        self, node: Node, pool: Pool, script: Callable[[], str], line: Callable[[str], bool], *, ends: bool = False
     ) -> None:
         self.node = node
-        self.said = False  # the user knows that there is no connection
+        self.warned = False  # the user was warned about the lost connection
         self.over = threading.Event()
-        self.failure: str | None = None  # why it was given up
-        self.mistake: Exception | None = None  # a bug in the thread that reads
-        self._way, self._script, self._line = way, script, line
+        self.failure: str | None = None  # why the stream failed
+        self.bug: Exception | None = None  # an exception in the thread that reads
+        self._pool, self._script, self._line = pool, script, line
         self._ends = ends
         self._away_since: float | None = None  # monotonic
-        self._back_at: float | None = None  # when it was connected again, while nothing has come since
+        self._back_at: float | None = None  # when it was connected again, until a line comes
         self._lines = 0
         self._heard = time.monotonic()
         self._trying = False
@@ -61,8 +61,8 @@ class Stream:
         """Read to the last line."""
         try:
             self._read()
-        except Exception as error:  # noqa: BLE001 - ``Streams.look`` raises it in the thread that waits for this one
-            self.mistake = error
+        except Exception as error:  # noqa: BLE001 - ``Streams.check`` raises it in the thread that waits
+            self.bug = error
         finally:
             self.over.set()
 
@@ -71,7 +71,7 @@ class Stream:
         while not self.over.is_set() and not self._closed.is_set():
             before = self._lines
             try:
-                remote = self._way[self.node]
+                remote = self._pool[self.node]
                 self._connected()
                 result = remote.run(self._script(), on_line=self._take)
             except HostKeyChanged as error:
@@ -94,18 +94,18 @@ class Stream:
         self._closed.set()
 
     def away(self) -> float:
-        """Seconds without a connection; one that breaks at once does not count."""
+        """Seconds without a connection; one that breaks at once does not count as a connection."""
         now = time.monotonic()
         if self._back_at is not None and now - self._back_at >= SETTLED:
             self._away_since = None
         since = self._away_since
         return 0.0 if since is None else now - since
 
-    def try_out(self) -> None:
-        """After a while without a line: test the connection, and break it if it is dead.
+    def test(self) -> None:
+        """Test the connection if no line has come for a while, and close it if it is dead.
 
-        Returns at once; another thread waits for the answer. A machine that is switched off is as silent as a run that
-        prints nothing.
+        A machine that is switched off is as silent as a run that prints nothing. Returns at once; another thread waits
+        for the answer.
         """
         if self._trying or self.over.is_set() or self.away() or time.monotonic() - self._heard < QUIET:
             return
@@ -114,13 +114,13 @@ class Stream:
 
     def _ping(self) -> None:
         try:
-            remote = self._way[self.node]
+            remote = self._pool[self.node]
             try:
                 remote.run("true", deadline=ANSWER)
                 self._heard = time.monotonic()
             except RemoteError:
                 self._lost()
-                remote.close()  # ends the script that is read from, and with it the wait
+                remote.close()  # ends the running script, and with it the wait
         except RemoteError:
             self._lost()
         finally:
@@ -143,33 +143,33 @@ class Stream:
 
 
 class Streams:
-    """The streams of several nodes. ``look`` is to be called about once a second, from one thread."""
+    """The streams of several nodes. Call ``check`` about once a second, from one thread."""
 
     def __init__(self, streams: Sequence[Stream], emit: Emit) -> None:
         self.streams = tuple(streams)
         self._emit = emit
 
     def start(self) -> None:
-        """Start to read from every node."""
+        """Start reading from every node."""
         for stream in self.streams:
             threading.Thread(target=stream.run, name=f"follow-{stream.node.name}", daemon=True).start()
 
-    def look(self) -> None:
-        """Test quiet connections; report which are lost, and which are back. Raises the error that ended a stream."""
+    def check(self) -> None:
+        """Test quiet connections and report lost and restored ones. Raises the error that ended a stream."""
         for stream in self.streams:
-            if stream.mistake is not None:
-                raise stream.mistake
-            stream.try_out()
+            if stream.bug is not None:
+                raise stream.bug
+            stream.test()
             name, away = stream.node.name, stream.away()
             if stream.over.is_set():
                 continue
-            if away >= AWAY and not stream.said:
-                stream.said = True
+            if away >= AWAY and not stream.warned:
+                stream.warned = True
                 self._emit(
                     Notice(f"no connection to {name} for {away:.0f} s; the run is still running there", "warning")
                 )
-            elif stream.said and not away:
-                stream.said = False
+            elif stream.warned and not away:
+                stream.warned = False
                 self._emit(Notice(f"the connection to {name} is back"))
 
     def close(self) -> None:

@@ -33,8 +33,8 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         "nodes": list(run.nodes),
         "missing_nodes": run.missing,
         "owner": run.owner,
-        **{key: head.said.get(key) for key in ("step", "total", "loss", "phase", "attempt", "attempts")},
-        **{key: head.said.get(key) for key in ("checkpoint", "port", "world_size", "why", "began")},
+        **{key: head.fields.get(key) for key in ("step", "total", "loss", "phase", "attempt", "attempts")},
+        **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began")},
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
         "age": _age(run, now),
@@ -71,10 +71,10 @@ def run_shown(result: RunStatus, now: float) -> Summary:
         f"step {_steps(head)}" if head.number("step") is not None else "",
         f"loss {loss:.4g}" if (loss := head.number("loss")) is not None else "",
         f"{duration(left)} left" if left is not None else "",
-        f"attempt {head.said.get('attempt')} of {head.said.get('attempts')}"
+        f"attempt {head.fields.get('attempt')} of {head.fields.get('attempts')}"
         if (head.number("attempts") or 1) > 1 or (head.number("attempt") or 1) > 1
         else "",
-        f"from {head.said['checkpoint']}" if head.said.get("checkpoint") else "",
+        f"from {head.fields['checkpoint']}" if head.fields.get("checkpoint") else "",
     ]
     if text := ", ".join(part for part in progress if part):
         about.append(f"  {text}")
@@ -98,7 +98,7 @@ def run_shown(result: RunStatus, now: float) -> Summary:
 def _of_another(run: Run, users: Mapping[str, int | None]) -> bool:
     """Whether it is not known to be that user's as whom the inventory logs in."""
     return any(
-        (mine := users.get(part.node)) is not None and part.said.get("uid") not in {None, mine} for part in run.parts
+        (mine := users.get(part.node)) is not None and part.fields.get("uid") not in {None, mine} for part in run.parts
     )
 
 
@@ -124,7 +124,7 @@ def _part_row(part: Part, total: float | None) -> list[str]:
         part.node,
         str(part.rank),
         part.state,
-        str(part.said.get("phase") or "-") if part.live else "-",
+        str(part.fields.get("phase") or "-") if part.live else "-",
         _steps(part, total),
         str(len(gpus)) if gpus else "-",
         _range([_number(gpu, "use") for gpu in gpus]),
@@ -139,13 +139,13 @@ def _part_data(part: Part) -> dict[str, Any]:
         "rank": part.rank,
         "state": part.state,
         "alive": part.alive,
-        **{key: part.said.get(key) for key in ("phase", "step", "total", "loss", "time", "why", "left", "saved")},
+        **{key: part.fields.get(key) for key in ("phase", "step", "total", "loss", "time", "why", "left", "saved")},
         "sample": dict(part.samples[-1]) if part.samples else None,
     }
 
 
 def _state(run: Run) -> str:
-    phase = run.head.said.get("phase")
+    phase = run.head.fields.get("phase")
     return f"{run.state}, {phase}" if run.live and phase and phase != run.state else run.state
 
 
@@ -163,7 +163,7 @@ def _age(run: Run, now: float) -> float | None:
 
 def _why(run: Run) -> str:
     for part in run.parts:
-        why = part.said.get("why")
+        why = part.fields.get("why")
         if isinstance(why, Mapping) and why.get("text"):
             rank = "" if why.get("rank") is None else f", rank {why['rank']}"
             return f"why: {why.get('node') or part.node}{rank}: {str(why['text']).splitlines()[0]}"

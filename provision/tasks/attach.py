@@ -12,7 +12,7 @@ from provision.model import Emit, Node
 from provision.render import render
 from provision.run import plan_name
 from provision.run.follow import parsed
-from provision.session.streams import Stream, Streams, Way
+from provision.session.streams import Pool, Stream, Streams
 
 if TYPE_CHECKING:
     from pathlib import PurePosixPath
@@ -52,7 +52,7 @@ class Attachment:
 
     def follow(
         self,
-        way: Way,
+        pool: Pool,
         emit: Emit,
         *,
         until: Callable[[], bool] | None = None,
@@ -62,7 +62,7 @@ class Attachment:
         """Follow the run until it ends, or until the user detaches.
 
         Args:
-            way: the connections.
+            pool: the connections.
             emit: receives notices about lost connections.
             until: detach as soon as this is true.
             stop: stops the run on every node.
@@ -72,7 +72,7 @@ class Attachment:
             InterruptedByUser: a second Ctrl-C, while the run was being stopped.
             NodesFailedError: no node could be reached for ``FORSAKEN`` seconds.
         """
-        streams = Streams([self._stream(node, way) for node in self.nodes], emit)
+        streams = Streams([self._stream(node, pool) for node in self.nodes], emit)
         streams.start()
         try:
             self._until_over(streams, until, stop, ask)
@@ -112,7 +112,7 @@ class Attachment:
                     stopper.join()
                 return
 
-    def _stream(self, node: Node, way: Way) -> Stream:
+    def _stream(self, node: Node, pool: Pool) -> Stream:
         rank = self.nodes.index(node)
 
         def script() -> str:
@@ -128,14 +128,14 @@ class Attachment:
                 self._offsets[node.name] = offset  # last: an event that was not taken in is asked for again
             return self.follower.ended(node.name)
 
-        return Stream(node, way, script, line)
+        return Stream(node, pool, script, line)
 
     def _wait(self, streams: Streams, until: Callable[[], bool] | None) -> None:
         """Wait until the run ends or ``until`` is true. Nodes that cannot be reached are given up eventually."""
         follower = self.follower
         first_end: float | None = None
         while not (follower.over or (until and until())):
-            streams.look()
+            streams.check()
             for stream in streams.streams:
                 if stream.failure and not follower.ended(stream.node.name):
                     follower.lost(stream.node.name, stream.failure)

@@ -26,7 +26,7 @@ from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sou
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
 from provision.tasks.runs import by_name, find, run_folder
-from provision.transfer.fetch import There, fetch, lacking, listed
+from provision.transfer.fetch import RemoteFile, fetch, lacking, listed
 from trainer import offers
 from trainer.untrusted import UntrustedError, parse_object
 
@@ -257,7 +257,7 @@ class Collection:
         self.failed |= outcome.reasons
         return outcome
 
-    def _bring(self, remote: Remote, folder: str, here: Path, wanted: Mapping[str, There] | None) -> None:
+    def _bring(self, remote: Remote, folder: str, here: Path, wanted: Mapping[str, RemoteFile] | None) -> None:
         """Bring the files of a folder here; all of them unless some are named."""
         there = listed(remote, folder) if wanted is None else dict(wanted)
         missing = lacking(there, here)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from provision.diagnosis import Diagnosis, Evidence, Record, reading, recorder
 from provision.diagnosis import diagnose as judged
 from provision.diagnosis.evidence import Event
-from provision.env.report.words import number
+from provision.env.report.text import number
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Inventory, Node
 from provision.render import render
@@ -130,7 +130,7 @@ def split(out: str, mark: str) -> Files:
 
 def _gone(part: Part) -> Event:
     """The event of an agent that died without reporting: its state has the time at which it was last alive."""
-    said = part.said
+    said = part.fields
     return {"event": "gone", "time": said.get("time", 0), "attempt": said.get("attempt", 1), "node": part.node}
 
 

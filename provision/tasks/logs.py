@@ -178,7 +178,7 @@ def _follow(
     streams.start()
     try:
         while not all(each_one.over.wait(1.0) for each_one in streams.streams):
-            streams.look()
-        streams.look()
+            streams.check()
+        streams.check()
     finally:
         streams.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError
 from provision.model import Inventory, Node
 from provision.render import render
-from provision.run import Facts, Travel, tar_stream
+from provision.run import Facts, RunFiles, tar_stream
 from provision.run.files import sources
 from provision.session import Failure, Outcome
 from provision.tasks.runs import run_folder
@@ -58,7 +59,7 @@ def prepare(
     session: Session,
     nodes: Sequence[Node],
     run: str,
-    files: Travel | None,
+    files: RunFiles | None,
     *,
     port: int | None = None,
     scratch: str = "",
@@ -78,6 +79,7 @@ def prepare(
     """
     folder = scratch or str(run_folder(session.inventory, run))
     agent = sources("agent") if files is not None else {}
+    digest = hashlib.sha256(repr(sorted(agent.items())).encode()).hexdigest()[:16]
 
     def ask(node: Node) -> Answer:
         probe = ["--master", nodes[0].train_address, "--rank", str(nodes.index(node))]
@@ -92,6 +94,7 @@ def prepare(
             probe=probe,
             sends=files is not None,
             scratch=bool(scratch),
+            digest=digest,
         )
         if files is None:
             result = session.run(node, script, deadline=_PROBE_DEADLINE)

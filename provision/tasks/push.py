@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.data import node as scripts
-from provision.data.node import Spot
-from provision.data.there import Lack, lack, read
-from provision.data.tree import Pushed, Tree, look, plan
-from provision.env.report.words import size
+from provision.data import scripts
+from provision.data.compare import Changes, changes, read
+from provision.data.scripts import PushTarget
+from provision.data.tree import Pushed, Tree, plan, scan_tree
+from provision.env.report.text import size
 from provision.errors import ClusterctlError, PreflightError
 from provision.model import Node
 from provision.session import Lock, Outcome
@@ -49,21 +49,21 @@ class Shipment:
     """The tree, its destination on the nodes, and by node name the missing files and the legs to send."""
 
     tree: Tree
-    spot: Spot
-    lacks: Mapping[str, Lack]
+    target: PushTarget
+    needs: Mapping[str, Changes]
     plans: Mapping[str, Pushed]
     lock: Lock
 
     @classmethod
-    def of(cls, tree: Tree, spot: Spot, lacks: Mapping[str, Lack]) -> Shipment:
+    def of(cls, tree: Tree, target: PushTarget, needs: Mapping[str, Changes]) -> Shipment:
         """Plan the legs for each node; nodes that lack the same files share a plan."""
-        plans = {wanted: plan(tree, wanted) for wanted in {each.wanted for each in lacks.values()}}
-        by_node = {name: plans[each.wanted] for name, each in lacks.items()}
-        return cls(tree, spot, lacks, by_node, Lock(f"{spot.staging}.lock"))
+        plans = {wanted: plan(tree, wanted) for wanted in {each.wanted for each in needs.values()}}
+        by_node = {name: plans[each.wanted] for name, each in needs.items()}
+        return cls(tree, target, needs, by_node, Lock(f"{target.staging}.lock"))
 
     def changes(self, node: Node) -> bool:
         """Whether a push changes a node."""
-        return bool(self.plans[node.name].legs or self.lacks[node.name].incomplete)
+        return bool(self.plans[node.name].legs or self.needs[node.name].incomplete)
 
     def intent(self, node: Node) -> str:
         """How a push would change a node."""
@@ -88,11 +88,11 @@ def push(session: Session, source: Path, destination: str, *, relay: bool = True
         PreflightError: nodes cannot take the files, or another push is running there; nothing was changed.
         NodesFailedError: some nodes failed; the others are done.
     """
-    spot = Spot.of(session.inventory, destination, folder=source.is_dir())
-    tree = look(source)
+    target = PushTarget.of(session.inventory, destination, folder=source.is_dir())
+    tree = scan_tree(source)
     for path in tree.skipped:
         session.warn(f"{path} is a socket, pipe or device and is skipped")
-    shipment = Shipment.of(tree, spot, _compare(session, tree, spot))
+    shipment = Shipment.of(tree, target, _compare(session, tree, target))
     todo = [node for node in session.nodes if shipment.changes(node)]
     refuse_full(shipment, todo)
     states = {node.name: "unchanged" for node in session.nodes}
@@ -114,29 +114,29 @@ def push(session: Session, source: Path, destination: str, *, relay: bool = True
         states |= {name: f"shared with {owner}" if owner else "pushed" for name, owner in owners.items()}
     files = sum(one.type != "dir" for one in tree.found)
     seconds = sum(session.seconds.values())
-    return PushResult(source, str(spot.destination), files, tree.size, states, sent.bytes, seconds, session.dry_run)
+    return PushResult(source, str(target.destination), files, tree.size, states, sent.bytes, seconds, session.dry_run)
 
 
-def _compare(session: Session, tree: Tree, spot: Spot) -> Mapping[str, Lack]:
+def _compare(session: Session, tree: Tree, target: PushTarget) -> Mapping[str, Changes]:
     """The missing files of every node; one error names all nodes that cannot take the tree."""
     token = secrets.token_hex(8)
     known: dict[frozenset[str], frozenset[str]] = {}  # most nodes lack the same files, perhaps a million
 
-    def answer(_: Node, out: str) -> Lack:
-        found = lack(tree, read(out, token), str(spot.destination))
+    def answer(_: Node, out: str) -> Changes:
+        found = changes(tree, read(out, token), str(target.destination))
         return replace(found, wanted=known.setdefault(found.wanted, found.wanted))
 
     outcome = session.ask(
         "compare",
         "Comparing with the nodes",
-        scripts.compare(spot, token),
+        scripts.compare(target, token),
         answer,
         stdin=scripts.paths(tree),
         deadline=_DEADLINE,
         state=lambda each: f"{len(each.wanted)} of {len(tree.found)} differ",
     )
     refused = {name: each.refused for name, each in outcome.ok.items() if each.refused}
-    return outcome.refuse(refused).required(cannot=f"cannot take {spot.destination}")
+    return outcome.refuse(refused).required(cannot=f"cannot take {target.destination}")
 
 
 def refuse_full(shipment: Shipment, nodes: Sequence[Node]) -> None:
@@ -147,9 +147,9 @@ def refuse_full(shipment: Shipment, nodes: Sequence[Node]) -> None:
     """
     full = {}
     for node in nodes:
-        has, needed = shipment.lacks[node.name], shipment.plans[node.name].room
+        has, needed = shipment.needs[node.name], shipment.plans[node.name].room
         if has.free_bytes is not None and has.free_bytes + has.staged < needed:
-            staged = f" and {size(has.staged)} of an earlier push in {shipment.spot.staging}" if has.staged else ""
+            staged = f" and {size(has.staged)} of an earlier push in {shipment.target.staging}" if has.staged else ""
             full[node.name] = f"{size(has.free_bytes)} free{staged}, {size(needed)} needed; free some space"
     if full:
         raise PreflightError(f"{len(full)} of {len(nodes)} nodes are too full; nothing was changed", reasons=full)
@@ -169,14 +169,14 @@ def _each(
 
 def _open(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
     """Create the destination, or make it writable: arriving files and the lock are in it."""
-    if not shipment.spot.folder:
+    if not shipment.target.folder:
         return Outcome(session, {node.name: "" for node in nodes}, changes=True)
-    return _each(session, nodes, scripts.open_folder(shipment.spot, shipment.tree.mode))
+    return _each(session, nodes, scripts.open_folder(shipment.target, shipment.tree.mode))
 
 
 def _begin(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
     """Create the staging folder. Legs for other nodes only count as present."""
-    script = shipment.lock.guarded(scripts.begin(shipment.spot))
+    script = shipment.lock.guarded(scripts.begin(shipment.target))
     keys = tuple(dict.fromkeys(leg.key for node in nodes for leg in shipment.plans[node.name].legs))
     expected = {node.name: scripts.expected(shipment.plans[node.name], keys) for node in nodes}
     return _each(session, nodes, script, expected)
@@ -184,22 +184,22 @@ def _begin(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outco
 
 def _send(session: Session, shipment: Shipment, nodes: Sequence[Node], *, relay: bool) -> Sent:
     """Send missing files to the staging folder, in one transfer for all nodes."""
-    spot = shipment.spot
+    target = shipment.target
     nodes = [node for node in nodes if shipment.plans[node.name].legs]
-    targets = [Target(node, spot.transfer, spot.into, "plain", shipment.lacks[node.name].has_ssh) for node in nodes]
+    targets = [Target(node, target.transfer, target.into, "plain", shipment.needs[node.name].has_ssh) for node in nodes]
     legs = {leg.key: leg for node in nodes for leg in shipment.plans[node.name].legs}
-    return send(session, "send", spot.destination.name, targets, {"plain": tuple(legs.values())}, relay=relay)
+    return send(session, "send", target.destination.name, targets, {"plain": tuple(legs.values())}, relay=relay)
 
 
 def _place(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[bool]:
     """Move the files to the destination. The value tells whether ``_open`` changed the destination's mode."""
-    script = shipment.lock.guarded(scripts.place(shipment.spot))
+    script = shipment.lock.guarded(scripts.place(shipment.target))
 
     def move(node: Node) -> bool:
-        moves = scripts.moves(shipment.plans[node.name], shipment.lacks[node.name].folders)
+        moves = scripts.moves(shipment.plans[node.name], shipment.needs[node.name].folders)
         words = session.output(node, script, stdin=moves, deadline=_DEADLINE).split()
         if words[-1:] != ["end"]:
-            raise ClusterctlError(f"could not move the files to {shipment.spot.destination}")
+            raise ClusterctlError(f"could not move the files to {shipment.target.destination}")
         return "open" in words
 
     return session.work("place", "Moving into place", move, on=nodes, state=lambda _: "in place", changes=True)
@@ -207,4 +207,4 @@ def _place(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outco
 
 def _close(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
     """Give the destination its mode."""
-    return _each(session, nodes, scripts.close_folder(shipment.spot))
+    return _each(session, nodes, scripts.close_folder(shipment.target))

@@ -1,12 +1,13 @@
-"""Many bytes from here to many nodes, by a relay between the nodes. Knows legs, never what they hold.
+"""Sends legs to many nodes, which relay them to one another.
 
-- ``engine``: the transfer; ``muster``: what is asked of nodes before a stream; ``lane``: one stream
+- ``engine``: the transfer; ``prepare``: surveys nodes and forms chains; ``chain``: the stream to one chain
+- ``nodes``: the state of each node; ``keys``: the keys with which nodes log in to one another
 - ``decompressor``: brings zstd to nodes that lack it
-- ``target``, ``units``, ``chains``, ``members``, ``survey``, ``keys``: what is decided, without a connection
-- ``templates/transfer/receive.sh.j2``: what runs on a node
+- ``fetch``: files from a node to this machine
+- ``templates/transfer/receive.sh.j2``: the receiver on a node
 """
 
-from provision.transfer.engine import clean, transfer
-from provision.transfer.target import Target, Transferred
+from provision.transfer.engine import Options, clean, transfer
+from provision.transfer.nodes import Target, Transferred
 
-__all__ = ["Target", "Transferred", "clean", "transfer"]
+__all__ = ["Options", "Target", "Transferred", "clean", "transfer"]

@@ -1,7 +1,7 @@
-"""The transfer itself: surveys nodes, forms lanes, feeds them, and goes on around whatever fails until all is done.
+"""The transfer: surveys nodes, forms chains, sends to them, and works around failures until every node is done.
 
-Every lane has a thread of its own. When one ends early, its nodes are surveyed again and form new lanes for what they
-still lack; other lanes do not notice.
+Every chain has its own thread. If a chain ends early, its nodes are surveyed again and form new chains for the missing
+legs; other chains are not affected.
 """
 
 from __future__ import annotations
@@ -9,21 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, InterruptedByUser
 from provision.model import Emit, Inventory, Leg, Notice, Progress, Wire, ignore
-from provision.ssh.fanout import fan_out
 from provision.ssh.openssh import bulk
 from provision.ssh.wire import NodeUnreachable
 from provision.transfer import keys
-from provision.transfer.lane import QUIET, Lane, Outcome, Seat
-from provision.transfer.members import Member, judge
-from provision.transfer.muster import Muster, ask
-from provision.transfer.target import Target, Transferred
-from provision.transfer.units import UNIT, Digest
+from provision.transfer.chain import QUIET, UNIT, Chain, ChainNode, Digest, Outcome
+from provision.transfer.nodes import Member, Target, Transferred, assign_blame
+from provision.transfer.prepare import Preparation, ask, on_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +28,33 @@ if TYPE_CHECKING:
     from provision.model import Node, Remote
     from provision.ssh.remote import Connections
 
-STALL = 60.0  # seconds without a sign of life until a node is treated as failed
-RELAY_FROM = 64 << 20  # bytes for all nodes together; less is sent directly, which needs no keys on the nodes
-LANES = 16  # that are fed at the same time
-_TICK = 0.25  # seconds between two looks at the lanes
-_SAY = 0.1  # seconds between two events
-_FORGET = 30.0  # seconds for a node to take back its keys
+STALL = 60.0  # seconds without a report until a node counts as failed
+RELAY_FROM = 64 << 20  # bytes for all nodes together; fewer are sent directly, which needs no keys on the nodes
+CHAINS = 16  # chains that this machine sends to at the same time
+_TICK = 0.25  # seconds between two checks of the chains
+_PROGRESS = 0.1  # seconds between two events
+_FORGET = 30.0  # seconds for a node to remove its keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a transfer runs.
+
+    Attributes:
+        relay: whether nodes may pass bytes on at all.
+        stage: the stage of the ``Progress`` events, whose total is the bytes that all nodes lack.
+        emit: receives progress, and warnings about nodes that failed.
+        stall: seconds without a report until a node counts as failed.
+        relay_from: bytes for all nodes together; fewer are sent directly.
+        unit: bytes that are verified and passed on as one; a node briefly stores two copies.
+    """
+
+    relay: bool = True
+    stage: str = "send"
+    emit: Emit = ignore
+    stall: float = STALL
+    relay_from: int = RELAY_FROM
+    unit: int = UNIT
 
 
 def transfer(
@@ -44,39 +62,28 @@ def transfer(
     targets: Sequence[Target],
     connections: Connections,
     legs: Mapping[Wire, Sequence[Leg]],
-    *,
-    relay: bool = True,
-    stage: str = "send",
-    emit: Emit = ignore,
-    stall: float = STALL,
-    relay_from: int = RELAY_FROM,
-    unit: int = UNIT,
+    options: Options | None = None,
 ) -> Transferred:
-    """Bring every target the legs that its ``have`` does not name; a node that fails stops no other.
+    """Send every target the legs that its ``have`` does not name; a node that fails does not stop the others.
 
-    Nodes of a wire form pass units on to each other. What a broken transfer has left in the
-    targets' folders is used. A target's ``into`` must be nobody else's: a range is written into the file of its path,
-    and what no range covers stays as it is.
+    Nodes of a wire form pass units on to one another. An interrupted transfer continues with the files in the targets'
+    folders. No other program may use a target's ``into``: a range is written into the file of its path, and the rest of
+    that file stays unchanged.
 
     Args:
         inventory: the cluster; its root and the targets' folders name the relay's keys.
-        targets: the nodes, in the order in which they pass on.
-        connections: the way to them.
-        legs: by wire form all legs, in the order in which they are unpacked.
-        relay: whether nodes may pass bytes on at all.
-        stage: of the ``Progress`` events, whose total is the bytes that all nodes lack.
-        emit: is told about the progress, and warned of nodes that others had to go around.
-        stall: seconds.
-        relay_from: bytes for all nodes together.
-        unit: bytes that are verified and passed on at once, of which a node holds two copies for a moment.
+        targets: the nodes, in the order in which they pass bytes on.
+        connections: connections to the nodes.
+        legs: all legs by wire form, in the order in which they are unpacked.
+        options: the stage, limits and the receiver of events.
 
     Raises:
-        ClusterctlError: a leg's bytes are damaged; every stream was broken off.
-        InterruptedByUser: Ctrl-C, after every stream was broken off and the keys were removed.
+        ClusterctlError: a leg's bytes are damaged; every stream was aborted.
+        InterruptedByUser: Ctrl-C, after every stream was aborted and the keys were removed.
     """
-    run = _Run(inventory, targets, connections, legs, stage, emit, stall, unit)
+    run = _Transfer(inventory, targets, connections, legs, options or Options())
     try:
-        run.go(relay, relay_from)
+        run.run()
     except KeyboardInterrupt:
         raise InterruptedByUser("interrupted", hint="run the same command again") from None
     finally:
@@ -86,29 +93,29 @@ def transfer(
 
 
 def clean(
-    inventory: Inventory, nodes: Sequence[Node], connections: Connections, place: str
+    inventory: Inventory, nodes: Sequence[Node], connections: Connections, scope: str
 ) -> dict[str, ClusterctlError | None]:
-    """Remove what the relays of transfers that were killed have left on nodes.
+    """Remove the relay keys and processes that killed transfers have left on nodes.
 
     Args:
         inventory: the cluster.
-        nodes: those of its nodes that are meant.
-        connections: the way to them.
-        place: the folder around those transfers' own (``Target.folder``); nobody else may be at work there. Keys of
-            other places are removed only when they were made days ago.
+        nodes: the nodes to clean.
+        connections: connections to them.
+        scope: the parent folder of those transfers' ``Target.folder``; the caller must hold its lock. Keys of other
+            scopes are removed only when they are days old.
 
     Returns:
-        By node name None, or why it could not be removed there.
+        By node name None, or why the cleaning failed.
     """
 
     def forget(node: Node) -> None:
-        ask(connections, node, keys.forget(inventory, place), deadline=_FORGET)
+        ask(connections, node, keys.forget(inventory, scope), deadline=_FORGET)
 
-    return fan_out(nodes, forget)
+    return on_each(nodes, forget)
 
 
-class _Run:
-    """One transfer under way."""
+class _Transfer:
+    """One running transfer."""
 
     def __init__(
         self,
@@ -116,91 +123,86 @@ class _Run:
         targets: Sequence[Target],
         connections: Connections,
         legs: Mapping[Wire, Sequence[Leg]],
-        stage: str,
-        emit: Emit,
-        stall: float,
-        unit: int,
+        options: Options,
     ) -> None:
         self.members = [Member(target, number) for number, target in enumerate(targets)]
         self._inventory = inventory
         self._connections = connections
         self._legs = legs
-        self._stage = stage
-        self._emit = emit
-        self._stall = stall
-        self._unit = unit
-        self._muster = Muster(inventory, connections, self._warn)
+        self._options = options
+        self._preparation = Preparation(inventory, connections, self._warn)
         self._relay = False
-        self._slots = threading.Semaphore(LANES)
+        self._slots = threading.Semaphore(CHAINS)
         self._changed = threading.Condition()
-        self._telling = threading.Lock()
-        self._lanes: list[Lane] = []  # that run
+        self._emitting = threading.Lock()
+        self._chains: list[Chain] = []  # running ones
         self._active = 0  # threads
-        self._sent = 0  # by lanes that have ended
+        self._sent = 0  # bytes, by chains that have ended
         self._failure: BaseException | None = None
         self._stopped = False
-        self._said = 0.0
+        self._emitted_at = 0.0
         self._done = 0
 
     @property
     def sent(self) -> int:
-        """Bytes that were sent."""
-        return self._sent + sum(lane.sent for lane in self._lanes)
+        """The number of bytes that this machine sent."""
+        return self._sent + sum(chain.sent for chain in self._chains)
 
-    def go(self, relay: bool, relay_from: int) -> None:
-        """Do it all; members that do not have everything at the end have an error."""
-        self._muster.survey(self.members)
+    def run(self) -> None:
+        """Send everything; at the end, a member that lacks legs has an error."""
+        self._preparation.survey(self.members)
         for member in self.members:
-            member.look(self._legs.get(member.target.wire, ()))
-        self._relay = relay and sum(member.needed or 0 for member in self.members if not member.error) >= relay_from
+            member.update(self._legs.get(member.target.wire, ()))
+        needed = sum(member.needed or 0 for member in self.members if not member.error)
+        self._relay = self._options.relay and needed >= self._options.relay_from
         self._progress(force=True)
         for wire in dict.fromkeys(member.target.wire for member in self.members):
-            crew = [member for member in self.members if member.target.wire == wire]
-            self._spawn(partial(self._serve, crew))
+            members = [member for member in self.members if member.target.wire == wire]
+            self._spawn(partial(self._serve, members))
         with self._changed:
             while self._active and not self._failure:
                 self._changed.wait(_TICK)
-                for lane in self._lanes:
-                    lane.check(self._stall)
+                for chain in self._chains:
+                    chain.check(self._options.stall)
         if self._failure:
             raise self._failure
         self._progress(force=True)
 
     def stop(self) -> None:
-        """Break off what still runs, and wait for it, but not for long."""
+        """Abort the running chains and wait briefly for them."""
         self._stopped = True
         until = time.monotonic() + 2 * QUIET
         with self._changed:
             while self._active and time.monotonic() < until:
-                for lane in self._lanes:
-                    lane.break_off()
-                    lane.check(self._stall)
+                for chain in self._chains:
+                    chain.abort()
+                    chain.check(self._options.stall)
                 self._changed.wait(_TICK)
 
     def clean(self) -> None:
-        """Take back what was left on the nodes that can be reached: keys, and what runs there after a broken transfer.
+        """Remove keys and processes of the transfer from the nodes that answer.
 
-        Others are left to the next run, and to the keys' expiry.
+        The next transfer cleans the other nodes; their keys expire.
         """
-        here = {
-            member.name: member
+        reachable = [
+            member
             for member in self.members
             if (member.authorized or member.facts.left or member.lacking)
             and not isinstance(member.error, NodeUnreachable)
-        }
+        ]
 
-        def forget(node: Node) -> None:
-            folder = here[node.name].target.folder
-            script = keys.forget(self._inventory, keys.place_of(folder), folder)
-            ask(self._connections, node, script, deadline=_FORGET)
+        def forget(member: Member) -> None:
+            folder = member.target.folder
+            script = keys.forget(self._inventory, keys.scope_of(folder), folder)
+            ask(self._connections, member.target.node, script, deadline=_FORGET)
 
-        fan_out([member.target.node for member in here.values()], forget)
+        on_each(reachable, forget)
 
     def _spawn(self, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
                 with self._changed:
                     self._failure = self._failure or error
             finally:
@@ -212,73 +214,73 @@ class _Run:
             self._active += 1
         threading.Thread(target=run, daemon=True).start()
 
-    def _serve(self, crew: Sequence[Member]) -> None:
-        """Form lanes of nodes that were surveyed, each with a thread of its own."""
-        crew = [member for member in crew if member.lacking and not member.error]
-        if not crew or self._stopped:
+    def _serve(self, members: Sequence[Member]) -> None:
+        """Form chains of surveyed nodes and start a thread for each."""
+        members = [member for member in members if member.lacking and not member.error]
+        if not members or self._stopped:
             return
-        stream, digest, lanes = self._muster.form(crew, relay=self._relay)
-        for lane in lanes:
-            self._spawn(partial(self._feed, lane, stream, digest))
+        stream, digest, chains = self._preparation.form(members, relay=self._relay)
+        for chain in chains:
+            self._spawn(partial(self._feed, chain, stream, digest))
 
-    def _feed(self, crew: Sequence[Member], stream: str, digest: Digest) -> None:
-        """Feed one lane, and go on with what its nodes lack afterwards."""
+    def _feed(self, members: Sequence[Member], stream: str, digest: Digest) -> None:
+        """Send to one chain, and then what its nodes still lack."""
         with self._slots:
             if self._stopped:
                 return
-            seats = [Seat(member.target, member.number, member.lacking, member.facts.kept) for member in crew]
-            legs = self._legs.get(crew[0].target.wire, ())
-            lane = Lane(seats, legs, stream, digest, self._on_got, self._unit)
-            head = crew[0].target.node
+            nodes = [ChainNode(member.target, member.number, member.lacking, member.facts.kept) for member in members]
+            legs = self._legs.get(members[0].target.wire, ())
+            chain = Chain(nodes, legs, stream, digest, self._on_got, self._options.unit)
+            head = members[0].target.node
             with self._changed:
-                self._lanes.append(lane)
+                self._chains.append(chain)
             try:
-                with self._way(head) as way:
-                    outcome = lane.run(way)
+                with self._connection(head) as remote:
+                    outcome = chain.run(remote)
             except NodeUnreachable as error:
                 outcome = Outcome(error=error)
             finally:
                 with self._changed:
-                    self._lanes.remove(lane)
-                    self._sent += lane.sent
+                    self._chains.remove(chain)
+                    self._sent += chain.sent
         if self._stopped:
             return
-        for member in crew:
+        for member in members:
             if member.name in outcome.ended:
                 member.facts = replace(member.facts, have=member.facts.have | member.lacking)
-                member.look(legs)
-        rest = [member for member in crew if member.lacking]
+                member.update(legs)
+        rest = [member for member in members if member.lacking]
         if not rest:
             return
-        for sentence in judge(crew, outcome, self._muster.refused, self._stall):
+        for sentence in assign_blame(members, outcome, self._preparation.refused, self._options.stall):
             self._warn(sentence)
         rest = [member for member in rest if not member.error]
-        self._muster.survey(rest)
+        self._preparation.survey(rest)
         for member in rest:
             if not member.error:
-                member.look(legs)
+                member.update(legs)
         self._serve(rest)
 
     @contextmanager
-    def _way(self, head: Node) -> Iterator[Remote]:
-        """A lane's own way to its first node: when it is cut nothing else may end, the command's lock least of all."""
+    def _connection(self, head: Node) -> Iterator[Remote]:
+        """A chain's own connection to its first node: closing it must not end the one with the command's lock."""
         shared = self._connections[head]
-        way = bulk(self._inventory, head, shared)
-        if way is shared:
-            way = self._connections.open_separate(head)
+        remote = bulk(self._inventory, head, shared)
+        if remote is shared:
+            remote = self._connections.open_separate(head)
         try:
-            yield way
+            yield remote
         finally:
-            way.close()
+            remote.close()
 
-    # --- what is told ----------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------
 
     def _warn(self, sentence: str) -> None:
-        with self._telling:
-            self._emit(Notice(sentence, "warning"))
+        with self._emitting:
+            self._options.emit(Notice(sentence, "warning"))
 
     def _on_got(self, name: str, size: int) -> None:
-        with self._telling:
+        with self._emitting:
             for member in self.members:
                 if member.name == name:
                     member.arrived += size
@@ -286,10 +288,10 @@ class _Run:
 
     def _progress(self, *, force: bool = False) -> None:
         now = time.monotonic()
-        if not force and now - self._said < _SAY:
+        if not force and now - self._emitted_at < _PROGRESS:
             return
-        self._said = now
+        self._emitted_at = now
         total = sum(member.needed or 0 for member in self.members)
         done = sum(min(member.arrived, member.needed or 0) for member in self.members)
         self._done = max(self._done, done)
-        self._emit(Progress(self._stage, self._done, total))
+        self._options.emit(Progress(self._options.stage, self._done, total))

@@ -1,11 +1,11 @@
-"""Files of a node come to this machine: only those that are not here yet, and never to another place than they should.
+"""Copies missing files from a node to this machine.
 
-A file that is here with the same size and time is not sent again, so that a fetch that broke off goes on where it was.
-What comes is written beside its place and moved there in one rename. Names come from the node and are believed
-nothing: an entry that was not asked for, that comes twice, or that is anything but a plain file, ends the fetch.
+A file that exists here with the same size and time is not sent again, so an interrupted fetch continues. Each file is
+written under another name and renamed when complete. Names from the node are not trusted: an entry that was not
+requested, comes twice, or is not a plain file ends the fetch.
 
-A node cannot take more of this machine's disk than its list says. The listed sizes of all fetches that are running are
-compared with the free space first, and of each file no more bytes are kept than were listed: a log may have grown.
+A node cannot use more of this machine's disk than its list says. The listed sizes of all running fetches are compared
+with the free space first, and of each file no more bytes are kept than listed, since a log may have grown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.env.bundle.tar import Member, TarError, TarReader
-from provision.env.report import words
+from provision.env.report import text
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render
 from provision.script import whole
@@ -36,34 +36,34 @@ _SECONDS = re.compile(r"-?[0-9]{1,11}")
 _PART = ".clusterctl-part"
 _PIECE = 1 << 20
 _LIST_DEADLINE = 300.0
-_NO_LIST = 9  # the script's exit status
+_NO_LIST = 9  # the script's exit code without a program that lists files
 _GROWN = 64 << 20  # bytes by which a node's files may have grown since it listed them
 _MARGIN = 16 << 20  # bytes that stay free
 
 
 @dataclass(frozen=True)
-class There:
+class RemoteFile:
     """A file on a node: its size in bytes and the time of its last change in whole seconds."""
 
     size: int
     mtime: int
 
 
-class Escape(ClusterctlError):  # noqa: N818 - what the node tried
-    """A node sent what was not asked for."""
+class UnrequestedFile(ClusterctlError):  # noqa: N818 - the state of a node
+    """A node sent something that was not requested."""
 
     exit_code = 5
 
 
-def listed(remote: Remote, folder: str) -> dict[str, There]:
-    """The files below a folder of a node, by their names relative to it; nothing where there is no such folder.
+def listed(remote: Remote, folder: str) -> dict[str, RemoteFile]:
+    """The files below a folder of a node, by their names relative to it; empty if the folder does not exist.
 
     Args:
         remote: the node.
         folder: an absolute path there.
 
     Raises:
-        Escape: a name that leads out of the folder.
+        UnrequestedFile: a name that leads out of the folder.
         RemoteError: the node does not answer.
         ClusterctlError: the node has no program that lists files with their sizes.
     """
@@ -75,11 +75,11 @@ def listed(remote: Remote, folder: str) -> dict[str, There]:
         return parse_list(result.out, remote.node.name)
 
 
-def parse_list(out: str, node: str) -> dict[str, There]:
+def parse_list(out: str, node: str) -> dict[str, RemoteFile]:
     """Read a node's list of files.
 
     Raises:
-        Escape: a name that leads out of the folder.
+        UnrequestedFile: a name that leads out of the folder.
     """
     found = {}
     for entry in out.split("\0"):
@@ -90,32 +90,32 @@ def parse_list(out: str, node: str) -> dict[str, There]:
             continue
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            raise Escape(f"{node}: it names {name!r}, which leads out of the folder; nothing of it was taken")
-        found[name] = There(whole(size), whole(seconds))
+            raise UnrequestedFile(f"{node}: it listed {name!r}, which is outside the folder; nothing was fetched")
+        found[name] = RemoteFile(whole(size), whole(seconds))
     return found
 
 
-def lacking(there: Mapping[str, There], here: Path) -> dict[str, There]:
-    """Those files that are not here with the same size and time."""
+def lacking(there: Mapping[str, RemoteFile], here: Path) -> dict[str, RemoteFile]:
+    """The files that do not exist here with the same size and time."""
     return {name: file for name, file in there.items() if not _same(here / name, file)}
 
 
-def fetch(remote: Remote, folder: str, wanted: Mapping[str, There], here: Path) -> int:
-    """Bring files of a node here.
+def fetch(remote: Remote, folder: str, wanted: Mapping[str, RemoteFile], here: Path) -> int:
+    """Copy files from a node to this machine.
 
     Args:
         remote: the node.
-        folder: where they lie there, an absolute path.
-        wanted: by their names relative to ``folder``.
-        here: where they will lie, under the same names.
+        folder: their folder there, an absolute path.
+        wanted: the files, by their names relative to ``folder``.
+        here: the folder to write them to, under the same names.
 
     Returns:
-        The bytes that came.
+        The number of bytes received.
 
     Raises:
-        Escape: the node sent what was not asked for.
+        UnrequestedFile: the node sent something that was not requested.
         UsageError: this machine cannot write them, or has not enough space.
-        ClusterctlError: not all of them came.
+        ClusterctlError: some files did not arrive.
     """
     if not wanted:
         return 0
@@ -131,7 +131,7 @@ def fetch(remote: Remote, folder: str, wanted: Mapping[str, There], here: Path) 
         raise receiver.failure
     if missing := sorted(set(wanted) - receiver.got):
         why = result.err.strip().splitlines()[0] if result.err.strip() else "it did not send them"
-        raise ClusterctlError(f"{len(missing)} of {len(wanted)} files did not come, among them {missing[0]}: {why}")
+        raise ClusterctlError(f"{len(missing)} of {len(wanted)} files did not arrive, such as {missing[0]}: {why}")
     return receiver.bytes
 
 
@@ -140,7 +140,7 @@ def _names(wanted: Iterable[str]) -> Iterator[bytes]:
         yield f"./{name}".encode("utf-8", "surrogateescape") + b"\0"
 
 
-def _same(path: Path, file: There) -> bool:
+def _same(path: Path, file: RemoteFile) -> bool:
     try:
         found = path.lstat()
     except OSError:
@@ -154,7 +154,7 @@ _RUNNING: list[_Receiver] = []
 
 @contextlib.contextmanager
 def _space(receiver: _Receiver, here: Path) -> Iterator[None]:
-    """Keep room for what a fetch will write, beside what the fetches that are running will still write.
+    """Reserve space for a fetch, in addition to the running fetches.
 
     Raises:
         UsageError: there is not enough.
@@ -166,7 +166,7 @@ def _space(receiver: _Receiver, here: Path) -> Iterator[None]:
         promised = sum(max(0, each.need - each.bytes) for each in _RUNNING)
         if receiver.need + promised + _MARGIN > free:
             raise UsageError(
-                f"{folder}: {words.size(receiver.need + promised)} will come, and {words.size(free)} are free",
+                f"{folder}: {text.size(receiver.need + promised)} are needed, and {text.size(free)} are free",
                 hint="free some space, or name a folder on another disk with --to",
             )
         _RUNNING.append(receiver)
@@ -178,7 +178,7 @@ def _space(receiver: _Receiver, here: Path) -> Iterator[None]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file here; 0 where there is none."""
+    """A file's size here; 0 if it does not exist."""
     try:
         return path.lstat().st_size
     except OSError:
@@ -188,7 +188,7 @@ def _size(path: Path) -> int:
 class _Receiver(threading.Thread):
     """Unpacks the received tar in a separate thread, which reads it from a pipe."""
 
-    def __init__(self, wanted: Mapping[str, There], here: Path, node: str) -> None:
+    def __init__(self, wanted: Mapping[str, RemoteFile], here: Path, node: str) -> None:
         super().__init__(name=f"fetch-{node}", daemon=True)
         self.got: set[str] = set()
         self.bytes = 0
@@ -206,12 +206,12 @@ class _Receiver(threading.Thread):
             while data:
                 data = data[os.write(self._writer, data) :]
         except binascii.Error as error:
-            raise ClusterctlError(f"{self._node}: what came is damaged: {error}") from error
+            raise ClusterctlError(f"{self._node}: the received data are damaged: {error}") from error
         except BrokenPipeError:
-            raise self.failure or ClusterctlError(f"{self._node}: sent more than was asked for") from None
+            raise self.failure or ClusterctlError(f"{self._node}: it sent more than was requested") from None
 
     def finish(self) -> None:
-        """No more comes; wait until all that came is in its place."""
+        """End the input and wait until the received files are written."""
         if self._open:
             self._open = False
             os.close(self._writer)
@@ -228,26 +228,26 @@ class _Receiver(threading.Thread):
             self.failure = error
         except (TarError, EOFError) as error:
             if self.got != set(self._wanted):
-                self.failure = ClusterctlError(f"{self._node}: what came broke off or is damaged: {error}")
-        except (ValueError, OverflowError) as error:  # a time or a name that no file can have
-            self.failure = ClusterctlError(f"{self._node}: what came cannot be unpacked: {error}")
+                self.failure = ClusterctlError(f"{self._node}: the received data are incomplete or damaged: {error}")
+        except (ValueError, OverflowError) as error:  # an invalid time or name
+            self.failure = ClusterctlError(f"{self._node}: the received data cannot be unpacked: {error}")
         except OSError as error:
             self.failure = UsageError(f"cannot write {error.filename or self._here}: {error.strerror or error}")
 
     def _take(self, archive: TarReader, member: Member) -> None:
         name = member.name.removeprefix("./")
         if name not in self._wanted or member.kind not in ("file", "hard"):
-            raise Escape(f"{self._node}: it sent {member.name!r}, which was not asked for; the fetch was ended")
+            raise UnrequestedFile(f"{self._node}: it sent {member.name!r}, which was not requested; the fetch stopped")
         if name in self.got:
-            raise Escape(f"{self._node}: it sent {member.name!r} twice; the fetch was ended")
+            raise UnrequestedFile(f"{self._node}: it sent {member.name!r} twice; the fetch stopped")
         path = self._here / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + _PART)
         try:
-            if member.kind == "hard":  # a second name of a file that has come already
+            if member.kind == "hard":  # a second name of a file that was received
                 target = member.target.removeprefix("./")
                 if target not in self.got:
-                    raise Escape(f"{self._node}: it sent a link to {member.target!r}, which was not asked for")
+                    raise UnrequestedFile(f"{self._node}: it sent a link to {member.target!r}, which was not requested")
                 with (self._here / target).open("rb") as source:
                     self._write(part, iter(lambda: source.read(_PIECE), b""), self._wanted[name].size)
             else:
@@ -259,7 +259,7 @@ class _Receiver(threading.Thread):
         self.got.add(name)
 
     def _write(self, part: Path, pieces: Iterable[bytes], listed: int) -> None:
-        """Write a file's first ``listed`` bytes; what has been added since is dropped."""
+        """Write a file's first ``listed`` bytes; later ones are dropped."""
         left = listed
         with part.open("wb") as file:
             for piece in pieces:
@@ -269,4 +269,4 @@ class _Receiver(threading.Thread):
                 self.bytes += kept
                 self._grown += len(piece) - kept
                 if self._grown > _GROWN:
-                    raise Escape(f"{self._node}: it sent more than it had listed; the fetch was ended")
+                    raise UnrequestedFile(f"{self._node}: it sent more than it had listed; the fetch stopped")

@@ -1,10 +1,9 @@
-"""What lets one node hand bytes to the next: an ephemeral key that can only start ``receive`` there. Pure.
+"""The ephemeral key with which a node logs in to the next one; it can only start ``receive`` there. Pure.
 
-The private half lies on the nodes that pass bytes on, in memory, for the second in which they log in. The public half
-is a line in the ``authorized_keys`` of the nodes that are passed to, which is removed at the end, and by the next run
-after a kill. Its comment says whose it is: ``clusterctl-relay:CLUSTER:PLACE:MADE:ID``. A *place* is the folder around a
-transfer's own, which a command's lock guards: so nobody removes the keys of a transfer that is under way elsewhere, but
-anybody those that were made long ago.
+The nodes that pass bytes on keep the private key in memory for the second of their login. The public key is a line in
+``authorized_keys`` of the receiving nodes; it is removed at the end, or by the next transfer after a kill. Its comment
+names its owner: ``clusterctl-relay:CLUSTER:SCOPE:CREATED:ID``. A *scope* is the parent of a transfer's folder, which a
+command's lock protects. So a command removes the keys of its own scope only, and of others only if they are days old.
 """
 
 from __future__ import annotations
@@ -31,58 +30,58 @@ _OPTIONS = {  # sshd(8), AUTHORIZED_KEYS FILE FORMAT
     "expiry-time": (7, 7),
 }
 _RESTRICT_BEFORE = "no-port-forwarding,no-X11-forwarding,no-agent-forwarding,no-pty,no-user-rc"
-# What no quoting carries through every login shell: csh has its own '!', fish its own backslash.
-_UNSPEAKABLE = re.compile(r"['\"\\!\x00-\x1f]")
-PATIENCE = 100  # tenths of a second after which whoever writes to a shared home counts as dead
-LIFE = 24 * 3600  # seconds until sshd takes a key no more; after twice that anybody may remove it
-CONNECT = 8  # seconds until a way between two nodes counts as shut
-_PERSIST = 120  # seconds that a connection which nothing uses stays open
-_SOCKET = 80  # letters of a folder in which ssh can make a socket: 108, less the name and a random one before it
-ALIVE = 5  # seconds between two questions whether the next node is there; the third without an answer ends it
+# Characters that no quoting protects in every login shell: '!' in csh, the backslash in fish.
+_UNQUOTABLE = re.compile(r"['\"\\!\x00-\x1f]")
+PATIENCE = 100  # tenths of a second after which another writer to a shared home counts as dead
+LIFE = 24 * 3600  # seconds until sshd refuses a key; after twice that, any command may remove it
+CONNECT = 8  # seconds until a login from one node to another counts as failed
+_PERSIST = 120  # seconds until ssh closes an idle connection
+_SOCKET = 80  # length of a folder in which ssh can create a socket: 108, less the name and a random prefix
+ALIVE = 5  # seconds between keepalives to the next node; the third without an answer ends the connection
 
 
-def place_of(folder: str) -> str:
-    """The place of a transfer whose own folder this is."""
+def scope_of(folder: str) -> str:
+    """The scope of a transfer with this folder."""
     return str(PurePosixPath(folder).parent)
 
 
-def comment(inventory: Inventory, place: str = "") -> str:
-    """How the comment begins of every line in ``authorized_keys`` that is the cluster's, or of those of one place."""
-    return f"clusterctl-relay:{_hash(str(inventory.root))}:" + (f"{_hash(place)}:" if place else "")
+def comment_prefix(inventory: Inventory, scope: str = "") -> str:
+    """The start of the comment of the cluster's lines in ``authorized_keys``, or of those of one scope."""
+    return f"clusterctl-relay:{_hash(str(inventory.root))}:" + (f"{_hash(scope)}:" if scope else "")
 
 
-def secret_names(inventory: Inventory, place: str) -> str:
-    """How the names of the folders begin that hold private keys."""
-    return f"clusterctl-relay-{_hash(f'{inventory.root}:{place}')}-"
+def secret_prefix(inventory: Inventory, scope: str) -> str:
+    """The start of the names of folders with private keys."""
+    return f"clusterctl-relay-{_hash(f'{inventory.root}:{scope}')}-"
 
 
-def left(inventory: Inventory, place: str) -> Mapping[str, object]:
-    """What the scripts must know that look for what relays have left."""
+def leftover_values(inventory: Inventory, scope: str) -> Mapping[str, object]:
+    """Values for the scripts that look for leftovers of relays."""
     return {
-        "tag": comment(inventory, place),
-        "secrets": secret_names(inventory, place),
-        "place": place,
+        "tag": comment_prefix(inventory, scope),
+        "secrets": secret_prefix(inventory, scope),
+        "place": scope,
         "now": int(time.time()),
         "life": LIFE,
     }
 
 
-def forget(inventory: Inventory, place: str, folder: str = "") -> str:
-    """The script that takes back what the relays of a place have left on a node, in this run or another.
+def forget(inventory: Inventory, scope: str, folder: str = "") -> str:
+    """The script that removes the keys of a scope's relays from a node, also those of earlier transfers.
 
-    With a transfer's folder also the processes that still run in it.
+    With a transfer's folder, it also kills the processes that still run there.
     """
     values = {"line": "", "options": "", "patience": PATIENCE}
-    return render("transfer/forget.sh.j2", folder=folder, **values, **left(inventory, place))
+    return render("transfer/forget.sh.j2", folder=folder, **values, **leftover_values(inventory, scope))
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def speakable(folder: str) -> bool:
-    """Whether a forced command can name a file in this folder, whatever the login shell is."""
-    return not _UNSPEAKABLE.search(folder)
+def is_quotable(folder: str) -> bool:
+    """Whether a forced command can name a file in this folder in every login shell."""
+    return not _UNQUOTABLE.search(folder)
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,13 @@ class RelayKey:
 
     private: str
     public: str
-    made: int
+    created: int
     number: str
 
     @classmethod
     def new(cls) -> RelayKey:
         """A new key for one transfer."""
-        # Imported with the first key: --help needs none of it.
+        # Imported when needed, so that --help starts faster.
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
@@ -108,23 +107,23 @@ class RelayKey:
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         return cls(private.decode("ascii"), public.decode("ascii"), int(time.time()), secrets.token_hex(6))
 
-    def line(self, inventory: Inventory, place: str) -> str:
+    def line(self, inventory: Inventory, scope: str) -> str:
         """The line for ``authorized_keys``, without its options."""
-        return f"{self.public} {comment(inventory, place)}{self.made}:{self.number}"
+        return f"{self.public} {comment_prefix(inventory, scope)}{self.created}:{self.number}"
 
-    def secret(self, inventory: Inventory, place: str) -> str:
-        """The name of the folder that holds the private key."""
-        return secret_names(inventory, place) + self.number
+    def secret(self, inventory: Inventory, scope: str) -> str:
+        """The name of the folder with the private key."""
+        return secret_prefix(inventory, scope) + self.number
 
 
 @dataclass(frozen=True)
-class Door:
-    """How a node is reached by another one, as it was seen when it was surveyed."""
+class LoginTarget:
+    """How other nodes log in to a node, from its survey."""
 
-    alias: str  # under which its host key is known
+    alias: str  # the name of its host key
     user: str
     port: int
-    addresses: tuple[str, ...]  # the first that answers is taken
+    addresses: tuple[str, ...]  # the first that answers is used
     host_key: tuple[str, bytes] = field(default=("", b""))  # its type and its wire form
 
     @property
@@ -133,11 +132,11 @@ class Door:
         kind, blob = self.host_key
         return f"{self.alias} {kind} {base64.b64encode(blob).decode('ascii')}\n"
 
-    def ways(self, secret: str) -> list[Mapping[str, object]]:
-        """For every address the ssh command that logs in, and the text that ``receive`` reads its own from.
+    def commands(self, secret: str) -> list[Mapping[str, object]]:
+        """For every address, the ssh command that logs in, and the text with the command of ``receive``.
 
         Args:
-            secret: the folder of the private key, which also holds the socket of the connection that they share.
+            secret: the folder of the private key, and of the socket of the connection that both commands share.
         """
         found: list[Mapping[str, object]] = []
         for address in self.addresses:
@@ -169,7 +168,7 @@ class Door:
             "LogLevel": "ERROR",
             **share,
         }
-        # Not `-F none`, which OpenSSH 6 takes for a file.
+        # Not `-F none`, which OpenSSH 6 reads as a file name.
         argv = ["ssh", "-F", "/dev/null", "-T", "-e", "none", "-i", f"{secret}/key"]
         for name, value in options.items():
             argv += ["-o", f"{name}={value}"]
@@ -180,8 +179,8 @@ def options(folder: str, version: tuple[int, int] | None) -> tuple[str, bool]:
     """The options before the key in ``authorized_keys``, and whether an expiry time may be added.
 
     Args:
-        folder: of the node that is passed to; ``speakable``.
-        version: of its OpenSSH, None where it is not known: then only what every version knows.
+        folder: the transfer's folder on the receiving node; ``is_quotable``.
+        version: its OpenSSH version; with None, only options that every version has.
     """
     restrict = "restrict" if version and version >= _OPTIONS["restrict"] else _RESTRICT_BEFORE
     expires = bool(version and version >= _OPTIONS["expiry-time"])

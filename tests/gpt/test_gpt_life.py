@@ -30,7 +30,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(gpt, whole):
     assert (gpt.folder / "killed/latest").read_text().startswith("iter_")
     resumed = gpt.train(*argv, "--resume", "latest")
     assert resumed.returncode == 0, resumed.stderr
-    assert "goes on from killed/iter_" in resumed.stdout
+    assert "resumed from killed/iter_" in resumed.stdout
     for key in ("loss", "grad_norm", "lr", "eval_loss", "train_loss"):
         again = [json.loads(line) for line in (gpt.folder / "killed/trainer_log.jsonl").read_text().splitlines()]
         assert {line["current_steps"]: line[key] for line in again if key in line} == whole.records(key)
@@ -46,7 +46,7 @@ def test_sigterm_to_one_rank_saves_on_all_and_ends_well(gpt):
     assert (gpt.folder / "stopped/latest").read_text() == f"{name}\n"
     assert not (gpt.folder / "stopped/final").exists()
     step = int(name[5:])
-    assert f"ended at step {step}: SIGTERM" in going.output
+    assert f"finished at step {step}: SIGTERM" in going.output
     told = json.loads((gpt.folder / f"stopped/{name}/complete.json").read_text())
     assert (told["step"], told["world"], len(told["files"])) == (step, 2, 2)
     resumed = gpt.train("--out", "stopped", *LONG, "--max-iters", step + 2, "--resume", "latest", ranks=2)
@@ -224,7 +224,7 @@ def test_every_node_with_a_private_disk_renames_its_own(gpt):
 def test_sigint_saves_like_sigterm(gpt):
     result = gpt.run(HERE / "poison.py", "interrupt", 4, 0, *TINY, "--out", "interrupted")
     assert result.returncode == 0, result.stderr
-    assert "ended at step 4: SIGINT\n" in result.stdout
+    assert "finished at step 4: SIGINT\n" in result.stdout
     assert "SIGINT: saving after this step" in result.stderr
     assert (gpt.folder / "interrupted/latest").read_text() == "iter_4\n"
     assert not (gpt.folder / "interrupted/final").exists()

@@ -84,20 +84,20 @@ def refused(gpt):
 
 
 WORDS = {
-    "folder": ("--data nowhere: there is no such folder", "trainer.gpt.prepare"),
+    "folder": ("--data nowhere: no such folder", "trainer.gpt.prepare"),
     "empty": ("empty/train-00000.bin is empty", "trainer.gpt.prepare"),
-    "odd": ("odd/train-00000.bin has 3 bytes, which are no whole tokens of 2", "trainer.gpt.prepare"),
-    "foreign": ("foreign holds token 32767, its vocabulary has", "prepare it again"),
-    "unsafe": ("unsafe/meta.pkl is not nanoGPT's list of characters: it asks for posix.mkdir", "trainer.gpt.prepare"),
+    "odd": ("odd/train-00000.bin has 3 bytes, not a multiple of 2", "trainer.gpt.prepare"),
+    "foreign": ("foreign contains token 32767, but its vocabulary has", "prepare the data again"),
+    "unsafe": ("unsafe/meta.pkl is not a vocabulary of nanoGPT: it refers to posix.mkdir", "trainer.gpt.prepare"),
     "mixed": ("first and alien have different vocabularies", "--vocabulary first"),
     "block": ("first/train-00000.bin has", "a smaller --block-size"),
-    "batch": ("--global-batch 8 does not divide by --batch-size 3 x 1 ranks", "--global-batch 6 or 9"),
+    "batch": ("--global-batch 8 is not divisible by --batch-size 3 x 1 ranks", "--global-batch 6 or 9"),
     "heads": ("--n-embd 32 must be a multiple of --n-head 3", ""),
-    "again": ("--out fine has checkpoints already", "--resume latest, or another --out"),
+    "again": ("--out fine already contains checkpoints", "--resume latest, or another --out"),
     "resume": ("out-resume/latest: there is no such file", "--init"),
     "older": ("longest/iter_2 is newer than longest/iter_1", "--resume latest, or another --out"),
-    "vocabulary": ("the vocabulary of alien is not that of fine/iter_1", "--vocabulary fine/iter_1"),
-    "longer": ("--block-size 64: fine/iter_1 has 32 places", "--block-size 32"),
+    "vocabulary": ("the vocabularies of alien and fine/iter_1 differ", "--vocabulary fine/iter_1"),
+    "longer": ("--block-size 64: fine/iter_1 has 32 positions", "--block-size 32"),
     "missing": ("no-heads/config.json has no n_head", "config.json that came with the weights"),
     "llama": ("llama/config.json: a model of type llama, not gpt2", "GPT-2"),
     "wide": ("wide: transformer.h.0.attn.c_attn.bias is [96], config.json says [192]", "config.json that came"),
@@ -106,16 +106,16 @@ WORDS = {
     "texts": ("texts/config.json: n_layer '2' must be at least 1", "the config.json"),
     "below": ("below/config.json: n_layer -1 must be at least 1", "the config.json"),
     "uneven": ("uneven/config.json: n_embd 32 must be a multiple of n_head 3", "the config.json"),
-    "torn": ("torn/iter_1: part-00000-of-00001.safetensors is not there", "copy it from the node"),
-    "init": ("--init nothing-here: there is no such folder", "config.json"),
+    "torn": ("torn/iter_1: part-00000-of-00001.safetensors is missing", "copy it from the node"),
+    "init": ("--init nothing-here: no such folder", "config.json"),
     "gpu": ("--device cuda: torch ", "--device cpu"),
     "offload": ("--offload optimizer needs DeepSpeed, not --engine plain (default)", "--engine zero2"),
     "coalesce": ("--coalesce True: only zero2 and zero3", "--engine zero2"),
-    "fp16": ("DeepSpeed computes fp16 on GPUs only", "--dtype bfloat16"),
+    "fp16": ("DeepSpeed supports fp16 only on GPUs", "--dtype bfloat16"),
     "stage": ("stage3.json is for stage 3", "--engine zero3"),
-    "option": ("options.yaml: there is no option max_iter", "did you mean max_iters?"),
-    "tracker": ("--trackers visdom: there is no visdom", "tensorboard"),
-    "out": ("--out first/meta.json/out: Not a directory", "a folder that you may write to"),
+    "option": ("options.yaml: unknown option max_iter", "did you mean max_iters?"),
+    "tracker": ("--trackers visdom: unknown tracker visdom", "tensorboard"),
+    "out": ("--out first/meta.json/out: Not a directory", "a writable folder"),
 }
 
 
@@ -150,13 +150,13 @@ def test_the_programs_say_it_in_one_line(gpt, refused):
         (lines[" ".join([program, *argv])],) = result.stderr.splitlines()
     assert (gpt.folder / "nowhere-else/train.bin").exists()
     assert list(lines.values()) == [
-        "error: nowhere.txt: No such file or directory; name files of text",
-        "error: --vocab-size must be at least 257 and at most 16777216, not 9",
+        "error: nowhere.txt: No such file or directory; check the path of the text",
+        "error: --vocab-size must be at least 257, not 9",
         "error: nowhere-else: train.bin is no part of a data set; --out with a new folder",
-        "error: first.txt: File exists; a folder that you may write to, with room",
+        "error: first.txt: File exists; a writable folder with free space",
         "error: void.txt: no text in it",
-        "error: first: there is no complete checkpoint; ls .",
-        "error: fine: there is no complete checkpoint; it is a folder of checkpoints; name one: fine/final",
+        "error: first: no complete checkpoint; ls .",
+        "error: fine: no complete checkpoint; it is a folder of checkpoints; name one: fine/final",
         "error: fine-hf is there already; another folder, or rm -r fine-hf",
     ]
 

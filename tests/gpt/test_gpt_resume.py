@@ -120,19 +120,19 @@ def test_differences_are_printed(resumed):
 @pytest.mark.parametrize(
     ("name", "what", "fix"),
     [
-        ("batch", "a step of four/iter_4 has 8 samples, and 1 ranks x --batch-size 2 make 4", "--global-batch 8; or"),
-        ("odd", "a step of four/iter_4 has 8 samples, and 1 ranks x --batch-size 3 make no whole", "--allow-changes"),
+        ("batch", "a step of four/iter_4 has 8 samples, but 1 ranks x --batch-size 2 give 4", "--global-batch 8; or"),
+        ("odd", "a step of four/iter_4 has 8 samples, but 1 ranks x --batch-size 3 give no whole", "--allow-changes"),
         ("data", "--data second (", "or --allow-changes"),
-        ("layers", "--n-layer 3: four/iter_4 has 2", "without --n-layer"),
-        ("model", "--model gpt2-xl has n_layer 48, four/iter_4 has 2", "without --model"),
-        ("init", "--init four-hf: four/iter_4 started from scratch", "without --init"),
-        ("done", "--max-iters 4: four/iter_4 is at step 4, so it is already done", "--max-iters 8"),
-        ("below", "--max-iters 2: four/iter_4 is at step 4, so it is already done", "--max-iters 8"),
-        ("init-model", "--model gpt2-xl has n_layer 48, four/iter_4 has 2", "without --model"),
-        ("init-as-many", "the vocabulary of as-many is not that of four/iter_4", "--vocabulary four/iter_4"),
-        ("hf-as-many", "the vocabulary of as-many is not that of four-hf", "--vocabulary four-hf"),
-        ("hf-bare", "the tokens of alone may mean something else in bare-hf: ", "put the tokenizer.json of the model"),
-        ("swapped", "swapped/characters.json is not the vocabulary of the shards", "put back the characters.json"),
+        ("layers", "--n-layer 3: four/iter_4 has 2", "remove --n-layer"),
+        ("model", "--model gpt2-xl has n_layer 48, four/iter_4 has 2", "remove --model"),
+        ("init", "--init four-hf: four/iter_4 started from scratch", "remove --init"),
+        ("done", "--max-iters 4: four/iter_4 is at step 4, so the training is already finished", "--max-iters 8"),
+        ("below", "--max-iters 2: four/iter_4 is at step 4, so the training is already finished", "--max-iters 8"),
+        ("init-model", "--model gpt2-xl has n_layer 48, four/iter_4 has 2", "remove --model"),
+        ("init-as-many", "the vocabularies of as-many and four/iter_4 differ", "--vocabulary four/iter_4"),
+        ("hf-as-many", "the vocabularies of as-many and four-hf differ", "--vocabulary four-hf"),
+        ("hf-bare", "the vocabularies of alone and bare-hf may differ: ", "copy the tokenizer.json of the model"),
+        ("swapped", "swapped/characters.json is not the vocabulary of the shards", "restore the characters.json"),
     ],
 )
 def test_what_contradicts_the_checkpoint_is_refused(gpt, resumed, name, what, fix):
@@ -158,10 +158,10 @@ def test_the_shape_of_init_needs_no_options(resumed):
 
 def test_a_set_without_val_is_named_and_the_others_are_evaluated(resumed):
     some, none = ((resumed[name].out / "train.log").read_text() for name in ("some-val", "no-val"))
-    assert "warning: no-val: no val-*.bin to evaluate; evaluations are of first\n" in some
+    assert "warning: no-val: no val-*.bin, so it is not evaluated; evaluations use first\n" in some
     assert "step 2: train loss " in some
     assert "val loss" in some
-    assert "warning: no-val: no val-*.bin to evaluate; evaluations are of training data\n" in none
+    assert "warning: no-val: no val-*.bin, so it is not evaluated; evaluations use training data\n" in none
     assert "val loss" not in none
 
 
@@ -169,7 +169,7 @@ def test_an_agent_that_restarts_what_was_done_ends_well(gpt, saved):
     argv = ("-m", "trainer.gpt", "--out", "four", "--max-iters", 4)
     done = gpt.run(*argv, env={"CLUSTERCTL_CHECKPOINT": str(saved.out / "iter_4")})
     assert done.returncode == 0, done.stderr
-    assert "resume: it is already done\n" in done.stdout
+    assert "resume: the training is already finished\n" in done.stdout
     assert (saved.out / "final").read_text() == "iter_4\n"
 
 

@@ -85,8 +85,8 @@ def test_a_file_says_the_rest_and_the_options_win(tmp_path):
     ("text", "message"),
     [
         ("{", "JSON"),
-        ("[]", "no object"),
-        ('{"zero_optimization": 2}', "zero_optimization is no object"),
+        ("[]", "not a JSON object"),
+        ('{"zero_optimization": 2}', "zero_optimization is not an object"),
         ('{"zero_optimization": {"stage": 3}}', "is for stage 3"),
         ('{"zero_optimization": {"offload_param": {"device": "nvme"}}}', "offload_param to nvme"),
         (None, "No such file"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import zstandard
 
 from provision.model import Leg
-from provision.transfer import Target, transfer
+from provision.transfer import Options, Target, transfer
 
 ROOT = "/opt/it's a ünïx"  # the quote keeps a forced command from naming it: see PLAIN
 PLAIN = "/opt/a ünïx"
@@ -120,7 +120,7 @@ class Nodes:
 
     def send(self, payload, targets=None, **options):
         options = {"relay_from": 0} | options
-        return transfer(self.inventory, targets or self.targets(), self.connections, payload.legs, **options)
+        return transfer(self.inventory, targets or self.targets(), self.connections, payload.legs, Options(**options))
 
     def differing(self, payload, *names):
         return {name: payload.differing(f"{self.box.node_root(name)}{self.into}") for name in names or self.names}

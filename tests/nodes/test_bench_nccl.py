@@ -60,5 +60,5 @@ def test_a_rank_that_dies_ends_all_and_is_named(training_nodes):
         assert time.monotonic() < until, running.output
     training_nodes.kill("node02", training_nodes.rank("node02"))
     assert running.finish() == 5
-    assert "rank 1: ended by SIGKILL" in running.output
+    assert "rank 1: killed by SIGKILL" in running.output
     assert left(training_nodes) == []

@@ -25,7 +25,7 @@ SIZE = 6 << 20
 # A relay begins with fewer bytes here than it does for users, and its units are smaller by as much.
 SMALL = """
 from provision.transfer import engine
-engine.transfer.__kwdefaults__.update(relay_from=1 << 20, unit=1 << 19)
+engine.Options.__init__.__kwdefaults__.update(relay_from=1 << 20, unit=1 << 19)
 """
 NAMES = ("node01", "node02", "node03")
 FORGET = (

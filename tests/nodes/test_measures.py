@@ -161,7 +161,7 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
         node = seen.nodes[0]
         ear = Conversation(node, broken.__getitem__, ports._listen(seen, node, "0123"), beat=1.0)
         ear.start()
-        assert ear.until("ready", LATE)
+        assert ear.wait_for("ready", LATE)
         places = [f":{port:04X} " for each in ports.open_ports(ear.lines).values() for port in each]
         assert len(places) == 3
         broken[node]._transport.sock.close()  # no goodbye, as when the controller is killed

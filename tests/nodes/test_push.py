@@ -32,7 +32,7 @@ SMALL = f"""
 from provision.data import tree
 from provision.transfer import engine
 tree.plan.__kwdefaults__["limit"] = {RANGE}
-engine.transfer.__kwdefaults__["relay_from"] = {RANGE}
+engine.Options.__init__.__kwdefaults__["relay_from"] = {RANGE}
 """
 
 
@@ -308,7 +308,7 @@ def test_a_folder_of_another_user_is_found_before_anything_is_sent(box, tmp_path
 
 def test_nodes_that_lack_different_things_get_them_in_one_transfer(box, folder, data, monkeypatch):
     monkeypatch.setitem(tree.plan.__kwdefaults__, "limit", RANGE)
-    monkeypatch.setitem(engine.transfer.__kwdefaults__, "relay_from", RANGE)
+    monkeypatch.setitem(engine.Options.__init__.__kwdefaults__, "relay_from", RANGE)
     path = target()
     push(folder, data, path)
     for node, name in (("node01", "sub dir/it's"), ("node02", "sub dir/a b"), ("node03", "link")):

@@ -28,15 +28,15 @@ SMALL = f"""
 from provision.data import tree
 from provision.transfer import engine
 tree.plan.__kwdefaults__["limit"] = {RANGE}
-engine.transfer.__kwdefaults__.update(relay_from={RANGE}, unit={RANGE // 8})
+engine.Options.__init__.__kwdefaults__.update(relay_from={RANGE}, unit={RANGE // 8})
 """
 # Ends itself when everything has come.
 KILLED = """
 import os, signal
-from provision.data import node
-def place(spot):
+from provision.data import scripts
+def place(target):
     os.kill(os.getpid(), signal.SIGKILL)
-node.place = place
+scripts.place = place
 """
 
 

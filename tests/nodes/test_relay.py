@@ -199,11 +199,11 @@ def _clean(nodes, place):
 
 
 def _leave_traces(nodes):
-    comment = keys.comment(nodes.inventory, nodes.root) + str(int(time.time()))
+    comment = keys.comment_prefix(nodes.inventory, nodes.root) + str(int(time.time()))
     root = nodes.box.node_root("node02")
     with (root / "root/.ssh/authorized_keys").open("a") as file:
         file.write(f'restrict,command="x" ssh-ed25519 AAAA {comment}:old\n')
-    (root / "dev/shm" / f"{keys.secret_names(nodes.inventory, nodes.root)}old").mkdir()
+    (root / "dev/shm" / f"{keys.secret_prefix(nodes.inventory, nodes.root)}old").mkdir()
 
 
 def test_without_a_place_in_memory_a_killed_run_s_private_key_is_found_in_its_folder(nodes):
@@ -212,7 +212,7 @@ def test_without_a_place_in_memory_a_killed_run_s_private_key_is_found_in_its_fo
         nodes.box.enter(name, ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/dev/shm"])
     try:
         secret = (
-            nodes.box.node_root("node02") / nodes.folder[1:] / f"{keys.secret_names(nodes.inventory, nodes.root)}old"
+            nodes.box.node_root("node02") / nodes.folder[1:] / f"{keys.secret_prefix(nodes.inventory, nodes.root)}old"
         )
         secret.mkdir()
         (secret / "key").write_text("private")

@@ -19,7 +19,7 @@ from provision.model import Notice, Progress
 from provision.session import Lock, Session
 from provision.ssh import openssh
 from provision.ssh.remote import Connections
-from provision.transfer import clean, keys, lane, muster
+from provision.transfer import chain, clean, keys, prepare
 
 PAYLOAD = Payload(16)
 UNIT = 1 << 20  # a node starts about ten processes for each
@@ -31,7 +31,7 @@ HOP = 4 << 20  # what may be on its way between two nodes: the unit that waits, 
 def make(make_sandbox, monkeypatch):
     """Makes nodes whose deaths are noticed soon."""
     monkeypatch.setattr(keys, "ALIVE", 1)
-    monkeypatch.setattr(muster, "SPARE", SPARE)
+    monkeypatch.setattr(prepare, "SPARE", SPARE)
     pools = []
 
     def made(count, **options):
@@ -130,7 +130,7 @@ def test_a_node_that_stands_still(make):
     assert set(done.errors.values()) == {None}, when.notices
     assert nodes.identical(PAYLOAD)
     # Of a node and the one behind it, whose reports pass through it, either may seem to be the cause.
-    assert any("gave no sign of life" in text for text in when.notices), when.notices
+    assert any("sent no report for" in text for text in when.notices), when.notices
     assert nodes.traces() == {}
 
 
@@ -162,7 +162,7 @@ def test_a_lane_that_is_cut_takes_no_lock_with_it_where_there_is_no_system_ssh(m
     """Then bytes and the lock both travel over paramiko, and to cut the one must not end the other."""
     nodes = make(3)
     monkeypatch.setattr(openssh.shutil, "which", lambda _name: None)
-    monkeypatch.setattr(lane, "QUIET", 1.0)
+    monkeypatch.setattr(chain, "QUIET", 1.0)
     owner = [nodes.box.node_root(name) / nodes.root[1:] / "x.lock/owner" for name in nodes.names]
 
     def stop():
@@ -177,7 +177,7 @@ def test_a_lane_that_is_cut_takes_no_lock_with_it_where_there_is_no_system_ssh(m
     assert when.act is None
     assert set(done.errors.values()) == {None}, when.notices
     assert nodes.identical(PAYLOAD)
-    assert any("gave no sign of life" in text for text in when.notices), when.notices
+    assert any("sent no report for" in text for text in when.notices), when.notices
     assert not any(path.exists() for path in owner)
     assert nodes.traces() == {}
 

@@ -275,7 +275,7 @@ def test_a_key_that_the_relay_of_a_killed_run_left_is_removed_by_the_next_run(bo
 
     folder, _ = place
     deploy(folder, bundles[0])
-    line = f"restrict ssh-ed25519 AAAA {keys.comment(load(folder / 'inventory.yaml'))}1700000000:abc"
+    line = f"restrict ssh-ed25519 AAAA {keys.comment_prefix(load(folder / 'inventory.yaml'))}1700000000:abc"
     on(box, "node01", "sh", "-c", f"echo '{line}' >>/root/.ssh/authorized_keys")
     assert deploy(folder, bundles[0])["changed"] is False
     left = on(box, "node01", "cat", "/root/.ssh/authorized_keys")

@@ -7,10 +7,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data import node as scripts
-from provision.data import there as data
-from provision.data.node import Spot
-from provision.data.tree import look, plan
+from provision.data import compare as data
+from provision.data import scripts
+from provision.data.scripts import PushTarget
+from provision.data.tree import plan, scan_tree
 from provision.env.bundle import tar
 from provision.model import Inventory
 
@@ -53,9 +53,9 @@ class Place:
     def __init__(self, shell, root, folder=True):
         self.shell, self.root, self.path = shell, root, root / 'it\'s $(touch owned) "x"'
         self.inventory = Inventory(Path("i.yaml"), PurePosixPath(root / "llm/current"), ())
-        self.spot = Spot.of(self.inventory, str(self.path), folder=folder)
-        self.into = Path(self.spot.into)
-        self.have = Path(self.spot.transfer) / "have"
+        self.target = PushTarget.of(self.inventory, str(self.path), folder=folder)
+        self.into = Path(self.target.into)
+        self.have = Path(self.target.transfer) / "have"
 
     def run(self, script, stdin=b"", env=None):
         argv = [*self.shell, "-c", script]
@@ -77,17 +77,17 @@ class Place:
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def ask(self, tree):
-        return data.read(self.ok(scripts.compare(self.spot, TOKEN), scripts.paths(tree)), TOKEN)
+        return data.read(self.ok(scripts.compare(self.target, TOKEN), scripts.paths(tree)), TOKEN)
 
     def begin(self, tree, *others):
         """The plan for what is lacking, and room for it."""
         there = self.ask(tree)
-        assert data.lack(tree, there, str(self.path)).refused == ""
+        assert data.changes(tree, there, str(self.path)).refused == ""
         pushed = plan(tree, data.differing(tree, there), limit=LIMIT)
-        if self.spot.folder:
-            self.ok(scripts.open_folder(self.spot, tree.mode))
+        if self.target.folder:
+            self.ok(scripts.open_folder(self.target, tree.mode))
         keys = [*(leg.key for leg in pushed.legs), *others]
-        self.ok(scripts.begin(self.spot), scripts.expected(pushed, keys))
+        self.ok(scripts.begin(self.target), scripts.expected(pushed, keys))
         return there, pushed
 
     def receive(self, pushed, count=None):
@@ -113,21 +113,21 @@ class Place:
         return sent
 
     def moves(self, tree, there, pushed):
-        return scripts.moves(pushed, data.lack(tree, there, str(self.path)).folders)
+        return scripts.moves(pushed, data.changes(tree, there, str(self.path)).folders)
 
     def push(self, source):
         """All of a push. How many legs were sent."""
-        tree = look(source)
+        tree = scan_tree(source)
         there, pushed = self.begin(tree)
         sent = self.receive(pushed)
-        said = self.ok(scripts.place(self.spot), self.moves(tree, there, pushed))
+        said = self.ok(scripts.place(self.target), self.moves(tree, there, pushed))
         assert said.split()[-1] == "end"
         if "open" in said.split():
-            self.ok(scripts.close_folder(self.spot))
+            self.ok(scripts.close_folder(self.target))
         return sent
 
     def is_done(self, source):
-        tree = look(source)
+        tree = scan_tree(source)
         there = self.ask(tree)
         return data.differing(tree, there) == frozenset() and not data.incomplete(tree, there)
 
@@ -199,19 +199,19 @@ def test_a_destination_that_is_there_keeps_its_mode(place, source):
 
 def test_the_mode_of_a_closed_destination_comes_last(place, source):
     source.chmod(0o555)
-    tree = look(source)
+    tree = scan_tree(source)
     there, pushed = place.begin(tree)
     assert mode(place.path) == 0o755
     place.receive(pushed)
-    place.ok(scripts.open_folder(place.spot, 0o555))  # of the push that goes on when the first was killed
-    assert place.ok(scripts.place(place.spot), place.moves(tree, there, pushed)) == "open\nend\n"
+    place.ok(scripts.open_folder(place.target, 0o555))  # of the push that goes on when the first was killed
+    assert place.ok(scripts.place(place.target), place.moves(tree, there, pushed)) == "open\nend\n"
     assert mode(place.path) == 0o755
-    lock = Path(place.spot.staging + ".lock")
+    lock = Path(place.target.staging + ".lock")
     lock.mkdir()
-    place.ok(scripts.close_folder(place.spot))
+    place.ok(scripts.close_folder(place.target))
     assert mode(place.path) == 0o755  # whoever holds the lock must be able to let it go
     lock.rmdir()
-    place.ok(scripts.close_folder(place.spot))
+    place.ok(scripts.close_folder(place.target))
     assert mode(place.path) == 0o555
     assert place.is_done(source)
 
@@ -241,7 +241,7 @@ def test_nothing_leads_out_of_the_staging_folder_over_links_of_a_broken_push(pla
     shutil.copytree(source, before)
     shutil.rmtree(before / "sub")
     (before / "sub").symlink_to(elsewhere)
-    _, pushed = place.begin(look(before))
+    _, pushed = place.begin(scan_tree(before))
     assert place.receive(pushed, 1) == 1
     assert next(iter(place.into.glob("small/*/sub"))).is_symlink()
     place.push(source)
@@ -250,16 +250,16 @@ def test_nothing_leads_out_of_the_staging_folder_over_links_of_a_broken_push(pla
 
 
 def test_what_was_left_and_is_not_wanted_any_more_goes(place, source):
-    tree = look(source)
+    tree = scan_tree(source)
     _, pushed = place.begin(tree)
     place.receive(pushed)
     kept = sorted(place.into.rglob("*"))
     (source / "large").write_bytes(b"changed" * 1000)
-    _, changed = place.begin(look(source))
+    _, changed = place.begin(scan_tree(source))
     assert set(changed.small) == set(pushed.small)
     assert sorted(place.into.rglob("*")) == [path for path in kept if path.parent.name != "large"]
     assert place.receive(changed) == 2  # the two ranges
-    assert place.ask(look(source)).staged > 0
+    assert place.ask(scan_tree(source)).staged > 0
     shutil.rmtree(source)
     source.mkdir()
     place.push(source)
@@ -267,20 +267,20 @@ def test_what_was_left_and_is_not_wanted_any_more_goes(place, source):
 
 
 def test_what_only_other_nodes_need_counts_as_there(place, source):
-    place.begin(look(source), "others", "others.0")
+    place.begin(scan_tree(source), "others", "others.0")
     assert place.have.read_text().split() == ["others", "others.0"]
-    place.begin(look(source))
+    place.begin(scan_tree(source))
     assert place.have.read_text() == ""
 
 
 def test_a_push_that_was_killed_goes_on_whatever_boot_it_is(place, source):
-    _, pushed = place.begin(look(source))
+    _, pushed = place.begin(scan_tree(source))
     place.receive(pushed, 2)
-    transfer = Path(place.spot.transfer)
+    transfer = Path(place.target.transfer)
     (transfer / "boot").write_text("another\n")  # what earlier versions went by
     with place.have.open("a") as file:
         file.write(pushed.legs[-1].key)  # killed while it wrote: no newline
-    place.begin(look(source))
+    place.begin(scan_tree(source))
     assert place.have.read_text().split() == [leg.key for leg in pushed.legs[:2]]
 
 
@@ -288,12 +288,12 @@ def test_a_push_that_was_killed_goes_on_whatever_boot_it_is(place, source):
 def test_killed_anywhere_in_placing_only_the_rest_of_one_group_is_sent_again(place, source, lines):
     for number in range(6):
         (source / f"many{number}").write_bytes(bytes(1500))
-    tree = look(source)
+    tree = scan_tree(source)
     there, pushed = place.begin(tree)
     assert len(pushed.small) > 2
     everything = place.receive(pushed)
     told = place.moves(tree, there, pushed).splitlines(keepends=True)
-    cut = scripts.place(place.spot).replace(
+    cut = scripts.place(place.target).replace(
         "while IFS= read -r line; do", f"for n in $(seq {lines}); do IFS= read -r line;"
     )
     cut = cut[: cut.index('\nmove "$@"\nif ')]
@@ -306,11 +306,11 @@ def test_killed_anywhere_in_placing_only_the_rest_of_one_group_is_sent_again(pla
 
 @pytest.mark.parametrize("gone", ["large", "small"])
 def test_what_is_not_there_is_no_success(place, source, gone):
-    tree = look(source)
+    tree = scan_tree(source)
     there, pushed = place.begin(tree)
     place.receive(pushed)
     shutil.rmtree(place.into / gone)
-    done = place.run(scripts.place(place.spot), place.moves(tree, there, pushed))
+    done = place.run(scripts.place(place.target), place.moves(tree, there, pushed))
     assert done.returncode != 0
     assert b"end" not in done.stdout
     place.push(source)
@@ -322,12 +322,12 @@ def test_bytes_reach_the_disk_before_names_do(place, source, tmp_path):
     tools.mkdir()
     (tools / "sync").write_text(f'#!/bin/sh\nls -A "$DESTINATION" >>{tmp_path}/seen\nexec /bin/sync "$@"\n')
     (tools / "sync").chmod(0o755)
-    tree = look(source)
+    tree = scan_tree(source)
     there, pushed = place.begin(tree)
     place.receive(pushed)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "DESTINATION": str(place.path)}
     # busybox would take its own sync
-    script = scripts.place(place.spot).replace("\nsync -f", f"\n{tools}/sync -f")
+    script = scripts.place(place.target).replace("\nsync -f", f"\n{tools}/sync -f")
     assert place.run(script, place.moves(tree, there, pushed), env).returncode == 0
     assert (tmp_path / "seen").read_text() == ".clusterctl-push-folder\n"
 
@@ -336,12 +336,12 @@ def test_private_is_private_all_the_time(place, source):
     (source / "sub").chmod(0o700)
     (source / "sub/deep").chmod(0o755)
     source.chmod(0o700)
-    tree = look(source)
+    tree = scan_tree(source)
     there, pushed = place.begin(tree)
-    assert mode(place.path) == mode(Path(place.spot.staging)) == 0o700
+    assert mode(place.path) == mode(Path(place.target.staging)) == 0o700
     place.receive(pushed)
     told = place.moves(tree, there, pushed)
-    place.run(scripts.place(place.spot), told[: told.index(b"group")])
+    place.run(scripts.place(place.target), told[: told.index(b"group")])
     assert mode(place.path / "sub") == 0o700
 
 
@@ -349,12 +349,12 @@ def test_a_folder_that_becomes_private_is_that_before_anything_is_put_in_it(plac
     place.push(source)
     (source / "sub").chmod(0o700)
     (source / "sub/key").write_text("secret")
-    tree = look(source)
+    tree = scan_tree(source)
     there, pushed = place.begin(tree)
     place.receive(pushed)
     told = place.moves(tree, there, pushed)
-    Path(place.spot.staging, "mode").write_text("755\n")  # so that it does not tidy up
-    place.run(scripts.place(place.spot), told[: told.index(b"group")])
+    Path(place.target.staging, "mode").write_text("755\n")  # so that it does not tidy up
+    place.run(scripts.place(place.target), told[: told.index(b"group")])
     assert mode(place.path / "sub") == 0o700
 
 
@@ -374,9 +374,9 @@ def test_a_destination_that_cannot_be_is_refused(shell, tmp_path, source, make, 
     (tmp_path / "llm/releases/one").mkdir(parents=True)
     (tmp_path / "llm/current").symlink_to("releases/one")
     make(place.path)
-    tree = look(source if folder else source / "a")
+    tree = scan_tree(source if folder else source / "a")
     there = place.ask(tree)
-    assert words in data.lack(tree, there, str(place.path)).refused
+    assert words in data.changes(tree, there, str(place.path)).refused
 
 
 def test_a_destination_behind_a_link_is_where_the_link_leads(place, source):
@@ -389,11 +389,11 @@ def test_a_destination_behind_a_link_is_where_the_link_leads(place, source):
 
 def test_what_another_user_has_left_is_not_gone_on_with(place, source):
     place.path.mkdir()
-    staging = Path(place.spot.staging)
+    staging = Path(place.target.staging)
     staging.mkdir()
     (staging / "tree").symlink_to(place.root)
     os.chown(staging, 12345, 12345)
-    place.begin(look(source))
+    place.begin(scan_tree(source))
     assert staging.stat().st_uid == os.getuid()
     assert not (staging / "tree").is_symlink()
     assert mode(staging) == 0o700

@@ -19,10 +19,20 @@ import zstandard
 
 from provision.model import Inventory, Leg, Node
 from provision.render import quote, render, words
-from provision.transfer import Target, survey
+from provision.transfer import Target
+from provision.transfer.chain import DIGESTS, batches, units
 from provision.transfer.decompressor import packed
-from provision.transfer.keys import LIFE, Door, RelayKey, comment, forget, left, options, place_of
-from provision.transfer.units import DIGESTS, batches, units
+from provision.transfer.keys import (
+    LIFE,
+    LoginTarget,
+    RelayKey,
+    comment_prefix,
+    forget,
+    leftover_values,
+    options,
+    scope_of,
+)
+from provision.transfer.nodes import read_facts, survey_script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -125,9 +135,9 @@ class Place:
 
     def survey(self):
         target = Target(Node("n", ""), str(self.folder), str(self.into), "plain", has_ssh=True)
-        script = survey.script(INVENTORY, target)
+        script = survey_script(INVENTORY, target)
         done = subprocess.run([*self.shell, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-        return survey.read(done.stdout)
+        return read_facts(done.stdout)
 
     def is_whole(self):
         found = {os.fsdecode(path.relative_to(self.into)) for path in self.into.rglob("*") if path.is_file()}
@@ -571,14 +581,14 @@ def arming(place, key, patience=100, at=PLACE, **changes):
     before_key, expires = options("/opt/x y", (9, 2))
     values = {"receive": "echo it's\n", "options": before_key, "expires": expires, "patience": patience}
     values |= {"folder": str(place.folder), "stream": "s2", "line": key.line(INVENTORY, at)}
-    return render("transfer/arm.sh.j2", **values | dict(left(INVENTORY, at)) | changes)
+    return render("transfer/prepare.sh.j2", **values | dict(leftover_values(INVENTORY, at)) | changes)
 
 
 def arm(shell, place, key, *, before="", **changes):
     """Whether the line was written; ``before`` are words of sh that come first: a function in place of a program."""
     script = before + arming(place, key, **changes)
     done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.split()[-1:] == ["armed"], done
+    assert done.stdout.split()[-1:] == ["ready"], done
     assert (place.folder / "receive").read_text() == "echo it's\n"
     return "authorized" in done.stdout
 
@@ -628,7 +638,10 @@ def test_the_lines_of_a_transfer_elsewhere_stay(shell, home, tmp_path, other):
 
 def test_old_lines_go_wherever_they_come_from(shell, home, tmp_path):
     now = int(time.time())
-    ours, other = comment(INVENTORY, PLACE), comment(Inventory(Path("i.yaml"), PurePosixPath("/o/current"), ()), "/x")
+    ours, other = (
+        comment_prefix(INVENTORY, PLACE),
+        comment_prefix(Inventory(Path("i.yaml"), PurePosixPath("/o/current"), ()), "/x"),
+    )
     times = {"ended": now - 3 * LIFE, "1700000000": 1700000000, "late": now - LIFE, "running": now, "ahead": now + 9**9}
     stay = [f"ssh-ed25519 AAAA {other}{made}:{name}" for name, made in times.items() if name in {"late", "running"}]
     stay += [f"ssh-ed25519 AAAA {other}{times['ahead']}:ahead", f"ssh-ed25519 AAAA {other}", OWN]
@@ -655,7 +668,7 @@ def test_a_node_whose_clock_is_wrong(shell, home, tmp_path, shift):
     """The clock of a namespace cannot be set: the program that tells the time is another one."""
     now = int(time.time())
     date = f'date() {{ if [ "$*" = +%s ]; then echo {max(now + shift, 5)}; else command date "$@"; fi; }}\n'
-    running = f"ssh-ed25519 AAAA {comment(INVENTORY, '/data/.push')}{now - LIFE}:x"
+    running = f"ssh-ed25519 AAAA {comment_prefix(INVENTORY, '/data/.push')}{now - LIFE}:x"
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
     file.write_text(f"{running}\n")
@@ -670,7 +683,7 @@ def test_a_node_whose_clock_is_wrong(shell, home, tmp_path, shift):
 @pytest.mark.parametrize("shift", [30 * 24 * HOUR, -30 * 24 * HOUR])
 def test_a_controller_whose_clock_is_wrong(shell, home, tmp_path, shift):
     now = int(time.time())
-    running = f"ssh-ed25519 AAAA {comment(INVENTORY, '/data/.push')}{now - HOUR}:x"
+    running = f"ssh-ed25519 AAAA {comment_prefix(INVENTORY, '/data/.push')}{now - HOUR}:x"
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
     file.write_text(f"{running}\n")
@@ -734,7 +747,7 @@ def test_a_lock_that_many_find_is_broken_by_one_of_them(shell, home, tmp_path):
         (home / ".ssh/authorized_keys.clusterctl.node09.4711.x").write_text("")
         running = [subprocess.Popen([*shell, "-c", script], stdout=subprocess.PIPE) for script in scripts]
         said = [process.communicate(timeout=60)[0] for process in running]
-        assert said == [b"authorized\narmed\n"] * 16
+        assert said == [b"authorized\nready\n"] * 16
         lines = file.read_text().splitlines()
         assert lines[:41] == theirs, f"round {number}"
         assert sorted(line.split(" ", 1)[1].rpartition('" ')[2] for line in lines[41:]) == sorted(
@@ -798,7 +811,7 @@ def test_what_a_killed_run_has_left_is_found_and_goes(shell, home, tmp_path, fol
     place = Place(shell, tmp_path)
     own = place.folder.rename(place.folder.with_name(folder))
     place.folder = own
-    at = place_of(str(own))
+    at = scope_of(str(own))
     assert not place.survey().left
     key = RelayKey.new()
     secret = own / key.secret(INVENTORY, at)
@@ -902,11 +915,11 @@ def test_a_way_is_kept_only_when_it_is_open(shell, tmp_path):
             secret=str(secret),
             private="line 1\nline 2\n",
             known="host key\n",
-            ways=ways,
+            logins=ways,
         )
         return subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
 
-    assert probe(["sh", "-c", "echo Denied >&2; exit 255"]) == "shut Denied\n"
+    assert probe(["sh", "-c", "echo Denied >&2; exit 255"]) == "failed Denied\n"
     assert not secret.exists()
     assert probe(["echo", "welcome", "probed"]) == "open\n"
     assert (place.folder / "hop").read_text() == "set -- 'a b'\n"
@@ -916,10 +929,10 @@ def test_a_way_is_kept_only_when_it_is_open(shell, tmp_path):
 
 
 @pytest.mark.parametrize("nasty", [False, True])
-@pytest.mark.parametrize("name", ["bring_zstd", "receive", "survey", "arm", "probe", "forget", "start"])
+@pytest.mark.parametrize("name", ["bring_zstd", "receive", "survey", "prepare", "probe", "forget"])
 def test_shellcheck_finds_nothing(name, nasty, tmp_path):
     folder = '/opt/it\'s $(id) "x"/t' if nasty else "/opt/x/t"
-    door = Door("clusterctl-1", "root", 22, ("10.0.0.1", "10.1.0.1"), ("ssh-ed25519", b"x"))
+    door = LoginTarget("clusterctl-1", "root", 22, ("10.0.0.1", "10.1.0.1"), ("ssh-ed25519", b"x"))
     key = RelayKey.new()
     values = {
         "folder": folder,
@@ -931,15 +944,14 @@ def test_shellcheck_finds_nothing(name, nasty, tmp_path):
         "abreast": 4,
     }
     values |= {"digest": DIGESTS["b2sum"], "settle": 1, "stream": "s", "receive": "x", "private": key.private}
+    values |= {"options": options(folder, (9, 9))[0], "expires": nasty, "secret": "/s", "known": door.known}
     values |= {
         "sample": "zstd works",
-        "options": options(folder, (9, 9))[0],
-        "expires": nasty,
-        "secret": "/s",
-        "known": door.known,
+        "patience": 9,
+        "line": key.line(INVENTORY, folder) if nasty else "",
+        **leftover_values(INVENTORY, folder),
     }
-    values |= {"patience": 9, "line": key.line(INVENTORY, folder) if nasty else "", **left(INVENTORY, folder)}
-    (tmp_path / "a.sh").write_text(render(f"transfer/{name}.sh.j2", **values, ways=door.ways("/s")))
+    (tmp_path / "a.sh").write_text(render(f"transfer/{name}.sh.j2", **values, logins=door.commands("/s")))
     # SC2016: a dollar in single quotes is what the nasty case is about.
     argv = [SHELLCHECK, "-s", "sh", "-e", "SC2016", tmp_path / "a.sh"]
     assert subprocess.run(argv, check=False, capture_output=True, text=True).stdout == ""

@@ -103,7 +103,7 @@ def test_every_rank_gets_its_place_and_a_clean_environment(start):
 
 
 @pytest.mark.parametrize(
-    ("do", "why"), [("error", "ValueError: it went wrong"), ("kill", "ended by SIGKILL")], ids=["error", "kill"]
+    ("do", "why"), [("error", "ValueError: it went wrong"), ("kill", "killed by SIGKILL")], ids=["error", "kill"]
 )
 def test_the_first_failure_ends_all(start, do, why):
     process = start({2: "wait", 3: do})
@@ -143,7 +143,7 @@ def test_silence_has_an_end(start):
     process = start({2: "wait"}, timeout=-29)
     said = events(process)
     assert [event["rank"] for event in of("failed", said)] == [2]
-    assert "said nothing" in of("failed", said)[0]["why"]
+    assert "no output" in of("failed", said)[0]["why"]
 
 
 def test_the_real_program_says_that_torch_is_missing(start, tmp_path):

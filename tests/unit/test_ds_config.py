@@ -166,21 +166,21 @@ def test_cards_have_the_memory_that_nvidia_smi_shows():
     [
         (Request(stage=2, offload_param="cpu"), "only stage 3 shards parameters", "--stage 3"),
         (Request(stage=0, offload_optimizer="cpu"), "keeps everything on every GPU", "--stage 2"),
-        (Request(stage=3, offload_optimizer="nvme"), "nvme without a path", "--nvme-path DIR"),
-        (Request(stage=2, offload_optimizer="nvme", nvme_path="/scratch"), "in host memory", "--stage 3"),
+        (Request(stage=3, offload_optimizer="nvme"), "offload to nvme needs a path", "--nvme-path DIR"),
+        (Request(stage=2, offload_optimizer="nvme", nvme_path="/scratch"), "uses host memory", "--stage 3"),
         (Request(stage=3, nvme_path="/scratch"), "nothing is offloaded to nvme", "--offload-optimizer nvme"),
-        (Request(stage=3, offload_param="nvme", nvme_path="scratch"), "has to be absolute", ""),
-        (Request(gpu="V100", precision="bf16"), "V100 (compute capability 7.0) does not compute in it", "fp16"),
+        (Request(stage=3, offload_param="nvme", nvme_path="scratch"), "must be absolute", ""),
+        (Request(gpu="V100", precision="bf16"), "V100 (compute capability 7.0) does not support it", "fp16"),
         (Request(gpu="Voodoo 2"), "Voodoo 2: not in the table", "A100"),
-        (Request(target="own", micro_batch=1), "only transformers' Trainer knows", "--gpu A100"),
-        (Request(target="own", precision="bf16"), "names the samples of a GPU", "--micro-batch 1"),
-        (Request(target="own", precision="bf16", micro_batch=1, optimizer=True), "its learning rate", "--lr"),
-        (Request(schedule="WarmupLR"), "schedules its own optimizer only", "--optimizer"),
+        (Request(target="own", micro_batch=1), "only transformers' Trainer can choose", "--gpu A100"),
+        (Request(target="own", precision="bf16"), "needs the samples per GPU", "--micro-batch 1"),
+        (Request(target="own", precision="bf16", micro_batch=1, optimizer=True), "needs a learning rate", "--lr"),
+        (Request(schedule="WarmupLR"), "only schedules its own optimizer", "--optimizer"),
         (
             Request(target="own", precision="bf16", micro_batch=1, optimizer=True, lr=1e-3, schedule="WarmupDecayLR"),
-            *("needs its end", "--steps"),
+            *("needs the number of steps", "--steps"),
         ),
-        (Request(stage=4), "--stage 4: it is one of 0, 1, 2, 3", ""),
+        (Request(stage=4), "--stage 4: must be one of 0, 1, 2, 3", ""),
         (Request(micro_batch=0), "--micro-batch must be at least 1", ""),
         (Request(link=float("nan")), "--link must be more than 0 and at most 100000, not nan", ""),
     ],
@@ -257,7 +257,7 @@ def test_what_one_should_know_is_said():
     assert any("watch grad_norm" in each for each in notices(Request(stage=2, overlap=True)))
     assert any("--with-ops" in each for each in notices(Request(offload_optimizer="cpu")))
     assert any("libaio" in each for each in notices(Request(stage=3, offload_optimizer="nvme", nvme_path="/n")))
-    assert any("training's own arguments" in each for each in notices(Request(micro_batch=4)))
+    assert any("training's arguments" in each for each in notices(Request(micro_batch=4)))
     assert notices(Request()) == []
 
 

@@ -15,7 +15,7 @@ import pytest
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Node, Result
 from provision.transfer import fetch as fetching
-from provision.transfer.fetch import Escape, There, fetch, lacking, listed
+from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, listed
 
 NODE = Node("node01", "10.0.0.1")
 BUSYBOX = ("cat", "find", "stat", "tar", "xargs", "base64", "head", "sh", "grep")
@@ -106,31 +106,31 @@ def sending(*members):
 
 
 def test_of_a_file_that_has_grown_the_listed_bytes_are_kept(tmp_path):
-    assert fetch(sending(("run.log", 100)), "/there", {"run.log": There(60, 0)}, tmp_path) == 60
+    assert fetch(sending(("run.log", 100)), "/there", {"run.log": RemoteFile(60, 0)}, tmp_path) == 60
     assert (tmp_path / "run.log").stat().st_size == 60
 
 
 def test_a_node_that_sends_more_than_it_listed_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "_GROWN", 1 << 20)
-    with pytest.raises(Escape, match="node01: it sent more than it had listed"):
-        fetch(sending(("a", 8 << 20)), "/there", {"a": There(10, 0)}, tmp_path)
+    with pytest.raises(UnrequestedFile, match="node01: it sent more than it had listed"):
+        fetch(sending(("a", 8 << 20)), "/there", {"a": RemoteFile(10, 0)}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_links_cost_no_more_than_was_listed(tmp_path):
-    wanted = {"a": There(1000, 0), **{f"l{number}": There(0, 0) for number in range(9)}}
+    wanted = {"a": RemoteFile(1000, 0), **{f"l{number}": RemoteFile(0, 0) for number in range(9)}}
     fetch(sending(("a", 1000), *((f"l{number}", "a") for number in range(9))), "/there", wanted, tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1000
 
 
 def test_a_file_comes_once(tmp_path):
-    with pytest.raises(Escape, match="sent 'a' twice"):
-        fetch(sending(("a", 5), ("a", 5)), "/there", {"a": There(5, 0)}, tmp_path)
+    with pytest.raises(UnrequestedFile, match="sent 'a' twice"):
+        fetch(sending(("a", 5), ("a", 5)), "/there", {"a": RemoteFile(5, 0)}, tmp_path)
 
 
 def test_what_does_not_fit_is_refused_before_anything_comes(tmp_path):
-    wanted = {"a": There(10**18 - 1, 0)}
-    with pytest.raises(UsageError, match=r"B will come, and .* are free") as caught:
+    wanted = {"a": RemoteFile(10**18 - 1, 0)}
+    with pytest.raises(UsageError, match=r"B are needed, and .* are free") as caught:
         fetch(SimpleNamespace(node=NODE, run=None), "/there", wanted, tmp_path / "deep" / "er")
     assert "--to" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -140,12 +140,12 @@ def test_what_does_not_fit_is_refused_before_anything_comes(tmp_path):
 def test_fetches_that_run_at_once_share_the_space(tmp_path, monkeypatch):
     free = 1 << 30
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
-    half = {"a": There(free * 6 // 10, 0)}
+    half = {"a": RemoteFile(free * 6 // 10, 0)}
 
     def second(_, **__):
-        with pytest.raises(UsageError, match="will come"):
+        with pytest.raises(UsageError, match="are needed"):
             fetch(SimpleNamespace(node=NODE, run=None), "/there", half, tmp_path / "2")
         return Result(0, "")
 
-    with pytest.raises(ClusterctlError, match="broke off"):
+    with pytest.raises(ClusterctlError, match="incomplete"):
         fetch(SimpleNamespace(node=NODE, run=second), "/there", half, tmp_path / "1")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from provision.checks import Answer, Plan
 from provision.checks.kit.measures import offset, steps
-from provision.data import there
-from provision.env.release import examine, upkeep
+from provision.data import compare
+from provision.env.release import catalog, examine
 from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
 from provision.model import Finding, Inventory, Node, Result, StepState
@@ -30,8 +30,8 @@ from provision.summaries.status import status_shown
 from provision.tasks import check, releases, status
 from provision.tasks.measures.clock import bounds
 from provision.tasks.measures.ports import open_ports
-from provision.transfer import survey
 from provision.transfer.fetch import parse_list
+from provision.transfer.nodes import read_facts as read_survey
 
 NODE = Node("gpu01", "10.0.0.1")
 DIGITS = "9" * 5000
@@ -48,7 +48,7 @@ def steps_of(out):
 
 
 def listing(out):
-    return listed({"gpu01": upkeep.read_listing(out)})
+    return listed({"gpu01": catalog.read_listing(out)})
 
 
 def uptime(out):
@@ -78,14 +78,14 @@ PARSERS = {
             "used 0123456789ab 77\nend\n"
         ),
     ),
-    "verify": (lambda out: upkeep.findings("gpu01", "0123456789ab", out), "checked 7\nbad changed lib/x\nend\n"),
+    "verify": (lambda out: catalog.verify_finding("gpu01", "0123456789ab", out), "checked 7\nbad changed lib/x\nend\n"),
     "push": (
-        lambda out: there.read(out, "T"),
+        lambda out: compare.read(out, "T"),
         "T user 0\nT tools ssh\nT free 900\nT staged 4\nT at 81a4 10 1700000000 0 a/b\nT link a/c\nT to x\nT end\n",
     ),
     "files": (lambda out: parse_list(out, "gpu01"), "10 1700000000.5 a/b\0007 -3.1 c\0"),
     "survey": (
-        survey.read,
+        read_survey,
         "sshd OpenSSH_9.2\ndigest b2sum\nuser root\nreached a 5 10.0.0.1 22\nmemory /dev/shm\nkept a\nkeys\nx\nend\n",
     ),
     "os_packages": (os_facts.read, "lacks chrony\nfree 1000\nnew chrony 1\nholder 77 apt\nname debian12-amd64\n"),
@@ -163,13 +163,13 @@ def cluster(tmp_path):
 
 
 def test_status_keeps_what_the_others_say(cluster, monkeypatch):
-    def told(name, out, names):
+    def parse(name, out, names):
         if out == "hostile":
             raise ValueError("Exceeds the limit (4300 digits) for integer string conversion")
         return SimpleNamespace(runs={}, uid=0)
 
-    monkeypatch.setattr(status, "told", told)
-    monkeypatch.setattr(status, "gathered", lambda _: {})
+    monkeypatch.setattr(status, "parse_runs", parse)
+    monkeypatch.setattr(status, "merge_runs", lambda _: {})
     monkeypatch.setattr(status.clock, "measure", lambda *_: {})
     answers = {"gpu01": "hostile", "gpu02": "uptime 77.5\n"}
     found = status.status(Session(cluster, connections=Nodes(cluster, answers)))

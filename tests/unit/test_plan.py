@@ -113,16 +113,16 @@ def test_json_has_all_of_it_and_nothing_else_is_printed(run):
 @pytest.mark.parametrize(
     ("words", "said", "way_out"),
     [
-        (["nothing-7b", "-n", "1"], "there is no model nothing-7b", "llama-3-8b"),
-        (["Qwen/Qwen3-30B-A3B", "-n", "1"], "is a mixture of experts, which is not planned", "qwen3-32b"),
-        (["./nothing", "-n", "1"], "there is no nothing", ""),
+        (["nothing-7b", "-n", "1"], "unknown model nothing-7b", "llama-3-8b"),
+        (["Qwen/Qwen3-30B-A3B", "-n", "1"], "is a mixture of experts, which plan does not support", "qwen3-32b"),
+        (["./nothing", "-n", "1"], "nothing does not exist", ""),
         ([".", "-n", "1"], "has no config.json", "save_pretrained"),
         (["gpt2", "-n", "0"], "--nodes: must be at least 1", ""),
         (["gpt2", "-n", "1", "--gpus", "0"], "--gpus: must be at least 1", ""),
         (["gpt2", "-n", "1", "--gpu-memory", "nan"], "--gpu-memory: must be at least 1", ""),
         (["gpt2", "-n", "1", "--gpu", "Voodoo"], "--gpu Voodoo: not in the table", "A100"),
-        (["gpt2", "-n", "3"], "256 does not divide by 24 GPUs", "try: --global-batch 240 or --global-batch 264"),
-        (["gpt2", "-n", "64"], "--global-batch 256 does not divide by 512 GPUs", "try: --global-batch 512"),
+        (["gpt2", "-n", "3"], "256 is not divisible by 24 GPUs", "try: --global-batch 240 or --global-batch 264"),
+        (["gpt2", "-n", "64"], "--global-batch 256 is not divisible by 512 GPUs", "try: --global-batch 512"),
         (["gpt2", "-n", "1", "--seq", "2048"], "has 1024 learned positions", "--seq 1024"),
         (["gpt2", "-n", "1", "--seq", "0"], "--seq: must be at least 1", ""),
         (["gpt2", "-n", "1", "--efficiency", "2"], "--efficiency: must be at least 0.01 and at most 1, not 2", ""),
@@ -136,7 +136,7 @@ def test_json_has_all_of_it_and_nothing_else_is_printed(run):
             "model_name_or_path needs the model's directory",
             "--model-path models/gpt2",
         ),
-        (["gpt2", "-n", "1", "--liger"], "--liger: Liger computes no loss of gpt2 in pieces", "without --liger"),
+        (["gpt2", "-n", "1", "--liger"], "--liger: Liger cannot compute the loss of gpt2 in chunks", "remove --liger"),
         (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
     ],
 )  # fmt: skip
@@ -153,14 +153,14 @@ def test_bad_input_is_refused_with_the_way_out(run, words, said, way_out):
     [
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
-        ({"model_type": "mamba"}, "model_type 'mamba' is built in a way that is not known here"),
+        ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
         ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, "hidden_size is missing"),
         ({"model_type": "gpt2"}, "n_layer, n_embd, n_head, vocab_size, n_positions are missing"),
-        ({**LLAMA, "vocab_size": "many"}, "vocab_size: 'many' is no positive whole number"),
-        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers: 0 is no positive whole number"),
-        ({**LLAMA, "num_key_value_heads": "eight"}, "num_key_value_heads: 'eight' is no positive whole number"),
-        ({**LLAMA, "head_dim": -1}, "head_dim: -1 is no positive whole number"),
-        ({**GPT2, "n_head": 7}, "a width of 1600 does not divide into 7 heads"),
+        ({**LLAMA, "vocab_size": "many"}, "vocab_size: 'many' is not a positive whole number"),
+        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers: 0 is not a positive whole number"),
+        ({**LLAMA, "num_key_value_heads": "eight"}, "num_key_value_heads: 'eight' is not a positive whole number"),
+        ({**LLAMA, "head_dim": -1}, "head_dim: -1 is not a positive whole number"),
+        ({**GPT2, "n_head": 7}, "a width of 1600 is not divisible by 7 heads"),
     ],
 )
 def test_a_config_that_cannot_be_used_names_what_is_wrong(run, model, config, said):
@@ -250,7 +250,7 @@ def test_nvme_wants_a_path_only_where_it_is_picked(run):
     assert json.loads(run("plan", *words, "--json")[1])["best"]["setup"]["optimizer_at"] == "nvme"
     code, _, err = run("plan", *words, "--write", "a.json")
     assert code == 2
-    assert "nvme without a path" in err
+    assert "offload to nvme needs a path" in err
     assert run("plan", *words, "--write", "a.json", "--nvme-path", "/scratch")[0] == 0
 
 
@@ -313,7 +313,7 @@ def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
     if cluster.world == 1:
         assert made.best.setup.stage == 0 or made.best.setup.optimizer_at != "gpu"
     if made.best.setup.optimizer_at == "nvme":
-        with pytest.raises(ConfigError, match="nvme without a path"):
+        with pytest.raises(ConfigError, match="offload to nvme needs a path"):
             ds_config(made)
     config = ds_config(made, nvme_path="/scratch")
     assert config["zero_optimization"]["stage"] == made.best.setup.stage
@@ -346,7 +346,7 @@ def test_a_cure_is_named_only_where_it_works():
         found = ladder(training, Cluster(1, 8, GPUS["A100"], 80), Setup(0, micro_batch=8, flash=False))
         words = [rung.what for rung in found.rungs]
         assert any("enable_liger_kernel" in each for each in words) == named
-        assert any("loss in pieces" in each for each in words) == (named or program == "own")
+        assert any("loss in chunks" in each for each in words) == (named or program == "own")
 
 
 def test_what_is_no_cure_is_none():
@@ -383,7 +383,7 @@ def test_the_ladder_starts_at_the_pick_and_agrees_with_the_table(run, words):
     start = said["best"] or min((each for each in said["options"] if not each["fits"]), key=lacks)
     assert said["ladder"]["tokens"] == start["speed"]["tokens"]
     assert said["ladder"]["needs"] == start["memory"]["total"] / (1 << 30)
-    word = "the pick" if said["best"] else "nearest to fitting"
+    word = "the pick" if said["best"] else "the closest to fitting"
     assert said["ladder"]["start"] == f"{word}: {start['name']}, batch {start['setup']['micro_batch']}"
 
 
@@ -397,7 +397,7 @@ def test_one_gpu_gets_zero_0(run, name, program):
     said = planned(run, name, "-n", 1, "--gpus", 1, "--for", program)
     assert said["best"]["setup"]["stage"] == 0
     sharding = [each for each in said["options"] if each["setup"]["stage"] and each["setup"]["optimizer_at"] == "gpu"]
-    assert [each["why_not"] for each in sharding] == ["one GPU has nothing to shard: ZeRO-0 is the same"] * 3
+    assert [each["why_not"] for each in sharding] == ["with one GPU it equals ZeRO-0"] * 3
     assert planned(run, name, "-n", 1, "--gpus", 2, "--for", program)["best"]["setup"]["stage"] > 0
 
 

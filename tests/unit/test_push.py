@@ -6,10 +6,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data import there as data
-from provision.data.node import Spot, expected, moves, paths
-from provision.data.there import There, Thing
-from provision.data.tree import look, plan
+from provision.data import compare as data
+from provision.data.compare import NodeFile, NodeTree
+from provision.data.scripts import PushTarget, expected, moves, paths
+from provision.data.tree import plan, scan_tree
 from provision.errors import ClusterctlError, PreflightError, UsageError
 from provision.model import Inventory, Node
 from provision.session import Lock
@@ -33,31 +33,32 @@ def source(tmp_path):
 
 def seen(tree, **changes):
     """What a node answers that has all of a tree."""
-    things = {one.path: Thing(one.type, one.mode, one.size, one.mtime, 0, one.target) for one in tree.found} | {
-        "": Thing("dir", tree.mode, 0, 0, 0)
+    things = {one.path: NodeFile(one.type, one.mode, one.size, one.mtime, 0, one.target) for one in tree.found} | {
+        "": NodeFile("dir", tree.mode, 0, 0, 0)
     }
     things |= {path.replace("__", "/"): thing for path, thing in changes.items()}
-    return There({path: thing for path, thing in things.items() if thing})
+    return NodeTree({path: thing for path, thing in things.items() if thing})
 
 
 def refusal(tree, there, destination):
-    return data.lack(tree, there, destination).refused
+    return data.changes(tree, there, destination).refused
 
 
-FOLDER, FILE, LINK = Thing("dir", 0o755, 0, 0, 0), Thing("file", 0o644, 1, 1, 0), Thing("link", 0o777, 1, 1, 0, "x")
-DEVICE = Thing("other", 0o644, 0, 0, 0)
+FOLDER, FILE = NodeFile("dir", 0o755, 0, 0, 0), NodeFile("file", 0o644, 1, 1, 0)
+LINK = NodeFile("link", 0o777, 1, 1, 0, "x")
+DEVICE = NodeFile("other", 0o644, 0, 0, 0)
 
 
 def test_a_push_left_in_the_source_stays_behind(source):
     (source / "sub/.clusterctl-push-folder").mkdir()
     (source / "sub/.clusterctl-push-folder/x").write_text("")
-    assert [one.path for one in look(source).found] == ["a", "b", "link", "sub", "sub/c"]
+    assert [one.path for one in scan_tree(source).found] == ["a", "b", "link", "sub", "sub/c"]
 
 
 def test_where_some_files_have_their_place_the_legs_of_the_others_are_the_same(tmp_path):
     for number in range(40):
         (tmp_path / f"{number:02}").write_bytes(bytes(100))
-    tree = look(tmp_path)
+    tree = scan_tree(tmp_path)
     everything = frozenset(one.path for one in tree.found)
     before = plan(tree, everything, limit=1000)
     assert [len(files) for files in before.small.values()] == [10, 10, 10, 10]
@@ -71,7 +72,7 @@ def test_a_file_of_more_than_two_gibibytes(tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.seek(2 << 30)
         file.write(b"a\0end")
-    legs = plan(look(tmp_path), frozenset({"large"})).legs
+    legs = plan(scan_tree(tmp_path), frozenset({"large"})).legs
     assert [leg.offset for leg in legs] == [number << 26 for number in range(33)]
     assert b"".join(legs[-1].blocks()) == b"a\0end"
 
@@ -79,8 +80,8 @@ def test_a_file_of_more_than_two_gibibytes(tmp_path):
 def test_legs_are_as_long_as_they_say_and_lie_apart(source):
     (source / ("long " * 20)).write_text("x")
     (source / "large").write_text("xyz")
-    tree = look(source)
-    pushed = plan(tree, data.differing(tree, There()), limit=1)
+    tree = scan_tree(source)
+    pushed = plan(tree, data.differing(tree, NodeTree()), limit=1)
     for leg in pushed.legs:
         assert sum(map(len, leg.blocks())) == leg.size
         if leg.kind == "tar":
@@ -92,9 +93,9 @@ def test_an_answer_may_hold_any_name(name):
     answer = f"T user 0\nT tools ssh \nT at 81a4 3 17 0 {name}\nT at a1ff 1 1 0 l{name}\nT link l{name}\nT to {name}\n"
     there = data.read(f"{answer}T at 41ed 1 1 0 .\nT closed .\nT end\n", "T")
     assert there.things == {
-        name: Thing("file", 0o644, 3, 17, 0),
-        f"l{name}": Thing("link", 0o777, 1, 1, 0, name),
-        "": Thing("dir", 0o755, 1, 1, 0),
+        name: NodeFile("file", 0o644, 3, 17, 0),
+        f"l{name}": NodeFile("link", 0o777, 1, 1, 0, name),
+        "": NodeFile("dir", 0o755, 1, 1, 0),
     }
     assert there.closed == {""}
     assert (there.tools, there.free_bytes, there.staged) == ({"ssh"}, None, None)
@@ -107,7 +108,7 @@ def test_an_answer_that_broke_off_is_an_error(answer):
 
 
 def test_what_a_node_has_is_not_sent(source):
-    tree = look(source)
+    tree = scan_tree(source)
     assert data.differing(tree, seen(tree)) == frozenset()
     assert not data.incomplete(tree, seen(tree))
     changed = seen(tree, a=FILE, link=None, sub__c=LINK)
@@ -115,7 +116,7 @@ def test_what_a_node_has_is_not_sent(source):
 
 
 def test_what_lies_behind_a_link_in_place_of_a_folder_is_not_there(source):
-    tree = look(source)
+    tree = scan_tree(source)
     there = seen(tree, sub=LINK)
     assert data.differing(tree, there) == {"sub/c"}
     assert data.folders(tree, there, frozenset({"sub/c"})) == (("sub", 0o700),)
@@ -133,33 +134,33 @@ def test_what_lies_behind_a_link_in_place_of_a_folder_is_not_there(source):
     ],
 )
 def test_another_kind_is_refused(source, path, thing, words):
-    tree = look(source)
+    tree = scan_tree(source)
     assert words in refusal(tree, seen(tree, **{path: thing}), "/d")
 
 
 @pytest.mark.parametrize(("path", "thing"), [("a", LINK), ("link", FILE), ("sub", LINK)])
 def test_a_link_is_replaced(source, path, thing):
-    tree = look(source)
+    tree = scan_tree(source)
     assert refusal(tree, seen(tree, **{path: thing}), "/d") == ""
 
 
 def test_a_folder_of_another_user(source):
     """Nothing can be put in it, which is said before anything is sent; and its mode is left alone."""
-    tree = look(source)
-    theirs = seen(tree, sub=Thing("dir", 0o755, 0, 0, 7), sub__c=None)
-    closed = There(theirs.things, frozenset({"sub"}), 1000)
+    tree = scan_tree(source)
+    theirs = seen(tree, sub=NodeFile("dir", 0o755, 0, 0, 7), sub__c=None)
+    closed = NodeTree(theirs.things, frozenset({"sub"}), 1000)
     assert "/d/sub belongs to another user" in refusal(tree, closed, "/d")
-    writable = There(theirs.things, frozenset(), 1000)
+    writable = NodeTree(theirs.things, frozenset(), 1000)
     assert refusal(tree, writable, "/d") == ""
     assert data.folders(tree, writable, frozenset({"sub/c"})) == ()
-    assert data.folders(tree, There(theirs.things), frozenset()) == (("sub", 0o700),)
+    assert data.folders(tree, NodeTree(theirs.things), frozenset()) == (("sub", 0o700),)
 
 
 def test_only_folders_that_are_written_in_are_opened(source):
     (source / "sub").chmod(0o500)
     (source / "sub/deep").mkdir()
-    tree = look(source)
-    there = There(seen(tree).things, frozenset({"sub", "sub/deep"}))
+    tree = scan_tree(source)
+    there = NodeTree(seen(tree).things, frozenset({"sub", "sub/deep"}))
     assert data.folders(tree, there, frozenset()) == ()
     assert data.folders(tree, there, frozenset({"sub/c"})) == (("sub", 0o500),)
 
@@ -167,9 +168,9 @@ def test_only_folders_that_are_written_in_are_opened(source):
 def test_a_folder_is_opened_before_and_closed_behind_everything(source):
     (source / "sub/back\\slash\n").mkdir(mode=0o555)
     (source / "sub").chmod(0o500)
-    tree = look(source)
-    pushed = plan(tree, data.differing(tree, There()))
-    lines = moves(pushed, data.folders(tree, There(), frozenset())).decode().splitlines()
+    tree = scan_tree(source)
+    pushed = plan(tree, data.differing(tree, NodeTree()))
+    lines = moves(pushed, data.folders(tree, NodeTree(), frozenset())).decode().splitlines()
     assert lines[:2] == ["folder 700 sub", "folder 755 sub/back\\\\slash\\n"]
     assert lines[2].startswith("group ")
     assert lines[3:-2] == ["small a", "small b", "small link", "small sub/c"]
@@ -177,7 +178,7 @@ def test_a_folder_is_opened_before_and_closed_behind_everything(source):
 
 
 def test_a_node_is_told_what_only_others_need(source):
-    tree = look(source)
+    tree = scan_tree(source)
     pushed = plan(tree, frozenset({"a"}))
     key = pushed.legs[0].key
     assert expected(pushed, (key, "other")).decode() == f"want {key}\nskip other\n"
@@ -200,32 +201,32 @@ def test_a_node_is_told_what_only_others_need(source):
 @pytest.mark.parametrize("folder", [True, False])
 def test_a_release_is_no_destination(destination, folder):
     with pytest.raises(UsageError, match="where clusterctl keeps releases") as caught:
-        Spot.of(INVENTORY, destination, folder=folder)
+        PushTarget.of(INVENTORY, destination, folder=folder)
     assert caught.value.hint
 
 
 def test_a_folder_is_staged_in_itself_and_a_file_beside_itself():
-    folder, file = (Spot.of(INVENTORY, "/data/x", folder=kind) for kind in (True, False))
+    folder, file = (PushTarget.of(INVENTORY, "/data/x", folder=kind) for kind in (True, False))
     assert folder.staging == "/data/x/.clusterctl-push-folder"
     assert file.staging.startswith("/data/.clusterctl-push-")
-    assert file.staging != Spot.of(INVENTORY, "/data/y", folder=False).staging
+    assert file.staging != PushTarget.of(INVENTORY, "/data/y", folder=False).staging
 
 
 def test_what_broken_pushes_have_left_counts_as_room(source):
-    tree = look(source)
-    has = There(free_bytes=600, staged=500)
+    tree = scan_tree(source)
+    has = NodeTree(free_bytes=600, staged=500)
     pushed = plan(tree, data.differing(tree, has))
     assert pushed.room == 2 * pushed.size > 1100  # one leg, which lies there twice for a moment
     for free, staged in ((pushed.room, None), (pushed.room - 500, 500), (0, pushed.room)):
-        refuse_full(work(tree, pushed, There(free_bytes=free, staged=staged)), INVENTORY.nodes)
+        refuse_full(work(tree, pushed, NodeTree(free_bytes=free, staged=staged)), INVENTORY.nodes)
     with pytest.raises(PreflightError) as caught:
         refuse_full(work(tree, pushed, has), INVENTORY.nodes)
     assert caught.value.reasons["node01"].startswith("600 B free and 500 B of an earlier push in /d/.clusterctl")
 
 
 def work(tree, pushed, has):
-    spot = Spot.of(INVENTORY, "/d", folder=True)
-    return Shipment(tree, spot, {"node01": data.lack(tree, has, "/d")}, {"node01": pushed}, Lock("/d.lock"))
+    target = PushTarget.of(INVENTORY, "/d", folder=True)
+    return Shipment(tree, target, {"node01": data.changes(tree, has, "/d")}, {"node01": pushed}, Lock("/d.lock"))
 
 
 def test_a_random_tree_loses_nothing(tmp_path):
@@ -234,7 +235,7 @@ def test_a_random_tree_loses_nothing(tmp_path):
         path = tmp_path / f"d{chance.randrange(9)}" / f"f{number}"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(chance.randrange(3000)))
-    tree = look(tmp_path)
+    tree = scan_tree(tmp_path)
     wanted = frozenset(one.path for one in tree.found if one.type == "file" and chance.random() < 0.5)
     pushed = plan(tree, wanted, limit=2000)
     assert {path for files in pushed.small.values() for path in files} | set(pushed.large.values()) == wanted

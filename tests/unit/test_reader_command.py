@@ -140,7 +140,7 @@ def test_what_is_refused(arguments, said, tmp_path, monkeypatch):
 def test_a_number_of_rows_is_one(count):
     answer = CliRunner().invoke(cli, ["metrics", f"--last={count}", "x.log"], obj=Reporter())
     assert answer.exit_code == 2
-    assert "must be at least 1 and at most 1000000000, or all" in answer.output
+    assert "must be at least 1, or all" in answer.output
 
 
 def test_progress_is_told_when_it_takes_long(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import CommandLine, Inventory, Node, Progress, Result, StageFinished, StageStarted, Step
-from provision.session import Conversation, Failure, Outcome, Session, Sharing, talking
+from provision.session import Conversation, Failure, Outcome, Session, Sharing, run_conversations
 from provision.ssh.local import LocalRemote
 from provision.ssh.prompts import WithoutSudo
 from provision.ssh.remote import DeadlineExceeded, NodeUnreachable, RootRefused
@@ -245,26 +245,26 @@ ECHO = 'while read -r line; do echo "heard $line"; done; echo bye'
 
 def test_lines_go_to_a_script_and_come_back():
     talk = Conversation(NODES[0], Pool().__getitem__, ECHO)
-    with talking([talk]):
-        talk.say("one")
-        assert talk.until("heard", 10) == "heard one"
-        talk.say("two")
-        assert talk.until("heard two", 10) == "heard two"
+    with run_conversations([talk]):
+        talk.send("one")
+        assert talk.wait_for("heard", 10) == "heard one"
+        talk.send("two")
+        assert talk.wait_for("heard two", 10) == "heard two"
     assert talk.lines == ["heard one", "heard two", "bye"]
     assert (talk.result.rc, talk.failure) == (0, None)
-    assert talk.until("more", 10) is None  # it has ended: nothing is waited for
+    assert talk.wait_for("more", 10) is None  # it has ended: nothing is waited for
 
 
 def test_a_beat_keeps_a_script_alive_that_is_told_nothing():
     talk = Conversation(NODES[0], Pool().__getitem__, ECHO, beat=0.01)
-    with talking([talk]):
-        assert talk.until("heard ", 10) == "heard "
+    with run_conversations([talk]):
+        assert talk.wait_for("heard ", 10) == "heard "
 
 
 def test_a_node_that_is_lost_ends_the_conversation():
     talk = Conversation(NODES[0], Pool(gpu01=down(1)).__getitem__, ECHO)
-    with talking([talk]):
-        assert talk.until("heard", 10) is None
+    with run_conversations([talk]):
+        assert talk.wait_for("heard", 10) is None
     assert "no route to host" in str(talk.failure)
 
 

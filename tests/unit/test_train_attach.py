@@ -265,7 +265,7 @@ def test_a_quiet_connection_that_gives_no_answer_is_broken(monkeypatch, seen):
     both = Streams([stream], seen.append)
     both.start()
     while not stream.over.wait(0.02):
-        both.look()
+        both.check()
     assert broken.is_set()
 
 

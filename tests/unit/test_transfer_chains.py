@@ -1,4 +1,4 @@
-"""Who passes bytes on to whom, and what is concluded from a lane that ended early."""
+"""Who passes bytes on to whom, and which node is to blame for a chain that ended early."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from provision.model import Leg, Node
 from provision.ssh.wire import NodeUnreachable
 from provision.transfer import Target
-from provision.transfer.chains import Place, form, ways
-from provision.transfer.lane import Failure, Outcome
-from provision.transfer.members import STRIKES, Member, judge
+from provision.transfer.chain import Failure, Outcome
+from provision.transfer.nodes import STRIKES, Member, assign_blame
+from provision.transfer.prepare import RelayNode, form_chains, hops
 
 
 def places(text):
     """``a b- -c``: b cannot pass on, nobody can log in to c."""
-    return [Place(word.strip("-"), not word.endswith("-"), not word.startswith("-")) for word in text.split()]
+    return [RelayNode(word.strip("-"), not word.endswith("-"), not word.startswith("-")) for word in text.split()]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "refused", "lanes"),
+    ("nodes", "refused", "chains"),
     [
         ("a", "", "a"),
         ("a b", "", "ab"),
@@ -40,14 +40,14 @@ def places(text):
         ("-a -b c", "", "ac,b"),
     ],
 )
-def test_lanes(nodes, refused, lanes):
+def test_lanes(nodes, refused, chains):
     pairs = {tuple(pair) for pair in refused.split()}
-    found = form(places(nodes), pairs, relay=True)
-    assert sorted("".join(lane) for lane in found) == sorted(lanes.split(","))
+    found = form_chains(places(nodes), pairs, relay=True)
+    assert sorted("".join(chain) for chain in found) == sorted(chains.split(","))
 
 
 def test_without_a_relay_every_node_has_a_lane_of_its_own():
-    assert form(places("a b c d"), set(), relay=False) == [["a"], ["b"], ["c"], ["d"]]
+    assert form_chains(places("a b c d"), set(), relay=False) == [["a"], ["b"], ["c"], ["d"]]
 
 
 names = st.integers(1, 8).map(lambda count: "abcdefgh"[:count])
@@ -57,13 +57,13 @@ names = st.integers(1, 8).map(lambda count: "abcdefgh"[:count])
 @settings(deadline=None)
 def test_every_node_is_in_one_lane_and_every_way_is_allowed(data, nodes):
     flags = st.tuples(st.booleans(), st.booleans())
-    found = [Place(name, *data.draw(flags)) for name in nodes]
+    found = [RelayNode(name, *data.draw(flags)) for name in nodes]
     pairs = [(a, b) for a in nodes for b in nodes if a != b]
     refused = data.draw(st.sets(st.sampled_from(pairs))) if pairs else set()
-    lanes = form(found, refused, relay=True)
-    assert sorted(name for lane in lanes for name in lane) == list(nodes)
+    chains = form_chains(found, refused, relay=True)
+    assert sorted(name for chain in chains for name in chain) == list(nodes)
     by_name = {place.name: place for place in found}
-    for before, behind in ways(lanes):
+    for before, behind in hops(chains):
         assert by_name[before].passes
         assert by_name[behind].receives
         assert (before, behind) not in refused
@@ -77,25 +77,25 @@ def crew(count=3):
     for number in range(count):
         member = Member(Target(Node(f"n{number}", ""), "/f", "/i", "plain", has_ssh=True), number)
         member.passes = member.receives = True
-        member.look([Leg("a", "tar", 10, lambda: iter(()))])
+        member.update([Leg("a", "tar", 10, lambda: iter(()))])
         members.append(member)
     return members
 
 
 def test_a_lost_connection_shuts_the_way_and_blames_nobody():
     members, refused = crew(), set()
-    (said,) = judge(members, Outcome(lost={"n0": "Connection reset"}), refused, 60)
+    (said,) = assign_blame(members, Outcome(lost={"n0": "Connection reset"}), refused, 60)
     assert refused == {("n0", "n1")}
-    assert said == "n1: the connection from n0 was lost: Connection reset; going on another way"
+    assert said == "n1: the connection from n0 was lost: Connection reset; trying another route"
     assert [member.error for member in members] == [None, None, None]
 
 
 def test_a_node_is_used_for_no_other_after_two_failed_ways():
     members, refused = crew(), set()
-    judge(members, Outcome(lost={"n0": "x"}), refused, 60)
+    assign_blame(members, Outcome(lost={"n0": "x"}), refused, 60)
     assert members[0].passes
     assert members[1].receives
-    judge([members[0], members[2]], Outcome(lost={"n0": "x"}), refused, 60)
+    assign_blame([members[0], members[2]], Outcome(lost={"n0": "x"}), refused, 60)
     assert not members[0].passes
     assert not members[0].may_pass
     assert members[2].receives
@@ -104,7 +104,7 @@ def test_a_node_is_used_for_no_other_after_two_failed_ways():
 def test_a_node_that_fails_itself_explains_why_it_was_lost():
     members, refused = crew(), set()
     outcome = Outcome(lost={"n0": "exit code 3"}, failed={"n1": Failure("/i", (0, 5), "tar: No space left on device")})
-    (said,) = judge(members, outcome, refused, 60)
+    (said,) = assign_blame(members, outcome, refused, 60)
     why = "no space left on the device (/i); at least 10 B were needed, and a rerun continues"
     assert said == f"n1: {why}"
     assert members[1].error.reason == why
@@ -115,7 +115,7 @@ def test_other_failures_are_tried_again_and_then_given_up():
     members = crew(1)
     for attempt in range(STRIKES):
         assert members[0].error is None, attempt
-        judge(members, Outcome(failed={"n0": Failure("/i", (1, 1), "zstd: boom")}), set(), 60)
+        assign_blame(members, Outcome(failed={"n0": Failure("/i", (1, 1), "zstd: boom")}), set(), 60)
     assert members[0].error.reason == "zstd: boom"
 
 
@@ -123,7 +123,7 @@ def test_attempts_that_came_further_do_not_count():
     (member,) = crew(1)
     legs = [Leg(str(number), "tar", 1, lambda: iter(())) for number in range(10)]
     for lacking in range(10, 0, -1):
-        member.look(legs[:lacking])
+        member.update(legs[:lacking])
         member.strike("x")
     assert member.error is None
     for _ in range(STRIKES - 1):
@@ -133,25 +133,25 @@ def test_attempts_that_came_further_do_not_count():
 
 def test_damaged_units_shut_the_way_they_came():
     members, refused = crew(), set()
-    (said,) = judge(members, Outcome(bad={"n2"}), refused, 60)
+    (said,) = assign_blame(members, Outcome(bad={"n2"}), refused, 60)
     assert refused == {("n1", "n2")}
-    assert said == "n2: a unit arrived damaged; going on another way"
+    assert said == "n2: a unit arrived damaged; trying another route"
 
 
 def test_a_stalled_node_is_named():
     members, refused = crew(), set()
-    (said,) = judge(members, Outcome(stalled="n1"), refused, 60)
-    assert said == "n1: it gave no sign of life for 60 s; going on another way"
+    (said,) = assign_blame(members, Outcome(stalled="n1"), refused, 60)
+    assert said == "n1: it sent no report for 60 s; trying another route"
     assert refused == {("n0", "n1")}
 
 
 def test_where_nothing_else_is_known_the_first_node_is_tried_again():
     members = crew()
     error = NodeUnreachable(members[0].target.node, "the connection was lost")
-    assert judge(members, Outcome(error=error), set(), 60) == ["n0: the connection was lost; trying again"]
-    (said,) = judge(members, Outcome(code=137), set(), 60)
-    assert said == "n0: its part of the transfer was killed (exit code 137); trying again"
-    judge(members, Outcome(code=137), set(), 60)
+    assert assign_blame(members, Outcome(error=error), set(), 60) == ["n0: the connection was lost; trying again"]
+    (said,) = assign_blame(members, Outcome(code=137), set(), 60)
+    assert said == "n0: its transfer process was killed (exit code 137); trying again"
+    assign_blame(members, Outcome(code=137), set(), 60)
     assert members[0].error
 
 
@@ -160,5 +160,5 @@ def test_what_a_node_lacks():
     legs = [Leg(key, "tar", 10, lambda: iter(()), group=group) for key, group in (("a", "g"), ("b", "g"), ("c", ""))]
     for have, lacking in (({"a"}, {"b", "c"}), ({"g"}, {"c"}), ({"c", "x"}, {"a", "b"})):
         member.facts = type(member.facts)(have=frozenset(have))
-        member.look(legs)
+        member.update(legs)
         assert member.lacking == lacking

@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from provision.errors import ClusterctlError
 from provision.model import Inventory, Node, Ssh
-from provision.transfer import Target, survey
-from provision.transfer.keys import RelayKey, comment, options, place_of, secret_names, speakable
+from provision.transfer import Target
+from provision.transfer.keys import RelayKey, comment_prefix, is_quotable, options, scope_of, secret_prefix
+from provision.transfer.nodes import explain_failure, login_target, read_facts
 
 ANSWER = """\
 digest b2sum
@@ -33,7 +34,7 @@ def target(**node):
 
 
 def test_a_survey_is_read():
-    facts = survey.read(ANSWER)
+    facts = read_facts(ANSWER)
     assert facts.have == {"k1", "keys"}
     assert facts.kept == {"aa", "bb"}
     assert (facts.digest, facts.user, facts.memory, facts.left) == ("b2sum", "trainer", "/dev/shm", False)
@@ -43,11 +44,11 @@ def test_a_survey_is_read():
 
 def test_a_survey_that_broke_off_is_no_answer():
     with pytest.raises(ClusterctlError, match="incomplete"):
-        survey.read(ANSWER.removesuffix("end\n"))
+        read_facts(ANSWER.removesuffix("end\n"))
 
 
 def test_a_node_that_refuses_says_why():
-    assert survey.read("digest b2sum\nrefused its dd is too old\n").refused == "its dd is too old"
+    assert read_facts("digest b2sum\nrefused its dd is too old\n").refused == "its dd is too old"
 
 
 @pytest.mark.parametrize(
@@ -63,16 +64,16 @@ def test_a_node_that_refuses_says_why():
 )
 def test_other_nodes_use_the_fast_network_and_what_we_use(connection, data, addresses, port):
     inventory = Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), (), ssh=Ssh(port=1022))
-    facts = survey.read(ANSWER.replace("10.0.0.1 40000 10.0.0.11 2222", connection))
-    door = survey.door(inventory, target(data_address=data), facts, "clusterctl-1", ("ssh-ed25519", b"abc"))
+    facts = read_facts(ANSWER.replace("10.0.0.1 40000 10.0.0.11 2222", connection))
+    door = login_target(inventory, target(data_address=data), facts, "clusterctl-1", ("ssh-ed25519", b"abc"))
     assert (door.addresses, door.port, door.user) == (addresses, port, "trainer")
     assert door.known == "clusterctl-1 ssh-ed25519 YWJj\n"
 
 
 def test_a_way_trusts_one_host_key_and_one_key_only():
-    facts = survey.read(ANSWER)
-    door = survey.door(INVENTORY, target(), facts, "clusterctl-1", ("ssh-ed25519", b"abc"))
-    first, second = door.ways('/dev/shm/a "b" 100%')
+    facts = read_facts(ANSWER)
+    door = login_target(INVENTORY, target(), facts, "clusterctl-1", ("ssh-ed25519", b"abc"))
+    first, second = door.commands('/dev/shm/a "b" 100%')
     argv = first["argv"]
     assert argv[-5:] == ["-p", "2222", "--", "10.0.0.11"][-4:] or argv[-4:] == ["-p", "2222", "--", "10.0.0.11"]
     assert second["argv"][-1] == "gpu01"
@@ -86,25 +87,25 @@ def test_a_way_trusts_one_host_key_and_one_key_only():
 
 def test_a_key_is_new_each_time_and_says_whose_it_is():
     first, second = RelayKey.new(), RelayKey.new()
-    place = place_of("/opt/llm/releases/.transfer-0123456789ab")
+    place = scope_of("/opt/llm/releases/.transfer-0123456789ab")
     line = first.line(INVENTORY, place)
     assert line != second.line(INVENTORY, place)
     assert first.private not in line
     kind, _, words = line.split()
     assert kind == "ssh-ed25519"
-    assert words.startswith(comment(INVENTORY, place))
-    assert words.split(":")[3:] == [str(first.made), first.number]
+    assert words.startswith(comment_prefix(INVENTORY, place))
+    assert words.split(":")[3:] == [str(first.created), first.number]
     public = load_ssh_private_key(first.private.encode(), None).public_key().public_bytes_raw()
     assert len(public) == 32
 
 
 def test_the_keys_of_each_cluster_and_place_can_be_told():
     other = Inventory(Path("i.yaml"), PurePosixPath("/opt/other/current"), ())
-    releases = [place_of(f"/opt/llm/releases/.transfer-{release}") for release in ("one", "two")]
+    releases = [scope_of(f"/opt/llm/releases/.transfer-{release}") for release in ("one", "two")]
     assert releases == ["/opt/llm/releases"] * 2  # one lock guards both
-    assert comment(INVENTORY, releases[0]).startswith(comment(INVENTORY))
+    assert comment_prefix(INVENTORY, releases[0]).startswith(comment_prefix(INVENTORY))
     places = [(INVENTORY, "/opt/llm/releases"), (INVENTORY, "/data/.push"), (other, "/opt/llm/releases")]
-    assert len({comment(*place) for place in places}) == len({secret_names(*place) for place in places}) == 3
+    assert len({comment_prefix(*place) for place in places}) == len({secret_prefix(*place) for place in places}) == 3
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_an_old_sshd_gets_the_options_that_it_knows(version, begins, expires):
     ],
 )
 def test_folders_that_a_forced_command_can_name(folder, possible):
-    assert speakable(folder) is possible
+    assert is_quotable(folder) is possible
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ def test_folders_that_a_forced_command_can_name(folder, possible):
         ((9, 9), "dd: Disk quota exceeded", "the disk quota is used up (/i)", True),
         ((9, 9), "dd: x: Read-only file system", "the file system is read-only (/i)", True),
         ((9, 9), "zstd: boom", "zstd: boom", False),
-        ((9, 9), "", "a process of the transfer was killed", False),
+        ((9, 9), "", "a transfer process was killed", False),
     ],
 )
 def test_reasons(free, words, why, in_vain):
-    assert survey.reason(free, words, "/i") == (why, in_vain)
+    assert explain_failure(free, words, "/i") == (why, in_vain)

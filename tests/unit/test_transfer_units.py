@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from provision.errors import BundleError, ClusterctlError
 from provision.model import Leg
-from provision.transfer.units import KEYS, batches, units
+from provision.transfer.chain import KEYS, batches, units
 
 UNIT = 64
 

@@ -1,11 +1,11 @@
-"""DeepSpeed's configuration from a few wishes. Pure, with the standard library alone.
+"""DeepSpeed's configuration from a few options. It needs only the standard library.
 
 ::
 
     config = make(Request(stage=2, target="own", gpu="A100", micro_batch=1, accumulation=32))
-    text(config)    # what goes into ds_config.json
+    text(config)    # the content of ds_config.json
 
-``python -m trainer.ds_config`` and ``clusterctl ds-config`` are the same on the command line.
+``python -m trainer.ds_config`` and ``clusterctl ds-config`` do the same on the command line.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ __all__ = [
 
 
 def text(config: Dict[str, Any]) -> str:
-    """The configuration as JSON, with a line end."""
+    """Format the configuration as JSON, with a newline at the end."""
     return json.dumps(config, indent=2) + "\n"

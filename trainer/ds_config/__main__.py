@@ -1,4 +1,4 @@
-"""``python -m trainer.ds_config --stage 2 -o ds_config.json``: DeepSpeed's configuration, where clusterctl is not."""
+"""``python -m trainer.ds_config --stage 2 -o ds_config.json``, for machines without clusterctl."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainer.ds_config.options import OPTIONS, request_of
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Print the configuration, or write it to a file. Returns 2 where wishes do not go together."""
+    """Print the configuration, or write it to a file. Return 2 for options that contradict each other."""
     parser = argparse.ArgumentParser(prog="python -m trainer.ds_config", description="Write DeepSpeed's configuration.")
     parser.add_argument("--like", choices=list(PRESETS), help="Start from a named configuration.")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Where to; stdout by default.")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Output file; stdout by default.")
     for each in OPTIONS:
         if each.type is bool:
             action = argparse.BooleanOptionalAction
@@ -28,11 +28,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     given = vars(parser.parse_args(argv))
     try:
         request = request_of(given, given["like"])
-        made = text(make(request))
+        content = text(make(request))
         if given["output"] is None:
-            sys.stdout.write(made)
+            sys.stdout.write(content)
         else:
-            given["output"].write_text(made, encoding="utf-8")
+            given["output"].write_text(content, encoding="utf-8")
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n" + (f"try: {error.hint}\n" if error.hint else ""))
         return 2

@@ -1,10 +1,9 @@
-"""How many gradients travel together.
+"""The size of gradient buckets.
 
-An all-reduce round a ring of W ranks takes 2 (W - 1) steps, each with a latency that has nothing to do with its size.
-A bucket is long enough when they are less than a twentieth of its time; what is longer only costs memory: 2 bytes an
-element, once more while it is reduced, and twice with ``overlap_comm``. A bucket is never less than hidden^2, which is
-what the Trainer fills in for "auto" (transformers 5.6, ``integrations/deepspeed.py``), and never more than DeepSpeed's
-default.
+An all-reduce in a ring of W ranks takes 2 (W - 1) steps, each with a latency that does not depend on its size. A bucket
+is large enough when the latencies are less than a twentieth of its time. A larger one only costs memory: 2 bytes per
+element, again during the reduction, and twice with ``overlap_comm``. A bucket is never less than hidden^2, the
+Trainer's value for "auto" (transformers 5.6, ``integrations/deepspeed.py``), and never more than DeepSpeed's default.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 from typing import Optional
 
 DEFAULT = 500_000_000  # elements; deepspeed 0.19 runtime/zero/config.py
-ORDINARY = 200_000_000  # where neither the link nor the model is known
+ORDINARY = 200_000_000  # if neither the link nor the model is known
 LEAST = 5_000_000
 _SHARE = 20
 _FAST = 100.0  # GB/s; above it is NVLink
@@ -22,7 +21,7 @@ _WORLD = 8
 
 
 def reduce_elements(hidden: Optional[int], link: Optional[float], world: Optional[int]) -> int:
-    """Elements of a bucket, for a model of ``hidden``, over ``link`` GB/s, among ``world`` ranks; None: not known."""
+    """Elements of a bucket for a model of ``hidden``, over ``link`` GB/s, with ``world`` ranks; None if unknown."""
     if link is None:
         return ORDINARY if hidden is None else _bounded(max(ORDINARY // 4, hidden * hidden))
     steps = 2 * max((world or _WORLD) - 1, 1)
@@ -31,16 +30,16 @@ def reduce_elements(hidden: Optional[int], link: Optional[float], world: Optiona
 
 
 def prefetch_elements(hidden: int) -> int:
-    """Parameters that stage 3 fetches ahead: the Trainer's own rule, 0.9 hidden^2."""
+    """Parameters that stage 3 fetches ahead: the Trainer's rule, 0.9 hidden^2."""
     return int(0.9 * hidden * hidden)
 
 
 def persistence_elements(hidden: int) -> int:
-    """Parameters below this size stay on every GPU in stage 3 (biases, norms): the Trainer's own rule, 10 hidden."""
+    """Smaller parameters (biases, norms) stay on every GPU in stage 3: the Trainer's rule, 10 hidden."""
     return 10 * hidden
 
 
 def _bounded(elements: float) -> int:
-    """A round number of elements, and an even one: DeepSpeed wants a multiple of two of ``allgather_bucket_size``."""
+    """Round and limit a number of elements. It stays even: DeepSpeed needs this for ``allgather_bucket_size``."""
     bounded = min(max(elements, LEAST), DEFAULT)
     return min(math.ceil(bounded / 1e6) * 1_000_000, DEFAULT)

@@ -1,4 +1,4 @@
-"""A request becomes DeepSpeed's configuration. The keys are those of DeepSpeed 0.19 (``runtime/zero/config.py``)."""
+"""Builds DeepSpeed's configuration from a request, with the keys of version 0.19 (``runtime/zero/config.py``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.ds_config.options import check_bounds
 from trainer.ds_config.request import Request, check, precision_of
 
 AUTO = "auto"
-FILLED = frozenset({  # what transformers' Trainer fills in (transformers 5.6, integrations/deepspeed.py)
+FILLED = frozenset({  # keys that transformers' Trainer fills in (transformers 5.6, integrations/deepspeed.py)
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
     *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
     *("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps"),
@@ -17,27 +17,27 @@ FILLED = frozenset({  # what transformers' Trainer fills in (transformers 5.6, i
     *("zero_optimization.reduce_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"),
     "zero_optimization.stage3_param_persistence_threshold",
 })  # fmt: skip
-_LIVE = 1_000_000_000  # DeepSpeed's own default, written down because people look for it
+_LIVE = 1_000_000_000  # DeepSpeed's default, written out because users look for it
 
 
 def make(request: Request) -> Dict[str, Any]:
-    """The configuration.
+    """Build the configuration.
 
     Raises:
-        ConfigError: a number outside its range, or wishes that do not go together.
+        ConfigError: a number is outside its range, or options contradict each other.
     """
     check_bounds(request)
     check(request)
     config: Dict[str, Any] = {
         **_batch(request),
         **_optimizer(request),
-        "zero_allow_untested_optimizer": True,  # of the Trainer's, ZeRO has tested torch's AdamW and Adagrad
+        "zero_allow_untested_optimizer": True,  # ZeRO has only tested torch's AdamW and Adagrad
         **_precision(request),
         "zero_optimization": _zero(request),
     }
     if "nvme" in (request.offload_optimizer, request.offload_param):
-        # As in the documentation's example (deepspeed.ai/docs/config-json/#asynchronous-io): requests of 1 MiB, eight
-        # under way.
+        # From the example of the documentation (deepspeed.ai/docs/config-json/#asynchronous-io): requests of 1 MiB,
+        # eight at a time.
         config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
     if request.steps_per_print is not None:
         config["steps_per_print"] = request.steps_per_print
@@ -45,23 +45,27 @@ def make(request: Request) -> Dict[str, Any]:
 
 
 def notices(request: Request) -> List[str]:
-    """What a person should know about a configuration that is made."""
-    said = []
+    """Return what the user should know about a configuration."""
+    messages = []
     if request.auto and (request.micro_batch or request.accumulation or request.clip or request.lr):
-        said.append("what is not auto has to be the same in the training's own arguments")
+        messages.append("values that are not auto must equal the training's arguments")
     if request.stage == 0 and request.precision != "fp32":
-        said.append("stage 0 in 16 bits: DeepSpeed 0.19's Adam takes an empty step first; stage 1 does not")
+        messages.append("stage 0 in 16 bits: Adam in DeepSpeed 0.19 starts with an empty step; use stage 1 to avoid it")
     if request.overlap and request.stage in {1, 2}:
-        said.append("overlap_comm in stages 1 and 2: watch grad_norm (NaNs in DeepSpeed's issues 5347, 7188 and 8061)")
+        messages.append(
+            "overlap_comm in stages 1 and 2: watch grad_norm for NaN (DeepSpeed issues 5347, 7188 and 8061)"
+        )
     if "cpu" in (request.offload_optimizer, request.offload_param):
-        said.append("offload compiles cpu_adam at its first start, unless it is packed: pack-env --with-ops")
+        messages.append(
+            "offload compiles cpu_adam at the first start, unless the environment has it: pack-env --with-ops"
+        )
     if request.offload_optimizer == "nvme" or request.offload_param == "nvme":
-        said.append("nvme compiles async_io at the first start, which needs libaio's headers on every node")
-    return said
+        messages.append("nvme compiles async_io at the first start, which needs libaio's headers on every node")
+    return messages
 
 
 def autos(config: Dict[str, Any], above: str = "") -> List[str]:
-    """The keys whose value is "auto", with dots."""
+    """List the keys whose value is "auto", with dots."""
     found = []
     for key, value in config.items():
         if isinstance(value, dict):
@@ -74,7 +78,7 @@ def autos(config: Dict[str, Any], above: str = "") -> List[str]:
 def _batch(request: Request) -> Dict[str, Any]:
     if request.auto:
         return {
-            "train_batch_size": AUTO,  # what follows from the others, and from how many ranks there are
+            "train_batch_size": AUTO,  # follows from the others and the number of ranks
             "train_micro_batch_size_per_gpu": request.micro_batch or AUTO,
             "gradient_accumulation_steps": request.accumulation or AUTO,
             "gradient_clipping": AUTO if request.clip is None else request.clip,
@@ -94,16 +98,16 @@ def _optimizer(request: Request) -> Dict[str, Any]:
     if request.auto and request.lr is None:
         params |= {"betas": AUTO, "eps": AUTO}
     if request.offload_optimizer == "none":
-        params["torch_adam"] = True  # DeepSpeed's own would be compiled, with nvcc, which nodes lack
-    made: Dict[str, Any] = {"optimizer": {"type": "AdamW", "params": _given(params)}}
+        params["torch_adam"] = True  # DeepSpeed would compile its own with nvcc, which nodes lack
+    section: Dict[str, Any] = {"optimizer": {"type": "AdamW", "params": _given(params)}}
     if request.schedule != "none":
-        made["scheduler"] = {"type": request.schedule, "params": _given(_schedule(request, auto))}
-    return made
+        section["scheduler"] = {"type": request.schedule, "params": _given(_schedule(request, auto))}
+    return section
 
 
 def _schedule(request: Request, auto: Any) -> Dict[str, Any]:
     warmup = auto if request.warmup is None else request.warmup
-    if request.schedule == "WarmupCosineLR":  # its rates are parts of the optimizer's
+    if request.schedule == "WarmupCosineLR":  # its rates are fractions of the optimizer's
         return {"warmup_num_steps": warmup, "total_num_steps": request.steps or auto}
     steps = {} if request.schedule == "WarmupLR" else {"total_num_steps": request.steps or auto}
     return {"warmup_min_lr": 0, "warmup_max_lr": request.lr or auto, "warmup_num_steps": warmup, **steps}

@@ -1,10 +1,10 @@
-"""What is wrong with a wish, and the way out."""
+"""Errors of the configuration."""
 
 from __future__ import annotations
 
 
 class ConfigError(ValueError):
-    """Options that do not go together. ``str(error)`` says which and why; ``hint`` what to type instead."""
+    """Options that contradict each other. ``hint`` says what to type instead."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

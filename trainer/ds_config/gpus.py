@@ -1,23 +1,23 @@
-"""GPUs by name: what their generation can compute with, how much they hold and how fast they are.
+"""GPUs by name: what their generation supports, their memory and their speed.
 
 Sources: capabilities from NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus; Volta and older:
-cuda-legacy-gpus); peaks and bandwidths from NVIDIA's datasheet of each card, B200's an eighth of DGX B200's; A10G's,
-and what sets A800, H800 and H20 apart, as they are reported. RTX 4090 D, RTX 5090, RTX 6000 Ada: appendices of NVIDIA's
-"Ada GPU Architecture", "RTX Blackwell GPU Architecture" and "Ada GPU Architecture in Professional Graphics" (bf16 with
-32-bit accumulation: 147.1, 209.5 and 364.2); RTX A5000: half of the 222.2 with sparsity of its datasheet; L20: 119.5
-as reported; B300: an eighth of HGX B300's 36 PFLOP/s with sparsity, halved; its 288 GB are of 10^9 bytes. Peaks are
-dense 16-bit tensor peaks with 32-bit accumulation, without sparsity (P100 has no tensor cores: its ordinary ones).
-Boards for PCIe compute less than those of the same name with SXM, and have no NVLink or only pairs of it; a name that
-says neither is taken for SXM. A name with words that are not known here (Laptop, Max-Q, vGPU, MIG) is another card: it
-is refused, not planned as a faster one.
+cuda-legacy-gpus); peaks and bandwidths from NVIDIA's datasheet of each card; B200: an eighth of DGX B200; A10G, and the
+differences of A800, H800 and H20: as reported. RTX 4090 D, RTX 5090, RTX 6000 Ada: appendices of NVIDIA's "Ada GPU
+Architecture", "RTX Blackwell GPU Architecture" and "Ada GPU Architecture in Professional Graphics" (bf16 with 32-bit
+accumulation: 147.1, 209.5 and 364.2); RTX A5000: half of the 222.2 with sparsity of its datasheet; L20: 119.5 as
+reported; B300: an eighth of HGX B300's 36 PFLOP/s with sparsity, halved; its 288 GB are of 10^9 bytes. Peaks are dense
+16-bit tensor peaks with 32-bit accumulation, without sparsity (P100 has no tensor cores: its ordinary peaks). PCIe
+boards are slower than SXM boards of the same name and have no NVLink or only pairs of it; a name without either word
+means SXM. A name with unknown words (Laptop, Max-Q, vGPU, MIG) is another card: it is refused, so that it is not
+planned as a faster one.
 
-``memory`` is what nvidia-smi shows: GDDR6 with ECC, as data centers have it, keeps a sixteenth for itself
+``memory`` is the value of nvidia-smi: GDDR6 with ECC, usual in data centers, reserves a sixteenth
 (github.com/modal-labs/modal-client/pull/2797 lists cards).
 
-``peer`` is what a collective reaches between GPUs of one node: four fifths of one direction of NVLink, since a fifth is
-protocol (an author of NCCL in github.com/NVIDIA/nccl-tests/issues/212: 370 of 450 GB/s on H100; DeepSeek-V3, arXiv
-2412.19437, section 3.2.2: 160 GB/s on H800). Through PCIe it is an estimate, two thirds of one direction of 16 lanes;
-20 GB/s were seen on generation 4 (issues/178 there).
+``peer`` is the bandwidth of a collective between GPUs of one node: four fifths of one direction of NVLink, since the
+protocol takes a fifth (an author of NCCL in github.com/NVIDIA/nccl-tests/issues/212: 370 of 450 GB/s on H100;
+DeepSeek-V3, arXiv 2412.19437, section 3.2.2: 160 GB/s on H800). For PCIe it is an estimate, two thirds of one direction
+of 16 lanes; issues/178 there reports 20 GB/s on generation 4.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Dict, Tuple
 
 from trainer.ds_config.errors import ConfigError
 
-BF16_FROM = (8, 0)  # Ampere: the first whose tensor cores multiply bfloat16
+BF16_FROM = (8, 0)  # Ampere: the first with bfloat16 tensor cores
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Gpu:
     """One card.
 
     Attributes:
-        name: as people say it, without the size of its memory.
+        name: the usual name, without the size of its memory.
         capability: compute capability, (major, minor).
-        memory: GiB that nvidia-smi shows, of the largest common model.
-        tflops: dense peak in bf16, or in fp16 where there is no bf16; TFLOP/s.
+        memory: GiB that nvidia-smi shows for the largest common model.
+        tflops: dense peak in bf16, or in fp16 without bf16; TFLOP/s.
         bandwidth: of its memory, GB/s.
         peer: bus bandwidth of a collective among the GPUs of one node, GB/s.
     """
@@ -53,7 +53,7 @@ class Gpu:
 
     @property
     def bf16(self) -> bool:
-        """Whether it computes in bfloat16."""
+        """Whether the card supports bfloat16."""
         return self.capability >= BF16_FROM
 
 
@@ -69,7 +69,7 @@ GPUS: Dict[str, Gpu] = {
         Gpu("A100", (8, 0), 80, 312, 2039, 240),
         Gpu("A100 PCIe", (8, 0), 80, 312, 1935, 20),
         Gpu("A800", (8, 0), 80, 312, 2039, 160),
-        # A100's PCIe board with slower NVLink: github.com/karpathy/nanochat (common.py) has 312 for both
+        # like A100's PCIe board, with slower NVLink: github.com/karpathy/nanochat (common.py) has 312 for both
         Gpu("A800 PCIe", (8, 0), 80, 312, 1935, 20),
         # pnypartners.com/wp-content/uploads/nvidia-rtx-a5000-datasheet.pdf
         Gpu("RTX A5000", (8, 6), 24, 111.1, 768, 20),
@@ -95,7 +95,7 @@ GPUS: Dict[str, Gpu] = {
         Gpu("H100 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H100 NVL", (9, 0), 94, 835, 3900, 42),
         Gpu("H800", (9, 0), 80, 989, 3350, 160),
-        # github.com/karpathy/nanochat (common.py): 756, as H100's PCIe board has; no datasheet of it was found
+        # github.com/karpathy/nanochat (common.py): 756, as for H100's PCIe board; no datasheet found
         Gpu("H800 PCIe", (9, 0), 80, 756, 2000, 42),
         Gpu("H20", (9, 0), 96, 148, 4000, 360),
         Gpu("H20-3e", (9, 0), 141, 148, 4800, 360),
@@ -108,32 +108,34 @@ GPUS: Dict[str, Gpu] = {
         Gpu("GB200", (10, 0), 186, 2500, 8000, 720),
     )
 }
-_SMALLER: Dict[Tuple[str, int], float] = {  # GB/s of a card's smaller model, where it is slower
+_SMALLER: Dict[Tuple[str, int], float] = {  # GB/s of a card's smaller model, if it is slower
     ("A100", 40): 1555,
     ("A100 PCIe", 40): 1555,
     ("A800", 40): 1555,
     ("A800 PCIe", 40): 1555,
     ("P100 PCIe", 12): 549,
 }
-_SIZE = re.compile(r"(?<![a-z\d])(\d+) ?g(?:i?b)?\b")  # 80GB; GH200 144G; but A10G is a card
+_SIZE = re.compile(r"(?<![a-z\d])(\d+) ?g(?:i?b)?\b")  # 80GB; GH200 144G; not A10G, which is a card
 _LARGEST = 300  # GB; "GH200 480GB" names its processor's memory
-_SAME = 0.1  # what a name says and what nvidia-smi shows differ by up to this: ECC, and 10^9 bytes against 2^30
+_SAME = 0.1  # largest difference between a name and nvidia-smi: ECC, and 10^9 bytes instead of 2^30
 _ASIDE = re.compile(r"nvidia|geforce|tesla|quadro|rtx|[^a-z0-9]")
-_BOARD = re.compile(r"(?:sxm\d?|dgxs|hbm\d?e?|generation|ac|lc|pg\d+|oam|active)*")  # says nothing about the speed
-_LINKED = 64  # GB/s of ``peer`` from which a card is an SXM one: a PCIe board is another card
+_BOARD = re.compile(
+    r"(?:sxm\d?|dgxs|hbm\d?e?|generation|ac|lc|pg\d+|oam|active)*"
+)  # words without influence on the speed
+_LINKED = 64  # GB/s of ``peer`` from which a card is an SXM board
 
 
 def find(name: str) -> Gpu:
-    """The card that a name means: ``a100``, ``NVIDIA A100 80GB PCIe`` as nvidia-smi says it, ``RTX 3090``.
+    """Return the card of a name: ``a100``, nvidia-smi's ``NVIDIA A100 80GB PCIe``, ``RTX 3090``.
 
     A size in the name is the card's memory: ``NVIDIA A100-SXM4-40GB`` has 40.
 
     Raises:
-        ConfigError: it is not in the table.
+        ConfigError: the card is unknown.
     """
-    said = name.lower()
-    sizes = [int(size) for size in _SIZE.findall(said) if 0 < int(size) <= _LARGEST]
-    word = _ASIDE.sub("", _SIZE.sub("", said))
+    words = name.lower()
+    sizes = [int(size) for size in _SIZE.findall(words) if 0 < int(size) <= _LARGEST]
+    word = _ASIDE.sub("", _SIZE.sub("", words))
     keys = {_ASIDE.sub("", key.lower()): card for key, card in GPUS.items()}
     fitting = [key for key in keys if word.startswith(key) and _is_board(word[len(key) :], keys[key])]
     if not fitting:
@@ -144,7 +146,7 @@ def find(name: str) -> Gpu:
 
 
 def with_memory(card: Gpu, size: float) -> Gpu:
-    """The model of a card with so many GB; the card itself where that is about what it has."""
+    """Return the model of a card with this many GB; the card itself if that is about its memory."""
     if abs(size / card.memory - 1) < _SAME:
         return card
     slower = [speed for (name, sold), speed in _SMALLER.items() if name == card.name and abs(size / sold - 1) < _SAME]
@@ -152,7 +154,7 @@ def with_memory(card: Gpu, size: float) -> Gpu:
 
 
 def _is_board(rest: str, card: Gpu) -> bool:
-    """Whether what follows a card's name only says how its board is built."""
+    """Whether the rest of a card's name only describes its board."""
     if rest.startswith("pcie") and card.peer < _LINKED:
         rest = rest[len("pcie") :]
     return _BOARD.fullmatch(rest) is not None

@@ -1,4 +1,4 @@
-"""The options of the command line, once for ``clusterctl ds-config`` and ``python -m trainer.ds_config``."""
+"""The command-line options of ``clusterctl ds-config`` and ``python -m trainer.ds_config``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Option:
     """One option.
 
     Attributes:
-        flag: as it is typed, ``--stage``.
-        field: of ``Request``.
-        type: what its value is; bool: a switch, with ``--no-…`` for the other way.
-        choices: what it may be; empty: anything of the type.
-        help: a line about it.
-        metavar: what its value is called.
-        bound: of a number: its range.
+        flag: as typed, ``--stage``.
+        field: the field of ``Request``.
+        type: type of its value; bool: a switch, with ``--no-…`` for the opposite.
+        choices: the allowed values; empty: any value of the type.
+        help: one line of help.
+        metavar: name of its value.
+        bound: range of a number.
     """
 
     flag: str
@@ -121,10 +121,10 @@ OPTIONS = (
 
 
 def check_bounds(request: Request) -> None:
-    """Compare every number of a request with the range of its option.
+    """Check every number of a request against the range of its option.
 
     Raises:
-        ConfigError: the first that is outside.
+        ConfigError: the first number outside its range.
     """
     for option in OPTIONS:
         value = getattr(request, option.field)
@@ -135,20 +135,20 @@ def check_bounds(request: Request) -> None:
 
 
 def request_of(values: Mapping[str, Any], like: Optional[str] = None) -> Request:
-    """The request that options make: those that were given, over the preset ``like``, over the defaults.
+    """Return the request of the given options, over the preset ``like``, over the defaults.
 
     Args:
-        values: by field of ``Request``; None: not given.
+        values: by field of ``Request``; None if not given.
         like: a name of ``PRESETS``.
 
     Raises:
         ConfigError: there is no such preset.
     """
     if like is not None and like not in PRESETS:
-        raise ConfigError(f"--like {like}: there is no such configuration", hint=f"--like of {', '.join(PRESETS)}")
+        raise ConfigError(f"--like {like}: no such preset", hint=f"use --like with one of {', '.join(PRESETS)}")
     known = {each.name for each in fields(Request)}
     given: Dict[str, Any] = {key: value for key, value in values.items() if key in known and value is not None}
     base = Request() if like is None else PRESETS[like]
     if base.lr is None and ("lr" in given or given.get("schedule", "none") != "none"):
-        given.setdefault("optimizer", True)  # a rate or a schedule is the optimizer's
+        given.setdefault("optimizer", True)  # a rate or a schedule needs the optimizer
     return replace(base, **given)

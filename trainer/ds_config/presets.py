@@ -1,7 +1,7 @@
-"""Configurations that people know by name, as requests. ``--like NAME`` begins with one of them.
+"""Well-known configurations as requests. ``--like NAME`` starts from one of them.
 
-The first five have the values of LLaMA-Factory's ``examples/deepspeed`` (0.9.5); the others those that guides for a
-LLaMA-7B, for 13B and 70B models and for a GPT-2 XL print.
+The first five have the values of LLaMA-Factory's ``examples/deepspeed`` (0.9.5). The others come from guides for a
+LLaMA-7B, for 13B and 70B models and for a GPT-2 XL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a DeepSpeed configuration is asked to do, and which wishes go together."""
+"""The request for a DeepSpeed configuration, and the check that its options agree."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ SCHEDULES = ("none", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
 @dataclass(frozen=True)
 class Request:
-    """A configuration as it was asked for; None leaves a value to the trainer, or to DeepSpeed.
+    """The options of a configuration. None leaves a value to the trainer or to DeepSpeed.
 
     Attributes:
         stage: of ZeRO, 0 to 3.
-        target: ``trainer``: transformers' Trainer reads it, and so LLaMA-Factory, and fills in what is "auto";
-            ``own``: a script gives it to ``deepspeed.initialize`` itself, which knows no "auto".
-        precision: ``auto`` goes by ``gpu``, or is left to the Trainer.
-        gpu: a name of ``gpus.GPUS``, as nvidia-smi says it.
-        offload_optimizer: where optimizer states are kept: ``none`` (the GPU), ``cpu``, ``nvme``.
-        offload_param: where parameters are kept, stage 3 only.
-        nvme_path: a folder on a fast local disk, of every node.
-        pin_memory: host memory that is offloaded to is page-locked.
-        overlap: gradients are reduced while others are computed; None: in stage 3 only.
-        round_robin: gradients are spread so that all ranks copy them to the host at once; None: with offload in
+        target: ``trainer``: for transformers' Trainer and LLaMA-Factory, which fill in "auto";
+            ``own``: for a script that passes it to ``deepspeed.initialize``, which does not know "auto".
+        precision: ``auto`` follows ``gpu``, or leaves it to the Trainer.
+        gpu: name of a card, as in nvidia-smi.
+        offload_optimizer: device of the optimizer states: ``none`` (the GPU), ``cpu``, ``nvme``.
+        offload_param: device of the parameters, stage 3 only.
+        nvme_path: a folder on a fast local disk of every node.
+        pin_memory: page-lock the host memory for offload.
+        overlap: reduce gradients during the backward pass; None: in stage 3 only.
+        round_robin: spread gradients so that all ranks copy them to the host at once; None: with offload in
             stages 1 and 2.
-        hidden: the model's hidden size, which sizes the buckets.
-        link: bus bandwidth of the slowest link, GB/s, which sizes them as well.
-        world: how many processes take part.
-        reduce_bucket: elements; None: by ``hidden`` and ``link``.
-        allgather_bucket: elements; None: as ``reduce_bucket``.
-        micro_batch: samples of a GPU in one pass.
-        accumulation: passes before an optimizer step.
-        clip: the largest norm of the gradient.
-        optimizer: DeepSpeed makes an AdamW itself.
+        hidden: the model's hidden size, for the sizes of the buckets.
+        link: bus bandwidth of the slowest link, GB/s, for the sizes of the buckets.
+        world: number of processes.
+        reduce_bucket: elements; None: from ``hidden`` and ``link``.
+        allgather_bucket: elements; None: equal to ``reduce_bucket``.
+        micro_batch: samples per GPU and pass.
+        accumulation: passes per optimizer step.
+        clip: largest gradient norm.
+        optimizer: DeepSpeed creates an AdamW optimizer.
         lr: its learning rate.
         weight_decay: its weight decay.
         schedule: one of ``SCHEDULES``.
-        warmup: steps until the learning rate is reached.
+        warmup: steps until the full learning rate.
         steps: of the whole training, for schedules that decay.
-        steps_per_print: how often DeepSpeed says where it is.
+        steps_per_print: steps between DeepSpeed's progress lines.
     """
 
     stage: int = 2
@@ -76,20 +76,20 @@ class Request:
 
     @property
     def auto(self) -> bool:
-        """Whether somebody fills in what is "auto"."""
+        """Whether the trainer fills in "auto"."""
         return self.target == "trainer"
 
 
 def precision_of(request: Request) -> str:
-    """The precision that is meant; ``auto`` where the Trainer is to say it.
+    """Return the precision of a request; ``auto`` if the Trainer decides.
 
     Raises:
-        ConfigError: nobody says it, or the card cannot compute in it.
+        ConfigError: nothing determines it, or the card does not support it.
     """
     gpu = find(request.gpu) if request.gpu is not None else None
     if request.precision == "bf16" and gpu is not None and not gpu.bf16:
         name = f"{gpu.name} (compute capability {gpu.capability[0]}.{gpu.capability[1]})"
-        raise ConfigError(f"--precision bf16: {name} does not compute in it; Ampere (8.0) is the first that does",
+        raise ConfigError(f"--precision bf16: {name} does not support it; Ampere (8.0) is the first that does",
                           hint="--precision fp16")  # fmt: skip
     if request.precision != "auto":
         return request.precision
@@ -97,17 +97,17 @@ def precision_of(request: Request) -> str:
         return "bf16" if gpu.bf16 else "fp16"
     if not request.auto:
         raise ConfigError(
-            "--precision auto: without --gpu only transformers' Trainer knows what that is",
-            hint="--gpu A100, or --precision bf16 (Ampere and later), or --precision fp16",
+            "--precision auto: without --gpu only transformers' Trainer can choose it",
+            hint="use --gpu A100, or --precision bf16 (Ampere and later), or --precision fp16",
         )
     return "auto"
 
 
 def check(request: Request) -> None:
-    """Look for wishes that do not go together.
+    """Check that the options agree.
 
     Raises:
-        ConfigError: the first of them.
+        ConfigError: the first contradiction.
     """
     _values(request)
     _offload(request)
@@ -125,7 +125,7 @@ def _values(request: Request) -> None:
         (request.schedule, SCHEDULES, "--schedule"),
     ):
         if value not in allowed:
-            raise ConfigError(f"{option} {value}: it is one of {', '.join(map(str, allowed))}")
+            raise ConfigError(f"{option} {value}: must be one of {', '.join(map(str, allowed))}")
 
 
 def _offload(request: Request) -> None:
@@ -142,24 +142,24 @@ def _offload(request: Request) -> None:
         )
     if request.offload_optimizer == "nvme" and request.stage < 3:
         raise ConfigError(
-            f"--offload-optimizer nvme with --stage {request.stage}: below stage 3 DeepSpeed keeps it in host memory",
+            f"--offload-optimizer nvme with --stage {request.stage}: below stage 3 DeepSpeed uses host memory instead",
             hint="--stage 3 --offload-optimizer nvme, or --offload-optimizer cpu",
         )
     if "nvme" in devices and request.nvme_path is None:
-        raise ConfigError("nvme without a path", hint="--nvme-path DIR: a folder on a fast local disk of every node")
+        raise ConfigError(
+            "offload to nvme needs a path", hint="--nvme-path DIR: a folder on a fast local disk of every node"
+        )
     if request.nvme_path is not None and "nvme" not in devices:
         raise ConfigError("--nvme-path: nothing is offloaded to nvme", hint="--stage 3 --offload-optimizer nvme")
     if request.nvme_path is not None and not request.nvme_path.startswith("/"):
-        raise ConfigError(f"--nvme-path {request.nvme_path}: it has to be absolute, and the same on every node")
+        raise ConfigError(f"--nvme-path {request.nvme_path}: must be absolute, and the same on every node")
     if request.precision == "fp32" and request.stage == 3 and "nvme" in devices:
-        raise ConfigError(
-            "--precision fp32 with nvme: DeepSpeed's swapper is made for 16-bit parameters", hint="--precision bf16"
-        )
+        raise ConfigError("--precision fp32 with nvme: DeepSpeed swaps only 16-bit parameters", hint="--precision bf16")
 
 
 def _schedule(request: Request) -> None:
     if request.schedule != "none" and not request.optimizer:
-        raise ConfigError(f"--schedule {request.schedule}: DeepSpeed schedules its own optimizer only",
+        raise ConfigError(f"--schedule {request.schedule}: DeepSpeed only schedules its own optimizer",
                           hint=f"--optimizer --schedule {request.schedule}")  # fmt: skip
     if request.warmup is not None and request.steps is not None and request.warmup > request.steps:
         raise ConfigError(f"--warmup {request.warmup} must be at most --steps, which is {request.steps}",
@@ -167,10 +167,12 @@ def _schedule(request: Request) -> None:
     if request.auto:
         return
     if request.optimizer and request.lr is None:
-        raise ConfigError("--optimizer for an own script: nobody fills in its learning rate", hint="--lr 3e-5")
+        raise ConfigError("--optimizer with --for own needs a learning rate", hint="--lr 3e-5")
     if request.schedule not in {"none", "WarmupLR"} and request.steps is None:
-        raise ConfigError(f"--schedule {request.schedule} for an own script: it needs its end", hint="--steps 1000")
+        raise ConfigError(
+            f"--schedule {request.schedule} with --for own needs the number of steps", hint="--steps 1000"
+        )
     if request.schedule != "none" and request.warmup is None:
-        raise ConfigError(f"--schedule {request.schedule} for an own script: it needs its warm-up", hint="--warmup 100")
+        raise ConfigError(f"--schedule {request.schedule} with --for own needs the warm-up steps", hint="--warmup 100")
     if request.micro_batch is None:
-        raise ConfigError("an own script's configuration names the samples of a GPU", hint="--micro-batch 1")
+        raise ConfigError("--for own needs the samples per GPU", hint="--micro-batch 1")

@@ -1,5 +1,5 @@
-"""Trains GPT-2 models: ``python -m trainer.gpt``, beside it ``prepare``, ``sample`` and ``export``.
+"""Trains GPT-2 models: ``python -m trainer.gpt``, with the programs ``prepare``, ``sample`` and ``export``.
 
-Everything here runs in a training environment (torch, numpy, safetensors; DeepSpeed and tokenizers where they are asked
-for) and reaches no network but that between the ranks.
+The package runs in a training environment: torch, numpy and safetensors, with DeepSpeed and tokenizers where an option
+needs them. Its only network traffic is between the ranks.
 """

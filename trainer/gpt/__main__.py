@@ -1,9 +1,9 @@
-"""Trains a GPT-2 model, from top to bottom: options, ranks, data, model, engine, loop.
+"""Trains a GPT-2 model. Read it from top to bottom: options, ranks, data, model, engine, loop.
 
     python -m trainer.gpt --data DIR --out OUT
     torchrun --nproc-per-node 4 -m trainer.gpt --data DIR --model gpt2-xl --batch-size 32
 
-docs/training.md has a walk through it.
+docs/training.md explains it step by step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from trainer.gpt.schedule import learning_rate
 from trainer.gpt.timing import Watch
 
 
-def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it is read, from top to bottom
-    """The program."""
+def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
+    """Run the program."""
     # Options
     given = read(argv)
     source = start.find(given)
@@ -73,27 +73,27 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             motor.load(reader, begun.resumed.state.updates)
         if motor.scale.is_used:
             motor.scale.value = begun.resumed.state.scale
-        log.say("goes on from %s at step %d" % (begun.resumed.folder, step))
+        log.say("resumed from %s at step %d" % (begun.resumed.folder, step))
         for line in start.changes(config, given, source):
             log.say("resume: %s" % line)
         if step == config.max_iters:
-            log.say("resume: it is already done")
+            log.say("resume: the training is already finished")
     without = [each for each in config.data if each not in held_back]
     if without and config.eval_interval:
-        rest = "evaluations are of %s" % (", ".join(held_back) if held_back else "training data")
-        log.say("warning: %s: no val-*.bin to evaluate; %s" % (", ".join(without), rest))
+        rest = "evaluations use %s" % (", ".join(held_back) if held_back else "training data")
+        log.say("warning: %s: no val-*.bin, so it is not evaluated; %s" % (", ".join(without), rest))
     samples = config.batch_size * world * micro_steps
     figures = Figures(config, begun.shape, samples * config.block_size, world, device)
     log.say(
         "%.1f M parameters, %s on %d x %s, " % (begun.shape.parameters / 1e6, motor.name, world, device.type)
-        + "%d samples of %d tokens a step " % (samples, config.block_size)
+        + "%d samples of %d tokens per step " % (samples, config.block_size)
         + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
     )
 
-    # A step's figures come later than the step: a GPU goes on with the next one meanwhile.
-    def is_asked_to_stop(lap: Any, told: torch.Tensor, number: int, rate: float) -> int:
-        lap.wait()  # then the figures are here too
-        rows = told.tolist()
+    # A step's figures are read one step later, so that the GPU can start the next step in the meantime.
+    def is_asked_to_stop(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
+        lap.wait()  # the figures have arrived as well
+        rows = gathered.tolist()
         figures.check(number, rows, motor.scale.is_used, keeper.last)
         due = number % config.log_interval == 0 or number == config.max_iters
         if due:
@@ -107,7 +107,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     with fastest_attention(device), Feed(train, everyone, step, micro_steps, config.batch_size) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
-            if config.dropout:  # a training that was resumed drops what it would have dropped
+            if config.dropout:  # a resumed training drops the same activations
                 torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + everyone.rank) % 2**64)
             watch.begin()
             loss = torch.zeros((), device=device)
@@ -115,7 +115,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
                 loss += motor.micro_step(*feed.take(), number) / micro_steps
             norm = motor.step(rate)
             stop = torch.full((), float(asked[0] if asked else 0), device=device)
-            told = everyone.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
+            gathered = everyone.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
             lap = watch.end()
             step += 1
 
@@ -123,9 +123,9 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             evaluates = bool(config.eval_interval) and (step % config.eval_interval == 0 or is_last)
             saves = bool(config.save_interval) and step % config.save_interval == 0
             stopped = is_asked_to_stop(*waiting) if waiting else 0
-            waiting = (lap, told, step, rate)
+            waiting = (lap, gathered, step, rate)
             if device.type != "cuda" or evaluates or saves or stopped or is_last:
-                # No checkpoint of what is no number: its step is looked at first.
+                # Check the step's numbers first: a checkpoint must not contain NaN.
                 stopped = is_asked_to_stop(*waiting) or stopped
                 waiting = None
             if stopped:
@@ -138,7 +138,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
                 better = keeper.is_better(step, list(losses.values())[-1])
                 saves = saves or better or (config.always_save and not config.save_interval)
                 if keeper.gives_up:
-                    why = "no better loss in %d evaluations" % keeper.worse
+                    why = "no lower loss in %d evaluations" % keeper.worse
             if saves:
                 keeper.save(step, motor, begun)
             if saves or evaluates:
@@ -147,10 +147,10 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     # End
     log.phase("finishing")
     keeper.save(step, motor, begun, is_final=not stopped)
-    if keeper.trouble:
-        what = "the last checkpoint could not be saved: %s" % keeper.trouble
-        raise FailedError(what, "make room, then --resume latest")
-    log.say("ended at step %d%s" % (step, ": %s" % why if why else ""))
+    if keeper.failure:
+        what = "the last checkpoint could not be saved: %s" % keeper.failure
+        raise FailedError(what, "free disk space, then --resume latest")
+    log.say("finished at step %d%s" % (step, ": %s" % why if why else ""))
     ranks.leave()
 
 

@@ -1,8 +1,8 @@
-"""Flat buffers for the parameters of a model, cut so that every rank owns an equal share of each.
+"""Flat buffers for a model's parameters. Every rank owns an equal share of each buffer.
 
-Parameters lie in the order in which the backward pass gives their gradients, roughly the reverse of the model's, so
-that the first buckets can travel while it goes on. Matrices, which decay, and vectors, which do not, never share a
-bucket. Each parameter begins at a multiple of ``ALIGN`` numbers, since matrix products want aligned operands.
+Parameters are in the order in which the backward pass produces their gradients, roughly the reverse of the model's.
+So the first buckets are sent while the backward pass continues. Matrices (with weight decay) and vectors (without) are
+in separate buckets. Each parameter starts at a multiple of ``ALIGN`` numbers, because matrix products need alignment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import nn
 from trainer.gpt.pieces import Piece
 
 ALIGN = 128  # numbers: 256 bytes in 16 bits
-SIZE = 64 << 20  # numbers of a bucket
+SIZE = 64 << 20  # numbers per bucket
 
 
 class Place(NamedTuple):
-    """Where a parameter lies in its bucket."""
+    """Position of a parameter in its bucket."""
 
     name: str
     parameter: nn.Parameter
@@ -28,9 +28,9 @@ class Place(NamedTuple):
 
 
 class Bucket:
-    """``flat``: the weights that are computed with; ``gradient``: fp32 sums; ``weight``: this rank's fp32 share.
+    """``flat``: the weights used in computation; ``gradient``: fp32 sums; ``weight``: this rank's share in fp32.
 
-    In fp32 that share is a view of ``flat``, else a copy of its own that keeps the bits that ``flat`` has not.
+    In fp32 the share is a view of ``flat``. Otherwise it is a copy with the bits that ``flat`` lacks.
     """
 
     def __init__(self, places: Sequence[Place], decays: bool, rank: int, world: int, dtype: torch.dtype) -> None:
@@ -48,14 +48,14 @@ class Bucket:
         self.gradient = torch.zeros(each * world, device=device)
         for place in places:
             place.parameter.data = self.flat[place.start : place.start + place.numel].view(place.parameter.shape)
-        self.left = 0  # gradients that have not come yet
+        self.left = 0  # gradients that have not arrived yet
 
     def mine(self, flat: torch.Tensor) -> torch.Tensor:
-        """This rank's share of a buffer."""
+        """Return this rank's share of a buffer."""
         return flat[self.start : self.stop]
 
     def pieces(self) -> Iterator[Tuple[Piece, int]]:
-        """What this rank owns, and where in its share that begins."""
+        """Yield the pieces that this rank owns and their offsets in its share."""
         for place in self.places:
             first = max(place.start, self.start)
             last = min(place.start + place.numel, self.stop)
@@ -64,13 +64,13 @@ class Bucket:
 
 
 def make(model: nn.Module, rank: int, world: int, dtype: torch.dtype) -> List[Bucket]:
-    """Put a model's parameters, which are fp32, into buckets."""
-    made = []
+    """Put a model's fp32 parameters into buckets."""
+    buckets: List[Bucket] = []
     named = list(model.named_parameters())[::-1]
     for decays in (True, False):
         chosen = [(name, parameter) for name, parameter in named if (parameter.dim() >= 2) == decays]
-        made += [Bucket(places, decays, rank, world, dtype) for places in _places(chosen)]
-    return made
+        buckets += [Bucket(places, decays, rank, world, dtype) for places in _places(chosen)]
+    return buckets
 
 
 def _places(named: Sequence[Any]) -> Iterator[List[Place]]:

@@ -1,17 +1,17 @@
-"""Checkpoints that are there or not, never half: written under another name, synced, renamed.
+"""Checkpoints: complete or absent, never partial. Files are written under a temporary name, synced and renamed.
 
     out/iter_N/                      after N steps
-        part-RRRRR-of-WWWWW.safetensors  each rank's pieces (``pieces.py``)
+        part-RRRRR-of-WWWWW.safetensors  each rank's pieces (``Piece``)
         characters.json or tokenizer.json  the vocabulary
         complete.json                written last: step, loss, shape, options, data, and the files with their sizes
     out/latest, best, final          small files that name one of them
 
-A save is committed when ``latest`` moves, which is last: ``best`` is never behind ``latest``. A killed save may leave
-it ahead, so a resumed training points it to the lowest of the losses in the checkpoints up to its own step.
+Moving ``latest`` is the last operation of a save and commits it, so ``best`` is never behind ``latest``. A killed save
+may leave ``best`` ahead. A resumed training then points it to the lowest loss in the checkpoints up to its own step.
 
-clusterctl's agent knows this layout: ``iter_N`` counts when ``complete.json`` is in it. Nodes may share the folder:
-then one rank renames and removes for all of them. Or they have private disks: then each has its ranks' files,
-and rank 0's node has ``complete.json``.
+clusterctl's agent knows this layout: ``iter_N`` counts when it contains ``complete.json``. If nodes share the folder,
+one rank renames and removes files for all of them. On private disks each node has the files of its own ranks, and rank
+0's node has ``complete.json``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainer.gpt.tokens import Tokens
 
 COMPLETE = "complete.json"
 POINTERS = ("latest", "best", "final")
-FORMAT = 2  # 1 had no loss and no data
+FORMAT = 2  # version 1 stored neither loss nor data
 SAVING = ".saving-"
 PROBE = ".probe-"
 REMOVING = ".removing-"
@@ -45,62 +45,62 @@ REMOVING = ".removing-"
 
 @dataclass(frozen=True)
 class State:
-    """What a training is besides its tensors. ``updates`` are fewer than steps where fp16's gradients overflowed.
+    """The state of a training apart from its tensors. ``updates`` is below ``step`` if fp16 gradients overflowed.
 
-    ``loss`` is that of the evaluation at this step, None without one; ``best_loss`` the lowest so far, whether or not
-    its step was saved. ``data`` identifies the data sets, see ``data.identity``.
+    ``loss`` is the loss of the evaluation at this step, or None. ``best_loss`` is the lowest so far, whether or not its
+    step was saved. ``data`` identifies the data sets, see ``data.identity``.
     """
 
     step: int
     updates: int
     shape: Shape
-    best_loss: Optional[float]  # nats a token
-    worse: int  # evaluations since it was reached
-    scale: float  # of fp16's loss
+    best_loss: Optional[float]  # nats per token
+    worse: int  # evaluations since the best loss
+    scale: float  # fp16 loss scale
     world: int
     engine: str
-    vocabulary: Optional[str]  # its digest
+    vocabulary: Optional[str]  # digest
     config: Dict[str, Any]
     loss: Optional[float] = None
     data: Optional[List[Dict[str, Any]]] = None
 
     @property
     def samples(self) -> int:
-        """Samples of a step, on all ranks."""
-        said = self.config
-        return int(said.get("global_batch") or said["batch_size"] * said["accumulation"] * self.world)
+        """Samples per step, on all ranks."""
+        config = self.config
+        return int(config.get("global_batch") or config["batch_size"] * config["accumulation"] * self.world)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete one."""
+    """A complete checkpoint."""
 
     folder: Path
     state: State
     files: Sequence[str]
 
     def reader(self) -> Reader:
-        """Its tensors."""
+        """Return a reader of its tensors."""
         return Reader(self.folder, self.files)
 
 
 class Folder:
-    """The folder of a training's checkpoints. Every rank calls the same methods in the same order."""
+    """The checkpoint folder of a training. Every rank calls the same methods in the same order."""
 
     def __init__(self, path: Path, ranks: Ranks, keep: int) -> None:
         self.path = path
         self._ranks = ranks
         self._keep = keep
-        self._acts = ranks.is_first_here  # renames and removes, for all ranks that see the same folder
+        self._acts = ranks.is_first_here  # whether this rank renames and removes for all ranks that share the folder
 
     def prepare(self) -> None:
-        """Make it, find out who shares it, and remove what a killed training left half written.
+        """Create the folder, find out which ranks share it, and remove partial files of a killed training.
 
         Raises:
-            RefusedError: it cannot be written to.
+            RefusedError: the folder is not writable.
         """
-        trouble = None
-        # A name that no node has looked for yet: the caches of a network file system know nothing about it.
+        failure = None
+        # A name that no node has looked up yet, so that no network file system has a cached answer for it.
         token = int.from_bytes(os.urandom(6), "big")
         mine = torch.tensor([token, self._ranks.is_first_here], dtype=torch.float64, device=self._ranks.device)
         rows = [(int(row[0]), bool(row[1])) for row in self._ranks.gather(mine).tolist()]
@@ -109,10 +109,10 @@ class Folder:
             if self._ranks.is_first_here:
                 (self.path / ("%s%d" % (PROBE, token))).write_text("")
         except OSError as error:
-            trouble = error
-        if not self._ranks.all(trouble is None):
-            why = trouble.strerror if trouble else "another rank cannot write to it"
-            raise RefusedError("--out %s: %s" % (self.path, why), "a folder that you may write to") from trouble
+            failure = error
+        if not self._ranks.all(failure is None):
+            why = failure.strerror if failure else "another rank cannot write to it"
+            raise RefusedError("--out %s: %s" % (self.path, why), "a writable folder") from failure
         seen = [rank for rank, (each, acts) in enumerate(rows) if acts and self._sees(each)]
         self._acts = self._ranks.is_first_here and seen[0] == self._ranks.rank
         self._ranks.all(True)
@@ -133,14 +133,14 @@ class Folder:
         vocabulary: Optional[Tokens],
         names: Sequence[str] = (),
     ) -> Optional[str]:
-        """Write ``iter_N``, let ``names`` name it, and commit with ``latest``; None, or why ``latest`` did not move.
+        """Write ``iter_N``, point ``names`` at it, and commit with ``latest``. Return why that failed, or None.
 
         Args:
-            state: of the training; its ``step`` is N.
-            mine: the pieces of this rank.
+            state: of the training; N is its ``step``.
+            mine: this rank's pieces.
             tensors: their tensors, in the order of ``pieces.entries``.
-            vocabulary: what the tokens mean, if that is known.
-            names: ``best`` or ``final``, where this checkpoint is that.
+            vocabulary: of the data, if known.
+            names: ``best``, ``final`` or both, if this checkpoint is the best or the last.
         """
         folder = self.path / ("iter_%d" % state.step)
         temporary = self.path / (SAVING + folder.name)
@@ -157,10 +157,10 @@ class Folder:
                 vocabulary.save(temporary)
                 _sync(temporary / vocabulary.file)
             if self._acts and folder.is_dir():
-                _remove(folder)  # left by a training that was killed before ``latest`` named it
+                _remove(folder)  # from a training that was killed before it moved ``latest``
             if self._ranks.is_first:
-                told = dict(dataclasses.asdict(state), format=FORMAT, files=files)
-                _write(temporary / COMPLETE, json.dumps(told, indent=1) + "\n")
+                record = dict(dataclasses.asdict(state), format=FORMAT, files=files)
+                _write(temporary / COMPLETE, json.dumps(record, indent=1) + "\n")
 
         why = self._together(write_part) or self._together(complete)
         if why:
@@ -171,11 +171,11 @@ class Folder:
         why = self._together(lambda: _rename(temporary, folder) if self._acts else None)
         if why:
             return "%s: %s" % (folder, why)
-        troubles = (self.point(pointer, state.step) for pointer in (*names, "latest"))
-        return next((trouble for trouble in troubles if trouble), None)
+        failures = (self.point(pointer, state.step) for pointer in (*names, "latest"))
+        return next((failure for failure in failures if failure), None)
 
     def point(self, pointer: str, step: Optional[int]) -> Optional[str]:
-        """Let ``latest``, ``best`` or ``final`` name a checkpoint, or none; None, or why it could not be."""
+        """Point ``latest``, ``best`` or ``final`` at a checkpoint, or remove it. Return None, or why that failed."""
 
         def name() -> None:
             if self._acts and step is None:
@@ -190,20 +190,21 @@ class Folder:
         return "%s: %s" % (self.path / pointer, why) if why else None
 
     def resume(self, step: int) -> float:
-        """Finish or take back what a killed save left, for a training that resumes at ``step``; the best loss.
+        """Finish or undo what a killed save left, for a training that resumes at ``step``. Return the best loss.
 
-        ``latest`` names this step, and ``best`` the lowest loss up to it; infinity, and no ``best``, without any.
+        Afterwards ``latest`` names this step, and ``best`` the lowest loss up to it. Without a loss, the method removes
+        ``best`` and returns infinity.
         """
         loss, best = self._lowest(step) if self._ranks.is_first else (math.inf, -1)
         mine = torch.tensor([loss, best], dtype=torch.float64, device=self._ranks.device)
         loss, best = self._ranks.gather(mine).tolist()[0]
-        trouble = self.point("best", int(best) if best >= 0 else None) or self.point("latest", step)
-        if trouble:
-            raise RefusedError("--out %s" % trouble, "a folder that you may write to, with room")
+        failure = self.point("best", int(best) if best >= 0 else None) or self.point("latest", step)
+        if failure:
+            raise RefusedError("--out %s" % failure, "a writable folder with free space")
         return float(loss)
 
     def _lowest(self, most: int) -> Tuple[float, int]:
-        """The lowest loss of the complete checkpoints up to a step, and the step that has it first."""
+        """Return the lowest loss of the complete checkpoints up to a step, and the first step with that loss."""
         named = read_pointer(self.path, "best")
         found = []
         for path in self.path.glob("iter_*"):
@@ -211,14 +212,14 @@ class Folder:
                 state, _, version = _read(path)
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # not complete
-            # Version 1 stored no loss: that of the checkpoint that ``best`` names was the lowest so far.
+            # Version 1 stored no loss. The checkpoint that ``best`` names had the lowest so far.
             loss = state.best_loss if version == 1 and path.name == named else state.loss
             if loss is not None and state.step <= most:
                 found.append((loss, state.step))
         return min(found, default=(math.inf, -1))
 
     def _together(self, act: Callable[[], None]) -> Optional[str]:
-        """Do something on every rank and wait for all; None, or why it failed on some rank."""
+        """Run a function on every rank and wait for all. Return None, or why it failed on some rank."""
         why = None
         try:
             act()
@@ -227,7 +228,7 @@ class Folder:
         return None if self._ranks.all(why is None) else why or "it failed on another rank"
 
     def prune(self) -> None:
-        """Remove all but the newest few, and those that have a name."""
+        """Remove all checkpoints except the newest few and those that ``latest``, ``best`` or ``final`` name."""
         if not self._acts or not self._keep:
             return
         named = {read_pointer(self.path, pointer) for pointer in POINTERS}
@@ -238,7 +239,7 @@ class Folder:
 
 
 def read_pointer(out: Path, pointer: str) -> Optional[str]:
-    """The checkpoint that ``latest``, ``best`` or ``final`` names."""
+    """Return the name of the checkpoint that ``latest``, ``best`` or ``final`` points to."""
     try:
         return (out / pointer).read_text(encoding="utf-8").strip() or None
     except OSError:
@@ -246,43 +247,45 @@ def read_pointer(out: Path, pointer: str) -> Optional[str]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is one, or names one."""
+    """Whether a path is a checkpoint or a file that names one."""
     return (path / COMPLETE).is_file() or (path.name in POINTERS and path.is_file())
 
 
 def find(path: Path) -> Checkpoint:
-    """A checkpoint by its folder, or by a file such as ``latest`` that names it.
+    """Find a checkpoint by its folder, or by a file such as ``latest`` that names it.
 
     Raises:
-        RefusedError: there is none, or it is not whole.
+        RefusedError: there is no checkpoint, or it is incomplete.
     """
     if path.name in POINTERS and not path.is_dir():
         name = read_pointer(path.parent, path.name)
         if not name:
-            raise RefusedError("%s: there is no such file" % path, "begin with --init, or name a checkpoint: iter_N")
+            raise RefusedError("%s: there is no such file" % path, "start with --init, or name a checkpoint: iter_N")
         path = path.parent / name
     try:
         state, files, version = _read(path)
     except OSError as error:
         inside = [name for name in POINTERS if (path / name).is_file()]
-        hint = "it is a folder of checkpoints; name one: %s" % (path / inside[-1]) if inside else "ls %s" % path.parent
-        raise RefusedError("%s: there is no complete checkpoint" % path, hint) from error
+        hint = (
+            "the folder contains checkpoints; name one: %s" % (path / inside[-1]) if inside else "ls %s" % path.parent
+        )
+        raise RefusedError("%s: no complete checkpoint" % path, hint) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RefusedError("%s is damaged: %s" % (path / COMPLETE, error), "another checkpoint") from error
+        raise RefusedError("%s is damaged: %s" % (path / COMPLETE, error), "use another checkpoint") from error
     if version > FORMAT:
-        raise RefusedError("%s was written by a later version" % path, "use that version")
+        raise RefusedError("%s was written by a later version" % path, "use the version that wrote it")
     missing = [name for name in files if not (path / name).is_file()]
     if missing:
-        raise RefusedError("%s: %s is not there" % (path, missing[0]), "copy it from the node that wrote it")
+        raise RefusedError("%s: %s is missing" % (path, missing[0]), "copy it from the node that wrote it")
     return Checkpoint(path, state, sorted(files))
 
 
 def _read(path: Path) -> Tuple[State, Dict[str, int], int]:
-    """What ``complete.json`` holds: the state, the files and the version; fields of later versions are skipped."""
-    told = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
+    """Read ``complete.json``: the state, the files and the version. Fields of later versions are skipped."""
+    record = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
     known = {each.name for each in dataclasses.fields(State)}
-    state = State(**dict({name: told[name] for name in known & set(told)}, shape=Shape(**told["shape"])))
-    return state, dict(told["files"]), int(told["format"])
+    state = State(**dict({name: record[name] for name in known & set(record)}, shape=Shape(**record["shape"])))
+    return state, dict(record["files"]), int(record["format"])
 
 
 def _write(path: Path, text: str) -> None:
@@ -293,14 +296,14 @@ def _write(path: Path, text: str) -> None:
 
 
 def _rename(temporary: Path, folder: Path) -> None:
-    """Give a folder its name, and wait until the disk has it."""
+    """Rename a folder and wait until the disk has stored its new name."""
     _sync(temporary)
     temporary.rename(folder)
     _sync(folder.parent)
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Wait until the disk has stored a file, or the names in a folder."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -309,7 +312,7 @@ def _sync(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take a file or folder away; half removed it has a name that nobody takes for a checkpoint."""
+    """Remove a file or folder. A partly removed folder has a name that is not a checkpoint's."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return

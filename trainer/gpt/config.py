@@ -1,7 +1,7 @@
-"""The options of a training: defaults, a file (``--config``, YAML or JSON), and ``--key value``, the latter first.
+"""The options of a training: ``--key value``, then a file (``--config``, YAML or JSON), then the defaults.
 
-Each number has its bound beside its default, and ``RELATIONS`` lists what must hold between options. Both hold for the
-command line, for files, and for the options that a resumed training inherits from its checkpoint.
+Each number has its bound beside its default. ``RELATIONS`` lists the rules between options. Both apply to the command
+line, to files, and to the options that a resumed training inherits from its checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRAVELS = ("float32", "bfloat16")
 # Layers, heads, width: GPT-2's published sizes (https://huggingface.co/openai-community, config.json of each).
 MODELS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 SIZES = ("n_layer", "n_head", "n_embd")
-# A resumed training takes these from its own command line: where it is, not what it is.
+# A resumed training takes these from its own command line: they say where it runs, not what it is.
 OWN = ("out", "resume", "device", "allow_changes")
 
 _SIZE = Bound(low=1, high=1 << 20)
@@ -47,71 +47,73 @@ def _is(default: Any, what: str, bound: Optional[Bound] = None) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a training can be told."""
+    """All options of a training."""
 
-    data: Sequence[str] = _is((), "folders that trainer.gpt.prepare (or nanoGPT) wrote, each DIR or DIR:WEIGHT")
+    data: Sequence[str] = _is((), "folders written by trainer.gpt.prepare or nanoGPT, each DIR or DIR:WEIGHT")
     out: str = _is("out", "folder of checkpoints and logs")
-    init: str = _is("scratch", "scratch, a Hugging Face GPT-2 folder, or a checkpoint to take the weights of")
-    resume: str = _is("", "latest, or a checkpoint: its optimizer, its step, and its options where none are given here")
-    allow_changes: bool = _is(False, "resume with another global batch or other data than the checkpoint's")
+    init: str = _is("scratch", "scratch, a Hugging Face GPT-2 folder, or a checkpoint whose weights to use")
+    resume: str = _is(
+        "", "latest, or a checkpoint: continues with its optimizer, step and options, except options given here"
+    )
+    allow_changes: bool = _is(False, "allow a resume with a different global batch or other data")
 
-    model: str = _is("custom", "a published size, or custom: n_layer, n_head and n_embd")
+    model: str = _is("custom", "a published size, or custom: set n_layer, n_head and n_embd")
     n_layer: int = _is(12, "layers", _SIZE)
     n_head: int = _is(12, "attention heads", _SIZE)
     n_embd: int = _is(768, "width", _SIZE)
-    block_size: int = _is(1024, "tokens of a sample", Bound(low=1, high=1 << 24))
-    dropout: float = _is(0.0, "share of activations that are dropped", _AVERAGE)
+    block_size: int = _is(1024, "tokens per sample", Bound(low=1, high=1 << 24))
+    dropout: float = _is(0.0, "fraction of activations to drop", _AVERAGE)
 
-    batch_size: int = _is(8, "samples of a micro-step on each rank", _SIZE)
-    accumulation: int = _is(1, "micro-steps of a step", _SIZE)
+    batch_size: int = _is(8, "samples per micro-step on each rank", _SIZE)
+    accumulation: int = _is(1, "micro-steps per step", _SIZE)
     global_batch: int = _is(
         0,
-        "samples of a step on all ranks; accumulation follows from it (0: from accumulation)",
+        "samples per step on all ranks; sets accumulation (0: follows from accumulation)",
         Bound(low=0, high=1 << 40),
     )
-    max_iters: int = _is(1000, "steps in all", COUNT)
+    max_iters: int = _is(1000, "total steps", COUNT)
     learning_rate: float = _is(3e-4, "highest learning rate", RATE)
-    min_lr: float = _is(
-        -1.0, "learning rate at the end (-1: a tenth of the highest)", Bound(low=0, high=1e3, also=(-1,))
-    )
-    schedule: str = _is("cosine", "how the learning rate falls")
-    warmup_iters: int = _is(0, "steps in which it rises", _STEPS)
+    min_lr: float = _is(-1.0, "final learning rate (-1: a tenth of learning_rate)", Bound(low=0, high=1e3, also=(-1,)))
+    schedule: str = _is("cosine", "how the learning rate decays")
+    warmup_iters: int = _is(0, "steps over which the learning rate rises", _STEPS)
     decay_iters: int = _is(0, "step at which min_lr is reached (0: max_iters)", _STEPS)
-    weight_decay: float = _is(0.1, "AdamW's, on matrices only", Bound(low=0, high=1e3))
-    beta1: float = _is(0.9, "AdamW's", _AVERAGE)
-    beta2: float = _is(0.95, "AdamW's", _AVERAGE)
-    epsilon: float = _is(1e-8, "AdamW's", Bound(above=0, high=1))
-    grad_clip: float = _is(1.0, "largest norm of the gradient (0: any)", Bound(low=0, high=1e9))
+    weight_decay: float = _is(0.1, "of AdamW, on matrices only", Bound(low=0, high=1e3))
+    beta1: float = _is(0.9, "of AdamW", _AVERAGE)
+    beta2: float = _is(0.95, "of AdamW", _AVERAGE)
+    epsilon: float = _is(1e-8, "of AdamW", Bound(above=0, high=1))
+    grad_clip: float = _is(1.0, "largest gradient norm (0: no limit)", Bound(low=0, high=1e9))
 
     eval_interval: int = _is(100, "steps between evaluations (0: none)", EVERY)
-    eval_iters: int = _is(20, "batches of an evaluation, of all ranks together", COUNT)
-    patience: int = _is(0, "evaluations without a better loss until it stops early (0: never)", _STEPS)
+    eval_iters: int = _is(20, "batches per evaluation, on all ranks together", COUNT)
+    patience: int = _is(0, "stop after this many evaluations without a lower loss (0: never)", _STEPS)
     save_interval: int = _is(0, "steps between checkpoints (0: at each evaluation)", EVERY)
-    save: bool = _is(True, "write checkpoints; false for a trial of the speed")
-    always_save: bool = _is(True, "also when the evaluation was not better")
-    keep: int = _is(2, "checkpoints that are kept beside the best (0: all)", _STEPS)
+    save: bool = _is(True, "write checkpoints; false to only measure the speed")
+    always_save: bool = _is(True, "save also when the loss is not the lowest")
+    keep: int = _is(2, "newest checkpoints to keep, beside the best (0: all)", _STEPS)
 
     engine: str = _is("plain", "plain: torch with a sharded optimizer; zeroN: DeepSpeed, stage N")
-    offload: str = _is("none", "DeepSpeed: what lies in the memory of the host")
-    coalesce: bool = _is(False, "zero2, zero3: reduce gradients once a step; 2 bytes a parameter more until then")
-    deepspeed_config: str = _is("", "a DeepSpeed file whose other keys are taken over")
-    dtype: str = _is("auto", "what is computed in (auto: bfloat16 from Ampere on, else float16; float32 on CPUs)")
+    offload: str = _is("none", "DeepSpeed: what to keep in host memory")
+    coalesce: bool = _is(False, "zero2, zero3: reduce gradients once per step; needs 2 more bytes per parameter")
+    deepspeed_config: str = _is("", "a DeepSpeed configuration; its other keys are used")
+    dtype: str = _is(
+        "auto", "data type of the computation (auto: bfloat16 from Ampere on, else float16; float32 on CPUs)"
+    )
     compile: str = _is("auto", "torch.compile of the loss, of each block, or off (auto: whole on GPUs, not with zero3)")
-    checkpointing: bool = _is(False, "recompute activations in the backward pass: less memory, a third more time")
+    checkpointing: bool = _is(False, "recompute activations in the backward pass: less memory, a third slower")
     reduce_dtype: str = field(
         default="float32",
-        metadata={"help": "plain: what gradients travel in; bfloat16 halves the bytes", "choices": TRAVELS},
+        metadata={"help": "plain: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
     )
     device: str = _is("auto", "where to compute")
 
-    seed: int = _is(1337, "of weights, samples and dropout", Bound(low=0, high=(1 << 63) - 1))
-    log_interval: int = _is(1, "steps between lines of the log", COUNT)
-    trackers: str = _is("auto", "tensorboard,wandb, none, or auto: those that are installed; wandb is always offline")
+    seed: int = _is(1337, "for weights, samples and dropout", Bound(low=0, high=(1 << 63) - 1))
+    log_interval: int = _is(1, "steps between log lines", COUNT)
+    trackers: str = _is("auto", "tensorboard,wandb, none, or auto: all that are installed; wandb is always offline")
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What must hold between options: for ``--help``, and as an error with the options in braces and what to type."""
+    """A rule between options: ``rule`` for ``--help``, ``error`` with options in braces, and ``fix``, what to type."""
 
     rule: str
     holds: Callable[[Config], bool]
@@ -143,11 +145,11 @@ RELATIONS = (
     Relation(
         "patience needs an eval_interval",
         lambda c: not c.patience or c.eval_interval > 0,
-        "{patience} counts evaluations, and {eval_interval} makes none",
+        "{patience} counts evaluations, but {eval_interval} turns them off",
         "--eval-interval 100, or --patience 0",
     ),
     Relation(
-        "offload needs an engine of DeepSpeed",
+        "offload needs a DeepSpeed engine",
         lambda c: c.offload == "none" or c.engine != "plain",
         "{offload} needs DeepSpeed, not {engine}",
         "--engine zero2, or zero3 for parameters; or --offload none",
@@ -161,7 +163,7 @@ RELATIONS = (
     Relation(
         "offload optimizer needs the engine zero1, zero2 or zero3",
         lambda c: c.offload != "optimizer" or c.engine != "zero0",
-        "{offload}: {engine} shards no optimizer",
+        "{offload}: {engine} cannot shard the optimizer",
         "--engine zero1 or higher, or --offload none",
     ),
     Relation(
@@ -177,37 +179,37 @@ RELATIONS = (
         "--engine plain, or --reduce-dtype float32",
     ),
     Relation(
-        "deepspeed_config needs an engine of DeepSpeed",
+        "deepspeed_config needs a DeepSpeed engine",
         lambda c: not c.deepspeed_config or c.engine != "plain",
         "{deepspeed_config} needs DeepSpeed, not {engine}",
-        "--engine zero2, or without --deepspeed-config",
+        "--engine zero2, or remove --deepspeed-config",
     ),
 )
 
 
 @dataclass(frozen=True)
 class Given:
-    """The options that a command line and its file name, and nothing else."""
+    """The options given on a command line and in its file, without defaults."""
 
     values: Mapping[str, Any]
     path: Optional[Path] = None
-    in_file: Sequence[str] = ()  # options whose value is the file's
+    in_file: Sequence[str] = ()  # options whose value comes from the file
 
     def where(self, name: str) -> str:
-        """Where an option stands: ``--max-iters``, or ``options.yaml: max_iters``."""
+        """Where an option was given: ``--max-iters``, or ``options.yaml: max_iters``."""
         return "%s: %s" % (self.path, name) if name in self.in_file else option(name)
 
 
 def option(name: str) -> str:
-    """The option of a value: ``--max-iters``."""
+    """The command-line option of a value: ``--max-iters``."""
     return "--" + name.replace("_", "-")
 
 
 def read(argv: Optional[List[str]] = None) -> Given:
-    """What a command line and its file name.
+    """Read a command line and its file.
 
     Raises:
-        RefusedError: an option, a key of the file or a value that does not exist, or a number outside its bound.
+        RefusedError: an unknown option or key, an invalid value, or a number outside its bound.
     """
     parser = _parser()
     given = parser.read(argv)
@@ -219,7 +221,7 @@ def read(argv: Optional[List[str]] = None) -> Given:
 
 
 def from_arguments(argv: Optional[List[str]] = None) -> Config:
-    """The options of a training that is not resumed.
+    """Return the options of a training that is not resumed.
 
     Raises:
         RefusedError: see ``read`` and ``complete``.
@@ -230,16 +232,18 @@ def from_arguments(argv: Optional[List[str]] = None) -> Config:
 def _parser() -> options.Parser:
     parser = options.Parser("trainer.gpt", "Train a GPT-2 model.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "Between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="options as YAML or JSON; those given here win")
+    parser.epilog = "Rules between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="options as YAML or JSON; the command line takes precedence"
+    )
     for each in dataclasses.fields(Config):
         name, what, bound = option(each.name), each.metadata["help"], each.metadata.get("bound")
-        told = "%s (%s)" % (what, "required" if each.name == "data" else each.default)
+        shown = "%s (%s)" % (what, "required" if each.name == "data" else each.default)
         common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
         if bound:
             parser.number(name, each.default, bound, what, **common)
             continue
-        common["help"] = told.replace("%", "%%")
+        common["help"] = shown.replace("%", "%%")
         if each.name == "data":
             parser.add_argument(name, nargs="+", metavar="DIR", **common)
         elif isinstance(each.default, bool):
@@ -265,56 +269,56 @@ def _from_file(path: Path) -> Dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise RefusedError("%s: %s" % (path, error.strerror), "--config names a file of options") from error
+        raise RefusedError("%s: %s" % (path, error.strerror), "--config FILE, a file with options") from error
     try:
         if path.suffix == ".json":
-            said = json.loads(text)
+            options_read = json.loads(text)
         else:
             import yaml  # noqa: PLC0415 - JSON needs no library
 
-            said = yaml.safe_load(text)
+            options_read = yaml.safe_load(text)
     except ImportError as error:
-        raise RefusedError("%s: there is no PyYAML here" % path, "write it as JSON, in a file *.json") from error
+        raise RefusedError("%s: PyYAML is not installed" % path, "write it as JSON, in a file *.json") from error
     except Exception as error:
         raise RefusedError("%s cannot be read: %s" % (path, str(error).replace("\n", " "))) from error
-    if not isinstance(said, dict):
-        raise RefusedError("%s: not a list of options" % path, "lines such as max_iters: 1000")
-    return {key: _value(path, key, value) for key, value in said.items()}
+    if not isinstance(options_read, dict):
+        raise RefusedError("%s contains no options" % path, "lines such as max_iters: 1000")
+    return {key: _value(path, key, value) for key, value in options_read.items()}
 
 
 def _value(path: Path, key: str, value: Any) -> Any:
     fields = {each.name: each for each in dataclasses.fields(Config)}
     if key not in fields:
         near = difflib.get_close_matches(str(key), fields, 1)
-        raise RefusedError("%s: there is no option %s" % (path, key), "did you mean %s?" % near[0] if near else "")
+        raise RefusedError("%s: unknown option %s" % (path, key), "did you mean %s?" % near[0] if near else "")
     default = fields[key].default
     if key == "data":
         named = [value] if isinstance(value, str) else value
         if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
-            raise RefusedError("%s: data: %r is no list of folders" % (path, value))
+            raise RefusedError("%s: data: %r is not a list of folders" % (path, value))
         return named
     if isinstance(default, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:
-            value = float(value)  # YAML takes 3e-4 for a word
+            value = float(value)  # YAML reads 3e-4 as a string
         except ValueError:
             value = str(value)
         except OverflowError:
             value = math.inf
     if type(value) is not type(default):
-        raise RefusedError("%s: %s: %r is no %s" % (path, key, value, type(default).__name__))
+        raise RefusedError("%s: %s: %r is not of type %s" % (path, key, value, type(default).__name__))
     choices = _choices(fields[key])
     if choices and value not in choices:
-        raise RefusedError("%s: %s: %r is none of %s" % (path, key, value, ", ".join(choices)))
+        raise RefusedError("%s: %s: %r is not one of %s" % (path, key, value, ", ".join(choices)))
     if fields[key].metadata.get("bound"):
         options.check("%s: %s" % (path, key), value, fields[key].metadata["bound"])
     return value
 
 
 def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: str = "") -> Config:
-    """All options: those given, else those ``stored`` in a checkpoint or model named ``source``, else the defaults.
+    """Return all options: those given, then those ``stored`` in a checkpoint or model ``source``, then the defaults.
 
     Raises:
-        RefusedError: options that contradict each other, or a stored one that is outside its bound.
+        RefusedError: options contradict each other, or a stored one is outside its bound.
     """
     fields = {each.name: each for each in dataclasses.fields(Config)}
     inherited = {name: stored[name] for name in stored or {} if name in fields and name not in given.values}
@@ -324,7 +328,7 @@ def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: s
             options.check("%s: %s" % (source, name), value, bound)
     config = _with_sizes(Config(**{**inherited, **given.values}), given)
     if not config.data:
-        raise RefusedError("no data", "python -m trainer.gpt.prepare TEXT --out DIR, then --data DIR")
+        raise RefusedError("--data is missing", "python -m trainer.gpt.prepare TEXT --out DIR, then --data DIR")
 
     def shown(name: str) -> str:
         text = "%s %s" % (given.where(name), getattr(config, name))
@@ -339,22 +343,22 @@ def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: s
 
 
 def _with_sizes(config: Config, given: Given) -> Config:
-    """The sizes of a published model, unless others are given."""
+    """Set the sizes of a published model, unless others are given."""
     if config.model == "custom":
         return config
     sizes = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
     for name, size in sizes.items():
         if given.values.get(name, size) != size:
             what = "%s %s: %s has %d" % (given.where(name), given.values[name], config.model, size)
-            raise RefusedError(what, "--model custom, or without %s" % option(name))
+            raise RefusedError(what, "--model custom, or remove %s" % option(name))
     return dataclasses.replace(config, **sizes)
 
 
 def accumulation(config: Config, world: int) -> int:
-    """How many micro-steps a step has on each of ``world`` ranks.
+    """Return the number of micro-steps per step on each of ``world`` ranks.
 
     Raises:
-        RefusedError: the global batch does not divide, or contradicts the accumulation.
+        RefusedError: the global batch is not divisible, or contradicts the accumulation.
     """
     if not config.global_batch:
         return config.accumulation
@@ -362,11 +366,11 @@ def accumulation(config: Config, world: int) -> int:
     if config.accumulation not in (1, config.global_batch // each):
         what = "--accumulation %d: --global-batch %d is --batch-size %d x %d ranks x %g micro-steps"
         sizes = (config.accumulation, config.global_batch, config.batch_size, world, config.global_batch / each)
-        raise RefusedError(what % sizes, "--accumulation 1, from which nothing follows; or --global-batch 0")
+        raise RefusedError(what % sizes, "remove --accumulation, or use --global-batch 0")
     if config.global_batch % each or config.global_batch < each:
         lower = max(each, config.global_batch // each * each)
         raise RefusedError(
-            "--global-batch %d does not divide by --batch-size %d x %d ranks"
+            "--global-batch %d is not divisible by --batch-size %d x %d ranks"
             % (config.global_batch, config.batch_size, world),
             "--global-batch %d or %d" % (lower, lower + each),
         )

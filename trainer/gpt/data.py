@@ -1,17 +1,17 @@
-"""Samples out of shards of tokens that are mapped into memory, the same for a seed and a step whoever reads them.
+"""Samples from memory-mapped shards of tokens, the feed of batches, and nanoGPT's data sets.
 
-A data set is a folder that ``prepare`` wrote, or one of nanoGPT's:
+A data set is a folder that ``prepare`` or nanoGPT wrote:
 
 ===========================  ==========================================================================================
 ``train*.bin``, ``val*.bin``  tokens, little endian, nothing else
 ``meta.json``                ``dtype`` ("uint16" or "uint32"), ``vocab_size`` and the vocabulary's ``digest``
 ``characters.json``, …       the vocabulary (``tokens.py``)
-``meta.pkl``                 nanoGPT's own, in place of ``meta.json``; without it the tokens are GPT-2's, in uint16
+``meta.pkl``                 nanoGPT's equivalent of ``meta.json``; without either, the tokens are GPT-2's, in uint16
 ===========================  ==========================================================================================
 
-A sample is ``block + 1`` tokens from anywhere in a shard. Which ones is a function of the seed and the sample's number
-alone, and the numbers of a step depend on the step and the global batch: so one rank and many see the same samples in a
-step, and a training that was resumed sees those that it would have seen.
+A sample is ``block + 1`` tokens from anywhere in a shard. Its position depends only on the seed and its number.
+The numbers of a step depend on the step and the global batch. So one rank and many ranks see the same samples in a
+step, and a resumed training sees the same samples as one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from trainer.gpt.nanogpt import read_meta
 
 GPT2 = 50257  # tokens of GPT-2's vocabulary
 SPLITS = ("train", "val")
-_LOOK = 65536  # tokens at each end of a shard that are looked at
+_LOOK = 65536  # tokens at each end of a shard to check
 _FIX = "python -m trainer.gpt.prepare TEXT --out DIR"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One folder. ``shards`` are arrays of tokens; ``digest`` is None where the vocabulary is not known."""
+    """One data set. ``shards`` are arrays of tokens; ``digest`` is None if the vocabulary is unknown."""
 
     folder: Path
     weight: float
@@ -48,7 +48,7 @@ class DataSet:
 
 
 def mixed(numbers: Any) -> Any:
-    """Any uint64 to one that looks random: SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    """Map each uint64 to a pseudo-random one: SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
     with np.errstate(over="ignore"):
         z = numbers + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -57,7 +57,7 @@ def mixed(numbers: Any) -> Any:
 
 
 class Samples:
-    """The samples of one split of all data sets; ``take`` any of them by number."""
+    """The samples of one split of all data sets. ``take`` returns them by number."""
 
     def __init__(self, sets: Sequence[DataSet], block: int, seed: int) -> None:
         self.block = block
@@ -68,7 +68,7 @@ class Samples:
         self._ends = [np.cumsum([len(shard) - block for shard in shards]) for shards in self._shards]
 
     def take(self, numbers: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Samples by number: tokens and what comes next, each (samples, block), int64."""
+        """Return samples by number: the tokens and the next tokens, each (samples, block), int64."""
         keys = mixed(np.asarray(numbers, dtype=np.uint64) ^ self._seed)
         chances = (keys >> np.uint64(11)).astype(np.float64) / 2**53
         sets = np.minimum(np.searchsorted(self._set_ends, chances, side="right"), len(self._set_ends) - 1)
@@ -85,16 +85,16 @@ class Samples:
 
 
 def numbers_of(step: int, micro: int, rank: int, world: int, accumulation: int, batch: int) -> range:
-    """The numbers of the samples that a rank takes in a micro-step."""
+    """Return the numbers of the samples that a rank takes in a micro-step."""
     first = ((step * accumulation + micro) * world + rank) * batch
     return range(first, first + batch)
 
 
 def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
-    """The data sets of a command line, each ``DIR`` or ``DIR:WEIGHT``.
+    """Open the data sets of a command line, each ``DIR`` or ``DIR:WEIGHT``.
 
     Raises:
-        RefusedError: one is not there, is empty, or their vocabularies differ.
+        RefusedError: a data set does not exist or is empty, or their vocabularies differ.
     """
     sets = [_open(*_weighed(each), split, block) for each in named]
     first = sets[0]
@@ -107,12 +107,12 @@ def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
 
 
 def with_split(named: Sequence[str], split: str) -> List[str]:
-    """Those of the data sets that have shards of a split."""
+    """Return the data sets that have shards of a split."""
     return [each for each in named if _files(_weighed(each)[0], split)]
 
 
 def identity(sets: Sequence[DataSet]) -> List[Dict[str, Any]]:
-    """What tells data sets from others, wherever they are: shares, vocabulary, sizes, and the ends of the shards."""
+    """Identify data sets independently of their folders: shares, vocabulary, sizes, and the ends of the shards."""
     total = sum(each.weight for each in sets)
     found = []
     for each in sets:
@@ -120,9 +120,9 @@ def identity(sets: Sequence[DataSet]) -> List[Dict[str, Any]]:
         for shard in each.shards:
             digest.update(b"%d " % len(shard))
             digest.update(shard[:_LOOK].tobytes() + shard[-_LOOK:].tobytes())
-        told = {"folder": str(each.folder), "share": round(each.weight / total, 9), "vocab_size": each.vocab_size}
+        facts = {"folder": str(each.folder), "share": round(each.weight / total, 9), "vocab_size": each.vocab_size}
         count = sum(map(len, each.shards))
-        found.append({**told, "vocabulary": each.digest, "tokens": count, "digest": digest.hexdigest()[:16]})
+        found.append({**facts, "vocabulary": each.digest, "tokens": count, "digest": digest.hexdigest()[:16]})
     return found
 
 
@@ -135,7 +135,7 @@ def _weighed(named: str) -> Tuple[Path, float]:
     except ValueError:
         return Path(named), 1.0
     if not 0 < number < float("inf"):
-        raise RefusedError("--data %s: a weight is more than 0" % named)
+        raise RefusedError("--data %s: the weight must be more than 0" % named)
     return Path(folder), number
 
 
@@ -146,16 +146,16 @@ def _files(folder: Path, split: str) -> List[Path]:
 
 def _open(folder: Path, weight: float, split: str, block: int) -> DataSet:
     if not folder.is_dir():
-        raise RefusedError("--data %s: there is no such folder" % folder, _FIX)
+        raise RefusedError("--data %s: no such folder" % folder, _FIX)
     kind, size, vocabulary, digest = _described(folder)
     files = _files(folder, split)
     if not files:
-        raise RefusedError("%s: there is no %s.bin" % (folder, split), _FIX)
+        raise RefusedError("%s has no %s.bin" % (folder, split), _FIX)
     shards = [_map(path, kind) for path in files]
     if max(len(shard) for shard in shards) <= block:
         longest = max(files, key=lambda path: path.stat().st_size)
-        what = "%s has %d tokens, a sample has %d" % (longest, longest.stat().st_size // kind.itemsize, block + 1)
-        raise RefusedError(what, "more text, or a smaller --block-size")
+        what = "%s has %d tokens, but a sample needs %d" % (longest, longest.stat().st_size // kind.itemsize, block + 1)
+        raise RefusedError(what, "prepare more text, or use a smaller --block-size")
     return DataSet(folder, weight, size, vocabulary, digest, shards)
 
 
@@ -164,7 +164,9 @@ def _map(path: Path, kind: Any) -> Any:
     if size == 0:
         raise RefusedError("%s is empty" % path, _FIX)
     if size % kind.itemsize:
-        raise RefusedError("%s has %d bytes, which are no whole tokens of %d" % (path, size, kind.itemsize), _FIX)
+        raise RefusedError(
+            "%s has %d bytes, not a multiple of %d, the bytes per token" % (path, size, kind.itemsize), _FIX
+        )
     return np.memmap(path, dtype=kind, mode="r")
 
 
@@ -172,16 +174,16 @@ def _described(folder: Path) -> Tuple[Any, int, Optional[tokens.Tokens], Optiona
     path = folder / "meta.json"
     if path.is_file():
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            kind, size = np.dtype({"uint16": "<u2", "uint32": "<u4"}[said["dtype"]]), int(said["vocab_size"])
-            digest = said.get("digest")
+            meta = json.loads(path.read_text(encoding="utf-8"))
+            kind, size = np.dtype({"uint16": "<u2", "uint32": "<u4"}[meta["dtype"]]), int(meta["vocab_size"])
+            digest = meta.get("digest")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedError("%s cannot be read: %s" % (path, error), _FIX) from error
         vocabulary = tokens.load(folder)
         if vocabulary and digest and vocabulary.digest != digest:
-            what = "%s is not the vocabulary of the shards: meta.json has the digest %s, it has %s"
+            what = "%s is not the vocabulary of the shards: meta.json names the digest %s, but the file's digest is %s"
             names = (folder / vocabulary.file, digest, vocabulary.digest)
-            raise RefusedError(what % names, "put back the %s that was prepared with them" % vocabulary.file)
+            raise RefusedError(what % names, "restore the %s that was prepared with the shards" % vocabulary.file)
         return kind, size, vocabulary, digest or (vocabulary.digest if vocabulary else None)
     if (folder / "meta.pkl").is_file():
         characters = read_meta(folder / "meta.pkl")
@@ -190,14 +192,18 @@ def _described(folder: Path) -> Tuple[Any, int, Optional[tokens.Tokens], Optiona
 
 
 def check_tokens(sets: Sequence[DataSet]) -> None:
-    """Look at the ends of every shard for tokens that the vocabulary does not have.
+    """Check the ends of every shard for tokens outside the vocabulary.
 
     Raises:
-        RefusedError: there is one. On a GPU it would only be an assertion of some kernel.
+        RefusedError: there is one. On a GPU it would only show up as a failed assertion in a kernel.
     """
     for each in sets:
         for shard in each.shards:
             highest = max(int(shard[:_LOOK].max()), int(shard[-_LOOK:].max()))
             if highest >= each.vocab_size:
-                what = "%s holds token %d, its vocabulary has %d" % (each.folder, highest, each.vocab_size)
-                raise RefusedError(what, "prepare it again: its meta and its shards do not belong together")
+                what = "%s contains token %d, but its vocabulary has %d tokens" % (
+                    each.folder,
+                    highest,
+                    each.vocab_size,
+                )
+                raise RefusedError(what, "prepare the data again: its vocabulary and its shards do not match")

@@ -1,8 +1,8 @@
-"""Text to the numbers of tokens, on all cores, with the same numbers on any number of cores.
+"""Encodes text to token numbers on all cores. The result does not depend on the number of cores.
 
-A text comes in chunks, and a chunk is encoded as if it stood alone. So chunks can be encoded by several processes, and
-are written in their order. Within a chunk, most vocabularies never join characters across the start of a space: then
-words are encoded one by one, and a word that was encoded before is looked up.
+Each chunk of a text is encoded on its own, so several processes can encode chunks, which are written in order. Most
+vocabularies never join characters across the start of a space. Then a chunk is encoded word by word, and words that
+were encoded before are looked up.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ import numpy as np
 from trainer.gpt import tokens
 from trainer.gpt.errors import FailedError
 
-LARGE = 16 << 20  # bytes of text from which on more processes than this one are worth their start
-KNOWN = 1 << 17  # words that a process remembers: about 20 MB
-LONG = 64  # characters of a word that is not worth remembering
-AHEAD = 3  # chunks for each process that are in memory
+LARGE = 16 << 20  # bytes of text from which starting more processes pays off
+KNOWN = 1 << 17  # words in the cache of a process: about 20 MB
+LONG = 64  # longer words are not cached
+AHEAD = 3  # chunks in memory per process
 QUIET = 2.0  # seconds until the first line of progress
-# Before a space that follows something else. What some library may take for a space is not "something else".
+# Before a space that follows another character. Characters that some library may treat as a space do not count.
 _CUT = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?=[ \\t\\n\\r])")
 
 
-def is_local(said: Dict[str, Any]) -> bool:
-    """Whether a ``tokenizer.json`` gives a text cut before its spaces the same tokens as the whole text.
+def is_local(tokenizer: Dict[str, Any]) -> bool:
+    """Whether a ``tokenizer.json`` gives the same tokens if a text is split before its spaces.
 
-    GPT-2's way of cutting does: no piece of it goes from another character to a space. A normalizer, a prefix or an
-    added token with a space may not.
+    GPT-2's splitting does: none of its pieces continues from another character into a space. A normalizer, a prefix
+    or an added token with a space may prevent it.
     """
-    cut, model = said.get("pre_tokenizer") or {}, said.get("model") or {}
+    cut, model = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("model") or {}
     plain = ("lstrip", "rstrip", "single_word")
     return (
         cut.get("type") == "ByteLevel"
@@ -48,18 +48,18 @@ def is_local(said: Dict[str, Any]) -> bool:
         and not cut.get("add_prefix_space")
         and model.get("type", "BPE") == "BPE"
         and not model.get("dropout")
-        and not said.get("normalizer")
-        and not said.get("truncation")
-        and not said.get("padding")
+        and not tokenizer.get("normalizer")
+        and not tokenizer.get("truncation")
+        and not tokenizer.get("padding")
         and not any(
             re.search(r"\s", each["content"]) or any(each.get(key) for key in plain)
-            for each in said.get("added_tokens", [])
+            for each in tokenizer.get("added_tokens", [])
         )
     )
 
 
 class Encoder:
-    """Encodes chunks to arrays, and remembers words where that gives the same tokens."""
+    """Encodes chunks to arrays. It caches words if that gives the same tokens."""
 
     def __init__(self, vocabulary: tokens.Tokens, kind: Any) -> None:
         self._vocabulary = vocabulary
@@ -70,28 +70,28 @@ class Encoder:
         self._is_local = tokenizer is not None and is_local(json.loads(tokenizer.to_str()))
 
     def encode(self, text: str) -> Any:
-        """The tokens of a chunk."""
+        """Return the tokens of a chunk."""
         if not self._is_local:
             return np.asarray(self._vocabulary.encode(text), dtype=self._kind)
         known, fresh = self._known, {}
         words: List[str] = _CUT.split(text)
         for word in dict.fromkeys(words):
             if word not in known:
-                told = array(self._code, self._vocabulary.encode(word)).tobytes()
-                (known if len(known) < KNOWN and len(word) <= LONG else fresh)[word] = told
+                encoded_word = array(self._code, self._vocabulary.encode(word)).tobytes()
+                (known if len(known) < KNOWN and len(word) <= LONG else fresh)[word] = encoded_word
         found = known if not fresh else {**{word: known[word] for word in set(words) - set(fresh)}, **fresh}
         joined = b"".join(map(found.__getitem__, words))
         return np.frombuffer(joined, dtype=self._code).astype(self._kind)
 
 
-_encoder: Optional[Encoder] = None  # of a worker
+_encoder: Optional[Encoder] = None  # set in a worker process
 
 
-def _start(said: str, kind: str) -> None:
-    global _encoder  # noqa: PLW0603 - a process of the pool has no other place
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are as many as the cores already
-    _encoder = Encoder(tokens.parse_bpe(said), np.dtype(kind))
+def _start(text: str, kind: str) -> None:
+    global _encoder  # noqa: PLW0603 - a pool's process keeps its encoder here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process handles Ctrl-C and stops the others
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core already
+    _encoder = Encoder(tokens.parse_bpe(text), np.dtype(kind))
 
 
 def _encode(text: str) -> Any:
@@ -99,17 +99,17 @@ def _encode(text: str) -> Any:
     return _encoder.encode(text)
 
 
-def workers_for(asked: int, vocabulary: tokens.Tokens, size: int) -> int:
-    """How many processes encode texts of ``size`` bytes; ``asked`` is 0 for a choice."""
+def workers_for(requested: int, vocabulary: tokens.Tokens, size: int) -> int:
+    """Return the number of processes for texts of ``size`` bytes. ``requested`` is 0 for an automatic choice."""
     if not isinstance(vocabulary, tokens.Bpe):
-        return 1  # single characters: reading them takes longer
-    return asked or (len(os.sched_getaffinity(0)) if size >= LARGE else 1)
+        return 1  # single characters: reading the file takes longer than encoding
+    return requested or (len(os.sched_getaffinity(0)) if size >= LARGE else 1)
 
 
 def encoded(
     chunks: Iterable[Tuple[Any, str]], vocabulary: tokens.Tokens, kind: Any, workers: int
 ) -> Iterator[Tuple[Any, Any, int]]:
-    """For each chunk, which comes with a tag, in their order: the tag, the tokens, and its size in bytes.
+    """Encode chunks in order. A chunk comes with a tag; yield the tag, the tokens and the size in bytes.
 
     Raises:
         FailedError: a process was killed.
@@ -132,13 +132,13 @@ def encoded(
             first, future, size = waiting.popleft()
             yield first, future.result(), size
     except BrokenProcessPool as error:
-        raise FailedError("a process that encodes was killed", "--workers 1, which needs the least memory") from error
+        raise FailedError("an encoding process was killed", "--workers 1 needs the least memory") from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Progress:
-    """Lines on stderr about work that takes longer than two seconds: one that changes on a terminal, else few."""
+    """Progress on stderr after two seconds: one line that updates on a terminal, else a line every ten seconds."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -149,7 +149,7 @@ class Progress:
         self._shown = False
 
     def add(self, size: int) -> None:
-        """Count bytes that are done."""
+        """Count encoded bytes."""
         self._done += size
         spent = time.monotonic() - self._began
         if spent < self._next:
@@ -159,7 +159,7 @@ class Progress:
         self._write(describe(self._done, self._total, spent))
 
     def close(self) -> None:
-        """End the line that changes."""
+        """End the line that updates."""
         if self._shown and sys.stderr.isatty():
             sys.stderr.write("\n")
 

@@ -1,4 +1,4 @@
-"""One interface over torch alone (``plain.py``) and DeepSpeed's ZeRO (``zero.py``), and how one is made."""
+"""The interface of the engines, torch alone (``plain.py``) and DeepSpeed's ZeRO (``zero.py``), and their choice."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Whole = Callable[[nn.Parameter], ContextManager[Any]]
 
 
 class Engine(Protocol):
-    """What trains a model. Every rank calls the same methods in the same order."""
+    """Trains a model. Every rank calls the same methods in the same order."""
 
     name: str
-    model: nn.Module  # whose mode says whether it is trained
+    model: nn.Module  # in training or evaluation mode
     scale: Scale
     updates: int  # of the optimizer
 
@@ -32,33 +32,33 @@ class Engine(Protocol):
         """Compile the model as a whole."""
 
     def micro_step(self, tokens: torch.Tensor, targets: torch.Tensor, number: int) -> torch.Tensor:
-        """Forward and backward of the micro-step of this number in its step; the loss, on the device."""
+        """Run the forward and backward pass of a step's micro-step ``number``. Return the loss, on the device."""
 
     def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch; a model that is compiled as a whole is not compiled again for this."""
+        """Return the loss of a batch. A model that is compiled as a whole is not compiled again for evaluation."""
 
     def step(self, rate: float) -> torch.Tensor:
-        """Update the weights; the norm that the gradient had, on the device."""
+        """Update the weights. Return the gradient norm, on the device."""
 
     def pieces(self) -> List[Piece]:
-        """What this rank writes into a checkpoint."""
+        """Return the pieces that this rank writes into a checkpoint."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors of ``pieces.entries(self.pieces())``."""
+        """Yield the tensors of ``entries(self.pieces())``."""
 
     def load(self, reader: Reader, updates: Optional[int]) -> None:
-        """Take the weights of a checkpoint; and its optimizer, unless ``updates`` is None."""
+        """Load the weights of a checkpoint, and its optimizer state unless ``updates`` is None."""
 
 
 def dtype_for(config: Config, device: torch.device) -> torch.dtype:
-    """What is computed in.
+    """Return the data type of the computation.
 
     Raises:
         RefusedError: bf16 on a GPU that only emulates it.
     """
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     if config.dtype == "bfloat16" and old:
-        what = "--dtype bfloat16: %s has none in hardware" % torch.cuda.get_device_name(device)
+        what = "--dtype bfloat16: %s does not support it in hardware" % torch.cuda.get_device_name(device)
         raise RefusedError(what, "--dtype float16, or auto")
     if config.dtype != "auto":
         return DTYPES[config.dtype]
@@ -68,33 +68,33 @@ def dtype_for(config: Config, device: torch.device) -> torch.dtype:
 
 
 def compile_for(config: Config, device: torch.device) -> str:
-    """How much of the model is compiled at a time."""
+    """Return how much of the model is compiled at a time."""
     if config.compile != "auto":
         return config.compile
-    # ZeRO-3 fetches the weights of each layer by hooks, at which a compiled model falls apart.
+    # ZeRO-3 gathers the weights of each layer with hooks, which break a compiled model into small parts.
     return "whole" if device.type == "cuda" and config.engine != "zero3" else "off"
 
 
 def making(config: Config, ranks: Ranks, micro_steps: int) -> Tuple[ContextManager[Any], Whole]:
-    """Where the engine wants a model to be made, and what makes a parameter whole so that it can be filled.
+    """Return the context in which to create a model, and the context that makes a parameter whole to fill it.
 
-    ZeRO-3 cuts each parameter over the ranks when it is made: the whole model need not fit on the device of one.
+    ZeRO-3 shards each parameter at creation, so the whole model need not fit on one device.
 
     Raises:
-        RefusedError: the engine cannot be had here.
+        RefusedError: the engine is not available.
     """
     if config.engine != "zero3":
         return ranks.device, nullcontext
-    from trainer.gpt import zero_cut  # noqa: PLC0415 - only this one needs DeepSpeed
+    from trainer.gpt import zero_cut  # noqa: PLC0415 - the other engines need no DeepSpeed
 
     return zero_cut.making(config, ranks, micro_steps, dtype_for(config, ranks.device)), zero_cut.whole
 
 
 def make(model: GPT, config: Config, ranks: Ranks, micro_steps: int, watch: Watch) -> Engine:
-    """The engine that was asked for, with a model that was made as it wants it.
+    """Create the configured engine with a model that was created in its context.
 
     Raises:
-        RefusedError: it cannot be had here.
+        RefusedError: the engine is not available.
     """
     dtype = dtype_for(config, ranks.device)
     how = compile_for(config, ranks.device)

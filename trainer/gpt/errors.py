@@ -1,4 +1,4 @@
-"""What the trainer refuses, in words for the person who can change it."""
+"""The trainer's errors, and its exit codes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import sys
 from typing import Callable
 
-FAILED = 1  # the training went wrong
-INTERRUPTED = 130  # by SIGINT, as shells count it
-USAGE = 2  # what was asked for cannot be done
+FAILED = 1  # the training failed
+INTERRUPTED = 130  # by SIGINT, the value that shells use
+USAGE = 2  # invalid options or data
 
 
 class RefusedError(Exception):
-    """Something that a person has to change: what and where, and in ``fix`` what to type next."""
+    """An error that the user can fix: what failed and where, and in ``fix`` what to type next."""
 
     code = USAGE
 
@@ -23,13 +23,13 @@ class RefusedError(Exception):
 
 
 class FailedError(RefusedError):
-    """A training that cannot go on."""
+    """A training that cannot continue."""
 
     code = FAILED
 
 
 def exit_with(main: Callable[[], None]) -> None:
-    """Run a program to its exit code; what was refused is one line on stderr, of every rank that refuses it."""
+    """Run a program and exit with its code. A refusal is one line on stderr, from each rank that refuses."""
     try:
         main()
     except RefusedError as error:
@@ -39,20 +39,20 @@ def exit_with(main: Callable[[], None]) -> None:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; not every program here needs torch
             raise
-        fix = "a smaller --batch-size with more --accumulation, --checkpointing, or --engine zero3"
+        fix = "use a smaller --batch-size with more --accumulation, --checkpointing, or --engine zero3"
         _end(FailedError(". ".join(str(error).split(". ")[:2]), fix))
     else:
-        # A thread of gloo's that lets go of a tensor while the interpreter ends aborts the process (torch 2.13:
-        # "terminate called without an active exception"). So who has registered is told, and it ends at once.
-        atexit._run_exitfuncs()  # noqa: SLF001 - there is no other way to have them called before that
+        # A gloo thread that releases a tensor during interpreter shutdown aborts the process (torch 2.13: "terminate
+        # called without an active exception"). So run the exit functions, then exit at once.
+        atexit._run_exitfuncs()  # noqa: SLF001 - Python has no public function for it
         _leave(0)
 
 
 def _end(error: RefusedError) -> None:
     rank = os.environ.get("RANK", "0")
-    who = "" if rank == "0" else "rank %s: " % rank  # only one of them may have seen it
+    who = "" if rank == "0" else "rank %s: " % rank  # perhaps only this rank saw the error
     sys.stderr.write("error: %s%s%s\n" % (who, error, "; %s" % error.fix if error.fix else ""))
-    # Not sys.exit: other ranks may be held in a collective, and the interpreter would wait for their threads.
+    # Not sys.exit: other ranks may be waiting in a collective, and the interpreter would wait for their threads.
     _leave(error.code)
 
 

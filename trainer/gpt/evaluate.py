@@ -1,4 +1,4 @@
-"""The loss on samples that stay the same, by all ranks together; all of them get the same number."""
+"""The loss on fixed samples, computed by all ranks together. All ranks return the same number."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainer.gpt.ranks import Ranks
 
 
 def mean_loss(engine: Engine, samples: Samples, batches: int, batch: int, ranks: Ranks) -> float:
-    """The mean loss, in nats a token, of the first ``batches`` x ``batch`` samples.
+    """Return the mean loss, in nats per token, of the first ``batches`` x ``batch`` samples.
 
-    Which samples these are does not depend on the number of ranks. Every rank calls the engine equally often, since
-    ZeRO-3 gathers weights in every call; what is too much is thrown away.
+    The samples do not depend on the number of ranks. Every rank calls the engine equally often, because ZeRO-3 gathers
+    weights in every call. Surplus losses are discarded.
     """
     total = torch.zeros((), dtype=torch.float64, device=ranks.device)
     with evaluating(engine.model):
@@ -31,5 +31,5 @@ def mean_loss(engine: Engine, samples: Samples, batches: int, batch: int, ranks:
 
 
 def losses(engine: Engine, by_split: Dict[str, Samples], batches: int, batch: int, ranks: Ranks) -> Dict[str, float]:
-    """The mean loss of each split."""
+    """Return the mean loss of each split."""
     return {split: mean_loss(engine, samples, batches, batch, ranks) for split, samples in by_split.items()}

@@ -1,4 +1,4 @@
-"""A checkpoint to fp32 weights that transformers loads: ``python -m trainer.gpt.export out/best FOLDER``."""
+"""Exports a checkpoint as fp32 weights for transformers: ``python -m trainer.gpt.export out/best FOLDER``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainer.gpt.errors import RefusedError, exit_with
 
 
 def export(found: checkpoint.Checkpoint, folder: Path) -> None:
-    """Write ``model.safetensors``, ``config.json`` and the vocabulary; the folder appears when it is whole.
+    """Write ``model.safetensors``, ``config.json`` and the vocabulary. The folder appears when it is complete.
 
     Raises:
-        RefusedError: the folder exists or cannot be written, or the checkpoint has another vocabulary.
+        RefusedError: the folder exists or is not writable, or the checkpoint has another vocabulary.
     """
     if folder.exists():
-        raise RefusedError("%s is there already" % folder, "another folder, or rm -r %s" % folder)
+        raise RefusedError("%s already exists" % folder, "use another folder, or rm -r %s" % folder)
     vocabulary = tokens.load(found.folder)
     tokens.check(vocabulary, found.state.vocabulary, found.folder)
     temporary = folder.with_name(".%s-part" % folder.name)
@@ -33,11 +33,11 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
         temporary.rename(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise RefusedError("%s: %s" % (folder, error.strerror), "a folder that you may write to, with room") from error
+        raise RefusedError("%s: %s" % (folder, error.strerror), "a writable folder with free space") from error
 
 
 def make_parser() -> options.Parser:
-    """The options of this program, none of which is a number."""
+    """Return the option parser."""
     parser = options.Parser("trainer.gpt.export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="out/iter_N, or out/best, out/final, out/latest")
     parser.add_argument("folder", type=Path)
@@ -45,7 +45,7 @@ def make_parser() -> options.Parser:
 
 
 def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
+    """Run the program."""
     given = argparse.Namespace(**make_parser().read(argv))
     found = checkpoint.find(given.checkpoint)
     export(found, given.folder)

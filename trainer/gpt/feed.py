@@ -1,4 +1,4 @@
-"""The batches of a training, made ahead by a thread, and on their way to the GPU while it works on others."""
+"""The batches of a training, prepared by a thread and copied to the GPU while it computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AHEAD = 4  # batches
 
 
 class Feed:
-    """Gives a rank's batches from a step on, in their order; a context manager, since it has a thread."""
+    """Yields a rank's batches in order, starting at a step. A context manager, because it has a thread."""
 
     def __init__(self, samples: Samples, ranks: Ranks, step: int, micro_steps: int, batch: int) -> None:
         self._samples = samples
@@ -24,7 +24,7 @@ class Feed:
         self._from = step
         self._sizes = (ranks.rank, ranks.world, micro_steps, batch)
         self._ready: queue.Queue[Any] = queue.Queue(AHEAD)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Feed:  # noqa: PYI034 - Self is Python 3.11's
@@ -32,24 +32,24 @@ class Feed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        while self._thread.is_alive():  # it may wait for room
+        self._stopped.set()
+        while self._thread.is_alive():  # it may be waiting for space in the queue
             with contextlib.suppress(queue.Empty):
                 self._ready.get(timeout=0.01)
 
     def take(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """The next micro-step's tokens and what comes next, on the device.
+        """Return the next micro-step's tokens and next tokens, on the device.
 
         Raises:
-            OSError: the data cannot be read any more.
+            OSError: the data can no longer be read.
         """
-        made = self._ready.get()
-        if isinstance(made, Exception):
-            raise made
-        tokens, targets = (each.to(self._ranks.device, non_blocking=True) for each in made)
+        batch = self._ready.get()
+        if isinstance(batch, Exception):
+            raise batch
+        tokens, targets = (each.to(self._ranks.device, non_blocking=True) for each in batch)
         return tokens, targets
 
-    def _made(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         rank, world, micro_steps, batch = self._sizes
         step = self._from
         while True:
@@ -60,13 +60,13 @@ class Feed:
     def _run(self) -> None:
         try:
             if self._ranks.device.type == "cuda":
-                torch.cuda.set_device(self._ranks.device)  # a thread begins with GPU 0, and would take memory there
-            for tokens, targets in self._made():
+                torch.cuda.set_device(self._ranks.device)  # a thread starts with GPU 0 and would allocate memory there
+            for tokens, targets in self._batches():
                 if self._ranks.device.type == "cuda":
                     self._ready.put((tokens.pin_memory(), targets.pin_memory()))
                 else:
                     self._ready.put((tokens, targets))
-                if self._over.is_set():
+                if self._stopped.is_set():
                     return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rank's own thread shall raise it
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._ready.put(error)

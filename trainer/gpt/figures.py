@@ -1,4 +1,4 @@
-"""What a step says of itself, once it is over; and whether it may go on."""
+"""The figures of a finished step, and the check that they are finite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.gpt.timing import Lap, peak
 
 
 class Figures:
-    """Turns the rows of all ranks into figures for the log. ``tokens``: of a step, on all ranks."""
+    """Converts the numbers of all ranks into figures for the log. ``tokens``: per step, on all ranks."""
 
     def __init__(self, config: Config, shape: Shape, tokens: int, world: int, device: torch.device) -> None:
         self._config = config
@@ -24,7 +24,7 @@ class Figures:
         self._whole = world * most / flops_per_token(shape, config.block_size) if most else None  # tokens/s at MFU 1
 
     def of(self, lap: Lap, rows: List[List[float]], rate: float) -> Dict[str, Any]:
-        """Figures of a step whose rows are loss, norm of the gradient and whether it was asked to stop."""
+        """Return the figures of a step. Its rows are loss, gradient norm, and the signal to stop."""
         seconds = lap.read()
         speed = self._tokens / seconds["step"]
         memory = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
@@ -34,10 +34,10 @@ class Figures:
         return dict(figures, mfu=mfu, memory=memory, seconds=seconds)
 
     def check(self, step: int, rows: List[List[float]], may_overflow: bool, last: Optional[str]) -> None:
-        """Look for what is no number. ``may_overflow``: fp16's gradients may, such a step is skipped.
+        """Check for NaN and infinity. ``may_overflow``: fp16 gradients may be infinite, which skips the step.
 
         Raises:
-            FailedError: there is one, with the step, the rank and the newest checkpoint, ``last``.
+            FailedError: a number is not finite; names the step, the rank and ``last``, the newest checkpoint.
         """
         for rank, (loss, norm, _) in enumerate(rows):
             what = "loss is %s" % loss if not math.isfinite(loss) else ""
@@ -46,6 +46,8 @@ class Figures:
             if not what:
                 continue
             lower = "--learning-rate %g" % (self._config.learning_rate / 2)
-            kept = "%s/%s is the last good checkpoint" % (self._config.out, last) if last else "nothing was saved yet"
-            fix = "--resume latest %s" % lower if last else "a lower --learning-rate, such as %s" % lower
+            kept = (
+                "%s/%s is the last good checkpoint" % (self._config.out, last) if last else "no checkpoint exists yet"
+            )
+            fix = "--resume latest %s" % lower if last else "use a lower --learning-rate, such as %s" % lower
             raise FailedError("%s at step %d on rank %d; %s" % (what, step, rank, kept), fix)

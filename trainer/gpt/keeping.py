@@ -1,4 +1,4 @@
-"""When a training is saved, which checkpoint is the best, and when there is nothing more to gain."""
+"""Decides when to save, which checkpoint is the best, and when to stop early."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from trainer.gpt.start import Start
 
 
 class Keeper:
-    """Saves a training. ``trouble`` is why the last attempt failed, ``worse`` counts evaluations since the lowest loss.
+    """Saves a training. ``failure`` is why the last save failed; ``worse`` counts evaluations since the lowest loss.
 
-    ``lowest`` is the lowest loss of all evaluations, ``best`` that of the checkpoint that ``best`` names: they differ
-    where a save failed, or where nothing is saved.
+    ``lowest`` is the lowest loss of all evaluations, ``best`` the loss of the checkpoint that ``best`` names. They
+    differ if a save failed or saving is off.
     """
 
     def __init__(self, config: Config, ranks: Ranks, folder: Folder, log: Log) -> None:
         self.best = self.lowest = math.inf
         self.worse = 0
-        self.trouble: Optional[str] = None
+        self.failure: Optional[str] = None
         self._config = config
         self._ranks = ranks
         self._log = log
         self._folder = folder
         self._saved = -1
-        self._evaluated: Tuple[int, Optional[float]] = (-1, None)  # the step of the last evaluation, and its loss
+        self._evaluated: Tuple[int, Optional[float]] = (-1, None)  # step and loss of the last evaluation
 
     def resume(self, found: Checkpoint) -> int:
-        """Continue from where a checkpoint was; its step."""
+        """Take over the state of a checkpoint. Return its step."""
         state = found.state
         self.lowest = math.inf if state.best_loss is None else state.best_loss
         self.worse = state.worse
@@ -45,28 +45,28 @@ class Keeper:
         return state.step
 
     def is_better(self, step: int, loss: float) -> bool:
-        """Take the loss of an evaluation; whether a checkpoint of this step would be the best one."""
+        """Record the loss of an evaluation. Return whether a checkpoint of this step would be the best."""
         self.lowest, self.worse = min(self.lowest, loss), 0 if loss < self.lowest else self.worse + 1
         self._evaluated = (step, loss if math.isfinite(loss) else None)
         return loss < self.best
 
     @property
     def gives_up(self) -> bool:
-        """Whether so many evaluations brought nothing that training on is no use."""
+        """Whether the loss has not improved for ``patience`` evaluations."""
         return 0 < self._config.patience <= self.worse
 
     @property
     def last(self) -> Optional[str]:
-        """The newest checkpoint's name."""
+        """The name of the newest checkpoint."""
         return checkpoint.read_pointer(Path(self._config.out), "latest")
 
     def save(self, step: int, engine: Engine, start: Start, is_final: bool = False) -> None:
-        """Save all ranks' state unless it is saved already; ``best`` and ``final`` name it where it is that."""
+        """Save the state of all ranks unless it is saved already, and update ``best`` and ``final``."""
         if not self._config.save:
             return
         if self._saved == step:
             if is_final:
-                self.trouble = self._folder.point("final", step) or self.trouble
+                self.failure = self._folder.point("final", step) or self.failure
             return
         loss = self._evaluated[1] if self._evaluated[0] == step else None
         is_best = loss is not None and loss < self.best
@@ -86,10 +86,10 @@ class Keeper:
             loss=loss,
             data=start.data,
         )
-        self.trouble = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names)
-        if self.trouble:
-            kept = "the checkpoints before it are as they were"
-            self._log.say("step %d: not saved: %s; %s" % (step, self.trouble, kept))
+        self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names)
+        if self.failure:
+            kept = "earlier checkpoints are unchanged"
+            self._log.say("step %d: not saved: %s; %s" % (step, self.failure, kept))
             return
         self._saved = step
         if loss is not None:

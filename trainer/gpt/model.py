@@ -1,8 +1,8 @@
-"""GPT-2, with the names of Hugging Face's GPT2LMHeadModel, so that weights go both ways (``weights.py``).
+"""GPT-2, with the parameter names of Hugging Face's GPT2LMHeadModel, so that weights can be read and exported.
 
-Differences: matrices lie as torch's Linear has them (the other way round than in Hugging Face's Conv1D), and the
-vocabulary is padded to a multiple of 128 rows, which matrix products on GPUs like; the rows that pad it stay zero and
-take part in nothing. The output shares its matrix with the input's embedding.
+Differences: matrices have the layout of torch's Linear, transposed with respect to Hugging Face's Conv1D. The
+vocabulary is padded to a multiple of 128 rows, which is faster on GPUs; padding rows stay zero and are not used. The
+output layer shares the matrix of the input embedding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +24,7 @@ Named = Tuple[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model is; ``vocab_size`` without padding."""
+    """The sizes of a model; ``vocab_size`` without padding."""
 
     n_layer: int
     n_head: int
@@ -34,26 +34,26 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding, with padding."""
+        """Rows of the embedding, including padding."""
         return -(-self.vocab_size // PAD) * PAD
 
     @property
     def parameters(self) -> int:
-        """Parameters without padding; the output's matrix is the input's."""
+        """Parameters without padding. The output layer shares the embedding's matrix."""
         width = self.n_embd
         block = 12 * width * width + 13 * width
         return (self.vocab_size + self.block_size) * width + self.n_layer * block + 2 * width
 
 
 class Past:
-    """Keys and values of the ``seen`` tokens that an attention has read, so that the next one is read alone."""
+    """Keys and values of the ``seen`` tokens of one attention layer, so that only new tokens are computed."""
 
     def __init__(self) -> None:
         self.seen = 0
         self._keys = self._values = torch.empty(0)
 
     def join(self, keys: torch.Tensor, values: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Add those of new tokens, (batch, heads, tokens, width of a head) each, and give those of all."""
+        """Add keys and values of new tokens, each (batch, heads, tokens, head width). Return those of all tokens."""
         if self.seen:
             keys = torch.cat([self._keys, keys], dim=2)
             values = torch.cat([self._values, values], dim=2)
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor, past: Optional[Past] = None) -> torch.Tensor:
-        """(batch, tokens, width) to the same; after a past a single token, which sees all of it."""
+        """Map (batch, tokens, width) to the same shape. After a past, a single token attends to all of it."""
         batch, tokens, width = x.shape
         split = (batch, tokens, self.n_head, width // self.n_head)
         q, k, v = (each.view(split).transpose(1, 2) for each in self.c_attn(x).split(width, dim=2))
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two matrices with GPT-2's own GELU between them, which is the approximation by tanh."""
+    """Two matrices with GPT-2's GELU between them, the tanh approximation."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class MLP(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, width) to the same."""
+        """Map (batch, tokens, width) to the same shape."""
         return F.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")), self.dropout, self.training)
 
 
 class Block(nn.Module):
-    """A layer."""
+    """A transformer layer."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
@@ -109,13 +109,13 @@ class Block(nn.Module):
         self.mlp = MLP(shape, dropout)
 
     def forward(self, x: torch.Tensor, past: Optional[Past] = None) -> torch.Tensor:
-        """(batch, tokens, width) to the same."""
+        """Map (batch, tokens, width) to the same shape."""
         x = x + self.attn(self.ln_1(x), past)
         return x + self.mlp(self.ln_2(x))
 
 
 class GPT(nn.Module):
-    """The model; ``forward`` gives the loss when it is told what comes next, else logits."""
+    """The model. ``forward`` returns the loss if it gets targets, else logits."""
 
     def __init__(self, shape: Shape, dropout: float = 0.0, checkpointing: bool = False) -> None:
         super().__init__()
@@ -132,16 +132,16 @@ class GPT(nn.Module):
         self.transformer = nn.ModuleDict(parts)
 
     def start(self, seed: int) -> None:
-        """Give all weights GPT-2's first values; see ``first_weights``."""
+        """Set GPT-2's initial weights; see ``first_weights``."""
         fill(self, first_weights(self.shape, seed, self.transformer["wte"].weight.device))
 
     def forward(
         self, tokens: torch.Tensor, targets: Optional[torch.Tensor] = None, past: Optional[Sequence[Past]] = None
     ) -> torch.Tensor:
-        """Tokens (batch, n), int64, to the mean loss, a float32 scalar; without targets to the last place's logits.
+        """Map tokens (batch, n), int64, to the mean loss, a float32 scalar; without targets to the last logits.
 
-        Logits are (batch, vocabulary), float32. With a past, one for each layer, these tokens follow those in it, and
-        are added to it: first as many as there are, then one at a time, ``block_size`` in all.
+        Logits are (batch, vocabulary), float32. With ``past``, one for each layer, these tokens follow the tokens in it
+        and are added to it: any number at first, then one at a time, ``block_size`` in total.
         """
         first = past[0].seen if past else 0
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
@@ -160,19 +160,19 @@ class GPT(nn.Module):
 
 
 def sizes(shape: Shape) -> Dict[str, torch.Size]:
-    """The size of each parameter of a model; nothing is kept in memory for it."""
+    """Return the size of each parameter of a model, without allocating it."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in GPT(shape).named_parameters()}
 
 
 def first_weights(shape: Shape, seed: int, device: torch.device) -> Iterator[Named]:
-    """GPT-2's first values, fp32, of one parameter after the other; equal where seed and kind of device are equal."""
+    """Yield GPT-2's initial weights, fp32, by parameter. Equal seeds and device types give equal weights."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, size in sizes(shape).items():
         if len(size) < 2:
             yield name, torch.full(size, 1.0 if "ln_" in name and name.endswith("weight") else 0.0, device=device)
             continue
-        # Two branches of each layer add to the stream, whose variance would grow with them (GPT-2's paper, 2.3).
+        # The two branches of each layer add to the residual stream and would increase its variance (GPT-2 paper, 2.3).
         scale = 1 / math.sqrt(2 * shape.n_layer) if name.endswith("c_proj.weight") else 1.0
         drawn = torch.empty(size, device=device).normal_(0.0, 0.02 * scale, generator=generator)
         if name.endswith("wte.weight"):
@@ -182,7 +182,7 @@ def first_weights(shape: Shape, seed: int, device: torch.device) -> Iterator[Nam
 
 @torch.no_grad()
 def fill(model: GPT, weights: Iterable[Named], whole: Callable[..., ContextManager[Any]] = nullcontext) -> None:
-    """Put weights into a model, one parameter at a time. ``whole`` is entered with each: ZeRO-3's lie in pieces."""
+    """Copy weights into a model, one parameter at a time. ``whole`` makes a sharded parameter of ZeRO-3 whole."""
     for name, tensor in weights:
         parameter = model.get_parameter(name)
         with whole(parameter):
@@ -190,7 +190,7 @@ def fill(model: GPT, weights: Iterable[Named], whole: Callable[..., ContextManag
 
 
 def flops_per_token(shape: Shape, tokens: int) -> float:
-    """Floating point operations of forward and backward for a token, as MFU counts them: 6N + 12·L·D·T.
+    """Return the floating point operations per token, forward and backward, as MFU counts them: 6N + 12·L·D·T.
 
     PaLM, appendix B (https://arxiv.org/abs/2204.02311); recomputed activations do not count.
     """
@@ -198,7 +198,7 @@ def flops_per_token(shape: Shape, tokens: int) -> float:
 
 
 def fastest_attention(device: torch.device) -> ContextManager[Any]:
-    """Inside it, attention on a GPU takes cuDNN's kernel where that can do it: torch would take another one first."""
+    """Within it, attention on a GPU prefers cuDNN's kernel where possible, unlike torch's default."""
     if device.type != "cuda":
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 - torch 2.3 and later
@@ -211,7 +211,7 @@ def fastest_attention(device: torch.device) -> ContextManager[Any]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside it, nothing is dropped and nothing learned."""
+    """Within it, dropout and gradients are off."""
     was = model.training
     model.eval()
     try:

@@ -1,8 +1,8 @@
-"""Reads nanoGPT's ``meta.pkl`` without running anything that a pickle could name.
+"""Reads nanoGPT's ``meta.pkl`` without executing code from the pickle.
 
-The file holds a dictionary with ``vocab_size``, ``itos`` and ``stoi``
-(https://github.com/karpathy/nanoGPT/blob/master/data/shakespeare_char/prepare.py): plain Python, so that a pickle which
-asks for any class or function is not one of these.
+The file contains a dictionary with ``vocab_size``, ``itos`` and ``stoi``
+(https://github.com/karpathy/nanoGPT/blob/master/data/shakespeare_char/prepare.py). These are plain Python objects, so a
+pickle that refers to any class or function is refused.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _DAMAGED = (pickle.UnpicklingError, EOFError, OSError, LookupError, TypeError, V
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError("it asks for %s.%s" % (module, name))
+        raise pickle.UnpicklingError("it refers to %s.%s" % (module, name))
 
 
 def read_meta(path: Path) -> Characters:
-    """The vocabulary of a ``meta.pkl``.
+    """Read the vocabulary of a ``meta.pkl``.
 
     Raises:
-        RefusedError: it is no such file, or holds more than data.
+        RefusedError: the file is something else, or contains more than data.
     """
     try:
         with path.open("rb") as file:
-            said = _Plain(file).load()
-        letters = said["itos"]
+            meta = _Plain(file).load()
+        letters = meta["itos"]
         characters = [letters[number] for number in range(len(letters))]
     except _DAMAGED as error:
-        what = "%s is not nanoGPT's list of characters: %s" % (path, error)
+        what = "%s is not a vocabulary of nanoGPT: %s" % (path, error)
         raise RefusedError(what, "python -m trainer.gpt.prepare TEXT --out DIR") from error
     if not all(isinstance(character, str) for character in characters):
-        raise RefusedError("%s is not nanoGPT's list of characters" % path)
+        raise RefusedError("%s is not a vocabulary of nanoGPT" % path)
     return Characters(characters)

@@ -1,4 +1,4 @@
-"""What the options of all programs of this package share: bounds of numbers, and mistakes in one line."""
+"""What the option parsers of this package share: bounds of numbers, and errors in one line."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Number = Union[int, float]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that knows the bound of each number, shows it in ``--help``, and refuses mistakes in one line."""
+    """A parser that checks the bound of each number, shows it in ``--help``, and reports errors in one line."""
 
     def __init__(self, module: str, description: Optional[str]) -> None:
         super().__init__(prog="python -m %s" % module, description=description, allow_abbrev=False)
         self.bounds: Dict[str, Tuple[str, Bound]] = {}  # option and bound by the name of the value
 
-    def number(self, option: str, usual: Number, bound: Bound, what: str, **more: Any) -> None:
-        """Add an option that is a number. ``usual`` is its default."""
-        kind = type(usual)
-        told = ("%s (%s; %s)" % (what, usual, bound)).replace("%", "%%")
-        settings = dict({"default": usual, "metavar": kind.__name__}, **more)
-        action = self.add_argument(option, type=kind, help=told, **settings)
+    def number(self, option: str, default_value: Number, bound: Bound, what: str, **more: Any) -> None:
+        """Add a numeric option."""
+        kind = type(default_value)
+        shown = ("%s (%s; %s)" % (what, default_value, bound)).replace("%", "%%")
+        settings = dict({"default": default_value, "metavar": kind.__name__}, **more)
+        action = self.add_argument(option, type=kind, help=shown, **settings)
         self.bounds[action.dest] = (option, bound)
 
     def read(self, argv: Optional[List[str]] = None) -> Dict[str, Any]:
-        """The values of a command line.
+        """Return the values of a command line.
 
         Raises:
-            RefusedError: an option that does not exist, or a value outside its bound.
+            RefusedError: an unknown option, or a value outside its bound.
         """
         given = vars(self.parse_args(argv))
         for name, (option, bound) in self.bounds.items():
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def error(self, message: str) -> Any:
-        """Refuse instead of printing the usage and exiting."""
+        """Raise a RefusedError instead of printing the usage and exiting."""
         raise RefusedError(message, "%s --help" % self.prog)
 
 
@@ -47,7 +47,7 @@ def check(where: str, value: Number, bound: Bound) -> None:
     """Refuse a number outside its bound.
 
     Raises:
-        RefusedError: with the option (or the file and the key), the range and the value.
+        RefusedError: names the option (or file and key), the range and the value.
     """
     problem = bound.problem(value)
     if problem:

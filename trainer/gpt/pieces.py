@@ -1,8 +1,8 @@
-"""The state of a training by parameter, in pieces: what a checkpoint holds, whoever sharded it.
+"""The tensors of a checkpoint: the state of a training by parameter, in pieces, independent of how it was sharded.
 
-A *piece* is a run of numbers of one parameter, flattened: its fp32 weights and AdamW's two averages. Every rank writes
-the pieces that it has into a file of its own. Whoever reads them puts together what it needs, so a checkpoint can be
-read by any number of ranks and by any engine.
+A *piece* is a range of one flattened parameter: its fp32 weights and AdamW's two averages. Every rank writes its pieces
+to its own file. A reader combines the pieces that it needs, so any number of ranks and any engine can read a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("weight", "exp_avg", "exp_avg_sq")
 
 
 class Piece(NamedTuple):
-    """``numel`` numbers of a parameter, from number ``start`` on."""
+    """``numel`` numbers of a parameter, starting at number ``start``."""
 
     name: str
     start: int
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 def entries(pieces: Iterable[Piece]) -> List[Entry]:
-    """What a file of these pieces holds, in the order in which an engine gives the tensors."""
+    """Return the entries of a file of these pieces, in the order in which an engine yields the tensors."""
     return [Entry("%s/%s@%d" % (kind, piece.name, piece.start), (piece.numel,)) for piece in pieces for kind in KINDS]
 
 
@@ -41,7 +41,7 @@ class _Held(NamedTuple):
 
 
 class Reader:
-    """The pieces of a checkpoint; a context manager, since it keeps its files open."""
+    """The pieces of a checkpoint. A context manager, because it keeps its files open."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class Reader:
             except (SafetensorError, OSError) as error:
                 self._open.close()
                 what = "%s cannot be read: %s" % (self._folder / name, error)
-                raise RefusedError(what, "another checkpoint") from error
+                raise RefusedError(what, "use another checkpoint") from error
             for key in file.keys():  # noqa: SIM118 - it is no dictionary
                 tensor, _, start = key.rpartition("@")
                 numel = file.get_slice(key).get_shape()[0]
@@ -67,32 +67,32 @@ class Reader:
         self._open.close()
 
     def names(self) -> Iterator[str]:
-        """All parameters."""
+        """Yield the names of all parameters."""
         return (tensor.partition("/")[2] for tensor in self._held if tensor.startswith("weight/"))
 
     def read(self, kind: str, name: str, start: int, numel: int) -> torch.Tensor:
-        """Numbers of a parameter: float32 on the CPU, shape (numel,).
+        """Read numbers of a parameter: float32 on the CPU, shape (numel,).
 
         Raises:
-            RefusedError: the checkpoint does not have them.
+            RefusedError: the checkpoint lacks some of them.
         """
         out = torch.empty(numel)
-        got = 0
+        count = 0
         for held in self._held.get("%s/%s" % (kind, name), ()):
             first, last = max(start, held.start), min(start + numel, held.stop)
             if first < last:
                 part = held.file.get_slice(held.key)[first - held.start : last - held.start]
                 out[first - start : last - start] = part
-                got += last - first
-        if got != numel:
-            what = "%s has %d of %d numbers of %s" % (self._folder, got, numel, name)
-            raise RefusedError(what, "the model has another shape, or files of other nodes are not here")
+                count += last - first
+        if count != numel:
+            what = "%s has only %d of %d numbers of %s" % (self._folder, count, numel, name)
+            raise RefusedError(what, "check the model's sizes, and copy the files of the other nodes")
         return out
 
     def whole(self, name: str, size: torch.Size) -> torch.Tensor:
-        """All weights of a parameter.
+        """Read all weights of a parameter.
 
         Raises:
-            RefusedError: the checkpoint does not have them.
+            RefusedError: the checkpoint lacks some of them.
         """
         return self.read("weight", name, 0, size.numel()).view(size)

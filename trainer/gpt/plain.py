@@ -1,13 +1,13 @@
-"""Data parallel training with torch alone, whose optimizer is sharded over the ranks.
+"""Data parallel training with torch alone. The optimizer is sharded over the ranks.
 
-What it computes with is in 16 bits on GPUs, on every rank. The fp32 weights and AdamW's averages, 12 bytes a parameter,
-are cut over the ranks (ZeRO stage 1, arXiv 1910.02054). Gradients are summed in fp32 over the micro-steps, without
-talking to anybody. In the last one they are reduced to the rank that owns them, bucket by bucket as they come; each
-rank updates its share, and the new weights are gathered: fewer bytes than DDP's all-reduce of fp32 gradients.
+On GPUs every rank computes with 16-bit weights. The fp32 weights and AdamW's averages, 12 bytes per parameter, are
+sharded (ZeRO stage 1, arXiv 1910.02054). Each rank sums gradients in fp32 over the micro-steps without communication.
+In the last micro-step each bucket of gradients is reduced to its owner as soon as it is full. Each rank updates its
+share, then all gather the new weights. This sends fewer bytes than DDP's all-reduce of fp32 gradients.
 
-Why not torch's own: DistributedDataParallel computes under autocast, which casts all weights in every micro-step, and
-updates all of them on every rank; ZeroRedundancyOptimizer keeps that and sends weights one by one; FSDP2 gathers every
-layer again in every micro-step where gradients are to be sharded, and whole-model compilation ends at its hooks.
+Why not torch's own classes: DistributedDataParallel computes under autocast, which casts all weights in every
+micro-step, and updates all weights on every rank. ZeroRedundancyOptimizer does the same and sends weights one by one.
+FSDP2 with sharded gradients gathers every layer in every micro-step, and its hooks prevent whole-model compilation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.gpt.timing import Watch
 
 
 class Plain:
-    """The engine without DeepSpeed; ``engine.py`` says what an engine is."""
+    """The engine without DeepSpeed; see ``Engine``."""
 
     name = "plain"
 
@@ -43,7 +43,7 @@ class Plain:
         self._micro_steps = micro_steps
         self._clip = config.grad_clip
         self._narrow = config.reduce_dtype == "bfloat16"
-        if ranks.world > 1:  # they were made alike everywhere, but kinds of GPUs may differ in a bit
+        if ranks.world > 1:  # all ranks draw the same weights, but types of GPUs may differ in a bit
             for parameter in model.parameters():
                 dist.broadcast(parameter.data, 0)
         self._buckets = buckets.make(model, ranks.rank, ranks.world, dtype)
@@ -63,8 +63,8 @@ class Plain:
         betas = (config.beta1, config.beta2)
         adam = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=True)
         for bucket in self._buckets:
-            made = {key: torch.zeros_like(bucket.weight) for key in KINDS[1:]}
-            adam.state[bucket.weight] = dict(made, step=torch.zeros((), device=bucket.weight.device))
+            averages = {key: torch.zeros_like(bucket.weight) for key in KINDS[1:]}
+            adam.state[bucket.weight] = dict(averages, step=torch.zeros((), device=bucket.weight.device))
         return adam
 
     def compile(self) -> None:
@@ -76,7 +76,7 @@ class Plain:
         return cast("torch.Tensor", self.model(tokens, targets))
 
     def micro_step(self, tokens: torch.Tensor, targets: torch.Tensor, number: int) -> torch.Tensor:
-        """Forward and backward; the loss, on the device."""
+        """See ``Engine``."""
         self._first, self._last = number == 0, number == self._micro_steps - 1
         if self._last:
             self._next = 0
@@ -89,7 +89,7 @@ class Plain:
         return loss.detach()
 
     def _hook(self, bucket: buckets.Bucket, place: buckets.Place) -> Callable[[torch.Tensor], None]:
-        """Take a gradient as soon as it is there, so that no second copy of all of them exists."""
+        """Add a gradient to the bucket as soon as it is computed, so that no second copy of all gradients exists."""
         into = bucket.gradient[place.start : place.start + place.numel].view(place.parameter.shape)
 
         def take(parameter: torch.Tensor) -> None:
@@ -107,7 +107,7 @@ class Plain:
         return take
 
     def _send(self) -> None:
-        """Reduce the buckets that are full, on all ranks in the same order."""
+        """Start reducing the full buckets, on all ranks in the same order."""
         while self._next < len(self._buckets) and not self._buckets[self._next].left:
             bucket = self._buckets[self._next]
             self._next += 1
@@ -116,12 +116,12 @@ class Plain:
             whole = bucket.gradient.bfloat16() if self._narrow else bucket.gradient
             if self._ranks.device.type == "cuda":
                 work = reduce_scatter(bucket.mine(whole), whole, async_op=True)
-            else:  # gloo scatters no better than it reduces
+            else:  # gloo's reduce-scatter is no faster than its all-reduce
                 work = dist.all_reduce(whole, async_op=True)
             self._reduced.append((bucket, whole, work))
 
     def step(self, rate: float) -> torch.Tensor:
-        """Update the weights; the norm of the gradient before it was clipped, on the device."""
+        """See ``Engine``. The norm is that before clipping."""
         with self._watch.part("communication"):
             for bucket, whole, work in self._reduced:
                 work.wait()
@@ -161,11 +161,11 @@ class Plain:
                 work.wait()
 
     def pieces(self) -> List[Piece]:
-        """What this rank has of the state."""
+        """See ``Engine``."""
         return [piece for bucket in self._buckets for piece, _ in bucket.pieces()]
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors of ``pieces.entries``."""
+        """See ``Engine``."""
         for bucket in self._buckets:
             state = self._adam.state[bucket.weight]
             for piece, at in bucket.pieces():
@@ -174,7 +174,7 @@ class Plain:
 
     @torch.no_grad()
     def load(self, reader: Reader, updates: Optional[int]) -> None:
-        """Take the weights of a checkpoint; and its optimizer, unless ``updates`` is None."""
+        """See ``Engine``."""
         kinds = KINDS if updates is not None else KINDS[:1]
         for bucket in self._buckets:
             state = self._adam.state[bucket.weight]

@@ -1,4 +1,4 @@
-"""Text files to shards of tokens: ``python -m trainer.gpt.prepare TEXT… --out DIR``. ``data.py`` has the format."""
+"""Converts text files to shards of tokens (``data.py``): ``python -m trainer.gpt.prepare TEXT… --out DIR``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trainer.bounds import COUNT, Bound
 from trainer.gpt import encode, options, tokens
 from trainer.gpt.errors import RefusedError, exit_with
 
-CHUNK = 1 << 20  # characters that are in memory at a time
-SHARD = 1 << 30  # tokens of a file
-# What prepare writes, also where it was killed; nothing else is ever removed.
+CHUNK = 1 << 20  # characters in memory at a time
+SHARD = 1 << 30  # tokens per file
+# Files that prepare writes, also when it is killed. It never removes anything else.
 OURS = re.compile(r"(train|val)-\d{5}\.bin|meta\.json|characters\.json|tokenizer\.json|\..*\.part")
 
 
 def chunks(path: Path) -> Iterator[str]:
-    """A file's text, piece by piece; pieces end at the ends of lines, so that BPE sees whole words.
+    """Yield a file's text in chunks that end at line ends, so that BPE sees whole words.
 
     Raises:
-        RefusedError: it cannot be read, or is not UTF-8.
+        RefusedError: the file cannot be read, or is not UTF-8.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -36,15 +36,15 @@ def chunks(path: Path) -> Iterator[str]:
                     return
                 yield text + file.readline()
     except OSError as error:
-        raise RefusedError("%s: %s" % (path, error.strerror), "name files of text") from error
+        raise RefusedError("%s: %s" % (path, error.strerror), "check the path of the text") from error
     except UnicodeDecodeError as error:
         what = "%s is not UTF-8 (byte %d)" % (path, error.start)
         raise RefusedError(what, "iconv -f latin1 -t utf-8 %s" % path) from error
 
 
 def splits(path: Path, held_back: float) -> Iterator[Tuple[str, str]]:
-    """Pieces of a file with the split that each belongs to; the end of the file is held back for evaluation."""
-    left = round(path.stat().st_size * (1 - held_back))  # bytes that are still for training
+    """Yield the chunks of a file with their splits. The end of the file is held back for evaluation."""
+    left = round(path.stat().st_size * (1 - held_back))  # remaining bytes of the training split
     for text in chunks(path):
         size = len(text.encode())
         if size <= left:
@@ -58,7 +58,7 @@ def splits(path: Path, held_back: float) -> Iterator[Tuple[str, str]]:
 
 
 def pieces(texts: Sequence[Path], held_back: float) -> Iterator[Tuple[Tuple[str, bool], str]]:
-    """Pieces of all texts, with their split and whether a text, or its part of a split, ends with them."""
+    """Yield the chunks of all texts with their split and whether a text, or its part of a split, ends with them."""
     for path in texts:
         last: Optional[Tuple[str, str]] = None
         for split, text in splits(path, held_back):
@@ -70,7 +70,7 @@ def pieces(texts: Sequence[Path], held_back: float) -> Iterator[Tuple[Tuple[str,
 
 
 class Writer:
-    """The shards of one split. A shard appears under its name only when it is whole."""
+    """Writes the shards of one split. A shard gets its name only when it is complete."""
 
     def __init__(self, folder: Path, split: str, kind: Any, limit: int) -> None:
         self.total = 0
@@ -93,7 +93,7 @@ class Writer:
             self.total += len(part)
 
     def close(self) -> None:
-        """Give all shards their names."""
+        """Give all shards their final names."""
         self._end()
         folder, split = self._named
         for number, path in enumerate(self._paths):
@@ -122,18 +122,18 @@ def prepare(
     limit: int = SHARD,
     workers: int = 0,
 ) -> Dict[str, int]:
-    """Write shards and what describes them; the number of tokens by split. ``workers`` is 0 for a choice.
+    """Write the shards and their meta.json. Return the number of tokens by split. ``workers`` 0 means automatic.
 
     Raises:
-        RefusedError: a text that cannot be read or that holds nothing, or a folder with other things in it.
-        OSError: the folder cannot be written to.
+        RefusedError: a text is unreadable or empty, or the folder contains other files.
+        OSError: the folder is not writable.
     """
     out.mkdir(parents=True, exist_ok=True)
-    there = sorted(out.iterdir())
-    strange = [path.name for path in there if not OURS.fullmatch(path.name)]
-    if strange:
-        raise RefusedError("%s: %s is no part of a data set" % (out, strange[0]), "--out with a new folder")
-    for old in there:
+    existing = sorted(out.iterdir())
+    unknown = [path.name for path in existing if not OURS.fullmatch(path.name)]
+    if unknown:
+        raise RefusedError("%s: %s does not belong to a data set" % (out, unknown[0]), "use a new folder for --out")
+    for old in existing:
         old.unlink()
     kind = "uint16" if vocabulary.size <= 1 << 16 else "uint32"
     token = np.dtype("<u2" if kind == "uint16" else "<u4")
@@ -149,19 +149,19 @@ def prepare(
     progress.close()
     counts = {split: writer.total for split, writer in writers.items()}
     if not counts["train"]:
-        raise RefusedError("%s: no text in it" % ", ".join(map(str, texts)))
+        raise RefusedError("%s: no text" % ", ".join(map(str, texts)))
     for writer in writers.values():
         writer.close()
     vocabulary.save(out)
-    told = {"format": 1, "dtype": kind, "vocab_size": vocabulary.size, "digest": vocabulary.digest, "tokens": counts}
+    meta = {"format": 1, "dtype": kind, "vocab_size": vocabulary.size, "digest": vocabulary.digest, "tokens": counts}
     part = out / ".meta.json.part"
-    part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
     part.replace(out / "meta.json")
     return counts
 
 
 def characters_of(texts: Sequence[Path]) -> tokens.Characters:
-    """Every character that the texts have, in the order of Unicode, as nanoGPT has them."""
+    """Return every character in the texts, in Unicode order, like nanoGPT."""
     found: Set[str] = set()
     for path in texts:
         for text in chunks(path):
@@ -170,29 +170,31 @@ def characters_of(texts: Sequence[Path]) -> tokens.Characters:
 
 
 def make_parser() -> options.Parser:
-    """The options of this program."""
+    """Return the option parser."""
     parser = options.Parser("trainer.gpt.prepare", __doc__)
     parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokens", choices=("characters", "bpe"), default="characters")
-    size = Bound(low=257, high=1 << 24)  # bytes alone are 256, and one ends a text
-    parser.number("--vocab-size", 8192, size, "tokens of a BPE that is trained on the texts")
-    parser.add_argument("--vocabulary", type=Path, metavar="PATH", help="one that is there: a folder or tokenizer.json")
-    parser.number("--val", 0.1, Bound(low=0, below=1), "share of each text that is held back")
-    parser.number("--shard-tokens", SHARD, COUNT, "tokens of a file")
-    parser.number("--workers", 0, Bound(low=1, high=1024, also=(0,)), "processes that encode (0: one for each core)")
+    size = Bound(low=257, high=1 << 24)  # 256 bytes and the end token
+    parser.number("--vocab-size", 8192, size, "tokens of the BPE trained on the texts")
+    parser.add_argument(
+        "--vocabulary", type=Path, metavar="PATH", help="an existing vocabulary: a folder or tokenizer.json"
+    )
+    parser.number("--val", 0.1, Bound(low=0, below=1), "share of each text held back for evaluation")
+    parser.number("--shard-tokens", SHARD, COUNT, "tokens per file")
+    parser.number("--workers", 0, Bound(low=1, high=1024, also=(0,)), "encoding processes (0: one per core)")
     return parser
 
 
 def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
+    """Run the program."""
     given = argparse.Namespace(**make_parser().read(argv))
     vocabulary: Optional[tokens.Tokens]
     if given.vocabulary:
         path = given.vocabulary
         vocabulary = tokens.load(path) if path.is_dir() else tokens.read_bpe(path)
         if vocabulary is None:
-            raise RefusedError("%s: there is no vocabulary" % path, "a folder with %s" % tokens.BPE)
+            raise RefusedError("%s: no vocabulary found" % path, "name a folder with %s" % tokens.BPE)
     elif given.tokens == "bpe":
         pieces = (text for path in given.texts for text in chunks(path))
         vocabulary = tokens.train_bpe(pieces, given.vocab_size)
@@ -201,11 +203,9 @@ def main(argv: Optional[List[str]] = None) -> None:
     try:
         counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens, given.workers)
     except OSError as error:
-        raise RefusedError(
-            "%s: %s" % (given.out, error.strerror), "a folder that you may write to, with room"
-        ) from error
-    told = ", ".join("%d tokens in %s" % (count, split) for split, count in counts.items())
-    sys.stdout.write("%s: %s, vocabulary of %d\n" % (given.out, told, vocabulary.size))
+        raise RefusedError("%s: %s" % (given.out, error.strerror), "a writable folder with free space") from error
+    counted = ", ".join("%d tokens in %s" % (count, split) for split, count in counts.items())
+    sys.stdout.write("%s: %s, vocabulary of %d\n" % (given.out, counted, vocabulary.size))
 
 
 if __name__ == "__main__":

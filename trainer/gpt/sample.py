@@ -1,4 +1,4 @@
-"""Lets a model write: ``python -m trainer.gpt.sample out/best --prompt "Once upon"``. Equal seeds, equal texts."""
+"""Generates text: ``python -m trainer.gpt.sample out/best --prompt "Once upon"``. Equal seeds give equal texts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainer.gpt.model import GPT, Past, evaluating, fill, sizes
 
 
 def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
-    """Model, in fp32 on the CPU, and vocabulary of a checkpoint or a Hugging Face folder.
+    """Load the model, in fp32 on the CPU, and the vocabulary of a checkpoint or a Hugging Face folder.
 
     Raises:
-        RefusedError: one of them does not exist, or they do not belong together.
+        RefusedError: one of them does not exist, or they do not match.
     """
     if (path / "config.json").is_file():
         folder, digest = path, weights.read_digest(path)
@@ -33,11 +33,11 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
             fill(model, ((name, reader.whole(name, size)) for name, size in sizes(model.shape).items()))
     vocabulary = tokens.load(folder)
     if vocabulary is None:
-        raise RefusedError("%s has no vocabulary" % folder, "put the tokenizer.json of its data there")
+        raise RefusedError("%s has no vocabulary" % folder, "copy the tokenizer.json of its data there")
     tokens.check(vocabulary, digest, folder)
     if vocabulary.size > model.shape.vocab_size:
-        what = "%s: the vocabulary has %d tokens, the model %d" % (folder, vocabulary.size, model.shape.vocab_size)
-        raise RefusedError(what, "put the tokenizer.json of its data there")
+        what = "%s: the vocabulary has %d tokens, the model only %d" % (folder, vocabulary.size, model.shape.vocab_size)
+        raise RefusedError(what, "copy the tokenizer.json of its data there")
     return model, vocabulary
 
 
@@ -50,12 +50,12 @@ def write(
     generator: torch.Generator,
     known: Optional[int] = None,
 ) -> List[int]:
-    """``count`` tokens that follow the prompt. A temperature of 0 takes the likeliest each time.
+    """Return ``count`` tokens that follow the prompt. A temperature of 0 always takes the most likely token.
 
-    Only the first ``known`` tokens are written: a model may have more rows than its vocabulary has tokens.
+    Only the first ``known`` tokens are drawn: a model may have more rows than its vocabulary has tokens.
 
-    Each token is read once, until the line is longer than the block. From then on the places of all tokens change with
-    each new one, so what was kept of them is worth nothing, and the whole block is read again.
+    Each token is computed once until the text is longer than the block. From then on every new token changes the
+    positions of all others, so the cache is useless and the whole block is computed again.
     """
     device = next(model.parameters()).device
     line = torch.tensor([prompt], device=device)
@@ -79,21 +79,23 @@ def write(
 
 
 def make_parser() -> options.Parser:
-    """The options of this program."""
+    """Return the option parser."""
     parser = options.Parser("trainer.gpt.sample", __doc__)
     parser.add_argument("model", type=Path, help="a checkpoint, or a Hugging Face folder")
     parser.add_argument("--prompt", default="\n")
-    parser.number("--tokens", 200, Bound(low=1, high=1 << 30), "how many are written")
-    parser.number("--count", 1, Bound(low=1, high=1 << 30), "how many texts")
-    parser.number("--temperature", 0.8, Bound(low=0, high=1e3), "how even the draw is (0: always the likeliest)")
-    parser.number("--top-k", 200, Bound(low=0, high=1 << 30), "of how many each token is drawn (0: all)")
-    parser.number("--seed", 1337, Bound(low=0, high=(1 << 63) - 1), "of the draws")
+    parser.number("--tokens", 200, Bound(low=1, high=1 << 30), "tokens to generate")
+    parser.number("--count", 1, Bound(low=1, high=1 << 30), "texts to generate")
+    parser.number(
+        "--temperature", 0.8, Bound(low=0, high=1e3), "randomness of the draw (0: always the most likely token)"
+    )
+    parser.number("--top-k", 200, Bound(low=0, high=1 << 30), "draw from this many most likely tokens (0: all)")
+    parser.number("--seed", 1337, Bound(low=0, high=(1 << 63) - 1), "for the draws")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     return parser
 
 
 def main(argv: Optional[List[str]] = None) -> None:
-    """The program."""
+    """Run the program."""
     given = argparse.Namespace(**make_parser().read(argv))
     model, vocabulary = load(given.model)
     has_gpu = torch.cuda.is_available()

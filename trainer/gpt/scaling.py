@@ -1,4 +1,4 @@
-"""fp16's loss scale: so large that small gradients are not lost, halved when they overflow."""
+"""The fp16 loss scale: large enough to keep small gradients, halved when they overflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROWTH = 1000  # updates without an overflow after which it doubles; DeepSpeed's
 
 
 class Scale:
-    """``value`` is 1 where it is not used. All ranks see the same norms, and so have the same scale."""
+    """``value`` is 1 if it is not used. All ranks see the same norms, so they have the same scale."""
 
     def __init__(self, is_used: bool) -> None:
         self.is_used = is_used
@@ -21,10 +21,10 @@ class Scale:
         self._good = 0
 
     def take(self, norm: torch.Tensor) -> bool:
-        """Whether gradients of this norm can be used; adapts the scale.
+        """Whether gradients of this norm can be used. Adapts the scale.
 
         Raises:
-            FailedError: they overflow at the smallest scale too.
+            FailedError: gradients overflow even at the smallest scale.
         """
         if not self.is_used:
             return True
@@ -36,8 +36,8 @@ class Scale:
         self._good = 0
         if self.value <= 1.0:
             raise FailedError(
-                "Current loss scale already at minimum: fp16 gradients overflow without one",
-                "--dtype bfloat16 or float32, or a lower --learning-rate",
+                "Current loss scale already at minimum: fp16 gradients overflow without a scale",
+                "use --dtype bfloat16 or float32, or a lower --learning-rate",
             )
         self.value /= 2
         return False

@@ -1,4 +1,4 @@
-"""The learning rate of every step."""
+"""The learning rate of each step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainer.gpt.config import Config
 
 
 def learning_rate(config: Config, step: int) -> float:
-    """The rate of the step that begins after ``step`` steps: it rises in a line, then falls as ``schedule`` says."""
+    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``."""
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / config.warmup_iters
     if config.schedule == "constant":

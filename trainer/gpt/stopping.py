@@ -1,4 +1,4 @@
-"""The signals that end a training with its work kept: SIGTERM, and SIGINT, which Ctrl-C sends."""
+"""The signals that stop a training after a last checkpoint: SIGTERM, and SIGINT from Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import signal
 from typing import Any, List
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-IMPATIENT = 3  # Ctrl-C under torchrun arrives twice: from the terminal, and from torchrun
+FORCED = 3  # under torchrun Ctrl-C arrives twice: from the terminal and from torchrun
 
 
 def listen() -> List[int]:
-    """A list that grows by each of these signals. The third SIGINT ends the process without a checkpoint."""
-    asked: List[int] = []
+    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint."""
+    received: List[int] = []
 
-    def take(number: int, _: Any) -> None:
-        asked.append(number)
+    def receive(number: int, _: Any) -> None:
+        received.append(number)
         if number != signal.SIGINT:
             return
-        if asked.count(number) >= IMPATIENT:
+        if received.count(number) >= FORCED:
             os._exit(128 + number)
-        if asked.count(number) == 1 and os.environ.get("RANK", "0") == "0":
+        if received.count(number) == 1 and os.environ.get("RANK", "0") == "0":
             # Not sys.stderr: the signal may have interrupted a write to it.
-            os.write(2, b"SIGINT: saving after this step; twice more to end without a checkpoint\n")
+            os.write(2, b"SIGINT: saving after this step; press twice more to exit without a checkpoint\n")
 
     for each in SIGNALS:
-        signal.signal(each, take)
-    return asked
+        signal.signal(each, receive)
+    return received

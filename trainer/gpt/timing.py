@@ -1,6 +1,6 @@
-"""How long the parts of a step take, and what that means: tokens/s and MFU.
+"""Times the parts of a step, and derives tokens/s and MFU from them.
 
-On GPUs the GPU's own clock is read, later, when it has passed: nothing waits for the sake of being timed.
+On GPUs it reads the GPU's clock later, when the step is over, so timing never makes the GPU wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PARTS = ("forward", "backward", "optimizer", "communication")
 
 
 def peak(device: torch.device) -> Optional[float]:
-    """FLOP/s of which MFU is a share; None where nobody has written it down."""
+    """Peak FLOP/s of a device for MFU, or None if it is unknown."""
     if device.type != "cuda":
         return None
     try:
@@ -27,7 +27,7 @@ def peak(device: torch.device) -> Optional[float]:
 
 
 class Lap:
-    """One step: ``wait`` until it is over, then ``read``."""
+    """The times of one step: ``wait`` until it is over, then ``read``."""
 
     def __init__(self, begin: Any) -> None:
         self.begin = begin
@@ -35,12 +35,12 @@ class Lap:
         self.parts: List[Tuple[str, Any, Any]] = []
 
     def wait(self) -> None:
-        """Until the GPU is past it."""
+        """Wait until the GPU has finished the step."""
         if not isinstance(self.begin, float):
             self.end.synchronize()
 
     def read(self) -> Dict[str, float]:
-        """Seconds of the whole and of each part, when it is over."""
+        """Return the seconds of the whole step and of each part, after the step."""
         found = {"step": _between(self.begin, self.end)}
         for name, begin, end in self.parts:
             found[name] = found.get(name, 0.0) + _between(begin, end)
@@ -66,17 +66,17 @@ class Watch:
         return event
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._lap = Lap(self._now())
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the step."""
+        """Time a part of the step."""
         begin = self._now()
         yield
         self._lap.parts.append((name, begin, self._now()))
 
     def end(self) -> Lap:
-        """The step is over."""
+        """End the step and return its times."""
         self._lap.end = self._now()
         return self._lap

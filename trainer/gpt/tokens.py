@@ -1,7 +1,7 @@
 """Text to tokens and back: single characters, or a byte-level BPE of the ``tokenizers`` library.
 
-A vocabulary lies beside the shards and in every checkpoint, as ``characters.json`` (a list in the order of the tokens)
-or as ``tokenizer.json`` (the library's own format). Its *digest* tells whether two of them are the same.
+A vocabulary is stored beside the shards and in every checkpoint, as ``characters.json`` (a list in the order of the
+tokens) or as ``tokenizer.json`` (the library's format). Its *digest* shows whether two vocabularies are equal.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ END = "<|endoftext|>"  # GPT-2's
 
 
 class Tokens:
-    """A vocabulary. ``end`` is the token between documents, if there is one."""
+    """A vocabulary. ``end`` is the token between documents, if any."""
 
     file = ""
     end: Optional[int] = None
 
     def __init__(self, vocabulary: Dict[str, int]) -> None:
-        told = json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()
-        self.digest = hashlib.sha256(told).hexdigest()[:16]
+        entries = json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()
+        self.digest = hashlib.sha256(entries).hexdigest()[:16]
         self.size = max(vocabulary.values(), default=-1) + 1
 
     def encode(self, text: str) -> Sequence[int]:
-        """A text's tokens."""
+        """Return a text's tokens."""
         raise NotImplementedError
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        """Write it where ``load`` finds it."""
+        """Write the file that ``load`` reads."""
         raise NotImplementedError
 
 
 class Characters(Tokens):
-    """A token for each character."""
+    """One token per character."""
 
     file = CHARACTERS
 
@@ -56,7 +56,7 @@ class Characters(Tokens):
         """See ``Tokens``.
 
         Raises:
-            RefusedError: a character that is not in the vocabulary.
+            RefusedError: a character is not in the vocabulary.
         """
         try:
             return [self._numbers[character] for character in text]
@@ -74,7 +74,7 @@ class Characters(Tokens):
 
 
 class Bpe(Tokens):
-    """Pieces of bytes, as GPT-2 has them."""
+    """A byte-level BPE, like GPT-2's."""
 
     file = BPE
 
@@ -97,7 +97,7 @@ class Bpe(Tokens):
 
 
 def train_bpe(texts: Iterable[str], size: int) -> Bpe:
-    """A vocabulary of ``size`` tokens from texts; all 256 bytes are in it, so every text can be told."""
+    """Train a vocabulary of ``size`` tokens on texts. It contains all 256 bytes, so it can encode any text."""
     library = _library()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -111,10 +111,10 @@ def train_bpe(texts: Iterable[str], size: int) -> Bpe:
 
 
 def load(folder: Path) -> Optional[Tokens]:
-    """The vocabulary in a folder of shards, a checkpoint or a Hugging Face model; None where there is none.
+    """Load the vocabulary in a folder of shards, a checkpoint or a Hugging Face model. Return None without one.
 
     Raises:
-        RefusedError: a file that cannot be read.
+        RefusedError: the file cannot be read.
     """
     try:
         if (folder / CHARACTERS).is_file():
@@ -125,21 +125,21 @@ def load(folder: Path) -> Optional[Tokens]:
             return read_bpe(folder)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         what = "%s: the vocabulary cannot be read: %s" % (folder, error)
-        raise RefusedError(what, "put back the vocabulary that was prepared with the data") from error
+        raise RefusedError(what, "restore the vocabulary that was prepared with the data") from error
     return None
 
 
 def _read_characters(path: Path) -> Characters:
-    said = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(said, list) or not all(isinstance(each, str) and len(each) == 1 for each in said):
-        raise ValueError("%s is no list of characters" % path.name)
-    if len(set(said)) != len(said):
-        raise ValueError("%s has a character twice" % path.name)
-    return Characters(said)
+    characters = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(characters, list) or not all(isinstance(each, str) and len(each) == 1 for each in characters):
+        raise ValueError("%s is not a list of characters" % path.name)
+    if len(set(characters)) != len(characters):
+        raise ValueError("%s contains a character twice" % path.name)
+    return Characters(characters)
 
 
 def check(vocabulary: Optional[Tokens], digest: Optional[str], folder: Path) -> None:
-    """Compare the vocabulary in a folder with the one that its model was trained with, as far as both are known.
+    """Compare the vocabulary in a folder with the one that its model was trained with, if both are known.
 
     Raises:
         RefusedError: they differ.
@@ -148,15 +148,15 @@ def check(vocabulary: Optional[Tokens], digest: Optional[str], folder: Path) -> 
         what = "%s: %s is not the vocabulary of the model: its digest is %s, not %s"
         raise RefusedError(
             what % (folder, vocabulary.file, vocabulary.digest, digest),
-            "put the %s of the model's data there" % vocabulary.file,
+            "copy the %s of the model's data there" % vocabulary.file,
         )
 
 
 def read_bpe(path: Path) -> Bpe:
-    """A ``tokenizer.json``, or a folder with GPT-2's older ``vocab.json`` and ``merges.txt``.
+    """Read a ``tokenizer.json``, or a folder with GPT-2's older ``vocab.json`` and ``merges.txt``.
 
     Raises:
-        RefusedError: it cannot be read.
+        RefusedError: the vocabulary cannot be read.
     """
     library = _library()
     try:
@@ -173,18 +173,20 @@ def read_bpe(path: Path) -> Bpe:
         raise RefusedError("%s: the vocabulary cannot be read: %s" % (path, error)) from error
 
 
-def parse_bpe(said: str) -> Bpe:
-    """The vocabulary that the text of a ``tokenizer.json`` holds."""
-    return Bpe(_library().Tokenizer.from_str(said))
+def parse_bpe(text: str) -> Bpe:
+    """Parse the text of a ``tokenizer.json``."""
+    return Bpe(_library().Tokenizer.from_str(text))
 
 
 def _library() -> Any:
     try:
-        import tokenizers  # noqa: PLC0415 - characters need no library
+        import tokenizers  # noqa: PLC0415 - single characters need no library
         import tokenizers.decoders  # noqa: PLC0415
         import tokenizers.models  # noqa: PLC0415
         import tokenizers.pre_tokenizers  # noqa: PLC0415
         import tokenizers.trainers  # noqa: PLC0415
     except ImportError as error:
-        raise RefusedError("there is no library tokenizers here", "--tokens characters needs none") from error
+        raise RefusedError(
+            "the package tokenizers is not installed", "use --tokens characters, which does not need it"
+        ) from error
     return tokenizers

@@ -1,8 +1,8 @@
-"""Weights of Hugging Face's GPT-2 in and out: ``config.json`` and ``model.safetensors``, as transformers has them.
+"""GPT-2 weights in Hugging Face's format, ``config.json`` and ``model.safetensors``: reads and writes them.
 
-https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/gpt2/modeling_gpt2.py: matrices are
-Conv1D's, which lie the other way round than Linear's; ``lm_head`` is the embedding. Older files have neither the prefix
-``transformer.`` nor the masks left out.
+https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/gpt2/modeling_gpt2.py: its matrices
+are Conv1D's, the transpose of Linear's, and ``lm_head`` is the embedding. Files of older versions lack the prefix
+``transformer.`` and contain attention masks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from safetensors import SafetensorError, safe_open
 
 from trainer.bounds import Bound
@@ -27,70 +27,76 @@ from trainer.gpt.tokens import Tokens
 
 TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 PREFIX = "transformer."
-DIGEST = "vocabulary_digest"  # in config.json: of the vocabulary that the model was trained with
+DIGEST = "vocabulary_digest"  # in config.json: digest of the vocabulary of the training
 GPT2 = 50257  # tokens of GPT-2's vocabulary, whose last one ends a text
 _SIZE = Bound(low=1, high=1 << 24)
 _NEEDED = ("n_layer", "n_head", "n_embd", "vocab_size")
 
 
 def read_shape(folder: Path) -> Shape:
-    """What a Hugging Face folder holds.
+    """Read the shape of the model in a Hugging Face folder.
 
     Raises:
-        RefusedError: no GPT-2, or nothing that says so.
+        RefusedError: config.json is missing, or describes another kind of model.
     """
     path = folder / "config.json"
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RefusedError("%s cannot be read: %s" % (path, error), "a folder with config.json and weights") from error
-    if not isinstance(said, dict):
-        raise RefusedError("%s: no object" % path, "the config.json that came with the weights")
-    if said.get("model_type", "gpt2") != "gpt2":
-        raise RefusedError("%s: a model of type %s, not gpt2" % (path, said["model_type"]), "a GPT-2 folder")
-    places = said.get("n_positions", said.get("n_ctx"))
-    missing = [key for key in _NEEDED if key not in said] + ([] if places else ["n_positions"])
+        raise RefusedError(
+            "%s cannot be read: %s" % (path, error), "name a folder with config.json and weights"
+        ) from error
+    if not isinstance(config, dict):
+        raise RefusedError("%s is not a JSON object" % path, "use the config.json that came with the weights")
+    if config.get("model_type", "gpt2") != "gpt2":
+        raise RefusedError("%s: a model of type %s, not gpt2" % (path, config["model_type"]), "use a GPT-2 folder")
+    positions = config.get("n_positions", config.get("n_ctx"))
+    missing = [key for key in _NEEDED if key not in config] + ([] if positions else ["n_positions"])
     if missing:
-        raise RefusedError("%s has no %s" % (path, ", ".join(missing)), "the config.json that came with the weights")
-    if said.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
-        raise RefusedError("%s: activation %s is not GPT-2's" % (path, said["activation_function"]), "a GPT-2 folder")
-    found = {**{key: said[key] for key in _NEEDED}, "n_positions": places}
+        raise RefusedError(
+            "%s has no %s" % (path, ", ".join(missing)), "use the config.json that came with the weights"
+        )
+    if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
+        raise RefusedError(
+            "%s: activation %s is not GPT-2's" % (path, config["activation_function"]), "use a GPT-2 folder"
+        )
+    found = {**{key: config[key] for key in _NEEDED}, "n_positions": positions}
     for key, size in found.items():
         if type(size) is not int or not _SIZE.allows(size):
-            raise RefusedError("%s: %s %r must be %s" % (path, key, size, _SIZE), "the config.json of the weights")
+            raise RefusedError("%s: %s %r must be %s" % (path, key, size, _SIZE), "use the config.json of the weights")
     if found["n_embd"] % found["n_head"]:
         what = "%s: n_embd %d must be a multiple of n_head %d" % (path, found["n_embd"], found["n_head"])
-        raise RefusedError(what, "the config.json that came with the weights")
-    return Shape(said["n_layer"], said["n_head"], said["n_embd"], places, said["vocab_size"])
+        raise RefusedError(what, "use the config.json that came with the weights")
+    return Shape(config["n_layer"], config["n_head"], config["n_embd"], positions, config["vocab_size"])
 
 
 def read_digest(folder: Path) -> Optional[str]:
-    """The digest of the vocabulary that an exported model was trained with; None where no one wrote it."""
-    said = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(DIGEST)
-    return str(said) if said else None
+    """Return the digest of an exported model's vocabulary, or None if none is stored."""
+    digest = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(DIGEST)
+    return str(digest) if digest else None
 
 
 def _tensors(folder: Path) -> Iterator[Any]:
-    """Names and tensors of all files of a folder, which are read one by one."""
+    """Yield the names and tensors of all files of a folder, one by one."""
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         with safe_open(str(path), framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
                 yield name, file.get_tensor(name)
     if not files:
         found = sorted(folder.glob("pytorch_model*.bin"))
         if not found:
-            raise RefusedError("%s: there are no weights" % folder, "model.safetensors beside config.json")
+            raise RefusedError("%s contains no weights" % folder, "copy model.safetensors beside config.json")
         for path in found:
-            maps = zipfile.is_zipfile(path)  # files of before torch 1.6 are no archives, and are read at once
+            maps = zipfile.is_zipfile(path)  # files from before torch 1.6 are not archives and cannot be mapped
             yield from torch.load(path, map_location="cpu", weights_only=True, mmap=maps).items()
 
 
 def read(shape: Shape, folder: Path) -> Iterator[Named]:
-    """The weights of a model, one after the other, as ours lie; places beyond its block are left out.
+    """Yield the weights of a model one by one, in our layout, without positions beyond its block.
 
     Raises:
-        RefusedError: weights that are missing, or of another shape.
+        RefusedError: weights are missing or have another shape.
     """
     wanted = sizes(shape)
     try:
@@ -98,7 +104,7 @@ def read(shape: Shape, folder: Path) -> Iterator[Named]:
             ours = name if name.startswith(PREFIX) else PREFIX + name
             size = wanted.pop(ours, None)
             if size is None:
-                continue  # masks, and lm_head
+                continue  # masks and lm_head
             tensor = theirs.t() if TURNED.search(ours) else theirs
             if ours.endswith("wpe.weight"):
                 tensor = tensor[: size[0]]
@@ -106,23 +112,23 @@ def read(shape: Shape, folder: Path) -> Iterator[Named]:
                 tensor = F.pad(tensor, (0, 0, 0, max(0, shape.rows - len(tensor))))
             if size != tensor.shape:
                 what = "%s: %s is %s, config.json says %s" % (folder, name, list(tensor.shape), list(size))
-                raise RefusedError(what, "the config.json that came with the weights")
+                raise RefusedError(what, "use the config.json that came with the weights")
             yield ours, tensor
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
         raise RefusedError("%s cannot be read: %s" % (folder, error), "copy the folder again") from error
     if wanted:
-        raise RefusedError("%s has no %s" % (folder, min(wanted)), "a complete copy of the model")
+        raise RefusedError("%s has no %s" % (folder, min(wanted)), "use a complete copy of the model")
 
 
 def export(
     shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folder: Path, vocabulary: Optional[Tokens] = None
 ) -> None:
-    """Write fp32 weights as transformers loads them. ``whole`` gives one by name and size, with padding.
+    """Write fp32 weights for transformers. ``whole`` returns a padded parameter by name and size.
 
-    Text that transformers generates ends at the vocabulary's end token, which both configurations name.
+    Both configurations name the vocabulary's end token, so that generated text can end.
 
     Raises:
-        OSError: there is no room.
+        OSError: the disk is full.
     """
     entries: List[Entry] = []
     for name, padded in sizes(shape).items():
@@ -131,19 +137,19 @@ def export(
             size[0] = shape.vocab_size
         entries.append(Entry(name, size[::-1] if TURNED.search(name) else size))
 
-    def made() -> Iterator[torch.Tensor]:
+    def tensors() -> Iterator[torch.Tensor]:
         for name, size in sizes(shape).items():
             tensor = whole(name, size)
             if name.endswith("wte.weight"):
                 tensor = tensor[: shape.vocab_size]
             yield tensor.t().contiguous() if TURNED.search(name) else tensor
 
-    stream.write(folder / "model.safetensors", entries, made())
+    stream.write(folder / "model.safetensors", entries, tensors())
     end = vocabulary.end if vocabulary else GPT2 - 1 if shape.vocab_size == GPT2 else None
     ends = {"bos_token_id": end, "eos_token_id": end}
     digest = {DIGEST: vocabulary.digest} if vocabulary else {}
-    for name, told in (("config.json", {**_config(shape), **ends, **digest}), ("generation_config.json", ends)):
-        (folder / name).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    for name, content in (("config.json", {**_config(shape), **ends, **digest}), ("generation_config.json", ends)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _config(shape: Shape) -> Dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Training with DeepSpeed: ZeRO stages 0 to 3, optimizer and parameters on the GPU or in the memory of the host.
+"""Training with DeepSpeed: ZeRO stages 0 to 3, with optimizer and parameters on the GPU or in host memory.
 
-Written for 0.19. What it keeps of each parameter is found through its optimizers (``zero_state.py``), so that
-checkpoints have our own format: they are read by any number of ranks, any stage, and without DeepSpeed.
+Written for DeepSpeed 0.19. The engine finds the state of each parameter in DeepSpeed's optimizers and writes
+checkpoints in our format. Any number of ranks, any stage, and the engine without DeepSpeed can read them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trainer.gpt.timing import Watch
 
 
 class Zero:
-    """DeepSpeed as an engine; ``engine.py`` says what an engine is."""
+    """DeepSpeed as an engine; see ``Engine``."""
 
     def __init__(
         self, model: GPT, config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype, watch: Watch
     ) -> None:
         stage = int(config.engine[-1])
-        made = zero_config.make(config, stage, micro_steps, dtype, ranks.device.type == "cuda")
+        settings = zero_config.make(config, stage, micro_steps, dtype, ranks.device.type == "cuda")
         deepspeed = zero_library.load(ranks)
         self.name = "ZeRO-%d" % stage
         self.scale: Any = Scale(is_used=False)
@@ -40,7 +40,9 @@ class Zero:
         self._micro_steps = micro_steps
         self._model = model
         optimizer = _optimizer(model, config, ranks)
-        self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=made, dist_init_required=False)
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=settings, dist_init_required=False
+        )
         self._theirs = self._engine.optimizer
         self._coalesces = config.coalesce and micro_steps > 1
         self._coalescing = contextlib.ExitStack()
@@ -53,18 +55,20 @@ class Zero:
         self.loss: Callable[..., torch.Tensor] = self._engine
         if dtype == torch.float16:
             self.scale = _TheirScale(self._theirs)
-        self._tells_no_norm = stage == 0 and dtype == torch.float32
+        self._lacks_norm = stage == 0 and dtype == torch.float32
         self._parts = zero_state.parts(self._theirs, model, stage, ranks)
-        self._written = self._parts if stage else self._parts[ranks.rank :: ranks.world]  # what all have, one writes
+        self._written = (
+            self._parts if stage else self._parts[ranks.rank :: ranks.world]
+        )  # if all ranks hold a part, one writes it
 
     def compile(self) -> None:
-        """Compile the whole model where DeepSpeed calls it."""
+        """Compile the whole model at the point where DeepSpeed calls it."""
         self._engine.compile()
 
     def micro_step(self, tokens: torch.Tensor, targets: torch.Tensor, number: int) -> torch.Tensor:
         """See ``Engine``. From stage 2 on DeepSpeed reduces gradients in every micro-step, in the backward pass.
 
-        Unless they are coalesced: then each rank adds up its own, and they are reduced behind the last micro-step.
+        With ``coalesce`` each rank sums its gradients, and they are reduced after the last micro-step.
         """
         is_last = number == self._micro_steps - 1
         if self._coalesces and number == 0:
@@ -77,7 +81,7 @@ class Zero:
             with self._watch.part("communication"):
                 self._coalescing.close()
         elif not self._coalesces and not is_last:
-            self._engine.step()  # only counts
+            self._engine.step()  # only counts micro-steps
         return loss.detach()
 
     def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -90,13 +94,13 @@ class Zero:
         """See ``Engine``.
 
         Raises:
-            FailedError: fp16 overflows at the smallest loss scale too.
+            FailedError: fp16 overflows even at the smallest loss scale.
         """
         for group in self._theirs.param_groups:
             group["lr"] = rate
         before = self._engine.skipped_steps
         norm: Any = None
-        if self._tells_no_norm:  # gradients of stage 0 are means already
+        if self._lacks_norm:  # in stage 0 gradients are already means
             gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
         with self._watch.part("optimizer"):
@@ -105,7 +109,7 @@ class Zero:
             except Exception as error:
                 if "minimum" not in str(error):  # DeepSpeed raises a plain Exception for its loss scale
                     raise
-                raise FailedError(str(error), "--dtype bfloat16 or float32, or a lower --learning-rate") from error
+                raise FailedError(str(error), "use --dtype bfloat16 or float32, or a lower --learning-rate") from error
         if self._engine.skipped_steps > before:
             return torch.tensor(math.inf, device=self._ranks.device)
         self.updates += 1
@@ -127,21 +131,21 @@ class Zero:
             for kind in KINDS if updates is not None else KINDS[:1]:
                 part.numbers(kind).copy_(reader.read(kind, *part.piece))
             part.count(updates or 0)
-        # What is computed with are copies of them, but for stage 0 in fp32.
+        # The weights used in computation are copies of these parts, except in stage 0 with fp32.
         read = ((name, reader.whole(name, size)) for name, size in sizes(self._model.shape).items())
         fill(self._model, read, self._whole)
         self.updates = updates or 0
 
 
 class _TheirScale:
-    """DeepSpeed's loss scale, as ``Scale`` is seen from outside."""
+    """DeepSpeed's loss scale, with the interface of ``Scale``."""
 
     is_used = True
 
     def __init__(self, optimizer: Any) -> None:
         with zero_library.known():  # stage 0 has a loss_scale_config
             self._holder = getattr(optimizer, "loss_scaler", None) or optimizer.loss_scale_config
-            self.value = self.value  # it is there, and can be set
+            self.value = self.value  # checks that it exists and can be set
 
     @property
     def value(self) -> float:
@@ -153,11 +157,11 @@ class _TheirScale:
 
 
 def _optimizer(model: GPT, config: Config, ranks: Ranks) -> Any:
-    """AdamW in the form that suits the place where its state lies.
+    """Create AdamW in the form that suits the place of its state.
 
-    The rate is 0 until the first step: DeepSpeed makes some optimizers step once, without gradients, for their state.
+    The rate is 0 until the first step: DeepSpeed runs some optimizers once without gradients to create their state.
     """
-    size = sizes(model.shape)  # in ZeRO-3 parameters have lost theirs
+    size = sizes(model.shape)  # in ZeRO-3 parameters have no shape
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if len(size[name]) >= 2]
     vectors = [parameter for name, parameter in named if len(size[name]) < 2]
@@ -165,10 +169,12 @@ def _optimizer(model: GPT, config: Config, ranks: Ranks) -> Any:
     betas = (config.beta1, config.beta2)
     if config.offload == "none" or ranks.device.type == "cpu":
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=ranks.device.type == "cuda")
-    from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415 - it is compiled when it is made
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415 - it is compiled on first use
 
     try:
         return DeepSpeedCPUAdam(groups, lr=0.0, betas=betas, eps=config.epsilon)
-    except Exception as error:  # a compiler's failure has many types
-        what = "DeepSpeed's optimizer for CPUs cannot be built here: %s" % str(error).strip().splitlines()[0]
-        raise RefusedError(what, "clusterctl pack-env --with-ops, or --offload none") from error
+    except Exception as error:  # a failed compilation raises many types
+        what = "cannot build DeepSpeed's CPU optimizer: %s" % str(error).strip().splitlines()[0]
+        raise RefusedError(
+            what, "pack the environment with clusterctl pack-env --with-ops, or use --offload none"
+        ) from error

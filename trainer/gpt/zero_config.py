@@ -1,4 +1,4 @@
-"""The configuration that DeepSpeed is given: ``trainer.ds_config`` makes it, a file of the user's says what else it is.
+"""DeepSpeed's configuration: made by ``trainer.ds_config``, with other keys from the user's file.
 
 Keys: https://www.deepspeed.ai/docs/config-json/.
 """
@@ -13,24 +13,24 @@ from trainer import ds_config
 from trainer.gpt.config import Config
 from trainer.gpt.errors import RefusedError
 
-NEVER = 10**9  # steps between DeepSpeed's own lines
+NEVER = 10**9  # steps between DeepSpeed's log lines
 PRECISIONS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
 def make(config: Config, stage: int, micro_steps: int, dtype: object, on_gpu: bool) -> Dict[str, Any]:
-    """The dictionary for ``deepspeed.initialize``. What is computed in goes by torch's name for it.
+    """Return the dictionary for ``deepspeed.initialize``. ``dtype`` is torch's name of the data type.
 
     Raises:
-        RefusedError: a file that cannot be read, or that says another stage or nvme; fp16 without a GPU.
+        RefusedError: the file cannot be read or names another stage or nvme, or fp16 without a GPU.
     """
     precision = PRECISIONS[str(dtype)]
     if precision == "fp16" and not on_gpu:
-        raise RefusedError("DeepSpeed computes fp16 on GPUs only", "--dtype bfloat16, or --engine plain")
-    said = _read(config.deepspeed_config)
-    theirs = said.get("zero_optimization", {}).get("stage", stage)
+        raise RefusedError("DeepSpeed supports fp16 only on GPUs", "use --dtype bfloat16, or --engine plain")
+    given = _read(config.deepspeed_config)
+    theirs = given.get("zero_optimization", {}).get("stage", stage)
     if theirs != stage:
         what = "%s is for stage %s" % (config.deepspeed_config, theirs)
-        raise RefusedError(what, "--engine zero%s, or without --deepspeed-config" % theirs)
+        raise RefusedError(what, "use --engine zero%s, or remove --deepspeed-config" % theirs)
     request = ds_config.Request(
         stage=stage,
         target="own",
@@ -46,7 +46,7 @@ def make(config: Config, stage: int, micro_steps: int, dtype: object, on_gpu: bo
     )
     ours = ds_config.make(request)
     zero = ours["zero_optimization"]
-    fixed = {  # whatever the file says
+    fixed = {  # overrides the file
         "zero_optimization": {key: zero[key] for key in zero if key == "stage" or key.startswith("offload")},
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16"},
@@ -57,16 +57,16 @@ def make(config: Config, stage: int, micro_steps: int, dtype: object, on_gpu: bo
         "zero_force_ds_cpu_optimizer": on_gpu,
         "steps_per_print": NEVER,
     }
-    made = _over(_over(ours, said), fixed)
+    merged = _over(_over(ours, given), fixed)
     for key in ("offload_optimizer", "offload_param"):
-        if stage == 3 and made["zero_optimization"].get(key, {}).get("device") == "nvme":
-            what = "%s: %s to nvme, from where no checkpoint can be written" % (config.deepspeed_config, key)
-            raise RefusedError(what, "--offload all, which keeps it in the memory of the host")
-    return made
+        if stage == 3 and merged["zero_optimization"].get(key, {}).get("device") == "nvme":
+            what = "%s: %s to nvme, which checkpoints cannot be written from" % (config.deepspeed_config, key)
+            raise RefusedError(what, "use --offload all, which uses host memory")
+    return merged
 
 
 def _over(below: Dict[str, Any], above: Dict[str, Any]) -> Dict[str, Any]:
-    """Both together; where both have a key or a section's key, it is that above."""
+    """Merge two configurations, section by section. ``above`` takes precedence."""
     both = dict(below)
     for key, value in above.items():
         both[key] = {**both.get(key, {}), **value} if isinstance(value, dict) else value
@@ -74,26 +74,26 @@ def _over(below: Dict[str, Any], above: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _read(path: str) -> Dict[str, Any]:
-    """What a file says, without what is the trainer's own business and what transformers would fill in."""
+    """Read a file, without keys that the trainer sets itself and without values that transformers fills in."""
     if not path:
         return {}
     try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RefusedError("--deepspeed-config %s: %s" % (path, error), "a file of JSON") from error
-    if not isinstance(said, dict):
-        raise RefusedError("--deepspeed-config %s: no object" % path, "a file that DeepSpeed itself would take")
-    kept: Dict[str, Any] = _without_auto(said)
+        raise RefusedError("--deepspeed-config %s: %s" % (path, error), "name a JSON file") from error
+    if not isinstance(config, dict):
+        raise RefusedError("--deepspeed-config %s: not a JSON object" % path, "use a file that DeepSpeed accepts")
+    kept: Dict[str, Any] = _without_auto(config)
     for name in ("optimizer", "scheduler", "train_batch_size"):
         kept.pop(name, None)
     for name in ("zero_optimization", "bf16", "fp16"):
         if not isinstance(kept.get(name, {}), dict):
-            what = "--deepspeed-config %s: %s is no object" % (path, name)
-            raise RefusedError(what, "a file that DeepSpeed itself would take")
+            what = "--deepspeed-config %s: %s is not an object" % (path, name)
+            raise RefusedError(what, "use a file that DeepSpeed accepts")
     return kept
 
 
-def _without_auto(said: Any) -> Any:
-    if not isinstance(said, dict):
-        return said
-    return {key: _without_auto(value) for key, value in said.items() if value != "auto"}
+def _without_auto(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {key: _without_auto(value) for key, value in config.items() if value != "auto"}

@@ -1,4 +1,4 @@
-"""ZeRO-3's parameters before there is an engine: each is cut over the ranks as soon as it is made."""
+"""ZeRO-3's parameters before the engine exists: each is sharded at creation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainer.gpt.ranks import Ranks
 
 
 def making(config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype) -> ContextManager[Any]:
-    """Inside it, modules that are made keep this rank's share of their parameters, where the options want it.
+    """Within it, new modules keep only this rank's share of their parameters, where the options put it.
 
     Raises:
-        RefusedError: there is no DeepSpeed, or no such configuration.
+        RefusedError: DeepSpeed is missing, or the configuration is invalid.
     """
-    made = zero_config.make(config, 3, micro_steps, dtype, ranks.device.type == "cuda")
-    return cast("ContextManager[Any]", zero_library.load(ranks).zero.Init(config_dict_or_path=made))
+    settings = zero_config.make(config, 3, micro_steps, dtype, ranks.device.type == "cuda")
+    return cast("ContextManager[Any]", zero_library.load(ranks).zero.Init(config_dict_or_path=settings))
 
 
 def whole(parameter: nn.Parameter) -> ContextManager[Any]:
-    """Inside it, the parameter is whole on all ranks; afterwards each has its share of what rank 0 put there."""
-    from deepspeed import zero  # noqa: PLC0415 - only when there is such a parameter
+    """Within it, the parameter is whole on all ranks. Afterwards each has its share of rank 0's value."""
+    from deepspeed import zero  # noqa: PLC0415 - other engines need no DeepSpeed
 
     return cast("ContextManager[Any]", zero.GatheredParameters(parameter, modifier_rank=0))

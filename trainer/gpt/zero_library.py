@@ -1,4 +1,4 @@
-"""DeepSpeed, loaded without what it would do by itself: talk, look for MPI, compile."""
+"""Loads DeepSpeed without its log output, its search for MPI, and its compilation at import."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from trainer.gpt.ranks import Ranks
 
 
 def load(ranks: Ranks) -> Any:
-    """DeepSpeed, ready to be used by these ranks.
+    """Import DeepSpeed and prepare it for these ranks.
 
     Raises:
-        RefusedError: it is not there.
+        RefusedError: it is not installed.
     """
     os.environ.setdefault("DS_ACCELERATOR", ranks.device.type)
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
     try:
-        import deepspeed  # noqa: PLC0415 - the plain engine needs none
+        import deepspeed  # noqa: PLC0415 - the plain engine does not need it
 
         theirs = importlib.import_module("deepspeed.comm.torch")  # the attribute of this name is torch itself
     except ImportError as error:
-        raise RefusedError("there is no DeepSpeed here: %s" % error, "--engine plain") from error
+        raise RefusedError("DeepSpeed is not installed: %s" % error, "use --engine plain") from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if ranks.device.type == "cpu":
-        # It would compile an all-reduce over shared memory, for inference only, which most nodes cannot.
+        # It would compile an all-reduce over shared memory for inference, which most nodes cannot compile.
         theirs.build_shm_op = lambda: None  # type: ignore[attr-defined]
     if not dist.is_initialized():
         backend = "nccl" if ranks.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     for name, value in (("RANK", ranks.rank), ("LOCAL_RANK", ranks.local), ("WORLD_SIZE", ranks.world)):
-        os.environ.setdefault(name, str(value))  # it asks these, and without them MPI
+        os.environ.setdefault(name, str(value))  # without these it asks MPI
     return deepspeed
 
 
 @contextlib.contextmanager
 def known() -> Iterator[None]:
-    """Around what relies on fields of DeepSpeed's that are its own business.
+    """Wrap code that uses private fields of DeepSpeed.
 
     Raises:
-        RefusedError: they are not as in 0.19.
+        RefusedError: they differ from those of 0.19.
     """
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         version = importlib.import_module("deepspeed").__version__
-        what = "DeepSpeed %s is not as 0.19, for which this engine is written: %s" % (version, error)
-        raise RefusedError(what, "--engine plain, or an environment with DeepSpeed 0.19") from error
+        what = "DeepSpeed %s differs from 0.19, which this engine needs: %s" % (version, error)
+        raise RefusedError(what, "use --engine plain, or an environment with DeepSpeed 0.19") from error

@@ -1,17 +1,17 @@
-"""Mends two modules when a program imports them.
+"""Fixes two modules when a program imports them.
 
-Goes with every run; nodes without GPUs and runs that save on SIGTERM have it in their PYTHONPATH.
+Sent with every run. Nodes without GPUs and runs that save on SIGTERM have it in their PYTHONPATH.
 
-``torch.load`` of checkpoints that several CPU processes have written: transformers and accelerate ask for a map to
-``cpu:0``, and torch (2.11, ``torch/serialization.py``) knows ``cpu`` only: resuming fails with "don't know how to
-restore data location of torch.storage.UntypedStorage (tagged with cpu:0)".
+``torch.load`` of checkpoints that several CPU processes wrote: transformers and accelerate ask for a map to ``cpu:0``,
+but torch (2.11, ``torch/serialization.py``) only knows ``cpu``. Resuming fails with "don't know how to restore data
+location of torch.storage.UntypedStorage (tagged with cpu:0)".
 
-``enable_jit_checkpoint`` of transformers (5.6, ``trainer_jit_checkpoint.py``): every rank decides by a timer of its own
-when to save and stop. Two timers on both sides of a step's end make one rank save step 56 and the other go on to 57,
-where it waits for the first for ever, or reduces a gradient with something else.
+``enable_jit_checkpoint`` of transformers (5.6, ``trainer_jit_checkpoint.py``): every rank decides with its own timer
+when to save and stop. If two timers fire before and after the end of a step, one rank saves step 56 and the other
+continues to 57. There it waits for the first forever, or reduces a gradient with unrelated data.
 
-Python imports a module of this name at every start, before anything else. So nothing is imported here: a module is
-mended when the program itself has imported it. A ``sitecustomize`` of the environment's own still runs.
+Python imports a module of this name at every start, before anything else. So it imports nothing else: it fixes a
+module when the program has imported it. A ``sitecustomize`` of the environment still runs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any, Callable, Dict, Optional
 
 
 def load_cpu(serialization: Any) -> None:
-    """Let ``torch.load`` read what lies on ``cpu:N``; torch's own rules keep their turn for all else."""
+    """Let ``torch.load`` read tensors tagged ``cpu:N``. torch's rules still apply to all other tags."""
     serialization.register_package(
         5, lambda _storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
     )
 
 
 def save_together(checkpoint: Any) -> None:
-    """Let all ranks save behind the same step: the first at whose end one of them was asked to.
+    """Make all ranks save after the same step: the first step at whose end some rank has received the signal.
 
-    It costs one number that all ranks reduce at the end of every step.
+    It costs an all-reduce of one number per step.
     """
 
     def on_step_end(self: Any, args: Any, _state: Any, control: Any, **_: Any) -> None:
@@ -44,7 +44,7 @@ def save_together(checkpoint: Any) -> None:
             manager.execute_jit_checkpoint()
 
     def nothing(_self: Any, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """At other points of a step the ranks cannot tell one another."""
+        """Do nothing: the ranks only communicate at the end of a step."""
 
     callback = checkpoint.JITCheckpointCallback
     callback.on_step_end = on_step_end
@@ -52,33 +52,33 @@ def save_together(checkpoint: Any) -> None:
         setattr(callback, name, nothing)
 
 
-def _any_rank(asked: bool, device: Any) -> bool:
+def _any_rank(requested: bool, device: Any) -> bool:
     torch: Any = sys.modules["torch"]  # transformers has imported it
     ranks = torch.distributed
     if not (ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1):
-        return asked
-    flag = torch.tensor([int(asked)], device=device)
+        return requested
+    flag = torch.tensor([int(requested)], device=device)
     ranks.all_reduce(flag, op=ranks.ReduceOp.MAX)
     return bool(flag.item())
 
 
-MENDS: Dict[str, Callable[[Any], None]] = {
+FIXES: Dict[str, Callable[[Any], None]] = {
     "torch.serialization": load_cpu,
     "transformers.trainer_jit_checkpoint": save_together,
 }
 
 
 class Finder:
-    """Finds the modules of ``MENDS`` as Python would, and mends each once it has been loaded."""
+    """Finds the modules of ``FIXES`` as Python would, and fixes each after it is loaded."""
 
-    _left = tuple(MENDS)
+    _left = tuple(FIXES)
 
     @classmethod
     def find_spec(cls, name: str, _path: Any = None, _target: Any = None) -> Optional[importlib.machinery.ModuleSpec]:
-        """The module's spec, with a loader that mends; None for every other module."""
+        """Return the module's spec with a loader that applies the fix; None for any other module."""
         if name not in cls._left:
             return None
-        cls._left = tuple(each for each in cls._left if each != name)  # looking for the module comes here again
+        cls._left = tuple(each for each in cls._left if each != name)  # find_spec below calls this method again
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
@@ -86,7 +86,7 @@ class Finder:
 
         def exec_module(module: Any) -> None:
             load(module)
-            MENDS[name](module)
+            FIXES[name](module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -1,4 +1,4 @@
-"""Measures the network between nodes: a folder of modules that travels to every node, ``python -I <folder>``.
+"""Measures the network between nodes. The folder is copied to every node and run with ``python -I <folder>``.
 
-It needs torch and nothing else. ``__main__`` starts a process for each rank of its node, which ``measure`` is.
+It needs only torch. ``__main__`` starts a process for each rank of its node, which runs ``measure``.
 """

@@ -1,22 +1,22 @@
-"""Starts the ranks of one node, passes on what they say, and leaves none behind.
+"""Starts the ranks of one node, forwards their output, and leaves no process behind.
 
-The first line of stdin is what to do, as JSON; the end of stdin ends everything, since whoever asked is gone then:
+The first line of stdin is the task, as JSON. The end of stdin stops everything, because the controller has exited:
 
 ===========  =================================================================================================
 ``ranks``    global ranks of this node's processes, in the order of their local ranks
-``world``    how many processes there are on all nodes
-``master``   address of rank 0's node; ``port``: where rank 0's store listens
-``env``      set for the processes, over the few variables that are inherited
-``unset``    taken out of what is inherited
+``world``    number of processes on all nodes
+``master``   address of rank 0's node; ``port``: the port of rank 0's store
+``env``      set for the processes, in addition to the few inherited variables
+``unset``    variables that are not inherited
 ``timeout``  seconds that an operation may take, and that a node may be silent
 ``work``     what ``measure`` does
 ===========  =================================================================================================
 
-Each line of stdout is one JSON object with the key ``event``: those of ``measure``, and
+Each line of stdout is a JSON object with the key ``event``: the events of ``measure``, and
 
-``network``  a line of NCCL's log that tells what network it uses: ``rank``, ``text``
-``failed``   a rank that has failed: ``rank``, ``why``, ``log`` (its last lines)
-``end``      the last one: ``ok``
+``network``  a line of NCCL's log that names its network: ``rank``, ``text``
+``failed``   a failed rank: ``rank``, ``why``, ``log`` (its last lines)
+``end``      the last event: ``ok``
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from pathlib import Path
 from typing import IO, Any, Deque, Dict, List, Optional, Tuple
 
 KEPT = ("HOME", "USER", "LOGNAME", "PATH", "TZ", "TMPDIR", "CLUSTERCTL_RUN", "CLUSTERCTL_NODE")
-KEPT_PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_", "UCX_")  # what a site sets for its machines
+KEPT_PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_", "UCX_")  # variables that a site sets for its machines
 LAST_LINES = 40
-LAST_WORDS = 3.0  # seconds for the other ranks to say why they fail as well
-# What NCCL says about its networks at INFO: "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket",
+GRACE = 3.0  # seconds for the other ranks to report why they fail as well
+# NCCL's log lines about its networks at INFO: "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket",
 # "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0".
 NETWORK = re.compile(r"NCCL INFO .*(NET/|Using network| via )")
-NETWORK_LINES = 300  # of each rank: two for each channel and peer
+NETWORK_LINES = 300  # per rank: two for each channel and peer
 
 Message = Tuple[str, int, Any]
 
 
 def environment(spec: Dict[str, Any], local: int, inherited: Dict[str, str]) -> Dict[str, str]:
-    """A rank's environment."""
+    """Return the environment of a rank."""
     env = {name: value for name, value in inherited.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
     env.update(spec["env"])
     for name in spec.get("unset", []):
@@ -63,19 +63,19 @@ def environment(spec: Dict[str, Any], local: int, inherited: Dict[str, str]) -> 
 
 
 class Ranks:
-    """The processes of one node. ``run`` does all of it."""
+    """The processes of one node. ``run`` starts and stops them."""
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self.spec = spec
         self.ok = True
-        self._heard: "queue.Queue[Message]" = queue.Queue()
+        self._messages: "queue.Queue[Message]" = queue.Queue()
         self._children: Dict[int, "subprocess.Popen[bytes]"] = {}
         self._logs: Dict[int, Deque[str]] = {}
         self._errors: Dict[int, str] = {}
-        self._told: Dict[int, int] = {}
+        self._network_lines: Dict[int, int] = {}
 
     def run(self) -> int:
-        """Start the ranks, pass on what they say, and end them all."""
+        """Start the ranks, forward their output, and kill them all at the end."""
         self._listen(sys.stdin.buffer, "gone", -1)
         try:
             for local, rank in enumerate(self.spec["ranks"]):
@@ -86,7 +86,7 @@ class Ranks:
                 with contextlib.suppress(ProcessLookupError):
                     child.send_signal(signal.SIGKILL)
                 child.wait()
-        tell("end", ok=self.ok)
+        emit("end", ok=self.ok)
         return 0 if self.ok else 1
 
     def _start(self, local: int, rank: int) -> None:
@@ -104,7 +104,7 @@ class Ranks:
         self._logs[rank] = deque(maxlen=LAST_LINES)
         assert child.stdin is not None
         assert child.stdout is not None
-        # The pipe stays open: its end is how a rank learns that this process is gone.
+        # The pipe stays open: its end shows a rank that this process has exited.
         child.stdin.write(json.dumps(dict(self.spec["work"], timeout=self.spec["timeout"])).encode() + b"\n")
         child.stdin.flush()
         log = self._listen(child.stdout, "log", rank)
@@ -113,34 +113,34 @@ class Ranks:
     def _listen(
         self, stream: IO[bytes], kind: str, rank: int, log: Optional[threading.Thread] = None
     ) -> threading.Thread:
-        """Read lines in a thread of their own; the end of the events of a rank is its end, once its ``log`` is read."""
+        """Read lines in a thread. The end of a rank's events is its exit, reported after its ``log`` is read."""
 
         def read() -> None:
             for line in stream:
                 if kind != "gone":
-                    self._heard.put((kind, rank, line.decode("utf-8", "replace").rstrip("\n")))
+                    self._messages.put((kind, rank, line.decode("utf-8", "replace").rstrip("\n")))
             if kind == "event":
                 status = self._children[rank].wait()
                 if log is not None:
-                    log.join(LAST_WORDS)  # a process that it has left behind may hold the pipe
-                self._heard.put(("exit", rank, status))
+                    log.join(GRACE)  # a child process that it left behind may hold the pipe
+                self._messages.put(("exit", rank, status))
             elif kind == "gone":
-                self._heard.put(("gone", rank, None))
+                self._messages.put(("gone", rank, None))
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
         return thread
 
     def _follow(self) -> None:
-        """Until every rank has ended; the first that fails has the others ended soon."""
+        """Handle messages until every rank has exited. The first failure stops the others after ``GRACE``."""
         running = set(self._children)
         while running:
             try:
-                kind, rank, what = self._heard.get(timeout=LAST_WORDS if not self.ok else self.spec["timeout"] + 30)
+                kind, rank, what = self._messages.get(timeout=GRACE if not self.ok else self.spec["timeout"] + 30)
             except queue.Empty:
                 if self.ok:
                     for each in sorted(running):
-                        self._fail(each, "said nothing for %d s" % (self.spec["timeout"] + 30))
+                        self._fail(each, "no output for %d s" % (self.spec["timeout"] + 30))
                 return
             if kind == "gone":
                 self.ok = False
@@ -152,44 +152,44 @@ class Ranks:
             else:
                 running.discard(rank)
                 if what != 0:
-                    self._fail(rank, self._errors.get(rank) or ended(what))
+                    self._fail(rank, self._errors.get(rank) or describe_exit(what))
 
     def _log(self, rank: int, line: str) -> None:
         self._logs[rank].append(line)
-        if NETWORK.search(line) and self._told.setdefault(rank, 0) < NETWORK_LINES:
-            self._told[rank] += 1
-            tell("network", rank=rank, text=line)
+        if NETWORK.search(line) and self._network_lines.setdefault(rank, 0) < NETWORK_LINES:
+            self._network_lines[rank] += 1
+            emit("network", rank=rank, text=line)
 
     def _event(self, rank: int, event: Dict[str, Any]) -> None:
         if event["event"] == "error":
             self._errors[rank] = event["text"]
         elif event["event"] != "alive":
-            tell(**event)
+            emit(**event)
 
     def _fail(self, rank: int, why: str) -> None:
         self.ok = False
-        tell("failed", rank=rank, why=why, log=list(self._logs[rank]))
+        emit("failed", rank=rank, why=why, log=list(self._logs[rank]))
 
 
-def ended(status: int) -> str:
-    """How a process ended that did not say why."""
+def describe_exit(status: int) -> str:
+    """Describe the exit of a process that reported no reason."""
     if status >= 0:
-        return "ended with exit code %d" % status
+        return "exited with code %d" % status
     try:
-        return "ended by %s" % signal.Signals(-status).name
+        return "killed by %s" % signal.Signals(-status).name
     except ValueError:
-        return "ended by signal %d" % -status
+        return "killed by signal %d" % -status
 
 
-def tell(event: str, **fields: Any) -> None:
-    """One line to whoever asked."""
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more: the end of stdin says so too
+def emit(event: str, **fields: Any) -> None:
+    """Write an event for the controller."""
+    with contextlib.suppress(BrokenPipeError):  # the controller has exited, which the end of stdin shows too
         sys.stdout.write(json.dumps(dict(fields, event=event)) + "\n")
         sys.stdout.flush()
 
 
 def main(argv: List[str]) -> Optional[int]:
-    """Start the ranks of this node, or be one of them."""
+    """Start the ranks of this node, or run as one of them."""
     if argv[:1] == ["rank"]:
         from measure import main as measure  # noqa: PLC0415 - it imports torch, which the parent does not need
 
@@ -198,7 +198,7 @@ def main(argv: List[str]) -> Optional[int]:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: a thread that reads stdin holds its lock, over which the interpreter would stumble as it ends.
+    # Not sys.exit: a thread that reads stdin holds its lock, which makes the interpreter's shutdown fail.
     status = main(sys.argv[1:])
     sys.stdout.flush()
     os._exit(status or 0)

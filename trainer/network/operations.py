@@ -1,8 +1,8 @@
-"""The operations that are measured, each with a check of its result.
+"""The operations to measure, each with a check of its result.
 
-A size is what NCCL's own tests call S (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the bytes
-of the buffer, which for all-gather and reduce-scatter is the one that holds the share of every rank. Elements are
-float32 and small whole numbers, so that sums are exact in whatever order they are made.
+A size has the meaning of S in NCCL's tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the
+bytes of the buffer; for all-gather and reduce-scatter of the buffer with the shares of all ranks. Elements are float32
+and small whole numbers, so that sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ import torch.distributed as dist
 
 
 class UnsupportedError(Exception):
-    """This torch cannot do an operation with this backend."""
+    """This torch does not support an operation with this backend."""
 
 
 def pattern(count: int, device: Any, start: int = 0) -> Any:
-    """``count`` numbers that do not look alike where a piece is out of its place."""
+    """Return ``count`` numbers in which a misplaced part is visible."""
     return (torch.arange(start, start + count, dtype=torch.int32, device=device) % 31).float()
 
 
 class Operation:
-    """One operation in one size: ``fill``, then ``run``, then ``wrong``."""
+    """One operation in one size: call ``fill``, then ``run``, then ``wrong``."""
 
     def __init__(self, rank: int, world: int, size: int, device: Any) -> None:
         self.rank = rank
         self.world = world
         self.device = device
-        self.share = max(1, size // 4 // world)  # elements of one rank, where each has its own
+        self.share = max(1, size // 4 // world)  # elements per rank
         self.count = self.share * world
 
     def fill(self) -> None:
-        """Give the buffers what ``wrong`` expects to come of it."""
+        """Fill the buffers with the input."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Do it once."""
+        """Run the operation once."""
         raise NotImplementedError
 
     def wrong(self) -> int:
-        """How many elements are not as they should be, after one ``run``."""
+        """Return the number of incorrect elements after one ``run``."""
         raise NotImplementedError
 
     def _sum(self, start: int, count: int) -> Any:
-        """What the patterns of all ranks add up to, each of which is raised by its rank."""
+        """Return the sum of all ranks' patterns, each shifted by its rank."""
         return pattern(count, self.device, start) * self.world + self.world * (self.world - 1) // 2
 
 
 class AllReduce(Operation):
-    """Everyone gets the sum of all."""
+    """Every rank gets the sum of all."""
 
     def fill(self) -> None:
         """See ``Operation``."""
@@ -61,14 +61,14 @@ class AllReduce(Operation):
         dist.all_reduce(self.data)
 
     def wrong(self) -> int:
-        """See ``Operation``. What is left are zeros: sums of sums would grow beyond all bounds."""
+        """See ``Operation``. Resets the data to zeros: repeated sums would overflow."""
         found = int((self.data != self._sum(0, self.count)).sum())
         self.data.zero_()
         return found
 
 
 class AllGather(Operation):
-    """Everyone gets the share of each."""
+    """Every rank gets the share of each."""
 
     def fill(self) -> None:
         """See ``Operation``."""
@@ -87,7 +87,7 @@ class AllGather(Operation):
 
 
 class ReduceScatter(Operation):
-    """Everyone gets its share of the sum of all."""
+    """Every rank gets its share of the sum of all."""
 
     def fill(self) -> None:
         """See ``Operation``."""
@@ -104,7 +104,7 @@ class ReduceScatter(Operation):
 
 
 class Broadcast(Operation):
-    """Everyone gets what rank 0 has."""
+    """Every rank gets rank 0's data."""
 
     def fill(self) -> None:
         """See ``Operation``."""
@@ -120,12 +120,12 @@ class Broadcast(Operation):
 
 
 class SendRecv(Operation):
-    """Everyone sends to the next rank and receives from the one before, both at once."""
+    """Every rank sends to the next and receives from the previous one, at the same time."""
 
     def fill(self) -> None:
         """See ``Operation``."""
         if self.world < 2:
-            raise UnsupportedError("there is nobody to send to: one process")
+            raise UnsupportedError("there is only one process")
         self.peers = Exchange(self.rank, (self.rank + 1) % self.world, (self.rank - 1) % self.world)
         self.peers.fill(self.count, self.device)
 
@@ -139,7 +139,7 @@ class SendRecv(Operation):
 
 
 class Exchange:
-    """One rank sends to another and receives from one at the same time."""
+    """One rank sends to one rank and receives from one at the same time."""
 
     def __init__(self, rank: int, to: int, source: int) -> None:
         self.rank = rank

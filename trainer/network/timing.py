@@ -1,4 +1,4 @@
-"""How long an operation takes: on a GPU by the GPU's own clock, so that nothing waits between the iterations."""
+"""Times operations. On a GPU it uses the GPU's clock, so that nothing waits between iterations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MOST = 200
 
 
 def iterations(seconds: float, each: float) -> int:
-    """How many iterations fill ``seconds``, when one takes ``each``."""
+    """Return how many iterations of ``each`` seconds fill ``seconds``."""
     return max(LEAST, min(MOST, int(seconds / max(each, 1e-9))))
 
 
-class Ruler:
-    """Measures operations of all ranks; every rank calls the same methods in the same order."""
+class Stopwatch:
+    """Times operations of all ranks. Every rank calls the same methods in the same order."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -29,22 +29,22 @@ class Ruler:
         self.agree([0.0])
 
     def agree(self, numbers: List[float], op: Any = dist.ReduceOp.MAX) -> List[float]:
-        """The numbers of the rank with the largest ones; each of them on its own."""
+        """Reduce each number over all ranks, by default to its maximum."""
         shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(shared, op)
         return [float(number) for number in shared.tolist()]
 
     def measure(self, operation: Operation, seconds: float) -> Tuple[List[float], int]:
-        """The seconds of every iteration, of the slowest rank; and how many elements came out wrong.
+        """Return the seconds of every iteration, of the slowest rank, and the number of wrong elements.
 
         Raises:
-            UnsupportedError: this torch cannot do it; on every rank alike.
+            UnsupportedError: this torch does not support the operation; raised on every rank.
         """
         operation.fill()
         try:
             operation.run()
         except (AttributeError, NotImplementedError, RuntimeError) as error:
-            if not says_unsupported(error):
+            if not means_unsupported(error):
                 raise
             raise UnsupportedError(str(error).strip().splitlines()[0]) from error
         wrong = int(self.agree([operation.wrong()], dist.ReduceOp.SUM)[0])
@@ -54,7 +54,7 @@ class Ruler:
         return self.agree(self.times(operation.run, count)), wrong
 
     def times(self, run: Callable[[], None], count: int) -> List[float]:
-        """The seconds of ``count`` iterations on this rank, one after the other."""
+        """Return the seconds of ``count`` consecutive iterations on this rank."""
         if self.device.type != "cuda":
             marks = [time.perf_counter()]
             for _ in range(count):
@@ -70,8 +70,8 @@ class Ruler:
         return [events[index].elapsed_time(events[index + 1]) / 1e3 for index in range(count)]
 
 
-def says_unsupported(error: Exception) -> bool:
-    """Whether an error means "not with this backend" rather than "it failed"."""
+def means_unsupported(error: Exception) -> bool:
+    """Whether an error means that the backend lacks the operation, rather than that it failed."""
     text = str(error).lower()
     lacking = ("not support", "unsupported", "not implemented", "no attribute")
     return isinstance(error, (AttributeError, NotImplementedError)) or any(each in text for each in lacking)

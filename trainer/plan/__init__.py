@@ -1,14 +1,14 @@
-"""What fits on a cluster, what is fastest there, and why. Pure, with the standard library alone.
+"""Plans what fits on a cluster, what is fastest there, and why. It needs only the standard library.
 
 ::
 
     training = Training(load("llama-2-7b"), "full", seq=4096, global_batch=256)
-    made = plan(training, Cluster(nodes=2, gpus=8, gpu=find("A100"), memory=80))
-    made.best.setup         # the stage, the batch of a GPU, checkpointing
-    lines(made)             # for people
-    data(made)              # for programs
+    result = plan(training, Cluster(nodes=2, gpus=8, gpu=find("A100"), memory=80))
+    result.best.setup         # the stage, the batch of a GPU, checkpointing
+    lines(result)             # text for the terminal
+    data(result)              # an object for programs
 
-``clusterctl plan`` is the same on the command line.
+``clusterctl plan`` does the same on the command line.
 """
 
 from __future__ import annotations

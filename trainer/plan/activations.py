@@ -1,11 +1,10 @@
-"""What the forward pass leaves for the backward pass.
+"""What the forward pass keeps for the backward pass.
 
-The counting is that of Korthikanti et al. (arXiv 2205.05198, section 4), layer by layer, for 16-bit numbers and flash
-attention, which keeps no matrix of seq x seq. Their 34 s b h of a GPT block are 32 without dropout, and 34 again
-where attention's result is kept in two layouts. Other blocks keep more: an RMSNorm in transformers keeps its input in
-32 bits and two results in 16, SwiGLU four results of the inner width, and GPT-2's GELU, which is written out in
-Python, five. What transformers' models keep was counted with ``torch.autograd.graph.saved_tensors_hooks``
-(``tests/gpt/test_plan_activations.py``).
+Counted as in Korthikanti et al. (arXiv 2205.05198, section 4), layer by layer, for 16-bit numbers and flash attention,
+which keeps no seq x seq matrix. Their 34 s b h of a GPT block are 32 without dropout, and 34 again if attention's
+result is kept in two layouts. Other blocks keep more: transformers' RMSNorm keeps its input in 32 bits and two results
+in 16, SwiGLU four results of the inner width, and transformers' GPT-2 GELU, written in Python, five. The counts for
+transformers' models come from ``torch.autograd.graph.saved_tensors_hooks`` (``tests/gpt/test_plan_activations.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _HALF = 2
 
 
 def layer_bytes(training: Training) -> int:
-    """Bytes a token that one block keeps, with flash attention."""
+    """Bytes per token that one block keeps, with flash attention."""
     shape = training.shape
     hidden, inner = shape.hidden, shape.intermediate
     norms_statistics = 2 * _WIDE
@@ -32,18 +31,19 @@ def layer_bytes(training: Training) -> int:
 
 
 def score_bytes(training: Training) -> int:
-    """Bytes a token of one block's attention without flash: 5 a s of the paper.
+    """Bytes per token of one block's attention without flash: 5 a s of the paper.
 
-    Softmax's result in 16 bits, dropout's mask in 8 and its result in 16. Without dropout less would do.
+    Softmax's result in 16 bits, dropout's mask in 8 and its result in 16. Without dropout it is less.
     """
     return 5 * training.shape.heads * training.seq
 
 
 def logit_bytes(training: Training, setup: Setup) -> int:
-    """Bytes a token of the loss, at its worst.
+    """Peak bytes per token of the loss.
 
-    transformers' loss works in 32 bits, and so does ours: logits and their gradient in 16, log-softmax and its gradient
-    in 32: 12 a word of the vocabulary. A loss in 16 bits keeps three times 2. In pieces, it is a sixteenth.
+    The losses of transformers and of trainer.gpt use 32 bits: logits and their gradient in 16 bits, log-softmax and
+    its gradient in 32, 12 bytes per token of the vocabulary. A 16-bit loss keeps three times 2. In chunks it is a
+    sixteenth.
     """
     each = 6 if training.half_loss else 12
     whole = each * training.shape.vocab
@@ -53,19 +53,19 @@ def logit_bytes(training: Training, setup: Setup) -> int:
 def kept(training: Training, setup: Setup) -> float:
     """Bytes that all blocks keep until the backward pass."""
     tokens = setup.micro_batch * training.seq
-    outside = 4 * _HALF * training.shape.hidden  # the last norm and what surrounds the blocks
+    outside = 4 * _HALF * training.shape.hidden  # the last norm and the layers around the blocks
     if setup.checkpointing:
         return float(tokens * (training.shape.layers * _HALF * training.shape.hidden + outside))
     return float(tokens * (training.shape.layers * _each(training, setup) + outside))
 
 
 def block(training: Training, setup: Setup) -> float:
-    """Bytes that one block keeps: the one at which the backward pass is, computed again or not yet let go."""
+    """Bytes that one block keeps: the block of the backward pass, recomputed or not yet released."""
     return float(setup.micro_batch * training.seq * _each(training, setup))
 
 
 def logits(training: Training, setup: Setup) -> float:
-    """Bytes of the loss, at its worst."""
+    """Peak bytes of the loss."""
     return float(setup.micro_batch * training.seq * logit_bytes(training, setup))
 
 

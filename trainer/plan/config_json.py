@@ -1,7 +1,7 @@
-"""A model's own ``config.json``, as transformers writes it, becomes a shape.
+"""Reads the shape of a model from its ``config.json``, as transformers writes it.
 
-What a shape has no place for is left out: the biases of attention's output (``attention_bias``) and of the MLP
-(``mlp_bias``). That is less than a thousandth of a published model's parameters.
+A shape has no fields for the biases of attention's output (``attention_bias``) and of the MLP (``mlp_bias``). They are
+less than a thousandth of a published model's parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.plan.models import named
 from trainer.plan.shape import Shape
 from trainer.untrusted import LIMIT, UntrustedError, parse_object
 
-# model_type -> the template of LLaMA-Factory; all of them are built like Llama
+# model_type -> the template of LLaMA-Factory; all have Llama's architecture
 _LIKE_LLAMA = {"llama": "llama3", "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen3", "gemma": "gemma"}
 _GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")
 _LLAMA = (
@@ -28,18 +28,18 @@ _MAY = ("n_inner", "num_key_value_heads", "head_dim")
 
 
 def load(model: str) -> Shape:
-    """The shape that is meant by a ``config.json``, a folder with one, or a name.
+    """Load the shape of a ``config.json``, of a folder with one, or of a known name.
 
     Raises:
-        PlanError: there is no such model, or its config.json cannot be used.
+        PlanError: there is no such model, or its config.json is not usable.
     """
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.exists():
-        raise PlanError(f"{path} has no config.json", hint="the folder of a model, as save_pretrained writes it")
+        raise PlanError(f"{path} has no config.json", hint="name a model's folder, as save_pretrained writes it")
     if not file.exists():
         if model.endswith(".json") or model.startswith((".", "/")):
-            raise PlanError(f"there is no {file}")
+            raise PlanError(f"{file} does not exist")
         return named(model)
     try:
         with file.open("rb") as opened:
@@ -53,21 +53,21 @@ def load(model: str) -> Shape:
 
 
 def parse(config: Dict[str, Any], where: str, name: str) -> Shape:
-    """The shape that a ``config.json`` describes.
+    """Return the shape that a ``config.json`` describes.
 
     Args:
-        config: its object.
+        config: the parsed object.
         where: the file, for errors.
-        name: what to call the model.
+        name: the model's name.
 
     Raises:
-        PlanError: keys are missing or no positive numbers; a kind of model that is built otherwise.
+        PlanError: keys are missing or not positive numbers, or the architecture is unknown.
     """
     kind = config.get("model_type")
     if kind != "gpt2" and kind not in _LIKE_LLAMA:
         raise PlanError(
-            f"{where}: model_type {kind!r} is built in a way that is not known here",
-            hint=f"known are gpt2, {', '.join(_LIKE_LLAMA)}; or a name of the table with about its size",
+            f"{where}: unknown model_type {kind!r}",
+            hint=f"known types: gpt2, {', '.join(_LIKE_LLAMA)}; or name a known model of about its size",
         )
     needed = _GPT2 if kind == "gpt2" else _LLAMA
     _numbers(config, needed, where)
@@ -96,11 +96,11 @@ def _numbers(config: Dict[str, Any], needed: Any, where: str) -> None:
         raise PlanError(f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     for key in (*needed, *(key for key in _MAY if config.get(key) is not None)):
         if isinstance(config[key], bool) or not isinstance(config[key], int) or config[key] < 1:
-            raise PlanError(f"{where}: {key}: {repr(config[key])[:40]} is no positive whole number")
+            raise PlanError(f"{where}: {key}: {repr(config[key])[:40]} is not a positive whole number")
         if problem := _SIZE.problem(config[key]):
             raise PlanError(f"{where}: {key} {problem}")
 
 
 def _divides(hidden: int, heads: int, where: str) -> None:
     if hidden % heads:
-        raise PlanError(f"{where}: a width of {hidden} does not divide into {heads} heads")
+        raise PlanError(f"{where}: a width of {hidden} is not divisible by {heads} heads")

@@ -1,4 +1,4 @@
-"""A plan for programs: what ``--json`` prints. Bytes, seconds and tokens a second, without rounding."""
+"""A plan as an object, for ``--json``: bytes, seconds and tokens per second, not rounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.plan.write import gpt_options
 
 
 def data(plan: Plan) -> Dict[str, Any]:
-    """The whole plan."""
+    """Return the whole plan."""
     training, cluster, best = plan.training, plan.cluster, plan.best
     return {
         "model": {**asdict(training.shape), "parameters": training.shape.parameters, "trained": training.trained},

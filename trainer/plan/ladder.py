@@ -1,7 +1,7 @@
-"""What to do when memory runs out, in the order that helps: first what costs nothing, then what costs least.
+"""What to do when memory runs out: first the changes that cost no speed, then those that cost least.
 
-The ladder starts at the plan's pick, with the figures of the table. Each rung is tried on the model itself, so its
-GiB are this model's. Beside them stand the cures that people try and that are none, with what they really do.
+The list starts at the plan's pick, with the figures of its table. Each change is computed for the model itself, so the
+GiB are this model's. The page also lists common advice that does not help, and what it really does.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from trainer.plan.speed import speed
 from trainer.plan.wish import GIB, Cluster, Setup, Training
 
 State = Tuple[Training, Setup]
-_FREE = 0.02  # of the speed: what a rung may cost and still counts as free
-_WORTH = 0.05  # GiB; what saves less is no rung
-_FEW = 100_000_000  # parameters that stage 3 gathers at a time, instead of DeepSpeed's 1e9
+_FREE = 0.02  # fraction of the speed that a free change may cost
+_WORTH = 0.05  # GiB; smaller savings are not listed
+_FEW = 100_000_000  # parameters that stage 3 gathers at a time; DeepSpeed's default is 1e9
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One step down.
+    """One change that saves memory.
 
     Attributes:
         what: what to change.
-        saves: GiB of a GPU.
-        needs: GiB of a GPU after it, with all rungs above.
-        tokens: a second, after it.
-        fits: whether it is enough.
+        saves: GiB per GPU.
+        needs: GiB per GPU after it and all changes above.
+        tokens: per second, after it.
+        fits: whether the result fits.
     """
 
     what: str
@@ -41,13 +41,13 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The rungs, and where they begin.
+    """The changes, and the setup that they start from.
 
     Attributes:
-        start: what it begins with, in words.
-        needs: GiB of a GPU at the beginning.
-        tokens: a second, at the beginning.
-        rungs: one after the other.
+        start: description of the setup.
+        needs: GiB per GPU of that setup.
+        tokens: per second, of that setup.
+        rungs: the changes, in order.
     """
 
     start: str
@@ -59,14 +59,14 @@ class Ladder:
 def _rungs(
     training: Training, cluster: Cluster, setup: Setup, first: int
 ) -> List[Tuple[str, Callable[[State], State]]]:
-    """Every change that is still possible, by its words; ``first`` is the sequence length of the beginning."""
+    """List every change that is still possible, with its description. ``first`` is the initial sequence length."""
     small = max(bucket(training, cluster) // 4, 5_000_000)
     own, knows = training.program == "own", training.shape.family != "gpt2"  # LLaMA-Factory 0.9.5, liger_kernel.py
-    liger = " (a change of your loop)" if own else " (enable_liger_kernel)"
+    liger = " (a change to your loop)" if own else " (enable_liger_kernel)"
     found: List[Tuple[str, Callable[[State], State], bool]] = [
         ("FlashAttention (sdpa or fa2)", _set(flash=True), not setup.flash),
-        ("loss in pieces" + liger, _set(chunked_loss=True), not setup.chunked_loss and (own or knows)),
-        ("batch 1 a GPU, accumulate the rest", _set(micro_batch=1), setup.micro_batch > 1),
+        ("loss in chunks" + liger, _set(chunked_loss=True), not setup.chunked_loss and (own or knows)),
+        ("batch 1 per GPU, accumulate the rest", _set(micro_batch=1), setup.micro_batch > 1),
         ("gradient checkpointing", _set(checkpointing=True), not setup.checkpointing),
         (f"ZeRO-{setup.stage + 1}", _set(stage=setup.stage + 1), _next_stage(training, cluster, setup)),
         ("smaller buckets", _set(bucket=small), setup.bucket > small and setup.stage > 0),
@@ -87,16 +87,16 @@ def _rungs(
 
 
 def ladder(training: Training, cluster: Cluster, start: Setup, word: str = "the pick") -> Ladder:
-    """All rungs below a setup.
+    """List all changes that save memory, starting from a setup.
 
     Args:
-        training: what is trained.
-        cluster: on what.
-        start: where the ladder begins.
-        word: what to call it.
+        training: what to train.
+        cluster: the machines.
+        start: the first setup.
+        word: its description.
 
-    The next rung is always the one that saves most for the speed that it costs; what costs nothing comes first. Half
-    the sequence length comes last whatever it saves: it is another training.
+    The next change is always the one that saves most for its cost in speed; free changes come first. Half the sequence
+    length comes last, whatever it saves, because it changes the training.
     """
     state = (training, start)
     first = needs, tokens = _cost(cluster, state)
@@ -113,15 +113,15 @@ def ladder(training: Training, cluster: Cluster, start: Setup, word: str = "the 
 
 
 def no_cures(training: Training, cluster: Cluster) -> Tuple[Tuple[str, str], ...]:
-    """What is recommended against a full GPU and does not empty it: what it is, and what it does."""
+    """Common advice against full GPU memory that does not help: the advice, and what it does."""
     plain = Setup(2, bucket=bucket(training, cluster), overlap=True)
     larger = plain.with_(bucket=500_000_000)
     more = 2.0 * 3 * (larger.bucket - plain.bucket) / GIB
     return (
         ("reduce_bucket_size 5e8", f"DeepSpeed's default; takes {more:.1f} GiB more than {plain.bucket / 1e6:.0f}e6"),
-        ("stage3_max_live_parameters 1e9", "DeepSpeed's default; it is less of them that saves"),
-        ("fp16_full_eval", "is about evaluation; training needs what it needed"),
-        ("ZeRO-3 for a model larger than all GPUs together", "it keeps no less in all; only offload does"),
+        ("stage3_max_live_parameters 1e9", "DeepSpeed's default; only a smaller value saves memory"),
+        ("fp16_full_eval", "only affects evaluation; training needs as much as before"),
+        ("ZeRO-3 for a model larger than all GPUs together", "the total stays the same; only offload reduces it"),
     )
 
 

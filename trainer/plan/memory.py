@@ -1,13 +1,13 @@
-"""What a GPU, a node's memory and its disk have to hold.
+"""Memory of a GPU and of a node, and disk space, that a setup needs.
 
 Model states: Rajbhandari et al., ZeRO (arXiv 1910.02054, sections 3.1 and 5, figure 1): for each trained parameter 2
 bytes of weight, 2 of gradient and 12 of Adam (a 32-bit weight, momentum, variance). Stage 1 shards the 12, stage 2 the
 gradients too, stage 3 also the weights.
 
-What DeepSpeed 0.19 needs beside it (``runtime/zero/stage_1_and_2.py``, ``stage3.py``): a bucket of gradients (two with
-``overlap_comm``) and its copy while it is reduced; a second shard of gradients when they are accumulated; a 32-bit
-copy of the shard's gradients in the optimizer step; in stage 3 the parameters that are gathered. These do not all exist
-at one time, so three moments are looked at, and the largest counts.
+DeepSpeed 0.19 also needs (``runtime/zero/stage_1_and_2.py``, ``stage3.py``): a bucket of gradients (two with
+``overlap_comm``) and its copy during the reduction; a second shard of gradients with accumulation; a 32-bit copy of the
+shard's gradients in the optimizer step; in stage 3 the gathered parameters. These do not all exist at the same time, so
+the model computes three moments and takes the largest.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from trainer.plan.activations import block, kept, logits
 from trainer.plan.wish import GIB, Cluster, Setup, Training, accumulation
 
 _ADAM = 12
-_NF4 = 4.127 / 8  # bytes of a 4-bit weight with its constants, quantized twice: QLoRA, arXiv 2305.14314, section 3
-CONTEXT = 1.3 * GIB  # CUDA's context with the libraries' code, NCCL's buffers; not seen by torch; an estimate
-FRAGMENTS = 0.04  # of what is allocated: between what torch reserves and what it has given away; an estimate
-_GROUP = 1_000_000_000  # elements that stage 3's optimizer has in hand at a time: sub_group_size
+_NF4 = 4.127 / 8  # bytes of a 4-bit weight with its doubly quantized constants: QLoRA, arXiv 2305.14314, section 3
+CONTEXT = 1.3 * GIB  # CUDA context with library code, and NCCL buffers, outside torch; an estimate
+FRAGMENTS = 0.04  # fraction of the allocated memory that torch reserves in addition; an estimate
+_GROUP = 1_000_000_000  # elements that stage 3's optimizer processes at a time: sub_group_size
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a GPU by part, at the worst moment.
+    """Bytes of a GPU by part, at the peak of a step.
 
     Attributes:
         parameters: weights.
-        gradients: that are kept between passes.
+        gradients: kept between passes.
         optimizer: Adam's states.
         activations: kept by the blocks.
         logits: of the loss.
         buffers: buckets, copies, gathered parameters.
         rest: CUDA, NCCL and fragmentation.
-        moment: when it is worst: ``loss``, ``backward`` or ``step``.
+        moment: when the peak is: ``loss``, ``backward`` or ``step``.
     """
 
     parameters: float
@@ -51,17 +51,17 @@ class Memory:
 
     @property
     def allocated(self) -> float:
-        """What torch calls allocated, in bytes."""
+        """Bytes that torch reports as allocated."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
 
     @property
     def total(self) -> float:
-        """What nvidia-smi shows, in bytes."""
+        """Bytes that nvidia-smi shows."""
         return self.allocated + self.rest
 
     @property
     def states(self) -> float:
-        """Model states: parameters, gradients and optimizer, in bytes."""
+        """Bytes of the model states: parameters, gradients and optimizer."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -75,7 +75,7 @@ def weight_bytes(training: Training) -> float:
 
 
 def states(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, float, float]:
-    """Bytes a GPU of parameters, gradients and optimizer."""
+    """Bytes per GPU of parameters, gradients and optimizer."""
     world, trained = cluster.world, float(training.trained)
     parameters = weight_bytes(training) / (world if setup.stage == 3 else 1)
     gradients = 2 * trained / (world if setup.stage >= 2 else 1)
@@ -87,10 +87,10 @@ def states(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, f
 
 
 def gpu_memory(training: Training, cluster: Cluster, setup: Setup) -> Memory:
-    """The worst moment of a GPU."""
+    """Return the memory of a GPU at the peak of a step."""
     base = states(training, cluster, setup)
     gathered = 2.0 * min(training.shape.parameters, setup.live) if setup.stage == 3 else 0.0
-    bucket = 2.0 * setup.bucket if setup.stage == 3 else 0.0  # made at the beginning, and kept
+    bucket = 2.0 * setup.bucket if setup.stage == 3 else 0.0  # allocated at the start and kept
     blocks = kept(training, setup)
     moments = (
         (blocks, logits(training, setup), bucket + gathered, "loss"),
@@ -103,7 +103,7 @@ def gpu_memory(training: Training, cluster: Cluster, setup: Setup) -> Memory:
 
 
 def _backward(training: Training, cluster: Cluster, setup: Setup, blocks: float) -> Tuple[float, float, float]:
-    """When the first bucket is full and is reduced: some blocks have let go of what they kept."""
+    """Memory when the first bucket is full and being reduced; some blocks have released their activations."""
     trained = training.trained
     done = min(1.0, setup.bucket / trained) if not training.adapters else 0.0
     one = block(training, setup)
@@ -123,21 +123,21 @@ def _backward(training: Training, cluster: Cluster, setup: Setup, blocks: float)
 
 
 def _step(training: Training, cluster: Cluster, setup: Setup) -> float:
-    """The optimizer step: the shard's gradients in 32 bits, and flat in 16; in stage 3 group by group."""
+    """Buffers of the optimizer step: the shard's gradients in 32 bits, and flat in 16; in stage 3 by group."""
     if setup.optimizer_at != "gpu":
         return 0.0
     if setup.stage == 0:
-        return 4.0 * training.trained  # parameter by parameter, so that nothing is flat
+        return 4.0 * training.trained  # by parameter, without a flat copy
     shard = training.trained / cluster.world
     return 6.0 * (min(shard, _GROUP) if setup.stage == 3 else shard)
 
 
 def host_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
-    """Bytes of a node's memory that offloading takes.
+    """Bytes of a node's memory that offloading needs.
 
     18 for each trained parameter of the node's share: Adam's 12, its gradient in 32 bits, and in 16 bits stage 2's new
-    weight on its way back, or stage 3's gradient before it is widened. Stage 2 adds passes up in 16 bits more. With
-    nvme, what DeepSpeed has in hand of it.
+    weight or stage 3's gradient. Stage 2 with accumulation adds 2 for the sums. With nvme, only the part that DeepSpeed
+    processes at a time.
     """
     share = training.trained / cluster.nodes
     held = 0.0
@@ -154,6 +154,6 @@ def host_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
 
 
 def disk(training: Training, cluster: Cluster, setup: Setup) -> float:
-    """Bytes of a node's fast disk that offloading takes: Adam's states with their gradients, and the parameters."""
+    """Bytes of a node's fast disk that offloading needs: Adam's states with their gradients, and the parameters."""
     adam = 16.0 * training.trained if setup.optimizer_at == "nvme" else 0.0
     return (adam + (weight_bytes(training) if setup.parameters_at == "nvme" else 0.0)) / cluster.nodes

@@ -1,6 +1,6 @@
-"""Shapes that are known by name. Each is what the model's published ``config.json`` says.
+"""Shapes of known models, from their published ``config.json``.
 
-Their parameters are those of transformers' models of these shapes (``tests/gpt/test_plan_parameters.py``).
+Their numbers of parameters equal those of transformers' models (``tests/gpt/test_plan_parameters.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _gpt2(name: str, layers: int, hidden: int, heads: int) -> Shape:
 
 def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, inner: int, vocab: int, context: int) -> Shape:
     template = {32000: "llama2", 128256: "llama3", 32768: "mistral"}[vocab]
-    template = "default" if context == 2048 else template  # the first Llama has none
+    template = "default" if context == 2048 else template  # the first Llama has no template
     return Shape(name, "llama", layers, hidden, heads, kv, 128, inner, vocab, context, tied=False, template=template)
 
 
@@ -43,7 +43,7 @@ MODELS: Dict[str, Shape] = {
     each.name: each
     for each in (
         # huggingface.co/openai-community; layers and widths: "Language Models are Unsupervised Multitask Learners",
-        # table 2, whose own counts of parameters (117 M to 1542 M) are not those of the published models
+        # table 2, whose numbers of parameters (117 M to 1542 M) differ from those of the published models
         _gpt2("gpt2", 12, 768, 12),
         _gpt2("gpt2-medium", 24, 1024, 16),
         _gpt2("gpt2-large", 36, 1280, 20),
@@ -65,8 +65,8 @@ MODELS: Dict[str, Shape] = {
         _llama3("llama-3.2-1b", 16, 2048, 32, 8192, width=64, tied=True),
         _llama3("llama-3.2-3b", 28, 3072, 24, 8192, tied=True),
         _llama3("llama-3.3-70b", 80, 8192, 64, 28672, tied=False),
-        # huggingface.co/Qwen; arXiv 2412.15115, table 1. Positions are those of the Instruct models; of the others,
-        # from 7B on, config.json says 131072
+        # huggingface.co/Qwen; arXiv 2412.15115, table 1. Positions of the Instruct models; the base models' config.json
+        # says 131072 from 7B on
         _qwen("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, tied=True),
         _qwen("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, tied=True),
         _qwen("qwen2.5-3b", 36, 2048, 16, 2, 11008, 151936, tied=True),
@@ -81,28 +81,28 @@ MODELS: Dict[str, Shape] = {
         _qwen3("qwen3-8b", 36, 4096, 32, 12288, tied=False),
         _qwen3("qwen3-14b", 40, 5120, 40, 17408, tied=False),
         _qwen3("qwen3-32b", 64, 5120, 64, 25600, tied=False),
-        # huggingface.co/mistralai/Mistral-7B-v0.3; the paper, arXiv 2310.06825, is v0.1's, with 32000 tokens
+        # huggingface.co/mistralai/Mistral-7B-v0.3; the paper, arXiv 2310.06825, describes v0.1, with 32000 tokens
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32768, 32768),
     )
 }
 
 
 def named(name: str) -> Shape:
-    """The shape of that name, whatever its case, and with or without its hub's owner and what is behind it.
+    """Return the shape of a known name, in any case, with or without the hub's owner and a suffix.
 
     Raises:
-        PlanError: it is not in the table.
+        PlanError: the name is unknown.
     """
     word = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-", "")
     if _EXPERTS.search(word):
         raise PlanError(
-            f"{name} is a mixture of experts, which is not planned: the memory of its experts depends on the program",
-            hint="a dense model such as qwen3-32b",
+            f"{name} is a mixture of experts, which plan does not support: the experts' memory depends on the program",
+            hint="name a dense model such as qwen3-32b",
         )
     fitting = [key for key in MODELS if word == key or word.startswith(f"{key}-")]
     if not fitting:
         raise PlanError(
-            f"there is no model {name}: neither a config.json nor a name of the table",
-            hint=f"a folder with a config.json, or one of {', '.join(MODELS)}",
+            f"unknown model {name}: neither a config.json nor a known name",
+            hint=f"name a folder with a config.json, or one of {', '.join(MODELS)}",
         )
     return MODELS[max(fitting, key=len)]

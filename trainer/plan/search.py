@@ -1,4 +1,4 @@
-"""All ways to set a training up, what fits of them, and which is fastest."""
+"""All setups of a training: which fit, and which is the fastest."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainer.plan.wish import GIB, Cluster, Setup, Training
 
 _EQUAL = 0.01  # of the speed
 _ROOM = 0.85  # of a GPU's memory
-LARGEST = 64  # samples of a pass; beyond it nothing gets faster
+LARGEST = 64  # samples per pass; larger ones are not faster
 
-# Stage, where Adam's states are, where parameters are. Stage 1 with offload saves nothing that stage 2 does not.
+# Stage, device of Adam's states, device of parameters. Stage 1 with offload saves no more than stage 2.
 PLACES: Tuple[Tuple[int, str, str], ...] = (
     (0, "gpu", "gpu"),
     (1, "gpu", "gpu"),
@@ -30,16 +30,16 @@ PLACES: Tuple[Tuple[int, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Option:
-    """One way, with what it costs.
+    """A setup with its costs.
 
     Attributes:
-        setup: the way.
+        setup: the setup.
         memory: of a GPU, in bytes.
-        host: of a node's memory, in bytes, that offloading takes.
-        disk: of a node's disk, in bytes.
+        host: a node's memory that offloading needs, in bytes.
+        disk: a node's disk that offloading needs, in bytes.
         speed: of a step.
-        lacks: GiB that a GPU, or the host, has too little; 0: it fits.
-        why_not: what lacks, or what else forbids it.
+        lacks: GiB that a GPU or the host lacks; 0 if it fits.
+        why_not: why it does not fit or is not supported.
     """
 
     setup: Setup
@@ -52,33 +52,33 @@ class Option:
 
     @property
     def fits(self) -> bool:
-        """Whether it can run."""
+        """Whether the setup can run."""
         return not self.why_not
 
 
 def examine(training: Training, cluster: Cluster, setup: Setup) -> Option:
-    """What a setup costs, and whether it fits."""
+    """Compute the costs of a setup, and whether it fits."""
     memory = gpu_memory(training, cluster, setup)
     host = host_memory(training, cluster, setup)
     lacks, why = 0.0, ""
     if cluster.world == 1 and setup.stage > 0 and setup.optimizer_at == "gpu":
-        why = "one GPU has nothing to shard: ZeRO-0 is the same"
+        why = "with one GPU it equals ZeRO-0"
     elif training.method == "qlora" and setup.stage == 3:
-        # huggingface.co/docs/peft/accelerate/deepspeed says that it works; github.com/deepspeedai/DeepSpeed/issues/5660
-        # that weights are whole on every GPU first, since transformers uses no zero.Init for quantized ones.
-        why = "stage 3 shards 4-bit weights only after every GPU has loaded them all; not planned"
+        # huggingface.co/docs/peft/accelerate/deepspeed allows it; github.com/deepspeedai/DeepSpeed/issues/5660 says
+        # that every GPU first loads all weights, since transformers uses no zero.Init for quantized ones.
+        why = "stage 3 shards 4-bit weights only after every GPU has loaded all of them"
     elif memory.total / GIB > cluster.usable:
         lacks = memory.total / GIB - cluster.usable
         why = f"a GPU lacks {lacks:.1f} GiB"
     elif cluster.host is not None and host / GIB > cluster.host:
         lacks = host / GIB - cluster.host
         why = f"a node lacks {lacks:.0f} GiB of memory"
-    made = speed(training, cluster, setup)
-    return Option(setup, memory, host, disk(training, cluster, setup), made, lacks, why)
+    time = speed(training, cluster, setup)
+    return Option(setup, memory, host, disk(training, cluster, setup), time, lacks, why)
 
 
 def micro_batches(training: Training, cluster: Cluster) -> List[int]:
-    """Samples of a pass that the global batch can be made of, ascending."""
+    """Samples per pass that divide the global batch, ascending."""
     share = training.global_batch // cluster.world
     return [each for each in range(1, min(share, LARGEST) + 1) if share % each == 0]
 
@@ -89,9 +89,9 @@ def bucket(training: Training, cluster: Cluster) -> int:
 
 
 def chunks(training: Training) -> bool:
-    """Whether the program can compute the loss in pieces: LLaMA-Factory with Liger, which knows no GPT-2.
+    """Whether the program can compute the loss in chunks: LLaMA-Factory with Liger, except for GPT-2.
 
-    A loop that someone wrote may do it too; nanoGPT's and trainer.gpt do not.
+    A custom loop may do so too; nanoGPT's and trainer.gpt do not.
     """
     return training.program == "trainer" and training.shape.family != "gpt2"
 
@@ -99,7 +99,7 @@ def chunks(training: Training) -> bool:
 def all_of(
     training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool, chunked_loss: bool = False
 ) -> List[Option]:
-    """Every option of one stage and offload, whether it fits or not: without checkpointing first, then with it."""
+    """Return every option of one stage and offload, fitting or not: first without checkpointing, then with it."""
     stage, optimizer_at, parameters_at = place
     plain = Setup(
         *(stage, optimizer_at, parameters_at),
@@ -117,10 +117,10 @@ def all_of(
 def best_of(
     training: Training, cluster: Cluster, place: Tuple[int, str, str], *, overlap: bool, chunked_loss: bool = False
 ) -> Option:
-    """The fastest that fits of one stage and offload; the one that needs least, where none fits.
+    """Return the fastest fitting option of one stage and offload, or the smallest if none fits.
 
-    Among equals the largest batch of a GPU that leaves room for a mistake of the prediction: larger matrix products are
-    never slower.
+    Among equally fast options it is the one with the largest batch that leaves a safety margin, because larger matrix
+    products are never slower.
     """
     options = all_of(training, cluster, place, overlap=overlap, chunked_loss=chunked_loss)
     fitting = [each for each in options if each.fits]
@@ -135,12 +135,12 @@ def best_of(
 def survey(
     training: Training, cluster: Cluster, *, overlap: bool = False, chunked_loss: bool = False
 ) -> Tuple[Option, ...]:
-    """The best of every stage and offload, in the order of ``PLACES``."""
+    """Return the best option of every stage and offload, in the order of ``PLACES``."""
     return tuple(best_of(training, cluster, place, overlap=overlap, chunked_loss=chunked_loss) for place in PLACES)
 
 
 def pick(options: Tuple[Option, ...]) -> Optional[Option]:
-    """The fastest option that fits; None: nothing fits.
+    """Return the fastest option that fits, or None.
 
     Among options within 1 % of the fastest, one without offload comes first, then the lowest stage except stage 0. On
     several GPUs stage 0 is no faster than stage 1, uses more memory, and in DeepSpeed 0.19 its 16-bit optimizer starts
@@ -155,6 +155,6 @@ def pick(options: Tuple[Option, ...]) -> Optional[Option]:
 
 
 def nearest(options: Tuple[Option, ...]) -> Option:
-    """The pick; where nothing fits, the option that lacks least."""
+    """Return the pick; if nothing fits, the option that lacks least."""
     best = pick(options)
     return best or min(options, key=lambda each: each.lacks or math.inf)

@@ -1,4 +1,4 @@
-"""A model as numbers: enough to know its parameters, its activations and its arithmetic."""
+"""The shape of a model, which determines its parameters, activations and arithmetic."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ class Shape:
     """A decoder-only transformer.
 
     Attributes:
-        name: as people say it.
+        name: the usual name.
         family: ``gpt2`` (LayerNorm, biases, learned positions, GELU) or ``llama`` (RMSNorm, rotary, SwiGLU).
         layers: how many blocks.
         hidden: width of the residual stream.
         heads: of attention.
-        kv_heads: heads of keys and values; fewer than ``heads`` with grouped queries.
+        kv_heads: heads of keys and values; fewer than ``heads`` with grouped-query attention.
         head_dim: width of a head.
         intermediate: width inside the MLP.
         vocab: tokens of the vocabulary.
-        context: positions the model was made for.
+        context: positions that the model supports.
         tied: the output layer is the embedding.
         qkv_bias: queries, keys and values have biases (Qwen2, GPT-2).
-        template: of LLaMA-Factory.
-        qk_norm: queries and keys have norms (Qwen3), one weight for each unit of a head.
+        template: LLaMA-Factory's template.
+        qk_norm: queries and keys have norms (Qwen3), one weight per unit of a head.
     """
 
     name: str
@@ -68,18 +68,18 @@ class Shape:
 
     @property
     def embeddings(self) -> int:
-        """Parameters of the embedding, the positions and an output layer of its own."""
+        """Parameters of the embedding, the positions and a separate output layer."""
         positions = self.context * self.hidden if self.family == "gpt2" else 0
         return self.vocab * self.hidden * (1 if self.tied else 2) + positions
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         last_norm = self.hidden * (2 if self.family == "gpt2" else 1)
         return self.embeddings + self.layers * self.layer_parameters + last_norm
 
     def adapter_parameters(self, rank: int) -> int:
-        """Parameters of LoRA's matrices of ``rank`` beside every matrix of the blocks: rank x (in + out) for each.
+        """Parameters of LoRA adapters of ``rank`` for every matrix of the blocks: rank x (in + out) each.
 
         GPT-2 has one matrix for queries, keys and values.
         """
@@ -90,7 +90,7 @@ class Shape:
         return self.layers * rank * (attention + mlp)
 
     def flops(self, seq: int) -> float:
-        """Floating-point operations of a forward pass, a token: 2 a parameter that multiplies, and attention's.
+        """Floating-point operations per token of a forward pass: 2 per parameter that multiplies, and attention's.
 
         Three times that is the usual 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311), causal or not.
         """
@@ -98,5 +98,5 @@ class Shape:
 
     @property
     def head_flops(self) -> float:
-        """Those of the output layer alone."""
+        """Operations of the output layer alone."""
         return 2.0 * self.vocab * self.hidden

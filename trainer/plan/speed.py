@@ -1,9 +1,10 @@
-"""How long a step takes: arithmetic, what the network adds to it, and the optimizer.
+"""How long a step takes: arithmetic, exposed communication, and the optimizer.
 
-A pass is matrix products at ``Training.efficiency`` of the card's peak, and what lies between them, at the speed of its
-memory: torch without a compiler reads and writes each activation that is kept about eight times. Below all of it is the
-time that Python takes to start a block's kernels. The figures were fitted to measured.json's points: about a hundred
-options of three models on H200s (docs/benchmarks.md has a table); other estimates say so.
+A pass consists of matrix products, at ``Training.efficiency`` of the card's peak, and the operations between them, at
+the speed of its memory: torch without a compiler reads and writes each kept activation about eight times. The lower
+limit is the time that Python takes to launch a block's kernels. The constants are fitted to the points of
+measured.json: about a hundred options of three models on H200s (docs/benchmarks.md has a table). Other estimates are
+marked as such.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from trainer.plan.activations import kept, logits
 from trainer.plan.memory import weight_bytes
 from trainer.plan.wish import Cluster, Setup, Training, accumulation
 
-_MOVED = 8.0  # times that each byte of ``kept`` and ``logits`` is read or written, forward and backward; fitted
-# Seconds of a block, forward and backward, however small the batch: the time to start its kernels. A block of
-# transformers' models has more of them than one of a lean GPT. Checkpointing, and DeepSpeed's hooks from stage 2 on,
-# come on top. Fitted; another machine's processor may take twice as long (docs/benchmarks.md).
+_MOVED = 8.0  # reads and writes of each byte of ``kept`` and ``logits``, forward and backward; fitted
+# Seconds to launch the kernels of a block, forward and backward, for any batch. A block of transformers' models has
+# more kernels than one of a lean GPT. Checkpointing, and DeepSpeed's hooks from stage 2 on, add to it. Fitted; another
+# machine's processor may take twice as long (docs/benchmarks.md).
 _START = {"own": 1.3e-3, "trainer": 2.3e-3}
 _START_AGAIN = {"own": 1.9e-3, "trainer": 3.0e-3}
 _HOOKS = {"own": (0.0, 0.0, 0.9e-3, 9.4e-3), "trainer": (0.0, 0.0, 2.1e-3, 14e-3)}
-_HOOKS_AGAIN = {"own": 3.6e-3, "trainer": 10e-3}  # of stage 3, which fetches parameters once more
+_HOOKS_AGAIN = {"own": 3.6e-3, "trainer": 10e-3}  # of stage 3, which fetches parameters again
 _ADAM = 34  # bytes a parameter that a fused Adam reads and writes
-_ADAM_WHOLE = 320  # and that of DeepSpeed's stage 0 in 16 bits, tensor by tensor: as if it were so many; fitted
-_CONTENTION = 0.2  # of a hidden collective's time: its kernels take processors and bandwidth; an estimate
-_DEQUANTIZING = 0.7  # of the speed of 16-bit weights, with 4-bit ones: an estimate
+_ADAM_WHOLE = 320  # the equivalent for DeepSpeed's 16-bit stage 0, which works tensor by tensor; fitted
+_CONTENTION = 0.2  # fraction of an overlapped collective's time, for its use of processors and bandwidth; an estimate
+_DEQUANTIZING = 0.7  # speed with 4-bit weights relative to 16-bit ones; an estimate
 _CPU_ADAM = 4e9  # parameters a second and node; ZeRO-Offload, arXiv 2101.06840, table 4: 1 B in 0.22 s, 10 B in 2.57 s
 _PCIE = 20e9  # bytes a second between a GPU and its host's pinned memory; an estimate, for 16 lanes of generation 4
 _NVME = 5e9  # bytes a second of a node's fast disks; an estimate
@@ -35,16 +36,16 @@ _NVME = 5e9  # bytes a second of a node's fast disks; an estimate
 
 @dataclass(frozen=True)
 class Speed:
-    """An optimizer step.
+    """The time of an optimizer step.
 
     Attributes:
         compute: seconds of arithmetic, on every GPU.
-        waiting: seconds of communication that nothing hides.
-        optimizer: seconds of the optimizer, with what it moves between GPU and host.
-        volume: bytes that each GPU sends in the step's collectives.
+        waiting: seconds of communication that arithmetic does not hide.
+        optimizer: seconds of the optimizer, including copies between GPU and host.
+        volume: bytes that each GPU sends per step.
         network: bytes that leave each node; 0 with one node.
-        tokens: a second, all GPUs together.
-        mfu: the model's own arithmetic, as a part of all peaks.
+        tokens: per second, all GPUs together.
+        mfu: the model's arithmetic, as a fraction of all peaks.
     """
 
     compute: float
@@ -57,14 +58,14 @@ class Speed:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.compute + self.waiting + self.optimizer
 
 
 def volumes(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, float]:
-    """Bytes each GPU sends in every pass, and once a step.
+    """Bytes that each GPU sends in every pass, and once per step.
 
-    Of a collective among W ranks (W - 1) / W of the data passes each link, of an all-reduce twice that. DeepSpeed 0.19
+    A collective among W ranks sends (W - 1) / W of the data over each link, an all-reduce twice that. DeepSpeed 0.19
     all-reduces its buckets in stages 1 and 2 too (``use_multi_rank_bucket_allreduce``), stage 2 in every pass, and then
     gathers the new weights. Stage 3 gathers the weights for the forward and for the backward pass, and scatters
     gradients: 3 (arXiv 1910.02054, section 7).
@@ -79,7 +80,7 @@ def volumes(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, 
 
 
 def speed(training: Training, cluster: Cluster, setup: Setup) -> Speed:
-    """The step of a setup. ``micro_batch`` has to divide the global batch."""
+    """Return the time of a step. ``micro_batch`` must divide the global batch."""
     passes = accumulation(training, cluster, setup)
     one = _pass(training, cluster, setup)
     each, once = volumes(training, cluster, setup)
@@ -106,15 +107,15 @@ def speed(training: Training, cluster: Cluster, setup: Setup) -> Speed:
 
 
 def _shown(seconds: float, hidden: float) -> float:
-    """What of a collective adds to the step, when ``hidden`` seconds of arithmetic can go on meanwhile."""
+    """The part of a collective's time that adds to the step, given ``hidden`` seconds of overlapping arithmetic."""
     return max(0.0, seconds - hidden) + _CONTENTION * min(seconds, hidden)
 
 
 def _pass(training: Training, cluster: Cluster, setup: Setup) -> float:
     """Seconds of a forward and a backward pass.
 
-    Arithmetic and the start of kernels run beside each other, the longer hides most of the shorter: the root of the sum
-    of squares fits what was measured between the two.
+    Arithmetic and kernel launches overlap, and the longer hides most of the shorter. The root of the sum of squares
+    fits the measurements in between.
     """
     return math.hypot(_arithmetic(training, cluster, setup), training.shape.layers * _start(training, setup))
 
@@ -123,7 +124,7 @@ def _arithmetic(training: Training, cluster: Cluster, setup: Setup) -> float:
     """Seconds of all kernels of a pass. With adapters frozen weights get no gradients, which saves a third."""
     tokens = setup.micro_batch * training.seq
     whole, head = training.shape.flops(training.seq), training.shape.head_flops
-    again = (whole - head) if setup.checkpointing else 0.0  # the loss is not computed again
+    again = (whole - head) if setup.checkpointing else 0.0  # the loss is not recomputed
     flops = tokens * ((2 if training.adapters else 3) * whole + again)
     peak = cluster.gpu.tflops * 1e12 * training.efficiency * (_DEQUANTIZING if training.method == "qlora" else 1)
     moved = _MOVED * (kept(training, setup.with_(checkpointing=False)) + logits(training, setup))
@@ -131,7 +132,7 @@ def _arithmetic(training: Training, cluster: Cluster, setup: Setup) -> float:
 
 
 def _start(training: Training, setup: Setup) -> float:
-    """Seconds of a block before any arithmetic."""
+    """Seconds to launch the kernels of a block."""
     seconds = _START[training.program] + _HOOKS[training.program][setup.stage]
     if setup.checkpointing:
         seconds += _START_AGAIN[training.program] + (_HOOKS_AGAIN[training.program] if setup.stage == 3 else 0.0)
@@ -139,7 +140,7 @@ def _start(training: Training, setup: Setup) -> float:
 
 
 def _optimizer(training: Training, cluster: Cluster, setup: Setup, passes: int) -> float:
-    """Seconds of Adam: on the GPU what it reads and writes, on the host its arithmetic and the way there and back."""
+    """Seconds of Adam: reads and writes on the GPU; arithmetic and transfers on the host."""
     share = training.trained / (cluster.world if setup.stage else 1)
     moved = passes * 2 * weight_bytes(training) / cluster.world if setup.parameters_at != "gpu" else 0.0
     seconds = moved / _PCIE

@@ -1,4 +1,4 @@
-"""What is to be planned: the machines, the training, and one way to set it up."""
+"""The input of a plan: the machines, the training, and a setup of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType({
     "--host-memory": Bound(low=0, high=1_000_000),
     "--cores": Bound(low=1, high=100_000),
 })  # fmt: skip
-"""The range of every number, by the option that takes it."""
+"""The range of every number, by its option."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Cluster:
     """The machines.
 
     Attributes:
-        nodes: how many.
-        gpus: of each node.
+        nodes: number of nodes.
+        gpus: per node.
         gpu: the card.
         memory: of a card, in GiB, as nvidia-smi shows it (80 for an A100 80GB).
         link: bus bandwidth between nodes, GB/s, as ``bench nccl`` measures it.
-        host: memory of a node in GiB; None: not known.
-        cores: of a node; None: not known.
+        host: memory of a node in GiB; None if unknown.
+        cores: per node; None if unknown.
     """
 
     nodes: int
@@ -59,29 +59,29 @@ class Cluster:
 
     @property
     def bus(self) -> float:
-        """Bandwidth of the slowest link on the way round all GPUs, GB/s."""
+        """Bandwidth of the slowest link in a ring of all GPUs, GB/s."""
         return self.gpu.peer if self.nodes == 1 else min(self.link, self.gpu.peer)
 
     @property
     def usable(self) -> float:
-        """GiB of a card that a process can have: of 80 GB nvidia-smi shows 80 GiB on an A100, 79.6 on an H100."""
+        """GiB of a card that a process can use: nvidia-smi shows 80 GiB on an A100, 79.6 on an H100."""
         return 0.99 * self.memory
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained.
+    """What to train.
 
     Attributes:
         shape: the model.
         method: one of ``METHODS``.
-        seq: tokens of a sample.
-        global_batch: samples of an optimizer step, over all GPUs.
+        seq: tokens per sample.
+        global_batch: samples per optimizer step, over all GPUs.
         program: ``trainer``: LLaMA-Factory and transformers' models, eager; ``own``: a lean GPT such as nanoGPT's.
         rank: of LoRA.
         precision: ``bf16`` or ``fp16``.
-        efficiency: of the card's peak, that matrix products of a large batch reach.
-        half_loss: the loss is computed in 16 bits, as nanoGPT's is where DeepSpeed has cast the whole model.
+        efficiency: fraction of the card's peak that large matrix products reach.
+        half_loss: the loss is computed in 16 bits, as in nanoGPT when DeepSpeed has cast the whole model.
     """
 
     shape: Shape
@@ -101,30 +101,30 @@ class Training:
 
     @property
     def trained(self) -> int:
-        """Parameters that get gradients."""
+        """Number of trained parameters."""
         return self.shape.adapter_parameters(self.rank) if self.adapters else self.shape.parameters
 
     @property
     def tokens(self) -> int:
-        """Of an optimizer step."""
+        """Tokens per optimizer step."""
         return self.global_batch * self.seq
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to train it.
+    """A way to run the training.
 
     Attributes:
         stage: of ZeRO, 0 to 3.
-        optimizer_at: where optimizer states are: ``gpu``, ``cpu`` or ``nvme``.
-        parameters_at: where parameters are when they are not used, in stage 3.
-        checkpointing: activations are computed again in the backward pass.
-        micro_batch: samples of a GPU in one pass.
-        flash: attention keeps no matrix of seq x seq.
-        chunked_loss: the loss is computed piece by piece, so that no logits of a whole batch exist (Liger).
+        optimizer_at: device of the optimizer states: ``gpu``, ``cpu`` or ``nvme``.
+        parameters_at: device of unused parameters in stage 3.
+        checkpointing: recompute activations in the backward pass.
+        micro_batch: samples per GPU and pass.
+        flash: attention keeps no seq x seq matrix.
+        chunked_loss: compute the loss in chunks, without the logits of a whole batch (Liger).
         bucket: elements that are reduced at once.
-        overlap: they are reduced while others are computed.
-        live: parameters of stage 3 that are gathered at a time, at most.
+        overlap: reduce gradients during the backward pass.
+        live: largest number of parameters that stage 3 gathers at a time.
     """
 
     stage: int
@@ -140,7 +140,7 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """``ZeRO-2``, ``ZeRO-2 Adam on cpu``, ``ZeRO-3 all on nvme``."""
+        """The name: ``ZeRO-2``, ``ZeRO-2 Adam on cpu``, ``ZeRO-3 all on nvme``."""
         if self.stage == 0:
             return "ZeRO-0 (DDP)"
         if self.parameters_at != "gpu":
@@ -148,27 +148,27 @@ class Setup:
         return f"ZeRO-{self.stage}" + (f" Adam on {self.optimizer_at}" if self.optimizer_at != "gpu" else "")
 
     def with_(self, **changes: object) -> Setup:
-        """The same with changes."""
+        """Return a copy with changes."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
 def accumulation(training: Training, cluster: Cluster, setup: Setup) -> int:
-    """Passes before an optimizer step.
+    """Return the number of passes per optimizer step.
 
     Raises:
-        PlanError: the global batch does not divide.
+        PlanError: the global batch is not divisible.
     """
     each = setup.micro_batch * cluster.world
     if training.global_batch % each:
-        raise PlanError(f"a global batch of {training.global_batch} does not divide into {each}")
+        raise PlanError(f"a global batch of {training.global_batch} is not divisible by {each}")
     return training.global_batch // each
 
 
 def check(training: Training, cluster: Cluster) -> None:
-    """Look for what cannot be planned.
+    """Check the input.
 
     Raises:
-        PlanError: the first of it.
+        PlanError: the first problem.
     """
     for option, value in (
         ("--nodes", cluster.nodes),
@@ -191,7 +191,7 @@ def check(training: Training, cluster: Cluster) -> None:
             hint="--lora-rank 8",
         )
     if training.method not in METHODS:
-        raise PlanError(f"--method {training.method}: it is one of {', '.join(METHODS)}")
+        raise PlanError(f"--method {training.method}: must be one of {', '.join(METHODS)}")
     if training.shape.family == "gpt2" and training.seq > training.shape.context:
         raise PlanError(
             f"--seq {training.seq}: {training.shape.name} has {training.shape.context} learned positions",
@@ -201,6 +201,6 @@ def check(training: Training, cluster: Cluster) -> None:
         below = training.global_batch // cluster.world * cluster.world
         fitting = [each for each in (below, below + cluster.world) if each]
         raise PlanError(
-            f"--global-batch {training.global_batch} does not divide by {cluster.world} GPUs",
+            f"--global-batch {training.global_batch} is not divisible by {cluster.world} GPUs",
             hint=" or ".join(f"--global-batch {each}" for each in fitting),
         )

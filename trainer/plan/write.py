@@ -1,4 +1,4 @@
-"""A plan becomes files: LLaMA-Factory's YAML and DeepSpeed's configuration. The keys are those of 0.9.5."""
+"""Writes a plan as LLaMA-Factory's YAML (0.9.5), DeepSpeed's configuration, and options of trainer.gpt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DEVICES = {"gpu": "none", "cpu": "cpu", "nvme": "nvme"}
 
 
 def ds_config(plan: Plan, *, nvme_path: Optional[str] = None) -> Dict[str, Any]:
-    """DeepSpeed's configuration of the plan's pick, as an object.
+    """Return DeepSpeed's configuration of the plan's pick.
 
     Raises:
         PlanError: nothing fits.
-        ConfigError: the pick needs nvme, and there is no path.
+        ConfigError: the pick needs nvme, but no path is given.
     """
     best = _best(plan)
     path = nvme_path if best.setup.optimizer_at == "nvme" else None
@@ -27,7 +27,7 @@ def ds_config(plan: Plan, *, nvme_path: Optional[str] = None) -> Dict[str, Any]:
 
 
 def request(training: Training, cluster: Cluster, setup: Setup, *, nvme_path: Optional[str] = None) -> Request:
-    """What DeepSpeed's configuration has to do for one way to train; transformers' Trainer fills in the rest."""
+    """Return the request for DeepSpeed's configuration of a setup. transformers' Trainer fills in the rest."""
     own = training.program == "own"
     return Request(
         stage=setup.stage,
@@ -45,12 +45,12 @@ def request(training: Training, cluster: Cluster, setup: Setup, *, nvme_path: Op
 
 
 def yaml(plan: Plan, model: str, deepspeed: str) -> str:
-    """LLaMA-Factory's YAML of the plan's pick.
+    """Return LLaMA-Factory's YAML of the plan's pick.
 
     Args:
         plan: the plan.
-        model: its folder, as ``model_name_or_path`` is to say it.
-        deepspeed: the file with DeepSpeed's configuration, beside this one.
+        model: the value of ``model_name_or_path``.
+        deepspeed: the file name of DeepSpeed's configuration, beside this one.
 
     Raises:
         PlanError: nothing fits.
@@ -62,7 +62,7 @@ def yaml(plan: Plan, model: str, deepspeed: str) -> str:
         ("", [("model_name_or_path", model), ("flash_attn", "auto")]),
         ("", _method(plan)),
         (
-            "the data: a name of data/dataset_info.json; both travel with the run",
+            "the data: a name in data/dataset_info.json; both files are copied with the run",
             [
                 *(("dataset", "train"), ("dataset_dir", "data"), ("cutoff_len", training.seq)),
                 *workers,
@@ -70,7 +70,7 @@ def yaml(plan: Plan, model: str, deepspeed: str) -> str:
             ],
         ),
         (
-            f"{plan.cluster.world} GPUs x batch x accumulation = {training.global_batch} samples a step",
+            f"{plan.cluster.world} GPUs x batch x accumulation = {training.global_batch} samples per step",
             [
                 ("per_device_train_batch_size", best.setup.micro_batch),
                 ("gradient_accumulation_steps", accumulation(training, plan.cluster, best.setup)),
@@ -91,24 +91,24 @@ def yaml(plan: Plan, model: str, deepspeed: str) -> str:
 
 
 def gpt_options(plan: Plan) -> List[str]:
-    """The plan's pick as options of ``trainer.gpt``; none where it is no GPT-2 of an own loop, or has to use nvme.
+    """Return the plan's pick as options of ``trainer.gpt``; none if it is not a GPT-2 of ``--for own``, or needs nvme.
 
-    Up to stage 1 that is trainer.gpt's own engine, which shards as stage 1 does.
+    Up to stage 1 they use the plain engine, which shards like stage 1.
     """
     best, shape = plan.best, plan.training.shape
     if best is None or shape.family != "gpt2" or plan.training.program != "own" or best.setup.optimizer_at == "nvme":
         return []
     sizes = {"n-layer": shape.layers, "n-head": shape.heads, "n-embd": shape.hidden}
-    said: Dict[str, Any] = {"model": shape.name} if shape.name in MODELS else sizes
-    said.update({"block-size": plan.training.seq, "batch-size": best.setup.micro_batch})
-    said.update({"global-batch": plan.training.global_batch, "learning-rate": f"{plan.rate.root:.1e}"})
+    options: Dict[str, Any] = {"model": shape.name} if shape.name in MODELS else sizes
+    options.update({"block-size": plan.training.seq, "batch-size": best.setup.micro_batch})
+    options.update({"global-batch": plan.training.global_batch, "learning-rate": f"{plan.rate.root:.1e}"})
     if best.setup.stage >= 2:
-        said["engine"] = f"zero{best.setup.stage}"
+        options["engine"] = f"zero{best.setup.stage}"
     if best.setup.optimizer_at == "cpu":
-        said["offload"] = "all" if best.setup.parameters_at == "cpu" else "optimizer"
+        options["offload"] = "all" if best.setup.parameters_at == "cpu" else "optimizer"
     if best.setup.checkpointing:
-        said["checkpointing"] = "true"
-    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
+        options["checkpointing"] = "true"
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 def _method(plan: Plan) -> List[Tuple[str, Any]]:
@@ -130,12 +130,12 @@ def _method(plan: Plan) -> List[Tuple[str, Any]]:
 
 def _best(plan: Plan) -> Option:
     if plan.best is None:
-        raise PlanError("nothing fits, so there is nothing to write", hint="more --nodes, or --method lora")
+        raise PlanError("nothing fits, so no file is written", hint="use more --nodes, or --method lora")
     return plan.best
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML says it; a text in quotes where it could be taken for something else."""
+    """Format a value as YAML, with quotes if it could be read as another type."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str) and not all(each.isalnum() or each in "/._-+" for each in value):

@@ -1,4 +1,4 @@
-"""Reads what trainers log. The code lies in the agent's folder, ``trainer/agent/reader``: it travels with a run."""
+"""Reads the logs of trainers. The code is in ``trainer/agent/reader``, because the agent needs it on the nodes."""
 
 from trainer.agent.reader import (
     FIELDS,

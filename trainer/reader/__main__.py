@@ -1,7 +1,7 @@
-"""``python -m trainer.reader [FILE ...]``: the numbers of a training's logs as CSV; by default of stdin.
+"""``python -m trainer.reader [FILE ...]`` prints the numbers of training logs as CSV. It reads stdin by default.
 
-``clusterctl metrics`` shows them as a table; this needs Python alone. The exit code is 1 where no line tells a number,
-and 2 where a file cannot be read.
+``clusterctl metrics`` shows them as a table; this needs only Python. The exit code is 1 if no line contains a number,
+and 2 if a file cannot be read.
 """
 
 import os
@@ -14,7 +14,7 @@ _BLOCK = 256 << 10
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Read the logs and print what they tell."""
+    """Read the logs and print their numbers."""
     names = sys.argv[1:] if argv is None else argv
     if any(name.startswith("-") and name != "-" for name in names):
         sys.stderr.write((__doc__ or "") + "\n")
@@ -22,13 +22,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     series = Series()
     try:
         for name in names or ["-"]:
-            with sys.stdin.buffer if name == "-" else open(name, "rb") as file:  # noqa: PTH123 - as it was given
+            with sys.stdin.buffer if name == "-" else open(name, "rb") as file:  # noqa: PTH123 - the name as typed
                 for reading in read(_blocks(file)):
                     series.add(reading)
         for line in as_csv(series, series.counted) if len(series) else ():
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has enough: nothing to tell, and nobody to tell it to
+    except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         sys.stderr.write("cannot read %s: %s\n" % (error.filename, error.strerror))

@@ -104,10 +104,10 @@ def threshold(
     return Check(check, title, judge=judge_of(judge), **options)
 
 
-def each_node(check: str, title: str, **options: Any) -> Callable[[Callable[..., Judgement]], Check]:
-    """A check whose function judges one node.
+def each_node(check: str, title: str, **options: Any) -> Callable[[Callable[..., Judgement | Judgements]], Check]:
+    """A check whose function judges one node, or all of them if it names ``answers``.
 
-    The function names the arguments it needs: ``answer``, ``node``, ``seen``, ``limits``.
+    The function names the arguments it needs: ``answer`` and ``node``, or ``answers``; ``seen``, ``limits``.
 
     Args:
         check: the id.
@@ -115,7 +115,7 @@ def each_node(check: str, title: str, **options: Any) -> Callable[[Callable[...,
         options: further fields of ``Check``. The docstring's text below its first line is ``about``.
     """
 
-    def declare(function: Callable[..., Judgement]) -> Check:
+    def declare(function: Callable[..., Judgement | Judgements]) -> Check:
         about = (function.__doc__ or "").partition("\n")[2]
         return Check(check, title, judge=judge_of(function), **{"about": about, **options})
 

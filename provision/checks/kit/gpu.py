@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from provision.checks import Answer, Answers, Check, Judgement, Judgements, Plan, call, not_here, unknown
 from provision.checks.kit.compare import odd
@@ -336,6 +336,22 @@ def each_gpu_node(
     return declare
 
 
+class OwnFault(NamedTuple):
+    """What is wrong with a GPU whatever the others have.
+
+    Attributes:
+        find: its text, empty for a healthy GPU; names ``gpu`` and ``limits`` as it needs them.
+        expected: the healthy state.
+        fix: what to do.
+        verdict: of its node.
+    """
+
+    find: Callable[..., str]
+    expected: str
+    fix: str
+    verdict: Verdict = "WARN"
+
+
 def equal_gpus(
     check: str,
     title: str,
@@ -345,6 +361,7 @@ def equal_gpus(
     noun: str = "",
     verdict: Verdict = "WARN",
     show: Callable[[Gpu], str],
+    own: OwnFault | None = None,
     **options: Any,
 ) -> Check:
     """A check that all GPUs of all nodes have the same value.
@@ -352,17 +369,25 @@ def equal_gpus(
     Args:
         check: the id.
         title: what is true of healthy nodes.
-        reads: the fields that ``show`` reads. A GPU that cannot report one of them makes the node UNKNOWN.
+        reads: the fields that ``show`` and ``own`` read. A GPU that cannot report one of them makes the node UNKNOWN.
         fix: what to do about a node that differs.
         noun: stands before the value.
         verdict: for a node that differs.
         show: a GPU's value.
+        own: a fault of single GPUs. Nodes with one are not compared.
         options: further fields of ``Check``.
     """
 
-    def judge(_seen: Plan, answers: Answers) -> Judgements:
+    def judge(seen: Plan, answers: Answers) -> Judgements:
         found = yield from gpus(answers, *reads)
-        values = {node: {gpu.index: show(gpu) for gpu in row} for node, row in found.items()}
+        values = {}
+        for node, row in found.items():
+            texts = {gpu.index: call(own.find, gpu=gpu, limits=seen.limits) for gpu in row} if own else {}
+            if own and any(texts.values()):
+                faults = {index: text for index, text in texts.items() if text}
+                yield node, Judgement(own.verdict, each(faults), own.expected, own.fix)
+            else:
+                values[node] = {gpu.index: show(gpu) for gpu in row}
         yield from alike(values, noun=noun, fix=fix, verdict=verdict)
 
     return Check(check, title, judge=judge, probe=GPUS, tool=SMI, timeout=20.0, **options)

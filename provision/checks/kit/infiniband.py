@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from provision.checks import Answers, Judgement, Judgements, not_here, ok, unknown
+from provision.checks import Answers, Check, Judgement, Judgements, Plan, call, not_here, ok, unknown
 from provision.checks.kit.compare import majority
 from provision.model import Verdict
 
@@ -343,3 +343,85 @@ def _peers(out: str) -> dict[tuple[str, int], str]:
         if name and port and number.isdecimal():
             found[device, int(number)] = f"{name[1].strip()} port {port[1]}"
     return found
+
+
+def each_port(
+    check: str,
+    title: str,
+    *,
+    fine: Callable[..., str],
+    select: Callable[[Port], bool] = lambda _: True,
+    context: Callable[..., Any] | None = None,
+    probe: str = PORTS,
+    **options: Any,
+) -> Callable[[Callable[..., Iterable[Fault]]], Check]:
+    """A check whose function yields the faults of one InfiniBand port.
+
+    The functions name the arguments they need. The decorated function can name ``port``, ``ports`` (those of its
+    node), ``name`` (of its node), ``answer``, ``limits`` and ``context``; ``fine`` all of these but ``port``.
+
+    Args:
+        check: the id.
+        title: what is true of a healthy node.
+        fine: the text of a node without faults.
+        select: the ports to judge.
+        context: computed once, from ``cluster`` (the selected ports of every node) and ``answers``.
+        probe: prints at least what ``PORTS`` prints.
+        options: further fields of ``Check``. The docstring's text below its first line is ``about``.
+    """
+
+    def declare(faults: Callable[..., Iterable[Fault]]) -> Check:
+        def judge(seen: Plan, answers: Answers) -> Judgements:
+            every, others = fabric(answers)
+            yield from others
+            cluster = {name: [port for port in ports if select(port)] for name, ports in every.items()}
+            shared = call(context, cluster=cluster, answers=answers) if context else None
+            for name, ports in cluster.items():
+                values = {"name": name, "ports": ports, "answer": answers[name], "limits": seen.limits}
+                found = (each for port in ports for each in call(faults, port=port, context=shared, **values))
+                yield name, worst(found, call(fine, context=shared, **values))
+
+        return Check(check, title, judge=judge, probe=probe, about=_about(faults), **options)
+
+    return declare
+
+
+def fabric_nodes(check: str, title: str, *, probe: str = PORTS, **options: Any) -> Callable[..., Check]:
+    """A check whose function judges all nodes with InfiniBand ports.
+
+    The function names the arguments it needs: ``cluster`` (the ports of every such node), ``answers``, ``limits``.
+    """
+
+    def declare(function: Callable[..., Judgements]) -> Check:
+        def judge(seen: Plan, answers: Answers) -> Judgements:
+            cluster, others = fabric(answers)
+            yield from others
+            yield from call(function, cluster=cluster, answers=answers, limits=seen.limits)
+
+        return Check(check, title, judge=judge, probe=probe, about=_about(function), **options)
+
+    return declare
+
+
+def error_counters(check: str, title: str, *, counters: Sequence[str], limit: tuple[str, float], fix: str,
+                   why: str, about: str) -> Check:  # fmt: skip
+    """A check that error counters of ports neither grow nor exceed a limit.
+
+    Args:
+        check: the id.
+        title: what is true of a healthy node.
+        counters: keys of ``NAMES``.
+        limit: the name and value of the threshold.
+        fix: what to do, with ``{cable}`` for the port and the other end of its cable.
+        why: what happens otherwise.
+        about: the sources.
+    """
+
+    def judge(seen: Plan, answers: Answers) -> Judgements:
+        yield from judged_counts(answers, counters, seen.limits[limit[0]], fix)
+
+    return Check(check, title, why, judge, COUNTERS, root=True, timeout=30, limits=dict((limit,)), about=about)
+
+
+def _about(function: Callable[..., Any]) -> str:
+    return (function.__doc__ or "").partition("\n")[2]

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, ip_address, ip_interface
+from typing import Any
 
-from provision.checks import Answer, Answers, Judgement, Judgements, Plan, unknown
+from provision.checks import Answer, Answers, Check, Judgement, Judgements, Plan, call, unknown
 from provision.model import Node
 from provision.render import quote
 
@@ -312,6 +313,29 @@ def carriers(answers: Answers) -> tuple[dict[str, tuple[Network, Link]], list[tu
         else:
             lost.append((name, unknown(NO_CARRIER)))
     return found, lost
+
+
+def carrier_nodes(check: str, title: str, **options: Any) -> Callable[[Callable[..., Judgements]], Check]:
+    """A check whose function judges the interfaces that training uses, of all nodes.
+
+    The function names the arguments it needs: ``found`` (see ``carriers``), ``answers``, ``limits``.
+
+    Args:
+        check: the id.
+        title: what is true of a healthy node.
+        options: further fields of ``Check``. The docstring's text below its first line is ``about``.
+    """
+
+    def declare(function: Callable[..., Judgements]) -> Check:
+        def judge(seen: Plan, answers: Answers) -> Judgements:
+            found, lost = carriers(answers)
+            yield from lost
+            yield from call(function, found=found, answers=answers, limits=seen.limits)
+
+        about = (function.__doc__ or "").partition("\n")[2]
+        return Check(check, title, judge=judge, probe=facts, about=about, **options)
+
+    return declare
 
 
 def table(answer: Answer, word: str) -> dict[str, list[str]]:

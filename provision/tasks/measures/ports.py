@@ -13,7 +13,7 @@ from provision.checks.kit.measures import pairs
 from provision.checks.net_ports import DEFAULT
 from provision.model import Node, Result
 from provision.render import render, words
-from provision.session import Conversation, talking
+from provision.session import Conversation, run_conversations
 from provision.tasks.measures.clock import broken
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def measure(plan: Plan, session: Session) -> dict[str, Answer]:
         node.name: Conversation(node, connect, _listen(plan, node, token), deadline=_LIFE + _READY, beat=_BEAT)
         for node in plan.nodes
     }
-    with talking(listeners.values(), patience=5.0):
+    with run_conversations(listeners.values(), patience=5.0):
         until = time.monotonic() + _READY
         for listener in listeners.values():
-            listener.until("ready", max(0.0, until - time.monotonic()))
+            listener.wait_for("ready", max(0.0, until - time.monotonic()))
         outcome = session.work(
             "ports",
             "Trying the nodes' ports",

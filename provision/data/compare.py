@@ -1,4 +1,4 @@
-"""What a node has of a pushed tree, and what must therefore be done there. Pure."""
+"""Compares a pushed tree with the files on a node. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from provision.data.tree import Tree
-from provision.env.source.scan import Source
+from provision.env.source.files import Source
 from provision.errors import ClusterctlError
 from provision.script import whole
 
@@ -16,13 +16,13 @@ Kind = Literal["file", "dir", "link", "other"]
 
 _KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 _WORDS: dict[str, str] = {"file": "file", "dir": "folder", "link": "symlink", "other": "device, pipe or socket"}
-# Here and there: what takes no other's place by itself. A symlink is replaced by anything, and replaces a file.
+# Types here and on the node where one never replaces the other. A symlink is replaced by anything, and replaces a file.
 _UNLIKE = {("dir", "file"), *((here, other) for here in _WORDS for other in ("dir", "other") if here != other)}
-_OPEN = 0o700  # what the owner of a folder needs to put files in it
+_OPEN = 0o700  # the owner's permissions to write files in a folder
 
 
-class Thing(NamedTuple):
-    """What lies at a path on a node."""
+class NodeFile(NamedTuple):
+    """The file, folder or symlink at a path on a node."""
 
     kind: Kind
     mode: int
@@ -33,20 +33,20 @@ class Thing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class There:
-    """What a node says.
+class NodeTree:
+    """A node's answer.
 
     Attributes:
-        things: what lies at those of the wanted paths where something lies; the destination itself is ``""``.
-        closed: folders among them in which the user may not write as they are.
-        user: the user's number.
-        tools: of ``zstd`` and ``ssh`` those that it has.
-        free_bytes: where the push leads, when that is known.
-        staged: bytes that broken pushes have left there; None: nothing is left.
-        refused: why it can take nothing.
+        things: the existing files at the wanted paths; the destination itself is ``""``.
+        closed: folders among them in which the user may not write.
+        user: the user's id.
+        tools: the ones of ``zstd`` and ``ssh`` that the node has.
+        free_bytes: free space at the destination, if known.
+        staged: bytes that interrupted pushes have left there; None: nothing is left.
+        refused: why the node cannot take the tree.
     """
 
-    things: Mapping[str, Thing] = field(default_factory=dict)
+    things: Mapping[str, NodeFile] = field(default_factory=dict)
     closed: frozenset[str] = frozenset()
     user: int = 0
     tools: frozenset[str] = frozenset()
@@ -56,17 +56,17 @@ class There:
 
 
 @dataclass(frozen=True)
-class Lack:
-    """What is to be done on a node: all that is kept of its answer, which may be long.
+class Changes:
+    """The changes that a node needs; its answer, which may be long, is not kept.
 
     Attributes:
-        wanted: the paths of files and symlinks that it lacks, or has otherwise.
-        folders: those below the destination that are made or get another mode, see ``folders``.
-        incomplete: whether there is anything to do but to send files.
-        refused: why it cannot take the tree; nothing is sent that could not be put to its place.
-        has_ssh: whether it can pass bytes on.
-        free_bytes: where the push leads, when that is known.
-        staged: bytes that broken pushes have left there.
+        wanted: the paths of files and symlinks that are missing or different.
+        folders: the folders below the destination to create or change, see ``folders``.
+        incomplete: whether there is work besides sending files.
+        refused: why the node cannot take the tree; then nothing is sent.
+        has_ssh: whether the node can pass bytes on.
+        free_bytes: free space at the destination, if known.
+        staged: bytes that interrupted pushes have left there.
     """
 
     wanted: frozenset[str] = frozenset()
@@ -78,10 +78,10 @@ class Lack:
     staged: int = 0
 
 
-def lack(tree: Tree, there: There, destination: str) -> Lack:
-    """Conclude from what a node has what is to be done on it."""
+def changes(tree: Tree, there: NodeTree, destination: str) -> Changes:
+    """The changes that a node needs."""
     wanted = differing(tree, there)
-    return Lack(
+    return Changes(
         wanted,
         folders(tree, there, wanted),
         incomplete(tree, there),
@@ -92,16 +92,16 @@ def lack(tree: Tree, there: There, destination: str) -> Lack:
     )
 
 
-def read(out: str, token: str) -> There:
-    """What ``push/compare.sh.j2`` printed; ``token`` begins every answer, so that a name may hold any character.
+def read(out: str, token: str) -> NodeTree:
+    """Parse the output of ``push/compare.sh.j2``; every answer begins with ``token``, so names may have any character.
 
     Raises:
-        ClusterctlError: the output is not whole.
+        ClusterctlError: the output is incomplete.
     """
     rows = [row.removesuffix("\n") for row in out.split(f"{token} ")[1:]]
     if not rows or rows[-1] != "end":
         raise ClusterctlError("its answer is incomplete")
-    things: dict[str, Thing] = {}
+    things: dict[str, NodeFile] = {}
     facts: dict[str, str] = {}
     closed: list[str] = []
     link = ""
@@ -111,7 +111,7 @@ def read(out: str, token: str) -> There:
             mode, size, mtime, owner, path = rest.split(" ", 4)
             number = int(mode, 16)
             kind = _KINDS.get(stat.S_IFMT(number), "other")
-            things[_path(path)] = Thing(kind, number & 0o777, whole(size), whole(mtime), whole(owner))
+            things[_path(path)] = NodeFile(kind, number & 0o777, whole(size), whole(mtime), whole(owner))
         elif word == "link":
             link = _path(rest)
         elif word == "to" and link in things:
@@ -121,8 +121,8 @@ def read(out: str, token: str) -> There:
         else:
             facts[word] = rest
     if "refuse" in facts:
-        return There(refused=" ".join(facts["refuse"].split()))
-    return There(
+        return NodeTree(refused=" ".join(facts["refuse"].split()))
+    return NodeTree(
         things,
         frozenset(closed),
         whole(facts["user"]),
@@ -132,43 +132,43 @@ def read(out: str, token: str) -> There:
     )
 
 
-def differing(tree: Tree, there: There) -> frozenset[str]:
-    """The paths of files and symlinks that the node lacks, or has with another size, time, mode or target."""
+def differing(tree: Tree, there: NodeTree) -> frozenset[str]:
+    """The paths of files and symlinks that are missing on the node, or have another size, time, mode or target."""
     real = _real(tree, there)
     return frozenset(one.path for one in tree.found if one.type != "dir" and not _same(one, _thing(one, there, real)))
 
 
-def folders(tree: Tree, there: There, wanted: frozenset[str]) -> tuple[tuple[str, int], ...]:
-    """The folders below the destination that are made, or get another mode if only for a while; parents first.
+def folders(tree: Tree, there: NodeTree, wanted: frozenset[str]) -> tuple[tuple[str, int], ...]:
+    """The folders below the destination to create, or whose mode changes, perhaps temporarily; parents first.
 
     Args:
-        tree: what is pushed.
-        there: what the node has.
-        wanted: the files and symlinks that are put there.
+        tree: the pushed tree.
+        there: the node's answer.
+        wanted: the files and symlinks to write.
 
     Returns:
-        Their paths, and the modes that they have in the end. A folder of another user keeps its mode.
+        Their paths and final modes. A folder of another user keeps its mode.
     """
     real = _real(tree, there)
     closed = there.closed & _written(tree, real, wanted)
 
-    def changes(one: Source) -> bool:
+    def is_changed(one: Source) -> bool:
         if one.path not in real:
             return True
         thing = there.things[one.path]
         return there.user in (0, thing.owner) and (thing.mode != one.mode or one.path in closed)
 
-    return tuple((one.path, one.mode) for one in tree.found if one.type == "dir" and changes(one))
+    return tuple((one.path, one.mode) for one in tree.found if one.type == "dir" and is_changed(one))
 
 
-def incomplete(tree: Tree, there: There) -> bool:
-    """Whether there is anything to do on the node but to send files."""
+def incomplete(tree: Tree, there: NodeTree) -> bool:
+    """Whether there is work on the node besides sending files."""
     lacks = not tree.single and "" not in _real(tree, there)
     return lacks or there.staged is not None or bool(folders(tree, there, frozenset()))
 
 
-def refusal(tree: Tree, there: There, destination: str, wanted: frozenset[str]) -> str:
-    """Why the node cannot take the tree, empty where it can."""
+def refusal(tree: Tree, there: NodeTree, destination: str, wanted: frozenset[str]) -> str:
+    """Why the node cannot take the tree; empty if it can."""
     if there.refused:
         return there.refused
     real = _real(tree, there)
@@ -179,7 +179,7 @@ def refusal(tree: Tree, there: There, destination: str, wanted: frozenset[str]) 
         if (thing := _thing(one, there, real)) and (one.type, thing.kind) in _UNLIKE
     ]
     wrong += [
-        f"{_join(destination, path)} belongs to another user, and nothing may be written in it"
+        f"{_join(destination, path)} belongs to another user and is not writable"
         for path in sorted(there.closed & _written(tree, real, wanted) - {""})
         if there.things[path].owner != there.user
     ]
@@ -187,7 +187,7 @@ def refusal(tree: Tree, there: There, destination: str, wanted: frozenset[str]) 
 
 
 def opened(mode: int) -> int:
-    """A folder's mode while files are put in it."""
+    """A folder's mode while files are written in it."""
     return mode | _OPEN
 
 
@@ -203,8 +203,8 @@ def _above(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _real(tree: Tree, there: There) -> frozenset[str]:
-    """The folders of the tree that are folders on the node, and not merely behind a symlink that lies in the way."""
+def _real(tree: Tree, there: NodeTree) -> frozenset[str]:
+    """The folders of the tree that are real folders on the node, not behind a symlink."""
     real = {""} if "" in there.things and there.things[""].kind == "dir" else set[str]()
     for one in tree.found:
         if one.type == "dir" and _above(one.path) in real:
@@ -214,17 +214,17 @@ def _real(tree: Tree, there: There) -> frozenset[str]:
     return frozenset(real)
 
 
-def _thing(one: Source, there: There, real: frozenset[str]) -> Thing | None:
+def _thing(one: Source, there: NodeTree, real: frozenset[str]) -> NodeFile | None:
     return there.things.get(one.path) if not one.path or _above(one.path) in real else None
 
 
 def _written(tree: Tree, real: frozenset[str], wanted: frozenset[str]) -> frozenset[str]:
-    """The folders in which something is put."""
+    """The folders in which something is written."""
     made = (one.path for one in tree.found if one.type == "dir" and one.path not in real)
     return frozenset(map(_above, (*wanted, *made)))
 
 
-def _same(one: Source, thing: Thing | None) -> bool:
+def _same(one: Source, thing: NodeFile | None) -> bool:
     if thing is None or thing.kind != one.type:
         return False
     if one.type == "link":

@@ -1,4 +1,4 @@
-"""What a push does on a node: the places it uses, the scripts, and what they are given to read. Pure."""
+"""A push on a node: its folders, its scripts, and their input. Pure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from provision.data.there import opened
+from provision.data.compare import opened
 from provision.data.tree import STAGING, Pushed, Tree
-from provision.env.release.legs import escape
+from provision.env.release.payload import escape
 from provision.errors import UsageError
 from provision.model import Inventory
 from provision.render import render
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Where a push leads on a node, and where it keeps what has not come to its place yet."""
+class PushTarget:
+    """The destination of a push on a node, and its staging folder."""
 
     root: PurePosixPath
     destination: PurePosixPath
-    folder: bool  # whether a folder is pushed, and not one file
+    folder: bool  # a folder is pushed, not one file
 
     @classmethod
-    def of(cls, inventory: Inventory, destination: str, *, folder: bool) -> Spot:
-        """The places of a push.
+    def of(cls, inventory: Inventory, destination: str, *, folder: bool) -> PushTarget:
+        """The paths of a push.
 
         Raises:
-            UsageError: the destination is not absolute, or lies where releases do.
+            UsageError: the destination is not absolute, or overlaps the releases.
         """
         path = PurePosixPath(os.path.normpath(destination).replace("//", "/"))
         if not destination.startswith("/") or len(path.parts) < 2:
@@ -38,15 +38,15 @@ class Spot:
         if any(each == path or each in path.parents or path in each.parents for each in taken):
             raise UsageError(
                 f"{path} is where clusterctl keeps releases",
-                hint="choose another destination, such as /data/NAME; environments come with `clusterctl deploy`",
+                hint="choose another destination, such as /data/NAME; to send an environment: clusterctl deploy",
             )
         return cls(inventory.root, path, folder)
 
     @property
     def staging(self) -> str:
-        """Where what has arrived waits: on the file system of its place, so that it only needs to be renamed.
+        """The folder for received files, on the destination's file system, so that they only need to be renamed.
 
-        For a folder that is in the folder, which may be a mount point, and the only one that the user may write in.
+        If a folder is pushed, it is in that folder, which may be a mount point and the only writable folder.
         """
         if self.folder:
             return f"{self.destination}/{STAGING}folder"
@@ -55,69 +55,69 @@ class Spot:
 
     @property
     def transfer(self) -> str:
-        """The transfer's own folder."""
+        """The transfer's folder."""
         return f"{self.staging}/transfer"
 
     @property
     def into(self) -> str:
-        """Where legs are unpacked."""
+        """The folder where legs are unpacked."""
         return f"{self.staging}/tree"
 
 
-def compare(spot: Spot, token: str) -> str:
-    """The read-only script that tells what of the wanted paths a node has; ``paths`` come on its input."""
+def compare(target: PushTarget, token: str) -> str:
+    """The read-only script that lists which of the wanted paths exist on a node; its input is ``paths``."""
     return render(
         "push/compare.sh.j2",
         token=token,
-        destination=str(spot.destination),
-        staging=spot.staging,
-        releases=f"{spot.root}/releases",
-        folder=spot.folder,
+        destination=str(target.destination),
+        staging=target.staging,
+        releases=f"{target.root}/releases",
+        folder=target.folder,
     )
 
 
 def paths(tree: Tree) -> bytes:
-    """The input of ``compare``: every path with a NUL."""
+    """The input of ``compare``: the paths, each followed by a NUL."""
     wanted = (one.path for one in tree.found if one.path)
     return b"".join(os.fsencode(path) + b"\0" for path in (".", *wanted))
 
 
-def open_folder(spot: Spot, mode: int) -> str:
-    """The script that makes the destination with this mode, or opens it, for a folder; before the lock is taken."""
+def open_folder(target: PushTarget, mode: int) -> str:
+    """The script that creates a destination folder with this mode, or makes it writable, before the lock is taken."""
     return render(
         "push/open.sh.j2",
-        destination=str(spot.destination),
-        staging=spot.staging,
+        destination=str(target.destination),
+        staging=target.staging,
         mode=f"{mode:o}",
         opened=f"{opened(mode):o}",
     )
 
 
-def close_folder(spot: Spot) -> str:
-    """The script that gives the destination the mode that it shall have; after the lock has gone."""
-    return render("push/close.sh.j2", destination=str(spot.destination), staging=spot.staging)
+def close_folder(target: PushTarget) -> str:
+    """The script that sets the destination's final mode, after the lock is released."""
+    return render("push/close.sh.j2", destination=str(target.destination), staging=target.staging)
 
 
-def begin(spot: Spot) -> str:
-    """The script that makes room for a transfer, or goes on with one that broke off; ``expected`` come on its input."""
-    return render("push/begin.sh.j2", staging=spot.staging, transfer=spot.transfer, into=spot.into)
+def begin(target: PushTarget) -> str:
+    """The script that prepares a transfer, or continues an interrupted one; its input is ``expected``."""
+    return render("push/begin.sh.j2", staging=target.staging, transfer=target.transfer, into=target.into)
 
 
 def expected(pushed: Pushed, keys: Iterable[str]) -> bytes:
-    """The input of ``begin``: what this node is to have in its staging folder, and keys of legs that others need."""
+    """The input of ``begin``: the files for this node's staging folder, and keys of legs that only others need."""
     own = {leg.key for leg in pushed.legs}
     lines = [f"want {name}\n" for name in (*pushed.small, *pushed.large)]
     lines += [f"skip {key}\n" for key in keys if key not in own]
     return "".join(lines).encode("ascii")
 
 
-def place(spot: Spot) -> str:
-    """The script that moves what has arrived to its place; ``moves`` come on its input."""
-    return render("push/place.sh.j2", staging=spot.staging, into=spot.into, destination=str(spot.destination))
+def place(target: PushTarget) -> str:
+    """The script that moves received files to the destination; its input is ``moves``."""
+    return render("push/place.sh.j2", staging=target.staging, into=target.into, destination=str(target.destination))
 
 
 def moves(pushed: Pushed, folders: Iterable[tuple[str, int]]) -> bytes:
-    """The input of ``place``, in the order in which it is done; ``folders`` are those that are made or changed."""
+    """The input of ``place``, in order; ``folders`` are the ones to create or change."""
     folders = tuple(folders)
     return b"".join(escape(line) + b"\n" for line in _moves(pushed, folders))
 
