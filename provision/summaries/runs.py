@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from provision.tasks.status import RunStatus
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room
-_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # what a table without room goes without, in this order
-ENDED_SHOWN = 5  # runs that have ended and are listed all the same
+_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # columns that a narrow table omits, in this order
+ENDED_SHOWN = 5  # ended runs that the table shows
 
 
 def runs_data(runs: Mapping[str, Run], now: float) -> list[dict[str, Any]]:
@@ -43,9 +43,9 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
 
 
 def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | None] | None = None) -> list[str]:
-    """A table of the runs that are at work and of the last that were.
+    """A table of the running runs and of the last ones that ended.
 
-    ``users``: by node name, the uid that the inventory logs in as; whose runs are whose is said where others have some.
+    ``users``: by node name, the uid that the inventory logs in as. The table names owners if other users have runs.
     """
     newest = list(reversed(list(runs.values())))
     live = [run for run in newest if run.live]
@@ -57,7 +57,7 @@ def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | Non
     others = len({run.owner for run in shown}) > 1 or any(_of_another(run, users or {}) for run in shown)
     rows += [_row(run, now, others=others) for run in shown]
     more = len(live) + len(ended) - len(shown)
-    return [*_fitted(rows), *([f"{more} older ones: clusterctl status RUN, or --json"] if more else [])]
+    return [*_fitted(rows), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
 
 
 def run_shown(result: RunStatus, now: float) -> Summary:
@@ -80,7 +80,7 @@ def run_shown(result: RunStatus, now: float) -> Summary:
         about.append(f"  {text}")
     age = _age(run, now)
     about.append(
-        f"  began {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
+        f"  started {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
     )
     if run.networks:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
@@ -96,7 +96,7 @@ def run_shown(result: RunStatus, now: float) -> Summary:
 
 
 def _of_another(run: Run, users: Mapping[str, int | None]) -> bool:
-    """Whether it is not known to be that user's as whom the inventory logs in."""
+    """Whether the run belongs to another user than the inventory's."""
     return any(
         (mine := users.get(part.node)) is not None and part.fields.get("uid") not in {None, mine} for part in run.parts
     )
@@ -217,7 +217,7 @@ def _traffic(sample: Mapping[str, Any]) -> str:
 
 
 def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table without the columns that it has no room for."""
+    """The table without the columns that do not fit."""
     lines, without = _table(rows), list(_LEAST)
     while without and max(map(len, lines)) > WIDTH:
         index = list(rows[0]).index(without.pop(0))
@@ -227,7 +227,7 @@ def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns aligned; one in which nothing is known is left out."""
+    """Aligns the columns and omits empty ones."""
     columns = [column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
     wide = [max(map(len, column)) for column in columns]
     return [

@@ -294,7 +294,7 @@ def test_one_run_is_shown_with_each_of_its_nodes():
     assert lines[:4] == [
         "run r1: running, training",
         "  step 40/120, loss 1.25, attempt 2 of 4, from checkpoint-40",
-        "  began 1 min 05 s ago by alice",
+        "  started 1 min 05 s ago by alice",
         "  why: node02, rank 1: CUDA out of memory",
     ]
     assert lines[5].split() == [
@@ -388,10 +388,10 @@ def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
     done.raise_failed()
     assert stopped_shown(done)[1].splitlines() == [
         "run r1 stopped on node[01-02]: no process left, no GPU memory held, port 23456 free",
-        "its work is saved at step 12; to go on: clusterctl resume r1",
+        "saved a checkpoint at step 12; to continue: clusterctl resume r1",
     ]
     again = judged(session, "r1", Outcome(session, both), port=None, already="stopped")
-    assert "had ended before (stopped) on node[01-02]: no process left" in stopped_shown(again)[1]
+    assert "had already ended (stopped) on node[01-02]: no process left" in stopped_shown(again)[1]
     half = judged(session, "r1", Outcome(session, {**both, "node02": parse_proof("", "no python")}), port=None)
     with pytest.raises(NodesFailedError, match="may still be running on 1 of 2 nodes") as caught:
         half.raise_failed()
