@@ -1,7 +1,8 @@
-"""The options of a training: ``--key value``, then a file (``--config``, YAML or JSON), then the defaults.
+"""The options of the trainer's programs: the parser that they share, and the options of a training.
 
-Each number has its bound beside its default. ``RELATIONS`` lists the rules between options. Both apply to the command
-line, to files, and to the options that a resumed training inherits from its checkpoint.
+The options of a training come from ``--key value``, then a file (``--config``, YAML or JSON), then the defaults. Each
+number has its bound beside its default. ``RELATIONS`` lists the rules between options. Both apply to the command line,
+to files, and to the options that a resumed training inherits from its checkpoint.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from trainer.bounds import COUNT, EVERY, RATE, Bound
-from trainer.gpt import options
 from trainer.gpt.errors import RefusedError
 
 ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
@@ -229,8 +229,8 @@ def from_arguments(argv: Optional[List[str]] = None) -> Config:
     return complete(read(argv))
 
 
-def _parser() -> options.Parser:
-    parser = options.Parser("trainer.gpt", "Train a GPT-2 model.")
+def _parser() -> Parser:
+    parser = Parser("trainer.gpt", "Train a GPT-2 model.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "Rules between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
     parser.add_argument(
@@ -310,7 +310,7 @@ def _value(path: Path, key: str, value: Any) -> Any:
     if choices and value not in choices:
         raise RefusedError("%s: %s: %r is not one of %s" % (path, key, value, ", ".join(choices)))
     if fields[key].metadata.get("bound"):
-        options.check("%s: %s" % (path, key), value, fields[key].metadata["bound"])
+        check_bound("%s: %s" % (path, key), value, fields[key].metadata["bound"])
     return value
 
 
@@ -325,7 +325,7 @@ def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: s
     for name, value in inherited.items():
         bound = fields[name].metadata.get("bound")
         if bound:
-            options.check("%s: %s" % (source, name), value, bound)
+            check_bound("%s: %s" % (source, name), value, bound)
     config = _with_sizes(Config(**{**inherited, **given.values}), given)
     if not config.data:
         raise RefusedError("--data is missing", "python -m trainer.gpt.prepare TEXT --out DIR, then --data DIR")
@@ -375,3 +375,49 @@ def accumulation(config: Config, world: int) -> int:
             "--global-batch %d or %d" % (lower, lower + each),
         )
     return config.global_batch // each
+
+
+Number = Union[int, float]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that checks the bound of each number, shows it in ``--help``, and reports errors in one line."""
+
+    def __init__(self, module: str, description: Optional[str]) -> None:
+        super().__init__(prog="python -m %s" % module, description=description, allow_abbrev=False)
+        self.bounds: Dict[str, Tuple[str, Bound]] = {}  # option and bound by the name of the value
+
+    def number(self, option: str, default_value: Number, bound: Bound, what: str, **more: Any) -> None:
+        """Add a numeric option."""
+        kind = type(default_value)
+        shown = ("%s (%s; %s)" % (what, default_value, bound)).replace("%", "%%")
+        settings = dict({"default": default_value, "metavar": kind.__name__}, **more)
+        action = self.add_argument(option, type=kind, help=shown, **settings)
+        self.bounds[action.dest] = (option, bound)
+
+    def read(self, argv: Optional[List[str]] = None) -> Dict[str, Any]:
+        """Return the values of a command line.
+
+        Raises:
+            RefusedError: an unknown option, or a value outside its bound.
+        """
+        given = vars(self.parse_args(argv))
+        for name, (option, bound) in self.bounds.items():
+            if name in given:
+                check_bound(option, given[name], bound)
+        return given
+
+    def error(self, message: str) -> Any:
+        """Raise a RefusedError instead of printing the usage and exiting."""
+        raise RefusedError(message, "%s --help" % self.prog)
+
+
+def check_bound(where: str, value: Number, bound: Bound) -> None:
+    """Refuse a number outside its bound.
+
+    Raises:
+        RefusedError: names the option (or file and key), the range and the value.
+    """
+    problem = bound.problem(value)
+    if problem:
+        raise RefusedError("%s %s" % (where, problem))
