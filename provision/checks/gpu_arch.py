@@ -9,7 +9,7 @@ import re
 
 from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
 from provision.checks.kit.gpu import GPUS, SMI, gpus, ranges
-from provision.env.report.gpus import cards, order
+from provision.env.report.overview import architecture_order, cards
 
 TITLE = "torch was compiled for the GPUs"
 TOOL = SMI
@@ -35,14 +35,14 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield node, unknown("the bundle does not tell what torch was compiled for", fix=fix)
             continue
         bad = [gpu for gpu in row if not any(_runs(one, gpu["compute_cap"]) for one in compiled)]
-        names = ", ".join(sorted(compiled, key=order)) or "no architecture"
+        names = ", ".join(sorted(compiled, key=architecture_order)) or "no architecture"
         if bad:
             wanted = f"sm_{bad[0]['compute_cap'].replace('.', '')}"
             observed = f"GPU {ranges(gpu.index for gpu in bad)}: {bad[0]['name']} needs {wanted}, torch has {names}"
             fix = f"pack an environment whose torch was built for {cards(wanted) or wanted}: another wheel or version"
             yield node, fail(observed, expected=wanted, fix=fix)
         else:
-            needed = sorted({f"sm_{gpu['compute_cap'].replace('.', '')}" for gpu in row}, key=order)
+            needed = sorted({f"sm_{gpu['compute_cap'].replace('.', '')}" for gpu in row}, key=architecture_order)
             yield node, ok(f"{', '.join(needed)}; torch has {names}")
 
 

@@ -10,7 +10,7 @@ from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, relaying, retrying, session_on, to_work_on
 from provision.cli.numbers import COUNT, number
 from provision.cli.options import reporting
-from provision.env.bundle.slices import find_bundle
+from provision.env.bundle.layout import find_bundle
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
 from provision.inventory import fold, select

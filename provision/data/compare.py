@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from provision.data.tree import Tree
-from provision.env.source.scan import Source
+from provision.env.source.files import Source
 from provision.errors import ClusterctlError
 from provision.script import whole
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry
-from provision.env.packing import reading
-from provision.env.source import scan
-from provision.env.source.scan import Source
+from provision.env.source import files
+from provision.env.source.files import Source
 from provision.errors import UsageError
 from provision.model import Leg
 
@@ -89,7 +88,7 @@ def scan_tree(source: Path) -> Tree:
             f"{source}: {(error.strerror or str(error)).lower()}", hint="clusterctl push SRC DEST"
         ) from error
     if source.is_dir():
-        tree = scan.walk(source, "", skip=lambda _path, name: name.startswith(STAGING))
+        tree = files.walk(source, "", skip=lambda _path, name: name.startswith(STAGING))
         return Tree(source, tree.sources, tree.skipped, status.st_mode & 0o777)
     if not source.is_file():
         raise UsageError(f"{source} is neither a file nor a folder", hint="clusterctl push SRC DEST")
@@ -175,6 +174,6 @@ def _ranges(one: Source, name: str, limit: int) -> Iterator[Leg]:
 
 
 def _read(one: Source, offset: int, size: int) -> Iterator[bytes]:
-    with reading.open_source(one) as descriptor:
+    with files.open_source(one) as descriptor:
         for at in range(offset, offset + size, _BLOCK):
-            yield reading.read_at(descriptor, at, min(_BLOCK, offset + size - at), one)
+            yield files.read_at(descriptor, at, min(_BLOCK, offset + size - at), one)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from provision.env.source import checkout
+from provision.env.source import editable
 from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.run.config import TRAINER_LOG, travel
@@ -118,7 +118,7 @@ def _gathered(folder: Path) -> tuple[Luggage, list[str]]:
             f"{folder} is no project's folder, and all of it would travel",
             hint="put the script into a folder of its own, or name the one that travels: --code DIR",
         )
-    found = checkout.contents(folder, WORK, folder / ".no-environment")
+    found = editable.list_checkout(folder, WORK, folder / ".no-environment")
     luggage = Luggage(folder, frozenset({f"{WORK}/.clusterctl"}))
     keys = []
     for one in found.tree.sources:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from provision.env.report.words import number, size
+from provision.env.report.text import number, size
 from provision.inventory import fold
 from provision.output_text import fold_equal
 from provision.summaries._summary import Summary
 from provision.summaries.services import serviced
 
 if TYPE_CHECKING:
-    from provision.env.release.upkeep import Releases
+    from provision.env.release.catalog import Releases
     from provision.model import Finding, Inventory
     from provision.tasks.deploy import DeployResult
     from provision.tasks.push import PushResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from provision.env.report.words import number, size
+from provision.env.report.text import number, size
 from provision.summaries._summary import Summary
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.env.bundle.reader import Bundle, open_bundle
-from provision.env.release import examine, steps
-from provision.env.release.derive import Recipe, recipe
+from provision.env.release import examine, scripts
+from provision.env.release.catalog import ReleasePaths
 from provision.env.release.examine import Action, NodeFacts
-from provision.env.release.legs import Payload
-from provision.env.release.paths import ReleasePaths
+from provision.env.release.payload import Payload, Recipe, derive_recipe
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Leg, Node, Step, Wire
@@ -133,7 +132,7 @@ def deploy(session: Session, bundle_path: Path, options: DeployOptions = _DEFAUL
         return DeployResult(paths.release_id, planned, dry_run=session.dry_run, services=serviced)
     release = _relocate(session, bundle, paths, options)
     if options.scripts_to is not None:
-        gather = steps.gather(paths, repair=options.repair)
+        gather = scripts.gather_script(paths, repair=options.repair)
         write_scripts(options.scripts_to, session.nodes, gather, release.activating)
     if session.dry_run:
         return DeployResult(paths.release_id, planned, dry_run=True, services=serviced)
@@ -208,8 +207,8 @@ def _relocate(session: Session, bundle: Bundle, paths: ReleasePaths, options: De
 def _activation(
     session: Session, bundle: Bundle, paths: ReleasePaths, relocated: Relocated, *, repair: bool
 ) -> tuple[Step, ...]:
-    naming = steps.conda_name_steps(session.inventory, bundle.manifest)
-    return tuple(steps.activate(paths, bundle.manifest, relocated, repair=repair, naming=naming))
+    naming = scripts.conda_name_steps(session.inventory, bundle.manifest)
+    return tuple(scripts.activate_steps(paths, bundle.manifest, relocated, repair=repair, naming=naming))
 
 
 def _send(
@@ -284,8 +283,8 @@ def _gather(
 
     def gather(node: Node) -> _Existing:
         base = bases[node.name]
-        script = release.lock.guarded(steps.gather(paths, repair=release.repair, base=base))
-        wanted = steps.wanted(payload.keys, recipes[base])
+        script = release.lock.guarded(scripts.gather_script(paths, repair=release.repair, base=base))
+        wanted = scripts.gather_input(payload.keys, recipes[base])
         result = session.run(node, script, stdin=wanted, deadline=GATHER_DEADLINE)
         if result.rc != 0 or not result.out.endswith("end\n"):
             raise ClusterctlError(" ".join(result.err.split()) or "could not create the release's folder")
@@ -396,4 +395,4 @@ def _recipe(payload: Payload, paths: ReleasePaths, base: str) -> Recipe:
     if not base:
         return Recipe()
     old = PurePosixPath(paths.releases) / base
-    return recipe(payload.bundle.manifest, payload.bundle.prefix_files(), payload.relocated, old)
+    return derive_recipe(payload.bundle.manifest, payload.bundle.prefix_files(), payload.relocated, old)

@@ -37,7 +37,7 @@ def inspect(bundle: Path, *, verify: bool = False, emit: Emit) -> Inspection:
     opened = open_bundle(bundle)
     if verify:
         opened.verify(emit)
-    return Inspection(bundle, Overview(opened.manifest, opened.slices.size), verify)
+    return Inspection(bundle, Overview(opened.manifest, opened.storage.size), verify)
 
 
 def diff(old: Path, new: Path) -> Difference:

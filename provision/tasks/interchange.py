@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.env.bundle.index import INDEX
+from provision.env.bundle.layout import INDEX, SUFFIX
 from provision.env.bundle.manifest import Manifest
 from provision.env.bundle.reader import Bundle, open_bundle
-from provision.env.bundle.slices import SUFFIX
 from provision.env.interchange.export import Exported, compression, export
-from provision.env.interchange.importing import import_archive, origin
+from provision.env.interchange.importer import import_archive, origin
 from provision.env.interchange.unpack import format_of
 from provision.env.packing import temporary
 from provision.env.packing.pack import pack
 from provision.env.packing.writer import is_inside
-from provision.env.report.words import number, size
+from provision.env.report.text import number, size
 from provision.env.source.environments import find_env
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.env.bundle import slices
-from provision.env.bundle.slices import SUFFIX
+from provision.env.bundle import layout
+from provision.env.bundle.layout import SUFFIX
 from provision.env.ops import choose, prebuild, unbuilt
 from provision.env.packing.pack import pack
 from provision.env.source import facts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from provision.env.bundle.manifest import Manifest
-    from provision.env.source.scan import Source
+    from provision.env.source.files import Source
     from provision.model import Emit
 
 
@@ -81,7 +81,7 @@ def pack_env(
     prefix = find_env(env, environ)
     out = output or Path(prefix.name + SUFFIX)
     refuse_folder(out, f"clusterctl pack-env -o {out / (prefix.name + SUFFIX)}")
-    whole = slices.name_of(out)
+    whole = layout.bundle_name(out)
     if whole != out:
         raise UsageError(f"{out} is the name of a part of {whole.name}", hint=f"clusterctl pack-env -o {whole}")
     if split and split < SMALLEST_PART:
@@ -99,7 +99,7 @@ def pack_env(
         additions=added,
         notices=notices,
     )
-    files = slices.find_slices(out)
+    files = layout.find_files(out)
     return PackResult(out, manifest, files.size, time.monotonic() - began, files.files)
 
 

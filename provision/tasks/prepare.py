@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -78,6 +79,7 @@ def prepare(
     """
     folder = scratch or str(run_folder(session.inventory, run))
     agent = sources("agent") if files is not None else {}
+    digest = hashlib.sha256(repr(sorted(agent.items())).encode()).hexdigest()[:16]
 
     def ask(node: Node) -> Answer:
         probe = ["--master", nodes[0].train_address, "--rank", str(nodes.index(node))]
@@ -92,6 +94,7 @@ def prepare(
             probe=probe,
             sends=files is not None,
             scratch=bool(scratch),
+            digest=digest,
         )
         if files is None:
             result = session.run(node, script, deadline=_PROBE_DEADLINE)

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from provision.env.release import steps, upkeep
-from provision.env.release.paths import ReleasePaths
-from provision.env.release.upkeep import Releases
+from provision.env.release import catalog, scripts
+from provision.env.release.catalog import ReleasePaths, Releases
 from provision.errors import PreflightError, UsageError
 from provision.model import Finding, Found, Node, Step
 from provision.session import Lock, Outcome, Sharing
@@ -86,7 +85,7 @@ def rollback(session: Session, to: str | None = None) -> Switched:
         goals = rollback_goals(session, found, to)
         before = {name: has.current or "none" for name, has in found.items()}
         plan = {
-            node.name: [steps.switch(ReleasePaths.of(session.inventory, goals[node.name]))]
+            node.name: [scripts.switch_step(ReleasePaths.of(session.inventory, goals[node.name]))]
             for node in sharing.own(session.nodes)
             if before[node.name] != goals[node.name]
         }
@@ -134,19 +133,19 @@ def verify(session: Session, release: str | None = None) -> Verified:
     Raises:
         PreflightError: no node has a release of this name.
     """
-    listing = upkeep.listing(session.inventory)
+    listing = catalog.list_script(session.inventory)
 
     def compare(node: Node) -> tuple[bool, Finding]:
         out = session.run(node, listing, deadline=_DEADLINE).out
         with reading(node):
-            has = upkeep.read_listing(out)
+            has = catalog.read_listing(out)
         goal = _find_release(release, (*has.complete, *has.broken)) if release else has.current
         if goal is None:
-            return False, upkeep.absent(node.name, has, release)
-        script = upkeep.verify(ReleasePaths.of(session.inventory, goal).release)
+            return False, catalog.absent_finding(node.name, has, release)
+        script = catalog.verify_script(ReleasePaths.of(session.inventory, goal).release)
         out = session.run(node, script, deadline=_VERIFY_DEADLINE).out
         with reading(node):
-            return True, upkeep.findings(node.name, goal, out)
+            return True, catalog.verify_finding(node.name, goal, out)
 
     outcome = session.work(
         "verify", "Comparing every file", compare, state=_state, wrong=lambda found: not _is_good(found)
@@ -204,12 +203,12 @@ def sharing_of(nodes: Sequence[Node], found: Mapping[str, Releases]) -> Sharing:
 
 
 def _list(session: Session, *, used: bool = False) -> Outcome[Releases]:
-    script = upkeep.listing(session.inventory, used=used)
+    script = catalog.list_script(session.inventory, used=used)
 
     def read(node: Node) -> Releases:
         out = session.run(node, script, deadline=_DEADLINE).out
         with reading(node):
-            return upkeep.read_listing(out)
+            return catalog.read_listing(out)
 
     return session.each(read)
 
@@ -217,8 +216,8 @@ def _list(session: Session, *, used: bool = False) -> Outcome[Releases]:
 def _removal(session: Session, old: Sequence[str], left: Sequence[str]) -> list[Step]:
     """The steps that remove releases and leftovers of failed deploys."""
     return [
-        *(steps.remove(ReleasePaths.of(session.inventory, release)) for release in old),
-        steps.discard("leftovers", [f"{session.inventory.root}/releases/{name}" for name in left]),
+        *(scripts.remove_step(ReleasePaths.of(session.inventory, release)) for release in old),
+        scripts.discard_step("leftovers", [f"{session.inventory.root}/releases/{name}" for name in left]),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from provision.checks import Plan, limits
 from provision.checks.kit.measures import Offset, offset
-from provision.env.report.words import number
+from provision.env.report.text import number
 from provision.render import quote
 from provision.run.found import Run, gathered, told
 from provision.tasks import runs

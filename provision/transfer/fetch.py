@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.env.bundle.tar import Member, TarError, TarReader
-from provision.env.report import words
+from provision.env.report import text
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render
 from provision.script import whole
@@ -166,7 +166,7 @@ def _space(receiver: _Receiver, here: Path) -> Iterator[None]:
         promised = sum(max(0, each.need - each.bytes) for each in _RUNNING)
         if receiver.need + promised + _MARGIN > free:
             raise UsageError(
-                f"{folder}: {words.size(receiver.need + promised)} are needed, and {words.size(free)} are free",
+                f"{folder}: {text.size(receiver.need + promised)} are needed, and {text.size(free)} are free",
                 hint="free some space, or name a folder on another disk with --to",
             )
         _RUNNING.append(receiver)

@@ -11,9 +11,10 @@ import pytest
 
 from provision.data import scripts as push
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
-from provision.env.release import steps, upkeep
+from provision.env.release import catalog
+from provision.env.release import scripts as release_scripts
+from provision.env.release.catalog import ReleasePaths
 from provision.env.release.examine import examine
-from provision.env.release.paths import ReleasePaths
 from provision.env.relocation.relocate import Relocated
 from provision.env.source.packages import source_of
 from provision.model import Inventory, Node
@@ -42,21 +43,21 @@ def scripts(prefix):
     )
     places = ReleasePaths.of(inventory, "0123456789ab")
     relocated = Relocated(PurePosixPath(places.release), (), frozenset({STALE}), {source_of(STALE): STALE})
-    activate = steps.activate(places, manifest, relocated)
-    repair = steps.activate(places, manifest, relocated, repair=True)
+    activate = release_scripts.activate_steps(places, manifest, relocated)
+    repair = release_scripts.activate_steps(places, manifest, relocated, repair=True)
     lock = dataclasses.replace(Lock.of_releases(inventory), token="TOKEN")
     folder = push.PushTarget.of(inventory, str(PurePosixPath(prefix).parent / "data"), folder=True)
     file = push.PushTarget.of(inventory, str(PurePosixPath(prefix).parent / "model.bin"), folder=False)
     return {
         "examine": examine(inventory, places.release_id, "clusterctl-relay:0123:"),
         "hold": render("release/hold.sh.j2", lock=lock.path, releases=places.releases, id="TOKEN", who="root on head"),
-        "gather": lock.guarded(steps.gather(places, base="ba9876543210")),
+        "gather": lock.guarded(release_scripts.gather_script(places, base="ba9876543210")),
         "activate": lock.guarded(compile_steps(activate, token="TOKEN")),
         "activate-dry-run": compile_steps(activate, token="TOKEN", dry_run=True),
         "activate-repair": lock.guarded(compile_steps(repair, token="TOKEN")),
-        "list": upkeep.listing(inventory, used=True),
-        "verify": upkeep.verify(places.release),
-        "remove": compile_steps([steps.remove(places)], token="TOKEN"),
+        "list": catalog.list_script(inventory, used=True),
+        "verify": catalog.verify_script(places.release),
+        "remove": compile_steps([release_scripts.remove_step(places)], token="TOKEN"),
         "push-compare": push.compare(folder, "TOKEN"),
         "push-compare-file": push.compare(file, "TOKEN"),
         "push-open": push.open_folder(folder, 0o750),

@@ -46,7 +46,7 @@ class Cluster:
 
     def folders(self):
         """The runs' folders on the nodes, as ``node:id``."""
-        script = f"ls -A {ROOT}/runs 2>/dev/null; true"
+        script = f"ls {ROOT}/runs 2>/dev/null; true"
         return {f"{node}:{name}" for node in self.nodes for name in on(self.box, node, "sh", "-c", script).split()}
 
     def processes(self):

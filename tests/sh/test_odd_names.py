@@ -12,10 +12,9 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.release import steps, upkeep
-from provision.env.release.derive import Recipe
-from provision.env.release.legs import Payload
-from provision.env.release.paths import ReleasePaths
+from provision.env.release import catalog, scripts
+from provision.env.release.catalog import ReleasePaths
+from provision.env.release.payload import Payload, Recipe
 from provision.env.relocation.relocate import relocate
 from provision.model import Inventory, Node, ignore
 from provision.script import compile_steps
@@ -118,17 +117,17 @@ def deploy(packed, places):
         assert leg.kind != "range"
         data = b"".join(leg.blocks()) + bytes(1024)
         subprocess.run(["tar", "-xpf", "-", "-C", into], input=data, check=True)
-    complete = [step for step in steps.activate(places, packed.manifest, relocated) if step.name == "complete"]
+    complete = [step for step in scripts.activate_steps(places, packed.manifest, relocated) if step.name == "complete"]
     subprocess.run(["sh", "-c", compile_steps(complete, token="t")], check=True, capture_output=True)
     return Path(places.release), payload
 
 
 def verified(shell, folder):
-    return upkeep.findings("n", "x", run(shell, upkeep.verify(str(folder))))
+    return catalog.verify_finding("n", "x", run(shell, catalog.verify_script(str(folder))))
 
 
 def differences(shell, folder):
-    out = run(shell, upkeep.verify(str(folder)))
+    out = run(shell, catalog.verify_script(str(folder)))
     return {tuple(row.split(" ", 2)[1:]) for row in out.split("\n") if row.startswith("bad ")}
 
 
@@ -185,11 +184,11 @@ def test_a_planted_file_cannot_hide_behind_its_name(shell, packed, places):
         path = Path(os.fsdecode(os.fsencode(folder) + b"/" + name))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("planted")
-    out = run(shell, upkeep.verify(str(folder)))
+    out = run(shell, catalog.verify_script(str(folder)))
     assert {row for row in out.split("\n") if row.startswith("bad ")} == {
         f"bad added {shown}" for _, shown in PLANTED.values()
     }
-    assert f"{len(PLANTED)} added" in upkeep.findings("n", "x", out).observed
+    assert f"{len(PLANTED)} added" in catalog.verify_finding("n", "x", out).observed
 
 
 def test_planted_pipes_and_sockets_are_found(shell, packed, places):
@@ -233,7 +232,7 @@ def test_a_list_of_an_earlier_version_with_a_bare_carriage_return_is_read(shell,
 def test_another_release_takes_over_chunks_with_odd_names(shell, packed, places, tmp_path):
     folder, payload = deploy(packed, places)
     later = ReleasePaths(places.root, places.link, "ffffffffffff")
-    out = run(shell, steps.gather(later), steps.wanted(payload.keys, Recipe()))
+    out = run(shell, scripts.gather_script(later), scripts.gather_input(payload.keys, Recipe()))
     assert {line for line in out.split("\n") if not line.startswith(("free ", "end"))} == {
         "",
         *(f"have {key}" for key in payload.keys),
@@ -244,5 +243,5 @@ def test_another_release_takes_over_chunks_with_odd_names(shell, packed, places,
             assert hashlib.sha256(taken.read_bytes()).digest() == hashlib.sha256(os.fsencode(name)).digest()
     (folder / "share/cr\r").write_text("changed")
     shutil.rmtree(later.incoming)
-    assert "damaged " in run(shell, steps.gather(later), steps.wanted(payload.keys, Recipe()))
+    assert "damaged " in run(shell, scripts.gather_script(later), scripts.gather_input(payload.keys, Recipe()))
     assert not list(tmp_path.rglob("owned"))

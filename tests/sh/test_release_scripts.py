@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
-from provision.env.release import examine, steps, upkeep
-from provision.env.release.derive import Recipe
-from provision.env.release.paths import ReleasePaths
+from provision.env.release import catalog, examine, scripts
+from provision.env.release.catalog import ReleasePaths
+from provision.env.release.payload import Recipe
 from provision.env.relocation.relocate import Relocated
 from provision.model import Inventory, Node
 from provision.render import render
@@ -70,8 +70,8 @@ def results(done):
 
 def gather(shell, places, folder, *keys, repair=False, base="", recipe=None):
     Path(places.releases).mkdir(parents=True, exist_ok=True)
-    script = steps.gather(places, repair=repair, base=base)
-    done = run(shell, script, folder, steps.wanted(keys, recipe or Recipe()))
+    script = scripts.gather_script(places, repair=repair, base=base)
+    done = run(shell, script, folder, scripts.gather_input(keys, recipe or Recipe()))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()
     assert lines[-2].startswith("free ")
@@ -96,7 +96,7 @@ def arrive(places):
 def activate(shell, case, folder, *, uncompiled=(), dry_run=False, repair=False):
     _, places, manifest = case
     relocated = Relocated(PurePosixPath(places.release), (), uncompiled=dict(uncompiled))
-    planned = steps.activate(places, manifest, relocated, repair=repair)
+    planned = scripts.activate_steps(places, manifest, relocated, repair=repair)
     return run(shell, compile_steps(planned, token="t", dry_run=dry_run), folder)
 
 
@@ -163,7 +163,7 @@ def test_what_the_node_compiles_is_listed(shell, case, tmp_path):
     (Path(places.incoming) / "mod.py").write_text("")
     done = activate(shell, case, tmp_path, uncompiled={"mod.py": "mod.pyc", "bad.py": "bad.pyc"})
     assert results(done)["compile"] == "changed", done
-    listed = (Path(places.release) / steps.COMPILED).read_text()
+    listed = (Path(places.release) / scripts.COMPILED).read_text()
     assert listed == f"{hashlib.sha256(b'').hexdigest()}  mod.pyc\n"
 
 
@@ -281,7 +281,7 @@ def test_a_user_who_is_not_root_may_have_folders_that_are_not_writable(shell, ca
         os.chown(path, 65534, 65534)
     for path in (tmp_path, *tmp_path.parents[:-2]):
         path.chmod(0o755)
-    planned = steps.activate(places, case[2], Relocated(PurePosixPath(places.release), ()))
+    planned = scripts.activate_steps(places, case[2], Relocated(PurePosixPath(places.release), ()))
     script = compile_steps(planned, token="t")
     done = subprocess.run(
         [*shell, "-c", script], check=False, stdin=subprocess.DEVNULL, capture_output=True, user=65534, group=65534
@@ -299,7 +299,9 @@ def test_what_is_removed_leaves_a_release_that_shares_its_files_as_it_was(shell,
     activate(shell, case, tmp_path)
     shared = Path(places.release) / "share/in plain/plain"
     assert shared.stat().st_mode & 0o222 == 0
-    done = run(shell, compile_steps([steps.remove(ReleasePaths.of(inventory, folder.name))], token="t"), tmp_path)
+    done = run(
+        shell, compile_steps([scripts.remove_step(ReleasePaths.of(inventory, folder.name))], token="t"), tmp_path
+    )
     assert results(done) == {"remove": "changed"}, done
     assert not folder.exists()
     assert shared.stat().st_mode & 0o222 == 0
@@ -311,7 +313,7 @@ def test_nothing_that_is_not_ours_is_a_release(shell, case, tmp_path):
     for name in ("20240101", "my backup", "0123456789ag", ".incoming-0123456789ab", ".removing-x"):
         (releases / name).mkdir(parents=True)
     (releases / "aaaaaaaaaaaa").symlink_to("20240101")
-    found = upkeep.read_listing(run(shell, upkeep.listing(inventory), tmp_path).stdout.decode())
+    found = catalog.read_listing(run(shell, catalog.list_script(inventory), tmp_path).stdout.decode())
     assert (found.complete, found.broken) == ({}, ())
     assert found.left == (".incoming-0123456789ab", ".removing-x")
     script = render("release/hold.sh.j2", lock=f"{releases}/.lock", releases=str(releases), id="t", who="me")
@@ -335,7 +337,12 @@ def test_verify_understands_a_system_that_speaks_another_language(shell, case, t
     (tmp_path / "bin/sha256sum").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    assert upkeep.findings("n", "x", run(shell, upkeep.verify(str(folder)), tmp_path).stdout.decode()).verdict == "FAIL"
+    assert (
+        catalog.verify_finding(
+            "n", "x", run(shell, catalog.verify_script(str(folder)), tmp_path).stdout.decode()
+        ).verdict
+        == "FAIL"
+    )
 
 
 def test_a_repair_uses_what_is_good_of_the_release_itself(shell, case, tmp_path):
@@ -358,17 +365,26 @@ def test_verify_and_list_and_remove(shell, case, tmp_path):
     (folder / "share").chmod(0o755)
     (folder / "link").symlink_to("share")
     (folder / ".clusterctl/links").write_text("link\nshare\n")
-    assert upkeep.findings("n", "x", run(shell, upkeep.verify(str(folder)), tmp_path).stdout.decode()).verdict == "OK"
+    assert (
+        catalog.verify_finding(
+            "n", "x", run(shell, catalog.verify_script(str(folder)), tmp_path).stdout.decode()
+        ).verdict
+        == "OK"
+    )
     (folder / "link").unlink()
     (folder / "link").symlink_to("bin")
     (folder / "added by pip").write_text("")
     (folder / "share/in a b/a b").unlink()
-    said = upkeep.findings("n", "x", run(shell, upkeep.verify(str(folder)), tmp_path).stdout.decode()).observed
+    said = catalog.verify_finding(
+        "n", "x", run(shell, catalog.verify_script(str(folder)), tmp_path).stdout.decode()
+    ).observed
     assert said == ("release x: 1 missing (share/in a b/a b); 1 added (added by pip); 1 links changed (link)")
-    found = upkeep.read_listing(run(shell, upkeep.listing(inventory, used=True), tmp_path).stdout.decode())
+    found = catalog.read_listing(run(shell, catalog.list_script(inventory, used=True), tmp_path).stdout.decode())
     assert (found.current, found.broken) == (None, ("0123456789ab",))
     assert found.used == {}
-    done = run(shell, compile_steps([steps.remove(ReleasePaths.of(inventory, "0123456789ab"))], token="t"), tmp_path)
+    done = run(
+        shell, compile_steps([scripts.remove_step(ReleasePaths.of(inventory, "0123456789ab"))], token="t"), tmp_path
+    )
     assert results(done) == {"remove": "changed"}, done
     assert not list(Path(places.releases).iterdir())
 

@@ -57,7 +57,7 @@ def luggage(content=b"one"):
     return raw.getvalue()
 
 
-def prepare(root, *, node="node01", sends=True, prefix=None, run="run-1", scratch=""):
+def prepare(root, *, node="node01", sends=True, prefix=None, run="run-1", scratch="", digest="d1"):
     return render(
         "run/prepare.sh.j2",
         prefix=str(prefix or root / "current"),
@@ -67,7 +67,13 @@ def prepare(root, *, node="node01", sends=True, prefix=None, run="run-1", scratc
         node=node,
         probe=["--master", "it's", "--rank", "0"],
         sends=sends,
+        digest=digest,
     )
+
+
+def names(root):
+    """The runs' folders."""
+    return [path.name for path in (root / "runs").iterdir() if not path.name.startswith(".agent-")]
 
 
 def call(shell, script, stdin=b""):
@@ -88,14 +94,14 @@ def test_a_folder_is_made_and_the_agent_asked(shell, root):
         f"[-I][{run}/agent][probe][--master][it's][--rank][0]",
     ]
     assert (run / "job/sft.yaml").read_bytes() == b"one"
-    assert [path.name for path in (root / "runs").iterdir()] == ["run-1"]
+    assert names(root) == ["run-1"]
 
 
 def test_a_folder_that_nodes_share_is_made_by_the_first(shell, root):
     lines(call(shell, prepare(root), luggage()))
     assert lines(call(shell, prepare(root, node="node02"), luggage(b"two")))[1] == "folder there"
     assert (root / "runs/run-1/job/sft.yaml").read_bytes() == b"one"
-    assert [path.name for path in (root / "runs").iterdir()] == ["run-1"]
+    assert names(root) == ["run-1"]
 
 
 def test_one_of_many_that_come_at_once_makes_the_folder_and_none_sees_a_half_of_it(shell, root):
@@ -118,7 +124,7 @@ def test_one_of_many_that_come_at_once_makes_the_folder_and_none_sees_a_half_of_
     assert sorted(made) == ["folder made", *["folder there"] * (len(nodes) - 1)]
     run = root / "runs/run-1"
     assert sorted(path.name for path in run.iterdir()) == ["agent", "job"]
-    assert [path.name for path in (root / "runs").iterdir()] == ["run-1"]
+    assert names(root) == ["run-1"]
 
 
 def test_a_run_that_is_there_is_only_asked(shell, root):
@@ -236,8 +242,107 @@ def test_what_travels_with_a_run_is_its_user_s_alone(shell, root, tmp_path):
     modes = {str(path.relative_to(run)): mode(path) for path in run.rglob("*")}
     assert modes == {
         **dict.fromkeys(("job", "job/deep", "agent", "run.sh"), 0o700),
-        **dict.fromkeys(("job/deep/sft.yaml", "job/made.yaml", "agent/__main__.py"), 0o600),
+        **dict.fromkeys(("job/deep/sft.yaml", "job/made.yaml"), 0o600),
     }
+    assert mode(run / "agent/__main__.py") == 0o600
+
+
+# --- the agent that runs share ---------------------------------------------------------------------
+
+
+def shared(root, digest="d1"):
+    return root / f"runs/.agent-{os.getuid()}-{digest}"
+
+
+def start_runs(shell, root, *runs, **changes):
+    for run in runs:
+        lines(call(shell, prepare(root, run=run, **changes), luggage()))
+
+
+def compiled(folder):
+    """A module that Python has compiled."""
+    (folder / "__pycache__").mkdir(exist_ok=True)
+    (folder / "__pycache__/m.pyc").touch()
+    return folder / "__pycache__/m.pyc"
+
+
+def test_runs_share_one_agent_whose_modules_stay_compiled(shell, root):
+    start_runs(shell, root, "run-1")
+    module = compiled(shared(root))
+    start_runs(shell, root, "run-2")
+    start_runs(shell, root, "run-3", digest="d2")
+    links = [(root / "runs" / run / "agent").readlink() for run in ("run-1", "run-2", "run-3")]
+    assert links == [Path("..") / shared(root, digest).name for digest in ("d1", "d1", "d2")]
+    assert module.exists()
+    assert mode(shared(root)) == 0o700
+    assert (root / "runs/run-2/agent/__main__.py").read_bytes() == b"one"
+
+
+@pytest.mark.parametrize("change", ["mode", "owner", "link"])
+def test_an_agent_that_another_user_could_change_is_not_shared(shell, root, tmp_path, change):
+    start_runs(shell, root, "run-1")
+    (shared(root) / "__main__.py").write_text("another user's")
+    if change == "mode":
+        shared(root).chmod(0o770)
+    elif change == "owner":
+        os.chown(shared(root), 65534, 65534)
+    else:
+        shared(root).rename(tmp_path / "elsewhere")
+        shared(root).symlink_to(tmp_path / "elsewhere")
+    start_runs(shell, root, "run-2")
+    assert not (root / "runs/run-2/agent").is_symlink()
+    assert (root / "runs/run-2/agent/__main__.py").read_bytes() == b"one"
+
+
+def test_after_a_boot_the_shared_agent_is_examined(shell, root):
+    start_runs(shell, root, "run-1")
+    module = compiled(shared(root))
+    (shared(root) / "boots").write_text("another boot\n")
+    start_runs(shell, root, "run-2")
+    assert not module.exists()
+    module = compiled(shared(root))
+    start_runs(shell, root, "run-3")
+    assert module.exists()
+
+
+def test_a_shared_agent_that_a_crash_has_damaged_is_replaced(shell, root):
+    start_runs(shell, root, "run-1")
+    (shared(root) / "boots").write_text("another boot\n")
+    (shared(root) / "__main__.py").write_text("")
+    start_runs(shell, root, "run-2")
+    assert (shared(root) / "__main__.py").read_bytes() == b"one"
+    assert sorted(path.name for path in (root / "runs/run-2").iterdir()) == ["agent", "job"]
+
+
+def test_an_agent_of_another_version_is_removed_when_no_run_needs_it(shell, root):
+    start_runs(shell, root, "run-1", digest="used")
+    for digest in ("old", "new"):
+        shared(root, digest).mkdir(mode=0o700)
+    for digest in ("used", "old"):
+        os.utime(shared(root, digest), (1_600_000_000, 1_600_000_000))
+    start_runs(shell, root, "run-2")
+    left = {path.name.rpartition("-")[2] for path in (root / "runs").glob(".agent-*")}
+    assert left == {"used", "new", "d1"}
+
+
+def test_runs_that_start_at_once_share_one_agent(shell, root):
+    which = shutil.which(shell[0])
+    started = [
+        subprocess.Popen(
+            [which, *shell[1:], "-c", prepare(root, run=f"run-{number}")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for number in range(12)
+    ]
+    for process in started:
+        process.stdin.write(luggage(b"x" * 100_000))
+    answers = [process.communicate(timeout=60) for process in started]
+    assert [err for _, err in answers] == [b""] * len(started)
+    for number in range(12):
+        assert (root / f"runs/run-{number}/agent").resolve() == shared(root).resolve()
+    assert sorted(path.name for path in shared(root).iterdir()) == ["__main__.py", "boots"]
 
 
 def test_runs_that_everybody_may_read_are_closed_by_the_next_command(shell, root):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from provision.checks import Answer, Plan
 from provision.checks.kit.measures import offset, steps
 from provision.data import compare
-from provision.env.release import examine, upkeep
+from provision.env.release import catalog, examine
 from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
 from provision.model import Finding, Inventory, Node, Result, StepState
@@ -48,7 +48,7 @@ def steps_of(out):
 
 
 def listing(out):
-    return listed({"gpu01": upkeep.read_listing(out)})
+    return listed({"gpu01": catalog.read_listing(out)})
 
 
 def uptime(out):
@@ -78,7 +78,7 @@ PARSERS = {
             "used 0123456789ab 77\nend\n"
         ),
     ),
-    "verify": (lambda out: upkeep.findings("gpu01", "0123456789ab", out), "checked 7\nbad changed lib/x\nend\n"),
+    "verify": (lambda out: catalog.verify_finding("gpu01", "0123456789ab", out), "checked 7\nbad changed lib/x\nend\n"),
     "push": (
         lambda out: compare.read(out, "T"),
         "T user 0\nT tools ssh\nT free 900\nT staged 4\nT at 81a4 10 1700000000 0 a/b\nT link a/c\nT to x\nT end\n",

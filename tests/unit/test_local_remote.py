@@ -204,14 +204,14 @@ def test_train_takes_this_machine(command, tmp_path):
         assert "this machine alone" in said
         assert sys.prefix in said
         assert "model_name_or_path /nowhere/llama is missing" in " ".join(said.split())
-        assert not any((tmp_path / "data/clusterctl/runs").iterdir())
+        assert not any((tmp_path / "data/clusterctl/runs").glob("[!.]*"))
 
 
 @pytest.mark.parametrize("argv", [("train", "--nodes", "2", "x.yaml"), ("train", "-i", "inventory.yaml", "x.yaml")])
 def test_more_than_this_machine_needs_an_inventory(command, argv):
     code, said = command(*argv)
     assert code == 2
-    assert "there is no inventory.yaml" in said
+    assert "no inventory.yaml" in said
     assert "clusterctl init" in said
 
 
@@ -258,7 +258,7 @@ def test_commands_about_nodes_need_an_inventory(command, argv):
 def test_several_nodes_of_a_typed_command_need_an_inventory(command, tmp_path):
     (tmp_path / "x.py").touch()
     code, said = command("train", "--", "torchrun", "--nnodes", "2", "x.py")
-    assert (code, "--nodes 2: there is no inventory.yaml" in said) == (2, True), said
+    assert (code, "--nodes 2: no inventory.yaml" in said) == (2, True), said
 
 
 def test_only_what_starts_programs_needs_an_environment(command, tmp_path, monkeypatch):

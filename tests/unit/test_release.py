@@ -6,10 +6,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
-from provision.env.release import examine, steps, upkeep
+from provision.env.release import catalog, examine, scripts
+from provision.env.release.catalog import ReleasePaths, Releases
 from provision.env.release.examine import NodeFacts
-from provision.env.release.paths import ReleasePaths
-from provision.env.release.upkeep import Releases
 from provision.env.relocation.relocate import Relocated
 from provision.errors import ClusterctlError
 from provision.model import Inventory, Node
@@ -124,13 +123,13 @@ def test_an_answer_that_was_cut_off_is_noticed():
     with pytest.raises(ClusterctlError, match="incomplete"):
         examine.read_facts("fact machine=x86_64\nfact glibc=glibc 2.36\n")
     with pytest.raises(ClusterctlError, match="incomplete"):
-        upkeep.read_listing("current abc\n")
+        catalog.read_listing("current abc\n")
     with pytest.raises(ClusterctlError, match="incomplete"):
-        upkeep.findings("node01", "abc", "checked 7\n")
+        catalog.verify_finding("node01", "abc", "checked 7\n")
 
 
 def test_only_what_was_packed_is_tried(places, manifest):
-    planned = steps.activate(places, manifest, Relocated(PurePosixPath(places.release), ()))
+    planned = scripts.activate_steps(places, manifest, Relocated(PurePosixPath(places.release), ()))
     assert [step.name for step in planned] == ["complete", "seal", "smoke test", "mark", "switch", "tidy"]
     smoke = planned[2].do
     assert "import sys, torch'" in smoke
@@ -144,7 +143,7 @@ def listing(current, complete, history, used=()):
     lines += ["release junk broken 0"]
     lines += [f"history {when} {name}" for when, name in enumerate(history)]
     lines += [f"used {name} {process}" for name, process in used]
-    return upkeep.read_listing("\n".join([*lines, "end"]))
+    return catalog.read_listing("\n".join([*lines, "end"]))
 
 
 def test_the_previous_release_is_the_one_that_was_current_before():
@@ -170,17 +169,17 @@ def test_what_prune_may_remove(found, keep, gone):
 
 
 def test_nothing_is_known_of_an_empty_node():
-    assert upkeep.read_listing("end\n") == Releases()
+    assert catalog.read_listing("end\n") == Releases()
     assert Releases().removable(1) == ()
 
 
 def test_a_finding_counts_and_names_what_differs():
     many = "".join(f"bad changed lib/{number}.py\n" for number in range(7))
-    finding = upkeep.findings("node01", "abc", f"checked 90\n{many}bad added x y\nbad link bin/python\nend\n")
+    finding = catalog.verify_finding("node01", "abc", f"checked 90\n{many}bad added x y\nbad link bin/python\nend\n")
     assert finding.verdict == "FAIL"
     assert "7 changed (lib/0.py, lib/1.py, lib/2.py, lib/3.py, lib/4.py, ...)" in finding.observed
     assert "1 added (x y)" in finding.observed
     assert "1 links changed (bin/python)" in finding.observed
     assert finding.fix == "clusterctl deploy --repair --limit node01"
-    good = upkeep.findings("node01", "abc", "checked 97\nend\n")
+    good = catalog.verify_finding("node01", "abc", "checked 97\nend\n")
     assert (good.verdict, "97 files" in good.observed) == ("OK", True)

@@ -14,11 +14,27 @@ from typing import IO, Any, cast
 
 import zstandard
 
-from provision.env.bundle import keys, tar
-from provision.env.bundle.index import INDEX, MANIFEST, index_member, member_header
-from provision.env.bundle.manifest import Chunk, Entry, Manifest, PrefixFiles
+from provision.env.bundle import tar
+from provision.env.bundle.layout import (
+    BLOCK,
+    INDEX,
+    MANIFEST,
+    BundleFiles,
+    find_files,
+    index_member,
+    member_header,
+    parts_missing,
+)
+from provision.env.bundle.manifest import (
+    Chunk,
+    Entry,
+    Manifest,
+    PrefixFiles,
+    content_digest,
+    key_of_members,
+    key_of_range,
+)
 from provision.env.bundle.parse import LIMIT, check_format, parse
-from provision.env.bundle.slices import BLOCK, Slices, find_slices, parts_missing
 from provision.errors import BundleError
 from provision.model import Emit, Progress, StageFinished, StageStarted
 from trainer.untrusted import UntrustedError, parse_object
@@ -35,13 +51,13 @@ _MOST_PARTS = 100_000
 class Bundle:
     """An open bundle. The manifest is checked; everything else is checked when it is read."""
 
-    slices: Slices
+    storage: BundleFiles
     manifest: Manifest
 
     @property
     def path(self) -> Path:
         """The bundle's name. No file has this name if the bundle was split."""
-        return self.slices.path
+        return self.storage.path
 
     def chunk_compressed(self, index: int) -> Iterator[bytes]:
         """The compressed bytes of a chunk, in blocks; its digest is checked at the end.
@@ -49,7 +65,7 @@ class Bundle:
         Raises:
             BundleError: it is damaged.
         """
-        return read_compressed(self.slices, self.manifest.chunks[index])
+        return read_compressed(self.storage, self.manifest.chunks[index])
 
     def chunk_blocks(self, index: int) -> Iterator[bytes]:
         """The uncompressed bytes of a chunk, in blocks; its digest is checked at the end.
@@ -57,7 +73,7 @@ class Bundle:
         Raises:
             BundleError: it is damaged.
         """
-        return read_member(self.slices, self.manifest.chunks[index])
+        return read_member(self.storage, self.manifest.chunks[index])
 
     def prefix_files(self) -> dict[str, bytes]:
         """The files that depend on the prefix, by path, with their content in the source environment.
@@ -66,7 +82,7 @@ class Bundle:
             BundleError: they are damaged.
         """
         member = self.manifest.prefix_files
-        stream = Stream(read_member(self.slices, member))
+        stream = Stream(read_member(self.storage, member))
         entries = self.manifest.rewritable
         files = {entry.path: b"".join(self._content(stream, entry, member.member)) for entry in entries}
         stream.drain()
@@ -115,13 +131,13 @@ class Bundle:
         stream = Stream(self.chunk_blocks(index))
         digests = [(entry, self._key_digest(stream, entry, chunk.member)) for entry in self.manifest.members(index)]
         stream.drain()
-        if keys.of_members(digests) != chunk.key:
+        if key_of_members(digests) != chunk.key:
             raise BundleError(f"{self.path}: {chunk.member} has the wrong key")
 
     def _key_digest(self, stream: Stream, entry: Entry, member: str) -> str:
         """Check the next member, and return its ``content_digest``."""
         if entry.path.endswith(".pyc"):
-            return keys.content_digest(entry.path, b"".join(self._content(stream, entry, member)))
+            return content_digest(entry.path, b"".join(self._content(stream, entry, member)))
         for _ in self._content(stream, entry, member):
             pass
         return entry.sha256
@@ -131,7 +147,7 @@ class Bundle:
         offset = 0
         for index in entry.chunks:
             chunk = self.manifest.chunks[index]
-            if chunk.key != keys.of_range(entry.path, entry.mode, offset, entry.sha256):
+            if chunk.key != key_of_range(entry.path, entry.mode, offset, entry.sha256):
                 raise BundleError(f"{self.path}: {chunk.member} has the wrong key for a range of {entry.path!r}")
             offset += chunk.size
             for block in self.chunk_blocks(index):
@@ -159,11 +175,11 @@ class Bundle:
         at = 2 * tar.BLOCK
         for member in self.manifest.stored:
             size = member.compressed
-            head = self.slices.take(at, tar.BLOCK)
-            padding = self.slices.take(member.offset + size, tar.padding(size))
+            head = self.storage.take(at, tar.BLOCK)
+            padding = self.storage.take(member.offset + size, tar.padding(size))
             at += tar.BLOCK
             if member.offset != at or head != member_header(member.member, size) or any(padding):
-                raise self.slices.damaged(member.member, at - tar.BLOCK, tar.BLOCK + size + tar.padding(size))
+                raise self.storage.damaged(member.member, at - tar.BLOCK, tar.BLOCK + size + tar.padding(size))
             at += size + tar.padding(size)
 
 
@@ -177,7 +193,7 @@ def open_bundle(path: Path) -> Bundle:
         UsageError: the file cannot be read.
         BundleError: it is not a bundle, damaged, incomplete or too new.
     """
-    found = find_slices(path)
+    found = find_files(path)
     index = _index(found)
     offset, size = index["manifest_offset"], index["manifest_size"]
     if size > LIMIT:
@@ -206,7 +222,7 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(found, manifest)
 
 
-def _measured(found: Slices, length: int, end: int) -> Slices:
+def _measured(found: BundleFiles, length: int, end: int) -> BundleFiles:
     """Check the files of a bundle of ``end`` bytes, in parts of ``length`` bytes. Further files do not belong to it.
 
     Raises:
@@ -232,7 +248,7 @@ def _measured(found: Slices, length: int, end: int) -> Slices:
     return replace(found, files=found.files[: len(wanted)], sizes=found.sizes[: len(wanted)])
 
 
-def _index(found: Slices) -> dict[str, Any]:
+def _index(found: BundleFiles) -> dict[str, Any]:
     """Read and check the first member: the format must be known, and the numbers valid."""
     path = found.files[0]
     start = found.take(0, min(found.size, 2 * tar.BLOCK))
@@ -256,28 +272,28 @@ def _index(found: Slices) -> dict[str, Any]:
     return index
 
 
-def read_compressed(slices: Slices, member: Chunk | PrefixFiles) -> Iterator[bytes]:
+def read_compressed(storage: BundleFiles, member: Chunk | PrefixFiles) -> Iterator[bytes]:
     """The compressed bytes of a member; its digest is checked at the end.
 
     Raises:
         BundleError: it is damaged.
     """
     digest = hashlib.sha256()
-    for block in slices.read(member.offset, member.compressed):
+    for block in storage.read(member.offset, member.compressed):
         digest.update(block)
         yield block
     if digest.hexdigest() != member.digest:
-        raise slices.damaged(member.member, member.offset, member.compressed)
+        raise storage.damaged(member.member, member.offset, member.compressed)
 
 
-def read_member(slices: Slices, member: Chunk | PrefixFiles) -> Iterator[bytes]:
+def read_member(storage: BundleFiles, member: Chunk | PrefixFiles) -> Iterator[bytes]:
     """The uncompressed bytes of a member, as many as the manifest says; its digest is checked at the end.
 
     Raises:
         BundleError: it is damaged.
     """
     left = member.size
-    source = _Source(read_compressed(slices, member))
+    source = _Source(read_compressed(storage, member))
     reader = zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(
         cast("IO[bytes]", source)  # it only calls read
     )
@@ -285,14 +301,14 @@ def read_member(slices: Slices, member: Chunk | PrefixFiles) -> Iterator[bytes]:
         while block := reader.read(BLOCK):
             left -= len(block)
             if left < 0:
-                raise slices.damaged(member.member, member.offset, member.compressed)
+                raise storage.damaged(member.member, member.offset, member.compressed)
             yield block
     except zstandard.ZstdError as error:
         source.drain()  # checks for damage on the disk first
-        raise slices.damaged(member.member, member.offset, member.compressed) from error
+        raise storage.damaged(member.member, member.offset, member.compressed) from error
     source.drain()
     if left:
-        raise slices.damaged(member.member, member.offset, member.compressed)
+        raise storage.damaged(member.member, member.offset, member.compressed)
 
 
 class Stream:

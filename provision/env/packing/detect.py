@@ -12,12 +12,11 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from provision.env.bundle.manifest import Mark
-from provision.env.packing import reading
-from provision.env.relocation import binaries, shebangs
-from provision.env.relocation.prefixes import Search
-from provision.env.source import elf, facts
+from provision.env.relocation import rewrite
+from provision.env.relocation.rewrite import Search
+from provision.env.source import elf, facts, files
+from provision.env.source.files import Source
 from provision.env.source.packages import is_record
-from provision.env.source.scan import Source
 
 REWRITABLE = 256 << 20  # bytes; a larger file is not rewritten, since that needs all of it in memory
 
@@ -74,13 +73,13 @@ class PrefixDetector:
             binary: whether it contains a NUL byte.
         """
         record = (Mark("record"),) if is_record(path) else ()
-        wanted = shebangs.env_program(head) if path.startswith("bin/") else None
+        wanted = rewrite.env_program(head) if path.startswith("bin/") else None
         script = {Mark("shebang")} if wanted and wanted[0] in self.programs else set()
         at = tuple(at)
         if at and binary:
             room = self.rooms.get(path, 0)
             return (*sorted({Mark("binary", target, room) for _, target in at}), *record)
-        end = shebangs.head_end(head) if at else 0
+        end = rewrite.head_end(head) if at else 0
         kinds = {Mark("shebang" if start < end else "text", target) for start, target in at}
         return (*sorted(kinds | script), *record)
 
@@ -153,7 +152,7 @@ class LargeFile:
                 size = min(BLOCK, end - offset)
                 length = self._kept + size
                 block = view[self._kept : length]
-                reading.fill(block, self._descriptor, offset, self._source)
+                files.fill(block, self._descriptor, offset, self._source)
                 self._hash.update(block)
                 if self._detector:
                     self._examine(view[:length], offset - self._kept, is_last=offset + size == self._source.size)
@@ -200,7 +199,7 @@ class LargeFile:
             start = base + match.start()
             self._at.add((min(start, _HEAD), spelling.target))
             loaded = not self.is_rewritable and any(start in part for part in self._loaded)
-            if loaded and not binaries.names_source(window, match.end()):
+            if loaded and not rewrite.names_source(window, match.end()):
                 self._harmful.add(spelling.target)
 
     @cached_property

@@ -10,17 +10,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import provision
-from provision.env.bundle import keys, parse, tar
-from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles, pause_collector
-from provision.env.packing import detect, reading
-from provision.env.packing.compress import PackedChunk
+from provision.env.bundle import parse, tar
+from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles, key_of_range, pause_collector
+from provision.env.packing import detect
+from provision.env.packing.chunks import LIMIT, Group, PackedChunk, Plan, Range, large_files, plan_chunks, split_ranges
 from provision.env.packing.detect import LargeFile, PrefixDetector, Traits
-from provision.env.packing.plan import LIMIT, Group, Plan, Range, large_files, plan_chunks, split_ranges
 from provision.env.packing.workers import Task, Workers
 from provision.env.packing.writer import Writer, create_bundle, is_inside
-from provision.env.relocation.prefixes import Search
-from provision.env.source import facts
-from provision.env.source.scan import Source
+from provision.env.relocation.rewrite import Search
+from provision.env.source import facts, files
+from provision.env.source.files import Source
 from provision.env.source.survey import Survey, scan_environment, survey
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
@@ -135,7 +134,7 @@ class _Packing:
         for entry, source, content in sorted(self._marked, key=lambda one: one[0].path):
             if entry.type == "file":
                 yield tar.entry_header(entry)
-                yield from [content] if content is not None else reading.read_again(source, entry.sha256)
+                yield from [content] if content is not None else files.read_again(source, entry.sha256)
                 yield bytes(tar.padding(entry.size))
 
     def describe(self, name: str, notices: tuple[str, ...], prefix_files: PrefixFiles) -> Manifest:
@@ -172,7 +171,7 @@ class _Packing:
         """
         ranges = split_ranges(source, self._limit)
         is_data = self._survey.owner(source.path) in self._survey.data.packages
-        with reading.open_source(source) as descriptor:
+        with files.open_source(source) as descriptor:
             detector = None if is_data else self.detector
             file = LargeFile(source, descriptor, detector, rewritable=detect.REWRITABLE)
             for part in ranges:
@@ -210,7 +209,7 @@ class _Packing:
         """Set the chunks of a large file, and their keys, which depend on the file's digest."""
         offset = 0
         for number in self._ranges[entry.path]:
-            key = keys.of_range(entry.path, entry.mode, offset, entry.sha256)
+            key = key_of_range(entry.path, entry.mode, offset, entry.sha256)
             self._chunks[number] = replace(self._chunks[number], key=key)
             offset += self._chunks[number].size
         return replace(entry, chunks=tuple(self._ranges[entry.path]), raw=True)

@@ -27,10 +27,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from provision.env.packing.compress import Compressor, PackedChunk
+from provision.env.packing.chunks import Compressor, Group, PackedChunk, Range
 from provision.env.packing.detect import PrefixDetector
-from provision.env.packing.plan import Group, Range
-from provision.env.source.scan import Source
+from provision.env.source.files import Source
 from provision.errors import ClusterctlError, UsageError
 
 MOST = 8  # processes; each takes some 60 MB, and one process writes the bundle

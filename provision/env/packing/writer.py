@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from provision.env.bundle import slices, tar
-from provision.env.bundle.index import INDEX, INDEX_SIZE, MANIFEST, index_member, member_header
+from provision.env.bundle import layout, tar
+from provision.env.bundle.layout import INDEX, INDEX_SIZE, MANIFEST, index_member, member_header
 from provision.env.bundle.manifest import Chunk, Manifest, PrefixFiles
 from provision.env.bundle.parse import LIMIT
 from provision.env.packing import temporary
-from provision.env.packing.compress import Frame, PackedChunk
+from provision.env.packing.chunks import Frame, PackedChunk
 from provision.errors import BundleError
 
 FLUSH = 64 << 20  # bytes that are written between two flushes to the disk
@@ -156,13 +156,13 @@ class Output:
         self._flusher.close()
         for path in self._paths:
             flush_file(path)
-        older = slices.slices_of(self._out)
-        listed = [slices.list_of(self._out)] if older or self._split else []
+        older = layout.find_parts(self._out)
+        listed = [layout.list_path(self._out)] if older or self._split else []
         if self._split:
-            self._temporary(slices.LIST).write_bytes(self._checksums())
-            flush_file(self._temporary(slices.LIST))
+            self._temporary(layout.LIST).write_bytes(self._checksums())
+            flush_file(self._temporary(layout.LIST))
             _unlink(*listed, *older, self._out)
-            self._temporary(slices.LIST).rename(*listed)
+            self._temporary(layout.LIST).rename(*listed)
             for path, name in reversed([*zip(self._paths, self.names, strict=True)]):  # the locked file last
                 path.rename(self._out.with_name(name))
         else:
@@ -175,7 +175,7 @@ class Output:
         self._flusher.close()
         with suppress(OSError):  # its buffer may contain what the disk has no space for
             self._file.close()
-        for path in (*self._paths, self._temporary(slices.LIST)):
+        for path in (*self._paths, self._temporary(layout.LIST)):
             with suppress(OSError):
                 path.unlink()
         os.close(self._lock)
@@ -196,7 +196,7 @@ class Output:
     def _checksums(self) -> bytes:
         """The list of the parts' sha256, as ``sha256sum`` prints it."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            return b"".join(map(slices.list_line, self.names, pool.map(slices.file_digest, self._paths)))
+            return b"".join(map(layout.list_line, self.names, pool.map(layout.file_digest, self._paths)))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Literal
 
 from provision.env.bundle.manifest import Manifest
-from provision.env.release.paths import ReleasePaths
-from provision.env.report.words import size
+from provision.env.release.catalog import ReleasePaths
+from provision.env.report.text import size
 from provision.errors import ClusterctlError
 from provision.model import Inventory
 from provision.render import render

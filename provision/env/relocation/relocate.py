@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from provision.env.bundle.manifest import Entry, Manifest
-from provision.env.relocation import binaries, records, shebangs
-from provision.env.relocation.prefixes import Search
+from provision.env.relocation import rewrite
+from provision.env.relocation.rewrite import Search
 from provision.env.source.packages import source_of
 from provision.errors import UsageError
 
@@ -81,7 +81,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
         data = prefix_files[entry.path]
         try:
             content, left = _rewrite(entry, data, search, new, programs)
-        except binaries.CannotRewrite as reason:
+        except rewrite.CannotRewrite as reason:
             content, left = data, ""
             unrewritable.append((entry.path, f"{reason}; {top} has {len(os.fsencode(top))}"))
         files[entry.path] = _sized(entry, content)
@@ -91,7 +91,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
     rewritten |= {path: rewritten[target] for path, target in others.items() if target in rewritten}
     for path in sorted(manifest.records, key=lambda path: path.startswith("conda-meta/")):
         entry, data = files[path]
-        updated = records.update(path, data, rewritten, top)
+        updated = rewrite.update_hashes(path, data, rewritten, top)
         if updated != data:
             files[path] = _sized(entry, updated)
             rewritten[path] = files[path][0]
@@ -143,20 +143,20 @@ def _rewrite(
     kinds = {mark.kind for mark in entry.marks}
     if "binary" in kinds:
         room = max(mark.room for mark in entry.marks)
-        return binaries.rewrite(data, search, new, room=room, path=entry.path)
+        return rewrite.rewrite_binary(data, search, new, room=room, path=entry.path)
     if "shebang" in kinds:
         return _rewrite_script(data, search, new, programs), ""
     return search.replace(data, new), ""
 
 
 def _rewrite_script(data: bytes, search: Search, new: Mapping[str, str], programs: frozenset[bytes]) -> bytes:
-    wanted = shebangs.env_program(data)
+    wanted = rewrite.env_program(data)
     if wanted and wanted[0] in programs:
         name, options, body = wanted
-        return shebangs.write(os.fsencode(f"{new['']}/bin/") + name, options) + search.replace(body, new)
-    if script := shebangs.split(data, search):
+        return rewrite.write_shebang(os.fsencode(f"{new['']}/bin/") + name, options) + search.replace(body, new)
+    if script := rewrite.split_script(data, search):
         program, options, body = (search.replace(part, new) for part in script)
-        return shebangs.write(program, options) + body
+        return rewrite.write_shebang(program, options) + body
     return search.replace(data, new)
 
 
@@ -167,13 +167,13 @@ def _sized(entry: Entry, data: bytes) -> tuple[Entry, bytes]:
 def _warnings(files: Iterable[tuple[Entry, bytes]], top: str) -> Iterator[str]:
     """Warnings about scripts that need more than one plain line to start."""
     scripts = [(entry, data) for entry, data in files if any(mark.kind == "shebang" for mark in entry.marks)]
-    longer = [entry.path for entry, data in scripts if shebangs.form(data) == "exec"]
+    longer = [entry.path for entry, data in scripts if rewrite.script_form(data) == "exec"]
     if longer:
         yield f"{top} is too long or contains a space: {len(longer)} Python scripts start through /bin/sh"
     for entry, data in scripts:
-        if shebangs.form(data) == "long line":
+        if rewrite.script_form(data) == "long line":
             yield f"{entry.path}: its first line is too long for Linux before 5.1"
-        elif shebangs.form(data) == "activated":
+        elif rewrite.script_form(data) == "activated":
             yield f"{entry.path}: its first line would be too long; it starts only in the activated environment"
 
 

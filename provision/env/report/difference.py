@@ -15,11 +15,10 @@ from typing import Any, Literal, NamedTuple
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry, Manifest, Package
 from provision.env.bundle.reader import Bundle
 from provision.env.relocation.relocate import relocate
-from provision.env.report.gpus import order
-from provision.env.report.overview import is_data
-from provision.env.report.words import columns, line, number, size, some
+from provision.env.report.overview import architecture_order, is_data
+from provision.env.report.text import columns, line, number, size, some
+from provision.env.source.files import parents
 from provision.env.source.packages import normalized, record_path, source_of
-from provision.env.source.scan import parents
 from trainer.untrusted import parse_object
 
 Sign = Literal["+", "-", "~"]
@@ -232,7 +231,7 @@ def fact_changes(old: Manifest, new: Manifest) -> Iterator[Version]:
         before, after = old.versions.get(name) or "", new.versions.get(name) or ""
         if before != after:
             yield Version(name, before, after)
-    cards = [" ".join(sorted(side.gpu_architectures or (), key=order)) for side in (old, new)]
+    cards = [" ".join(sorted(side.gpu_architectures or (), key=architecture_order)) for side in (old, new)]
     if cards[0] != cards[1]:
         yield Version("GPU architectures", *cards)
 

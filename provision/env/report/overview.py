@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from provision.env.bundle.manifest import FOLDERS, Entry, Manifest, Package
 from provision.env.release.examine import space
-from provision.env.report.gpus import cards, order
-from provision.env.report.words import columns, line, number, size, some
+from provision.env.report.text import columns, line, number, size, some
 from provision.env.source.survey import DATA
 
 # Packages that training needs, the most important first. CUDA and NCCL belong to torch.
@@ -158,7 +158,9 @@ def overview_data(overview: Overview) -> dict[str, Any]:
         "glibc": manifest.glibc,
         "python": manifest.python,
         "versions": {**dict(manifest.versions), **overview.stack},
-        "gpu_architectures": {one: cards(one) for one in sorted(manifest.gpu_architectures or (), key=order)},
+        "gpu_architectures": {
+            one: cards(one) for one in sorted(manifest.gpu_architectures or (), key=architecture_order)
+        },
         "bytes": overview.stored,
         "unpacked_bytes": overview.unpacked,
         "needed_bytes": overview.needed,
@@ -224,7 +226,7 @@ def _platform(overview: Overview) -> str:
 
 
 def _cards(overview: Overview) -> list[str]:
-    found = sorted(overview.manifest.gpu_architectures or (), key=order)
+    found = sorted(overview.manifest.gpu_architectures or (), key=architecture_order)
     if not found:
         cpu_only = "torch" in overview.stack and not overview.manifest.versions.get("cuda")
         return ["torch is built without CUDA"] if cpu_only else []
@@ -304,3 +306,37 @@ def _marked_data(overview: Overview, entry: Entry) -> dict[str, Any]:
     kinds = sorted({mark.kind for mark in entry.marks})
     room = {"room": overview.room(entry)} if "binary" in kinds else {}
     return {"path": entry.path, "kinds": kinds, **room}
+
+
+CARDS: Mapping[str, str] = {
+    "sm_50": "GTX 750",
+    "sm_52": "M40, M60",
+    "sm_60": "P100",
+    "sm_61": "P40, P4, GTX 10",
+    "sm_70": "V100",
+    "sm_75": "T4, RTX 20",
+    "sm_80": "A100, A800, A30",
+    "sm_86": "A40, A10, A16, RTX 30",
+    "sm_87": "Jetson Orin",
+    "sm_89": "L40S, L40, L4, RTX 40",
+    "sm_90": "H100, H800, H200, H20, GH200",
+    "sm_100": "B200, GB200",
+    "sm_103": "B300, GB300",
+    "sm_110": "Jetson Thor",
+    "sm_120": "RTX PRO 6000, RTX 50",
+    "sm_121": "GB10",
+}
+
+_ARCHITECTURE = re.compile(r"sm_(\d+)[af]?\Z")
+
+
+def cards(architecture: str) -> str:
+    """The cards of ``sm_90`` or ``sm_90a``; empty for an architecture that is not in the table."""
+    match = _ARCHITECTURE.match(architecture)
+    return CARDS.get(f"sm_{match[1]}", "") if match else ""
+
+
+def architecture_order(architecture: str) -> tuple[int, str]:
+    """A key that sorts architectures by number."""
+    match = _ARCHITECTURE.match(architecture)
+    return (int(match[1]) if match else 0, architecture)

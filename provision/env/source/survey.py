@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pathspec
 
-from provision.env.source import editable, packages, scan
+from provision.env.source import editable, files, packages
+from provision.env.source.files import Source, Tree
 from provision.env.source.packages import Owners
-from provision.env.source.scan import Source, Tree
 from provision.errors import UsageError
 
 DATA = "data"  # the folder in the prefix for the paths given with --with-data
@@ -97,9 +97,9 @@ class Survey:
             try:
                 changed = os.stat(folder).st_mtime_ns != mtime  # noqa: PTH116 - faster, for thousands of folders
             except OSError as error:
-                raise scan.folder_changed(folder) from error
+                raise files.folder_changed(folder) from error
             if changed:
-                raise scan.folder_changed(folder)
+                raise files.folder_changed(folder)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def scan_environment(prefix: Path, *, exclude: Sequence[str] = (), additions: It
     """
     if len(prefix.parts) < 2:
         raise UsageError(f"{prefix} cannot be an environment")
-    tree = scan.walk_environment(prefix)
+    tree = files.walk_environment(prefix)
     exclusion = exclude_sources(tree.sources, exclude)
     sources = {one.path: one for one in (*exclusion.kept, *additions)}
     return Environment(prefix, sources, tree, tuple(exclude), exclusion.notices)
@@ -181,7 +181,7 @@ def survey(environment: Environment, *, source_prefix: str | None = None, data: 
             sources.setdefault(one.path, one)
     for folder, needed in ((editable.FOLDER, editables.checkouts), (DATA, carried)):
         if needed:
-            sources.setdefault(folder, Source(folder, "", "dir", 0o755, scan.FOLDER_MTIME * 1_000_000_000))
+            sources.setdefault(folder, Source(folder, "", "dir", 0o755, files.FOLDER_MTIME * 1_000_000_000))
             if sources[folder].type != "dir":
                 raise UsageError(
                     f"{prefix / folder} is not a folder, but {'data' if folder == DATA else 'checkouts'} must go there",
@@ -287,7 +287,7 @@ def find_data(paths: Iterable[Path], taken: Collection[str]) -> Data:
         if target in taken:
             raise UsageError(f"--with-data {path}: the environment already has {target}", hint="rename the data")
         names[name] = path
-        trees.append(scan.walk(path.resolve(), target, skip=lambda _path, _name: False))
+        trees.append(files.walk(path.resolve(), target, skip=lambda _path, _name: False))
     return Data(tuple(trees), tuple(names))
 
 

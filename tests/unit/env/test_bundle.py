@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provision.env.bundle import tar
-from provision.env.bundle.index import MANIFEST, index_member, member_header
+from provision.env.bundle.layout import MANIFEST, index_member, member_header
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles, canonical
 from provision.env.bundle.parse import parse
 from provision.env.bundle.reader import open_bundle

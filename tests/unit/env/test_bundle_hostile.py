@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.env.bundle import parse, slices, tar
-from provision.env.bundle.index import MANIFEST, index_member, member_header
+from provision.env.bundle import layout, parse, tar
+from provision.env.bundle.layout import MANIFEST, index_member, member_header
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles
 from provision.env.bundle.parse import LIMIT
 from provision.env.bundle.reader import open_bundle
@@ -175,7 +175,7 @@ class TestMemory:
             open_bundle(first)
 
     def test_missing_parts_are_counted_and_not_all_named(self, tmp_path):
-        error = slices.parts_missing(tmp_path / "x.ccb", [f"x.ccb.{number:03}" for number in range(5000)])
+        error = layout.parts_missing(tmp_path / "x.ccb", [f"x.ccb.{number:03}" for number in range(5000)])
         assert "and 4990 more" in str(error)
 
     @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.env.bundle.index import INDEX, MANIFEST
+from provision.env.bundle.layout import INDEX, MANIFEST
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing import detect, plan
+from provision.env.packing import chunks, detect
 from provision.env.packing.pack import pack
 from provision.model import ignore
 
@@ -49,7 +49,7 @@ def test_the_page_names_every_member_and_every_bound(packed):
         assert f"| `{name}` |" in text
     for name in (INDEX, MANIFEST):
         assert f"| `{name}` |" in text
-    assert f"Files over {plan.LIMIT >> 20} MiB are cut into raw ranges" in text
+    assert f"Files over {chunks.LIMIT >> 20} MiB are cut into raw ranges" in text
     assert f"A file over {detect.REWRITABLE >> 20} MiB is\nnot rewritten" in text
 
 

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.release.derive import Recipe, recipe
+from provision.env.release.payload import Recipe, derive_recipe
 from provision.env.relocation.relocate import relocate
 
 OLD, NEW = PurePosixPath("/opt/llm/releases/0123456789ab"), PurePosixPath("/opt/llm/releases/ba9876543210")
@@ -19,7 +19,7 @@ def bundle(packed):
 def test_nearly_every_rewritten_file_can_be_made_by_replacing_words(bundle):
     files = bundle.prefix_files()
     before, after = (relocate(bundle.manifest, files, prefix) for prefix in (OLD, NEW))
-    found = recipe(bundle.manifest, files, after, OLD)
+    found = derive_recipe(bundle.manifest, files, after, OLD)
     old = {entry.path: data for entry, data in before.files if entry.type == "file"}
     new = {entry.path: data for entry, data in after.files if entry.type == "file"}
     changed = {path for path in new if new[path] != old[path]}
@@ -38,7 +38,7 @@ def test_nearly_every_rewritten_file_can_be_made_by_replacing_words(bundle):
 
 def test_words_mean_nothing_to_sed(bundle):
     files = bundle.prefix_files()
-    found = recipe(bundle.manifest, files, relocate(bundle.manifest, files, NEW), OLD)
+    found = derive_recipe(bundle.manifest, files, relocate(bundle.manifest, files, NEW), OLD)
     allowed = set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
     assert found.words
     assert all(set(word) <= allowed for pair in found.words for word in pair)
@@ -48,4 +48,4 @@ def test_words_mean_nothing_to_sed(bundle):
 @pytest.mark.parametrize("old", ["/opt/llm/releases/longer-than-the-other", "/elsewhere/releases/0123456789ab"])
 def test_another_root_or_length_gives_no_recipe(bundle, old):
     files = bundle.prefix_files()
-    assert recipe(bundle.manifest, files, relocate(bundle.manifest, files, NEW), PurePosixPath(old)) == Recipe()
+    assert derive_recipe(bundle.manifest, files, relocate(bundle.manifest, files, NEW), PurePosixPath(old)) == Recipe()

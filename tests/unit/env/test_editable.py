@@ -6,7 +6,7 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.source import checkout, editable, scan
+from provision.env.source import editable, files
 from provision.env.source.survey import find_aliases, scan_environment, survey
 from provision.errors import UsageError
 from provision.model import ignore
@@ -15,11 +15,13 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 
 def travelling(root, prefix, references=()):
-    return {one.path for one in checkout.contents(root, "src/p", prefix, references).tree.sources if one.type != "dir"}
+    return {
+        one.path for one in editable.list_checkout(root, "src/p", prefix, references).tree.sources if one.type != "dir"
+    }
 
 
 def found_in(prefix):
-    paths = frozenset(one.path for one in scan.walk_environment(prefix).sources)
+    paths = frozenset(one.path for one in files.walk_environment(prefix).sources)
     return editable.find_editables(prefix, ["lib/python3.11/site-packages"], paths)
 
 
@@ -81,7 +83,7 @@ def test_ignored_code_of_a_package_travels_and_ignored_folders_of_a_project_do_n
     }
     for name in ignored:
         helpers.write(root / name, "x")
-    found = checkout.contents(root, "src/p", tmp_path / "env")
+    found = editable.list_checkout(root, "src/p", tmp_path / "env")
     paths = {one.path.removeprefix("src/p/") for one in found.tree.sources}
     assert {name: name in paths for name in ignored} == ignored
     assert [notice for notice in found.notices if "src/p/weights.bin" in notice]
@@ -144,7 +146,7 @@ def test_much_that_git_does_not_know_is_named(tmp_path, helpers):
     git(root, "init")
     with (root / "model.bin").open("wb") as file:
         file.truncate(3 << 30)
-    (notice,) = checkout.contents(root, "src/p", tmp_path / "env").notices
+    (notice,) = editable.list_checkout(root, "src/p", tmp_path / "env").notices
     assert "3.2 GB" in notice
     assert "model.bin" in notice
 
@@ -154,7 +156,7 @@ def test_a_link_that_leaves_its_checkout_is_named(tmp_path, helpers):
     helpers.write(root / "a.py", "x")
     (root / "inside").symlink_to("./a.py")
     (root / "outside").symlink_to("../q/data")
-    (notice,) = checkout.contents(root, "src/p", tmp_path / "env").notices
+    (notice,) = editable.list_checkout(root, "src/p", tmp_path / "env").notices
     assert notice.startswith(f"{root}/outside links to ../q/data")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.source import scan
+from provision.env.source import files
 from provision.env.source.survey import Survey, exclude_sources, find_data
 from provision.errors import UsageError
 from provision.model import Notice, ignore
@@ -16,7 +16,7 @@ from provision.model import Notice, ignore
 def found(*paths):
     """Files, and the folders (ending in a slash) among them, sorted by path."""
     return sorted(
-        scan.Source(path.rstrip("/"), "", "dir" if path.endswith("/") else "file", 0o644, 0, 1_000_000)
+        files.Source(path.rstrip("/"), "", "dir" if path.endswith("/") else "file", 0o644, 0, 1_000_000)
         for path in paths
     )
 
@@ -93,14 +93,14 @@ def test_what_is_left_out_is_neither_packed_nor_forgotten(prefix, tmp_path, help
 
 
 def test_names_may_come_and_go_in_a_folder_that_is_left_out(prefix, tmp_path, helpers, monkeypatch):
-    real = scan.walk_environment
+    real = files.walk_environment
 
     def environment(path, **options):
         tree = real(path, **options)
         helpers.write(prefix / "share" / "hard" / "new", "x")
         return tree
 
-    monkeypatch.setattr(scan, "walk_environment", environment)
+    monkeypatch.setattr(files, "walk_environment", environment)
     bundle, _ = packed_with(prefix, tmp_path, helpers, exclude=["share/hard"])
     assert "share/hard" not in {entry.path for entry in bundle.manifest.files}
 
@@ -161,7 +161,7 @@ def test_a_link_that_is_given_is_followed_and_keeps_its_name(dataset, tmp_path, 
 
 def test_a_data_folder_may_be_named_by_a_dot(dataset, monkeypatch):
     monkeypatch.chdir(dataset)
-    assert find_data([scan.Path()], []).names == ("corpus",)
+    assert find_data([files.Path()], []).names == ("corpus",)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_data_that_cannot_travel(dataset, tmp_path, helpers, monkeypatch, paths,
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         with pytest.raises(UsageError, match=message):
-            find_data([scan.Path(path) for path in paths], ["data/taken"])
+            find_data([files.Path(path) for path in paths], ["data/taken"])
 
 
 def test_a_compiled_file_may_be_data(prefix, tmp_path, helpers):

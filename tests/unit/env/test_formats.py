@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry
-from provision.env.packing.plan import plan_chunks
-from provision.env.source import elf, facts, packages, scan
+from provision.env.packing.chunks import plan_chunks
+from provision.env.source import elf, facts, files, packages
 
 names = st.binary(min_size=1, max_size=300).filter(lambda b: b"\0" not in b and b.strip(b"/"))
 
@@ -63,7 +63,7 @@ def test_gpu_architectures():
 
 
 def found(path, size):
-    return scan.Source(path, "", "file", 0o644, 0, size)
+    return files.Source(path, "", "file", 0o644, 0, size)
 
 
 @given(st.lists(st.integers(0, 6000), max_size=20), st.lists(st.integers(0, 6000), max_size=20))
@@ -99,7 +99,7 @@ def test_a_source_and_what_was_compiled_from_it_are_never_cut_apart(sizes):
 
 
 def test_owners(prefix, helpers):
-    paths = [one.path for one in scan.walk_environment(prefix).sources]
+    paths = [one.path for one in files.walk_environment(prefix).sources]
     owner = packages.find_owners(prefix, paths).owner
     site = helpers.SITE
     assert owner("bin/hello") == "hello"
@@ -118,7 +118,7 @@ def test_owners(prefix, helpers):
 def test_damaged_metadata_owns_nothing(prefix, helpers):
     helpers.write(prefix / "conda-meta" / "broken-1-0.json", "{")
     helpers.write(prefix / "conda-meta" / "odd-1-0.json", "[1]")
-    paths = [one.path for one in scan.walk_environment(prefix).sources]
+    paths = [one.path for one in files.walk_environment(prefix).sources]
     assert "broken" not in {package.name for package in packages.find_owners(prefix, paths).packages}
 
 

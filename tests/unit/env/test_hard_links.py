@@ -10,7 +10,7 @@ from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.source import scan
+from provision.env.source import files
 from provision.env.source.survey import link_names, scan_environment, survey
 from provision.model import ignore
 
@@ -87,7 +87,7 @@ def test_a_left_out_first_name_leaves_the_file_to_the_next(tmp_path, helpers):
 
 def test_files_with_equal_numbers_on_two_disks_are_two_files():
     def found(path, inode):
-        return scan.Source(path, path, "file", 0o644, 0, 1, "", inode)
+        return files.Source(path, path, "file", 0o644, 0, 1, "", inode)
 
     names = link_names([found("a", (1, 7)), found("b", (2, 7)), found("c", (1, 7)), found("d", None)])
     assert [(one.path, one.type, one.target) for one in names] == [

@@ -8,9 +8,9 @@ import pytest
 
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, Package, PrefixFiles
 from provision.env.packing.pack import pack
-from provision.env.report import gpus
+from provision.env.report import overview
 from provision.env.report.overview import Overview, overview_data, overview_text
-from provision.env.report.words import columns, line, number, size
+from provision.env.report.text import columns, line, number, size
 from provision.errors import BundleError
 from provision.model import Progress, ignore
 from provision.tasks.inspect import inspect, inspection_output
@@ -165,8 +165,8 @@ def test_long_paths_stay_whole():
     [("sm_80", "A100"), ("sm_90a", "H100"), ("sm_90", "H800"), ("sm_100f", "B200"), ("compute_90", ""), ("sm_1", "")],
 )
 def test_architectures_have_the_names_on_the_cards(architecture, cards):
-    assert cards in gpus.cards(architecture)
-    assert bool(gpus.cards(architecture)) == bool(cards)
+    assert cards in overview.cards(architecture)
+    assert bool(overview.cards(architecture)) == bool(cards)
 
 
 def test_a_packed_environment_is_told_whole_and_verified(packed):

@@ -14,10 +14,10 @@ import pytest
 
 from provision.env.bundle.manifest import Mark
 from provision.env.bundle.reader import open_bundle
-from provision.env.interchange import conda_unpack, prepare
-from provision.env.interchange.export import export
+from provision.env.interchange import conda_unpack
+from provision.env.interchange.export import MARK, export, prepare
 from provision.env.packing.pack import pack
-from provision.env.relocation import shebangs
+from provision.env.relocation import rewrite
 from provision.env.relocation.relocate import relocate
 from provision.errors import BundleError, UsageError
 from provision.model import Progress, ignore
@@ -85,7 +85,7 @@ def test_the_table_is_exactly_the_files_that_hold_the_placeholder(movable, tmp_p
     holding = {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink() and prepare.MARK.encode() in path.read_bytes()
+        if path.is_file() and not path.is_symlink() and MARK.encode() in path.read_bytes()
     } - {"bin/conda-unpack"}
     assert {path for path, _, _ in found["_prefix_records"]} == holding
     assert dict(found["_script_records"])["bin/hello-env"] == "python"
@@ -233,7 +233,7 @@ def test_a_file_that_is_too_large_to_be_rewritten_is_said(packed):
     large = next(entry for entry in bundle.manifest.files if entry.raw)
     held = replace(large, marks=(Mark("binary"),))
     files = tuple(held if entry == large else entry for entry in bundle.manifest.files)
-    prepared = prepare.prepare(replace(bundle.manifest, files=files), bundle.prefix_files())
+    prepared = prepare(replace(bundle.manifest, files=files), bundle.prefix_files())
     assert large.path not in {entry.path for entry, _ in prepared.files}
     assert any(large.path in text and "too large" in text for text in prepared.notices)
 
@@ -245,20 +245,20 @@ def test_a_folder_that_scripts_would_misread_is_refused(prefix):
 
 
 def test_conda_unpack_which_stands_alone_has_the_rules_of_relocation():
-    from provision.env.relocation import prefixes
     from provision.env.relocation import relocate as relocation
+    from provision.env.relocation import rewrite
 
-    assert conda_unpack._ENDS == prefixes._ENDS
-    assert conda_unpack._INSIDE_A_PATH.pattern == prefixes._INSIDE_A_PATH.pattern
+    assert conda_unpack._ENDS == rewrite._ENDS
+    assert conda_unpack._INSIDE_A_PATH.pattern == rewrite._INSIDE_A_PATH.pattern
     assert conda_unpack._PREFIX.pattern == relocation._PREFIX.pattern.encode()
-    assert (conda_unpack._LIMIT, conda_unpack._LATER_LIMIT) == (shebangs.LIMIT, shebangs.LATER_LIMIT)
+    assert (conda_unpack._LIMIT, conda_unpack._LATER_LIMIT) == (rewrite.SHEBANG_LIMIT, rewrite.LATER_SHEBANG_LIMIT)
     for line in (
         b"#!/usr/bin/env python\n",
         b"#! /usr/bin/env -S python3 -I -u\r\n",
         b"#!/usr/bin/env -i x\n",
         b"#!/bin/sh\n",
     ):
-        wanted, match = shebangs.env_program(line + b"rest"), conda_unpack._ENV.match(line + b"rest")
+        wanted, match = rewrite.env_program(line + b"rest"), conda_unpack._ENV.match(line + b"rest")
         assert wanted == (match and (match[1], match[2].strip(), (line + b"rest")[match.end() :]))
 
 
@@ -278,7 +278,7 @@ SHEBANGS = [
 
 @pytest.mark.parametrize(("program", "options"), SHEBANGS)
 def test_conda_unpack_writes_first_lines_as_a_deploy_does(program, options):
-    assert conda_unpack._shebang(program, options) == shebangs.write(program, options)
+    assert conda_unpack._shebang(program, options) == rewrite.write_shebang(program, options)
 
 
 def test_activate_is_conda_packs_own_and_works(movable, tmp_path):

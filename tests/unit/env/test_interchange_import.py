@@ -13,9 +13,9 @@ import conda_pack
 import pytest
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.interchange import importing
+from provision.env.interchange import importer
 from provision.env.interchange.export import export
-from provision.env.interchange.importing import import_archive, name_of, origin
+from provision.env.interchange.importer import import_archive, name_of, origin
 from provision.env.packing.pack import pack
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, StageStarted, ignore
@@ -282,8 +282,8 @@ def test_the_prefix_is_found_where_only_the_history_tells_it(tmp_path):
 
 
 def test_the_oldest_placeholder_is_no_prefix():
-    rows = [importing.Record("a", "/opt/anaconda1anaconda2" + "anaconda3", "text")] * 3
-    assert importing.prefix_of_records([*rows, importing.Record("b", "/env", "text")], ()) == "/env"
+    rows = [importer.Record("a", "/opt/anaconda1anaconda2" + "anaconda3", "text")] * 3
+    assert importer.prefix_of_records([*rows, importer.Record("b", "/env", "text")], ()) == "/env"
 
 
 def test_scripts_tell_the_prefix_that_most_of_them_name():
@@ -292,8 +292,8 @@ def test_scripts_tell_the_prefix_that_most_of_them_name():
         b"#!/a b/bin/python\n",
         b"#!/a b/bin/python\n",
     ]
-    assert importing.prefix_of_scripts(scripts) == "/a b"
-    assert importing.prefix_of_scripts([b"#!/usr/bin/env python\n", b"\x7fELF"]) == ""
+    assert importer.prefix_of_scripts(scripts) == "/a b"
+    assert importer.prefix_of_scripts([b"#!/usr/bin/env python\n", b"\x7fELF"]) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.env.bundle import keys
+from provision.env.bundle.manifest import content_digest, has_source_time
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
 from provision.env.source.packages import source_of
@@ -122,17 +122,17 @@ def test_a_pyc_that_goes_by_the_hash_of_its_source_holds_no_time(tmp_path):
     for mode, is_timed in (("TIMESTAMP", True), ("CHECKED_HASH", False), ("UNCHECKED_HASH", False)):
         compiled = py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode[mode])
         data = Path(compiled).read_bytes()
-        assert keys.has_source_time("a.pyc", data) == is_timed
+        assert has_source_time("a.pyc", data) == is_timed
         changed = data[:8] + struct.pack("<L", 5) + data[12:]
-        assert (keys.content_digest("a.pyc", data) == keys.content_digest("a.pyc", changed)) == is_timed
-        assert keys.content_digest("a.bin", data) != keys.content_digest("a.bin", changed)
+        assert (content_digest("a.pyc", data) == content_digest("a.pyc", changed)) == is_timed
+        assert content_digest("a.bin", data) != content_digest("a.bin", changed)
     assert sys.implementation.cache_tag in compiled
 
 
 @pytest.mark.parametrize("data", [b"", b"1234", b"1234\0\0\0\0mtimsiz"])
 def test_what_is_too_short_for_a_pyc_counts_as_it_is(data):
-    assert keys.content_digest("a.pyc", data) != keys.content_digest("a.pyc", data + b"\0")
-    assert not keys.has_source_time("a.pyc", data)
+    assert content_digest("a.pyc", data) != content_digest("a.pyc", data + b"\0")
+    assert not has_source_time("a.pyc", data)
 
 
 def test_a_wrong_key_is_found_by_verify(packed, helpers):

@@ -16,8 +16,8 @@ from provision.env.packing import detect
 from provision.env.packing import pack as pack_module
 from provision.env.packing.detect import LargeFile, PrefixDetector
 from provision.env.packing.pack import pack
-from provision.env.relocation.prefixes import Search
-from provision.env.source import scan
+from provision.env.relocation.rewrite import Search
+from provision.env.source import files
 from provision.errors import BundleError
 from provision.model import ignore
 
@@ -32,7 +32,7 @@ def look(tmp_path, data, path="lib/large", bound=1 << 30, step=3 << 20):
     """What is learnt of a file with this content."""
     source = tmp_path / "file"
     source.write_bytes(data)
-    found = scan.pick(tmp_path, "", ["file"]).sources[-1]._replace(path=path)
+    found = files.pick(tmp_path, "", ["file"]).sources[-1]._replace(path=path)
     descriptor = os.open(source, os.O_RDONLY)
     try:
         file = LargeFile(found, descriptor, DETECTOR, rewritable=bound)
@@ -64,7 +64,7 @@ def test_a_file_that_is_read_in_blocks_has_the_marks_of_one_that_is_read_whole(t
         b" " * (detect.BLOCK + begin) + content,
         b" " * (detect.BLOCK + begin) + content + b" " * 9000,
     ):
-        found = scan.Source(path, "", "file", 0o644, 0, len(data))
+        found = files.Source(path, "", "file", 0o644, 0, len(data))
         marks, digest, _ = look(tmp_path_factory.getbasetemp(), data, path)
         assert marks == DETECTOR.find_marks(found, data)
         assert digest == hashlib.sha256(data).hexdigest()
@@ -148,9 +148,11 @@ def test_prefix_files_are_read_again_rather_than_kept_without_bound(
     open_bundle(tmp_path / "b.ccb").verify(ignore)
 
 
+# On two cores: each core has a worker with its own buffers.
 PACK = """
-import sys
+import os, sys
 from pathlib import Path
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 from provision.env.packing.pack import pack
 pack(Path(sys.argv[1]), Path(sys.argv[2]), name="b", emit=lambda event: None)
 """

@@ -10,10 +10,10 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.release import legs as release_legs
-from provision.env.release import steps
-from provision.env.release.legs import Payload
-from provision.env.release.paths import ReleasePaths
+from provision.env.release import payload as release_legs
+from provision.env.release import scripts
+from provision.env.release.catalog import ReleasePaths
+from provision.env.release.payload import Payload
 from provision.env.relocation.relocate import relocate
 from provision.errors import BundleError
 from provision.model import Inventory, Node
@@ -47,7 +47,9 @@ def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
 
 
 def activate(places, bundle, relocated, *, only=None):
-    planned = [step for step in steps.activate(places, bundle.manifest, relocated) if only is None or step.name in only]
+    planned = [
+        step for step in scripts.activate_steps(places, bundle.manifest, relocated) if only is None or step.name in only
+    ]
     done = subprocess.run(["sh", "-c", compile_steps(planned, token="t")], capture_output=True, text=True, check=False)
     states = {step.name: step.state for step in parse("t", done.stdout)}
     assert done.returncode == 0, done.stdout
@@ -125,7 +127,7 @@ def test_what_is_compiled_anew_is_current_and_listed(bundle, tmp_path):
     Path(places.transfer).mkdir()
     activate(places, bundle, relocated, only={"complete", "compile", "seal", "mark"})
     assert relocated.stale_pyc
-    compiled = (Path(places.release) / steps.COMPILED).read_text()
+    compiled = (Path(places.release) / scripts.COMPILED).read_text()
     for path in relocated.stale_pyc:
         assert path in compiled
         assert (Path(places.release) / path).stat().st_mode & 0o222 == 0

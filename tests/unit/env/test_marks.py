@@ -6,10 +6,10 @@ import subprocess
 import pytest
 
 from provision.env.bundle.manifest import Mark
-from provision.env.packing import reading
 from provision.env.packing.detect import LargeFile, PrefixDetector
-from provision.env.relocation.prefixes import Search
-from provision.env.source.scan import Source
+from provision.env.relocation.rewrite import Search
+from provision.env.source import files
+from provision.env.source.files import Source
 
 DETECTOR = PrefixDetector(Search((("/opt/env", ""),)), {"lib/a.so": 255}, frozenset({b"python3", b"perl"}))
 
@@ -62,7 +62,7 @@ def test_links(target, is_ours):
 
 def of_large_file(path):
     found = Source("lib/a.so", str(path), "file", 0o644, path.stat().st_mtime_ns, path.stat().st_size)
-    with reading.open_source(found) as descriptor:
+    with files.open_source(found) as descriptor:
         file = LargeFile(found, descriptor, DETECTOR, rewritable=0)
         file.read(0, found.size)
         return file.marks()

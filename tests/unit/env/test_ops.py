@@ -16,7 +16,7 @@ import pytest
 from provision.env import ops as op_builder
 from provision.env.ops import BASELINES, FILE, Ops, choose, listing, prebuild, unbuilt, unbuilt_ops, update_record
 from provision.env.packing.pack import pack
-from provision.env.source.scan import walk
+from provision.env.source.files import walk
 from provision.errors import UsageError
 from provision.model import ignore
 

@@ -16,9 +16,9 @@ import pytest
 
 from provision.env.bundle.manifest import Mark
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing import reading, writer
+from provision.env.packing import writer
 from provision.env.packing.pack import pack
-from provision.env.source import scan
+from provision.env.source import files
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, Progress, StageFinished, StageStarted, ignore
 from provision.output import Reporter
@@ -171,24 +171,24 @@ def test_sockets_and_links_that_lead_outside_are_named(prefix, tmp_path):
 
 def test_a_file_that_changes_is_named(tmp_path, helpers):
     path = helpers.write(tmp_path / "file", "before")
-    found = scan.walk(tmp_path, "", skip=lambda *_: False).sources[0]
+    found = files.walk(tmp_path, "", skip=lambda *_: False).sources[0]
     helpers.write(path, "after it")
     with pytest.raises(BundleError, match="file changed while it was read"):
-        reading.read_source(found)
+        files.read_source(found)
     path.unlink()
     with pytest.raises(BundleError, match="file changed while it was read"):
-        reading.read_source(found)
+        files.read_source(found)
 
 
 def test_a_file_that_changes_fails_the_pack_and_leaves_nothing(prefix, tmp_path, monkeypatch, helpers):
-    real = scan.walk_environment
+    real = files.walk_environment
 
     def environment(path, **options):
         tree = real(path, **options)
         helpers.write(prefix / helpers.SITE / "other" / "7.py", "changed")
         return tree
 
-    monkeypatch.setattr(scan, "walk_environment", environment)
+    monkeypatch.setattr(files, "walk_environment", environment)
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match=r"other/7\.py changed"):
         pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore)
@@ -197,14 +197,14 @@ def test_a_file_that_changes_fails_the_pack_and_leaves_nothing(prefix, tmp_path,
 
 def test_an_unreadable_file_is_named(tmp_path, helpers, monkeypatch):
     helpers.write(tmp_path / "file", "secret")
-    found = scan.walk(tmp_path, "", skip=lambda *_: False).sources[0]
+    found = files.walk(tmp_path, "", skip=lambda *_: False).sources[0]
 
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)  # root may read everything
     with pytest.raises(UsageError, match="file: permission denied"):
-        reading.read_source(found)
+        files.read_source(found)
 
 
 def test_a_full_disk_names_the_path_and_leaves_nothing(prefix, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from provision.env.packing import writer
 from provision.env.packing.pack import pack
-from provision.env.source import scan
+from provision.env.source import files
 from provision.env.source.survey import Survey
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, ignore
@@ -77,14 +77,14 @@ def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_noticed(pre
 
 
 def test_a_folder_that_vanishes_while_it_is_looked_at_is_named(prefix, tmp_path, monkeypatch):
-    real = scan.list_folder
+    real = files.list_folder
 
     def inside(folder):
         if folder.endswith("share/empty"):
             (prefix / "share" / "empty").rmdir()
         return real(folder)
 
-    monkeypatch.setattr(scan, "list_folder", inside)
+    monkeypatch.setattr(files, "list_folder", inside)
     with pytest.raises(BundleError, match="changed while it was read"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
 
@@ -96,7 +96,7 @@ def test_editing_a_checkout_is_no_change_of_the_environment(prefix, checkout, tm
 
 def test_what_could_not_be_opened_again_is_no_bundle(prefix, tmp_path, helpers):
     (prefix / helpers.SITE / "linked").symlink_to(tmp_path)
-    added = scan.walk(helpers.write(tmp_path / "x", "x"), f"{helpers.SITE}/linked/x", skip=lambda *_: False).sources
+    added = files.walk(helpers.write(tmp_path / "x", "x"), f"{helpers.SITE}/linked/x", skip=lambda *_: False).sources
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match=r"linked/x' is inside '.*/linked', which is not a folder") as error:
         pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, additions=added)
@@ -122,7 +122,7 @@ def test_a_pipe_stays_behind_and_is_named(prefix, tmp_path):
 
 
 def test_a_file_that_becomes_a_pipe_does_not_hang_the_pack(prefix, tmp_path, helpers, monkeypatch):
-    real = scan.walk_environment
+    real = files.walk_environment
 
     def environment(path, **options):
         tree = real(path, **options)
@@ -130,7 +130,7 @@ def test_a_file_that_becomes_a_pipe_does_not_hang_the_pack(prefix, tmp_path, hel
         os.mkfifo(prefix / "share" / "sp ace")
         return tree
 
-    monkeypatch.setattr(scan, "walk_environment", environment)
+    monkeypatch.setattr(files, "walk_environment", environment)
     with pytest.raises(BundleError, match="sp ace changed"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
 

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.env.bundle import slices
+from provision.env.bundle import layout
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing import writer
 from provision.env.packing.pack import pack
@@ -67,7 +67,7 @@ def test_any_of_the_names_opens_the_bundle(manifest, folder, name):
     bundle = open_bundle(folder / name)
     assert bundle.manifest == manifest
     assert bundle.path == folder / "env.ccb"
-    assert bundle.slices.size == sum(path.stat().st_size for path in parts_of(folder))
+    assert bundle.storage.size == sum(path.stat().st_size for path in parts_of(folder))
     bundle.verify(ignore)
     for index, chunk in enumerate(manifest.chunks):
         compressed = b"".join(bundle.chunk_compressed(index))
@@ -204,7 +204,7 @@ def test_an_interrupted_pack_leaves_the_older_bundle(manifest, folder, prefix, h
     def fail(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(slices, "list_line", fail)
+    monkeypatch.setattr(layout, "list_line", fail)
     with pytest.raises(UsageError, match="no space left"):
         pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -218,7 +218,7 @@ def test_parts_hold_what_was_written_wherever_they_end(tmp_path_factory, data, s
         out.write(data[cut:])
         out.patch(min(patch, len(data)), data[patch : patch + 100])
         out.write(b"end")
-    whole = slices.find_slices(folder / "x")
+    whole = layout.find_files(folder / "x")
     assert whole.size == len(data) + 3
     assert whole.take(0, whole.size) == data + b"end"
     begin = min(patch, len(data)) // 2
@@ -304,7 +304,7 @@ def test_parts_that_are_spoiled_in_any_way_are_refused_or_read_as_a_bundle(two_b
     with contextlib.suppress(BundleError, UsageError):
         bundle = open_bundle(folder / opened)
         bundle.verify(ignore)
-        read = b"".join(path.read_bytes() for path in bundle.slices.files)
+        read = b"".join(path.read_bytes() for path in bundle.storage.files)
         assert read in [
             b"".join(each[name] for name in sorted(each) if name != "env.ccb.sha256") for each in two_bundles
         ]

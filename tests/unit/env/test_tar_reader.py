@@ -20,13 +20,7 @@ from hypothesis import strategies as st
 
 from provision.env.bundle import tar
 from provision.env.bundle.tar import TarError, TarReader
-from provision.env.interchange.importing import (
-    LIMIT,
-    Environment,
-    declared_records,
-    import_archive,
-    read_unpacker,
-)
+from provision.env.interchange.importer import LIMIT, Environment, declared_records, import_archive, read_unpacker
 from provision.env.interchange.unpack import unpack
 from provision.errors import BundleError, ClusterctlError, UsageError
 from provision.model import ignore

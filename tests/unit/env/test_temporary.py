@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.env.bundle.slices import find_bundle
+from provision.env.bundle.layout import find_bundle
 from provision.env.packing import temporary, writer
 from provision.env.packing.pack import pack
 from provision.errors import UsageError

@@ -4,12 +4,12 @@ import signal
 import pytest
 
 from provision.env.bundle.reader import open_bundle
+from provision.env.packing.chunks import Group, split_ranges
 from provision.env.packing.detect import PrefixDetector
 from provision.env.packing.pack import pack
-from provision.env.packing.plan import Group, split_ranges
 from provision.env.packing.workers import PREFETCHED, Workers
-from provision.env.relocation.prefixes import Search
-from provision.env.source import scan
+from provision.env.relocation.rewrite import Search
+from provision.env.source import files
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
 
@@ -20,7 +20,7 @@ LIMIT = 50 * 1024
 def groups(tmp_path):
     for number in range(200):
         (tmp_path / f"{number:03}").write_text("x" * number)
-    sources = scan.walk(tmp_path, "", skip=lambda *_: False).sources
+    sources = files.walk(tmp_path, "", skip=lambda *_: False).sources
     return [Group(one.path, (one,) * 50, LIMIT, 50 * one.size) for one in sources]
 
 
@@ -133,14 +133,14 @@ def test_processes_find_what_one_process_finds(larger, tmp_path):
 
 
 def test_a_file_that_changes_is_named_by_a_worker_too(larger, tmp_path, helpers, monkeypatch):
-    real = scan.walk_environment
+    real = files.walk_environment
 
     def environment(path, **options):
         tree = real(path, **options)
         helpers.write(larger / "lib" / "part3" / "10.txt", "changed")
         return tree
 
-    monkeypatch.setattr(scan, "walk_environment", environment)
+    monkeypatch.setattr(files, "walk_environment", environment)
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match=r"part3/10\.txt changed while it was read"):
         pack(larger, tmp_path / "out" / "b.ccb", name="env", emit=ignore)

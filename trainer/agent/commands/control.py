@@ -23,7 +23,7 @@ def start(plan: NodePlan) -> Dict[str, Any]:
     said = other = ""
     if before:
         flags = "-IB" if sys.dont_write_bytecode else "-I"
-        argv = [sys.executable, flags, str(Path(__file__).resolve().parents[1]), "daemon", str(plan.path)]
+        argv = [sys.executable, flags, str(Path(__file__).absolute().parents[1]), "daemon", str(plan.path)]
         said, other = spawn([*before, *argv, *(["--notice", notice] if notice else [])])
         if not said:  # the user's own systemd cannot be reached: without it
             notice = "%s; systemd-run cannot move it out of the session: %s" % (

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from provision.env.bundle.manifest import Manifest
-from provision.env.release import legs
-from provision.env.release.derive import Recipe
-from provision.env.release.paths import ReleasePaths
+from provision.env.release import payload
+from provision.env.release.catalog import ReleasePaths
+from provision.env.release.payload import Recipe
 from provision.env.relocation.relocate import Relocated
 from provision.model import Inventory, Step
 from provision.render import render
@@ -35,7 +35,7 @@ _MAMBAS = ("micromamba", ".local/share/mamba", "miniforge3", "mambaforge")  # in
 _NAME = re.compile(r"[^/\s:#]+\Z")  # conda rejects these in a name
 
 
-def gather(paths: ReleasePaths, *, repair: bool = False, base: str = "") -> str:
+def gather_script(paths: ReleasePaths, *, repair: bool = False, base: str = "") -> str:
     """The script that creates a release's folder and links files from other releases; its input is ``wanted``.
 
     Args:
@@ -52,13 +52,13 @@ def gather(paths: ReleasePaths, *, repair: bool = False, base: str = "") -> str:
     )
 
 
-def wanted(keys: Iterable[str], recipe: Recipe) -> bytes:
+def gather_input(keys: Iterable[str], recipe: Recipe) -> bytes:
     """The input of ``gather``: keys, the files of the recipe, and its words, each ended by a line ``.``."""
-    listed = legs.checksum_lines(recipe.entries)
+    listed = payload.checksum_lines(recipe.entries)
     return b"".join((*(key.encode() + b"\n" for key in keys), b".\n", listed, b".\n", recipe.script))
 
 
-def activate(
+def activate_steps(
     paths: ReleasePaths, manifest: Manifest, relocated: Relocated, *, repair: bool = False, naming: Sequence[Step] = ()
 ) -> tuple[Step, ...]:
     """The steps from received files to the current release. After a kill between two steps, a rerun continues there.
@@ -110,12 +110,12 @@ def activate(
         ),
         Step("mark", render("release/mark.sh.j2", release=release), unless=marked),
         *naming,
-        switch(paths),
-        discard("tidy", [paths.transfer, paths.removing, paths.incoming]),
+        switch_step(paths),
+        discard_step("tidy", [paths.transfer, paths.removing, paths.incoming]),
     )
 
 
-def switch(paths: ReleasePaths) -> Step:
+def switch_step(paths: ReleasePaths) -> Step:
     """Make a release the current one with one rename."""
     return Step(
         "switch",
@@ -130,7 +130,7 @@ def switch(paths: ReleasePaths) -> Step:
     )
 
 
-def discard(name: str, paths: Sequence[str]) -> Step:
+def discard_step(name: str, paths: Sequence[str]) -> Step:
     """Remove clusterctl's folders that are not releases."""
     return Step(
         name,
@@ -139,7 +139,7 @@ def discard(name: str, paths: Sequence[str]) -> Step:
     )
 
 
-def remove(paths: ReleasePaths) -> Step:
+def remove_step(paths: ReleasePaths) -> Step:
     """Remove a release."""
     return Step(
         "remove",

@@ -1,18 +1,23 @@
-"""The files of a bundle: one file, or parts of one that was split.
+"""The layout of a bundle: its files, the headers of its members, and the index.
 
-``NAME.ccb.000``, ``NAME.ccb.001`` and so on have equal sizes, except the last; the size is in the index in the first
-part. ``NAME.ccb.sha256`` lists them for ``sha256sum -c``. Reading does not need the list, but it shows which part is
-damaged.
+A bundle is one file, or parts of one that was split. ``NAME.ccb.000``, ``NAME.ccb.001`` and so on have equal sizes,
+except the last; the size is in the index in the first part. ``NAME.ccb.sha256`` lists them for ``sha256sum -c``.
+Reading does not need the list, but it shows which part is damaged.
+
+The index is the first member. It contains the offset of the manifest, which is the last member.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from provision.env.bundle import tar
+from provision.env.bundle.manifest import FORMAT
 from provision.errors import BundleError, UsageError
 
 SUFFIX = ".ccb"
@@ -22,12 +27,12 @@ LIST = ".sha256"  # added to the bundle's name
 _LONGEST_LIST = 64 << 20  # bytes; 100,000 parts have a tenth of that
 _SHOWN = 10  # names in a message
 
-_SLICE = re.compile(r"(?P<name>.+)\.(?P<number>\d{3,})", re.DOTALL)
+_PART = re.compile(r"(?P<name>.+)\.(?P<number>\d{3,})", re.DOTALL)
 _LINE = re.compile(rb"(?P<escaped>\\?)(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
 
 
 @dataclass(frozen=True)
-class Slices:
+class BundleFiles:
     """The bytes of one file, or of several files in a row.
 
     Attributes:
@@ -107,7 +112,7 @@ def find_bundle(folder: Path) -> Path:
         UsageError: there is none, or more than one.
     """
     paths = [path for path in folder.glob(f"*{SUFFIX}*") if path.is_file()]
-    found = sorted({name_of(path) for path in paths if not path.name.startswith(".")})  # hidden: not complete
+    found = sorted({bundle_name(path) for path in paths if not path.name.startswith(".")})  # hidden: not complete
     if not found:
         raise UsageError(f"no bundle (*{SUFFIX}) in {folder}", hint="clusterctl pack-env")
     if len(found) > 1:
@@ -116,7 +121,7 @@ def find_bundle(folder: Path) -> Path:
     return found[0]
 
 
-def find_slices(path: Path) -> Slices:
+def find_files(path: Path) -> BundleFiles:
     """The files of a bundle.
 
     Args:
@@ -127,16 +132,16 @@ def find_slices(path: Path) -> Slices:
         BundleError: a part is missing.
     """
     try:
-        return _find_slices(path)
+        return _find_files(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _find_slices(path: Path) -> Slices:
-    whole = name_of(path)
+def _find_files(path: Path) -> BundleFiles:
+    whole = bundle_name(path)
     if whole == path and path.is_file():
-        return Slices(path, (path,), (path.stat().st_size,))
-    found = slices_of(whole)
+        return BundleFiles(path, (path,), (path.stat().st_size,))
+    found = find_parts(whole)
     if not found:
         raise UsageError(f"{path} is not a file", hint="to create a bundle: clusterctl pack-env")
     width = len(found[0].suffix) - 1
@@ -144,7 +149,7 @@ def _find_slices(path: Path) -> Slices:
     missing = [name for name in wanted if not (whole.parent / name).is_file()]
     if missing:
         raise parts_missing(whole, missing)
-    return Slices(whole, tuple(found), tuple(one.stat().st_size for one in found), is_split=True)
+    return BundleFiles(whole, tuple(found), tuple(one.stat().st_size for one in found), is_split=True)
 
 
 def parts_missing(whole: Path, names: list[str]) -> BundleError:
@@ -156,27 +161,27 @@ def parts_missing(whole: Path, names: list[str]) -> BundleError:
     )
 
 
-def name_of(path: Path) -> Path:
+def bundle_name(path: Path) -> Path:
     """The bundle of a path, which is the bundle itself, a part, or the list of checksums."""
     if path.name.endswith(LIST):
         return path.with_name(path.name.removesuffix(LIST))
-    match = _SLICE.fullmatch(path.name)
+    match = _PART.fullmatch(path.name)
     return path.with_name(match["name"]) if match else path
 
 
-def slices_of(whole: Path) -> list[Path]:
+def find_parts(whole: Path) -> list[Path]:
     """The parts of a bundle in its folder, in order."""
     if not whole.parent.is_dir():
         return []
     found = []
     for path in whole.parent.iterdir():
-        match = _SLICE.fullmatch(path.name)
+        match = _PART.fullmatch(path.name)
         if match and match["name"] == whole.name and path.is_file():
             found.append((int(match["number"]), path))
     return [path for _, path in sorted(found)]
 
 
-def list_of(whole: Path) -> Path:
+def list_path(whole: Path) -> Path:
     """The list of the checksums of a bundle's parts."""
     return whole.with_name(whole.name + LIST)
 
@@ -184,7 +189,7 @@ def list_of(whole: Path) -> Path:
 def listed_digests(whole: Path) -> dict[str, str]:
     """The sha256 of each part from the list; empty without a readable list."""
     try:
-        with list_of(whole).open("rb") as file:
+        with list_path(whole).open("rb") as file:
             lines = file.read(_LONGEST_LIST).split(b"\n")
     except OSError:
         return {}
@@ -196,7 +201,7 @@ def listed_digests(whole: Path) -> dict[str, str]:
             if match["escaped"]:
                 name = re.sub(rb"\\([\\nr])", lambda one: {b"n": b"\n", b"r": b"\r"}.get(one[1], b"\\"), name)
             found[name.decode("utf-8", "surrogateescape")] = match["digest"].decode()
-    return {name: digest for name, digest in found.items() if name_of(whole.with_name(name)) == whole}
+    return {name: digest for name, digest in found.items() if bundle_name(whole.with_name(name)) == whole}
 
 
 def list_line(name: str, digest: str) -> bytes:
@@ -231,3 +236,34 @@ def file_digest(path: Path) -> str:
     for block in _read(path, 0, path.stat().st_size):
         digest.update(block)
     return digest.hexdigest()
+
+
+INDEX = "clusterctl-bundle"
+INDEX_SIZE = 512
+MANIFEST = "manifest.json"
+MTIME = 315532800  # 1980-01-01: equal environments give equal bundles, except for the time of packing
+
+
+def member_header(name: str, size: int) -> bytes:
+    """The tar header of a member."""
+    return tar.header(name.encode(), size=size, mtime=MTIME)
+
+
+def index_member(offset: int, size: int, sha256: str, split: int = 0) -> bytes:
+    """The first member, header and data.
+
+    Args:
+        offset: of the manifest's data.
+        size: of the manifest.
+        sha256: of the manifest.
+        split: bytes of a part; 0 for a bundle in one file.
+    """
+    index = {
+        "magic": INDEX,
+        "format": FORMAT,
+        "manifest_offset": offset,
+        "manifest_size": size,
+        "manifest_sha256": sha256,
+        "split": split,
+    }
+    return member_header(INDEX, INDEX_SIZE) + json.dumps(index).encode("ascii").ljust(INDEX_SIZE)

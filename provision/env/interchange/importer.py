@@ -23,7 +23,7 @@ from provision.env.interchange import conda_unpack
 from provision.env.interchange.unpack import Kind, Unpacked, format_of, unpack
 from provision.env.packing import temporary
 from provision.env.packing.pack import pack
-from provision.env.relocation import records, shebangs
+from provision.env.relocation import rewrite
 from provision.env.source.packages import is_record
 from provision.errors import BundleError
 from provision.model import Emit, Notice, StageFinished, StageStarted
@@ -232,7 +232,7 @@ def restore(environment: Environment, unpacker: Unpacker | None, source: str) ->
     changed |= _put_interpreters(environment, unpacker, os.fsencode(source))
     for path in sorted(filter(is_record, environment.kinds), key=lambda path: path.startswith("conda-meta/")):
         data = environment.read(path)
-        updated = records.update(path, data, changed, source)
+        updated = rewrite.update_hashes(path, data, changed, source)
         if updated != data:
             changed[path] = _replace(environment, path, updated)
     return notices
@@ -268,7 +268,7 @@ def _put_interpreters(environment: Environment, unpacker: Unpacker, source: byte
     names = {os.fsencode(path[4:]) for path in environment.kinds if path.startswith("bin/")}
     changed = {}
     for path in (*environment.files_below("bin"), *unpacker.scripts):
-        wanted = shebangs.env_program(environment.read(path))
+        wanted = rewrite.env_program(environment.read(path))
         if wanted and wanted[0] in names:
             name, options, rest = wanted
             line = b"#!" + source + b"/bin/" + name + (b" " + options if options else b"")

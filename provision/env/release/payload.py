@@ -1,20 +1,28 @@
-"""A release as legs: chunks, ranges of large files, and last the files that contain the new prefix.
+"""The files that a node receives for a release, as legs, and the files that it derives from another release.
 
-A leg of a chunk has the chunk's members, then files near them in path order that turned out not to need rewriting, and
-the list by which a later deploy recognises and checks all of them. It does not contain the prefix: a node that has the
-leg in any release links it from there. The lists are for ``sha256sum -c``.
+A leg is a chunk, a range of a large file, or the last files, which contain the new prefix. A leg of a chunk has the
+chunk's members, then files near them in path order that turned out not to need rewriting, and the list by which a later
+deploy recognises and checks all of them. It does not contain the prefix: a node that has the leg in any release links
+it from there. The lists are for ``sha256sum -c``.
+
+Two releases in one root have paths of equal length, and their rewritten files differ only in the release's name and in
+the hashes of rewritten files in RECORD and conda-meta. A node derives nearly all of them by replacing words of equal
+length in a tar stream of the older files. Each derived file's digest is checked; files that differ are sent.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import PurePosixPath
 
 import zstandard
 
@@ -22,8 +30,8 @@ from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry, Manifest, stream_order
 from provision.env.bundle.parse import OURS
 from provision.env.bundle.reader import Bundle
-from provision.env.relocation.relocate import Relocated
-from provision.env.source.scan import FOLDER_MTIME
+from provision.env.relocation.relocate import Relocated, relocate
+from provision.env.source.files import FOLDER_MTIME
 from provision.model import Leg, Wire
 
 FILES = f"{OURS}/files"  # the folder of lists
@@ -47,7 +55,7 @@ class Payload:
 
         Args:
             wire: their encoding on the wire.
-            derived: rewritten files that the node derives itself; see ``derive``.
+            derived: rewritten files that the node derives itself; see ``derive_recipe``.
         """
         found = [self._chunk_leg(index, wire) for index in self._steady]
         found += [leg for entry in self._manifest.files if entry.raw for leg in self._ranges(entry, wire)]
@@ -262,3 +270,69 @@ def _checksum_line(entry: Entry) -> bytes:
     name = escape(entry.path)
     # coreutils: a line with an escaped name begins with a backslash
     return b"%b%b  %b\n" % (b"\\" if b"\\" in name else b"", entry.sha256.encode(), name)
+
+
+_DIGEST = re.compile(rb"(?<![\w-])(?:[\w-]{43}|[0-9a-f]{64})(?![\w-])")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to derive files of a new release.
+
+    Attributes:
+        words: pairs of words of equal length: in the old files, and in the new ones.
+        entries: the files that can be derived.
+    """
+
+    words: tuple[tuple[bytes, bytes], ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def script(self) -> bytes:
+        """The words as a script for sed; they have no special characters."""
+        return b"".join(b"s/%b/%b/g\n" % pair for pair in self.words)
+
+
+def derive_recipe(
+    manifest: Manifest, prefix_files: Mapping[str, bytes], relocated: Relocated, old: PurePosixPath
+) -> Recipe:
+    """Which files of ``relocated`` can be derived from those of the release at ``old``."""
+    before = {entry.path: (entry, data) for entry, data in relocate(manifest, prefix_files, old).files}
+    new, was = relocated.prefix.name, old.name
+    if len(new) != len(was) or relocated.prefix.parent != old.parent:
+        return Recipe()
+    words = {was.encode(): new.encode()}
+    listed = _listed(before[path][1] for path in manifest.records if path in before)
+    candidates = [(entry, data, before[entry.path]) for entry, data in relocated.files if entry.type == "file"]
+    for entry, _, (old_entry, _) in candidates:
+        if entry.sha256 != old_entry.sha256:
+            hashes = _hashes(old_entry.sha256, entry.sha256)
+            words |= {past: now for past, now in hashes if past in listed}
+    pairs = tuple(words.items())
+    entries = tuple(
+        entry
+        for entry, data, (old_entry, old_data) in candidates
+        if entry.sha256 != old_entry.sha256 and _replace_words(old_data, pairs) == data
+    )
+    return Recipe(pairs, entries)
+
+
+def _listed(records: Iterable[bytes]) -> set[bytes]:
+    """All words in RECORD and conda-meta files that may be digests."""
+    return {word for data in records for word in _DIGEST.findall(data)}
+
+
+def _hashes(old: str, new: str) -> Iterator[tuple[bytes, bytes]]:
+    """A digest in RECORD's form (URL-safe base64 without padding, PEP 376) and in conda-meta's."""
+    yield _record_hash(old), _record_hash(new)
+    yield old.encode(), new.encode()
+
+
+def _record_hash(digest: str) -> bytes:
+    return base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=")
+
+
+def _replace_words(data: bytes, pairs: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    for old, new in pairs:
+        data = data.replace(old, new)
+    return data

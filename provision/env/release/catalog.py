@@ -1,15 +1,69 @@
-"""The releases of a node: list them, choose those to roll back to or remove, and verify one. Pure."""
+"""The releases of a node: their paths, and how to list, choose and verify them. Pure.
+
+docs/releases.md, "On a node", describes all paths.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from provision.errors import ClusterctlError
 from provision.model import Finding, Inventory
 from provision.render import render
 from provision.script import whole
+
+
+@dataclass(frozen=True)
+class ReleasePaths:
+    """The paths of one release, as text for scripts."""
+
+    root: PurePosixPath
+    link: PurePosixPath
+    release_id: str
+
+    @classmethod
+    def of(cls, inventory: Inventory, release_id: str) -> ReleasePaths:
+        """The paths of a release under an inventory's root."""
+        return cls(inventory.root, inventory.prefix, release_id)
+
+    @property
+    def releases(self) -> str:
+        """The folder of all releases."""
+        return f"{self.root}/releases"
+
+    @property
+    def release(self) -> str:
+        """The environment's real prefix, which relocated files contain."""
+        return f"{self.releases}/{self.release_id}"
+
+    @property
+    def target(self) -> str:
+        """The target of the inventory's prefix, a symlink, if this release is the current one."""
+        return f"releases/{self.release_id}"
+
+    @property
+    def mark(self) -> str:
+        """Exists if the release is complete and passed its smoke test."""
+        return f"{self.release}.ok"
+
+    @property
+    def incoming(self) -> str:
+        """The release while it is unpacked."""
+        return f"{self.releases}/.incoming-{self.release_id}"
+
+    @property
+    def transfer(self) -> str:
+        """The state of a transfer: received legs, and units that are not unpacked yet."""
+        return f"{self.releases}/.transfer-{self.release_id}"
+
+    @property
+    def removing(self) -> str:
+        """A release that is being removed."""
+        return f"{self.releases}/.removing-{self.release_id}"
+
 
 SHOWN = 5  # files named in one finding
 
@@ -56,7 +110,7 @@ class Releases:
         )
 
 
-def listing(inventory: Inventory, *, used: bool = False) -> str:
+def list_script(inventory: Inventory, *, used: bool = False) -> str:
     """The read-only script for ``read_listing``; with ``used`` it also examines processes."""
     return render("release/list.sh.j2", root=str(inventory.root), prefix=str(inventory.prefix), used=used)
 
@@ -96,12 +150,12 @@ def _when(text: str) -> int:
     return when
 
 
-def verify(release: str) -> str:
+def verify_script(release: str) -> str:
     """The read-only script that compares the release at a path with its lists."""
     return render("release/verify.sh.j2", release=release)
 
 
-def absent(node: str, has: Releases, wanted: str | None) -> Finding:
+def absent_finding(node: str, has: Releases, wanted: str | None) -> Finding:
     """The finding for a node without the release to verify: ``wanted``, or a current one."""
     there = ", ".join(has.complete) or "none"
     if wanted:
@@ -119,7 +173,7 @@ def absent(node: str, has: Releases, wanted: str | None) -> Finding:
     )
 
 
-def findings(node: str, release_id: str, out: str) -> Finding:
+def verify_finding(node: str, release_id: str, out: str) -> Finding:
     """The finding from the output of ``verify``.
 
     Raises:
