@@ -182,9 +182,11 @@ class Folder:
         """Point ``latest``, ``best`` or ``final`` at a checkpoint, or remove it. Return None, or why that failed."""
 
         def name() -> None:
-            if self._acts and step is None:
+            if not self._acts:
+                return
+            if step is None:
                 (self.path / pointer).unlink(missing_ok=True)
-            elif self._acts:
+            else:
                 temporary = self.path / ("%s%s-%d" % (SAVING, pointer, self._ranks.rank))
                 _write(temporary, "iter_%d\n" % step)
                 temporary.replace(self.path / pointer)

@@ -241,7 +241,8 @@ def _parser() -> Parser:
         shown = "%s (%s)" % (what, "required" if each.name == "data" else each.default)
         common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
         if bound:
-            parser.number(name, each.default, bound, what, **common)
+            default: Any = each.default
+            parser.number(name, default, bound, what, **common)
             continue
         common["help"] = shown.replace("%", "%%")
         if each.name == "data":
@@ -309,8 +310,10 @@ def _value(path: Path, key: str, value: Any) -> Any:
     choices = _choices(fields[key])
     if choices and value not in choices:
         raise RefusedError("%s: %s: %r is not one of %s" % (path, key, value, ", ".join(choices)))
-    if fields[key].metadata.get("bound"):
-        check_bound("%s: %s" % (path, key), value, fields[key].metadata["bound"])
+    bound = fields[key].metadata.get("bound")
+    if bound:
+        number: Any = value
+        check_bound("%s: %s" % (path, key), number, bound)
     return value
 
 
@@ -321,7 +324,8 @@ def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: s
         RefusedError: options contradict each other, or a stored one is outside its bound.
     """
     fields = {each.name: each for each in dataclasses.fields(Config)}
-    inherited = {name: stored[name] for name in stored or {} if name in fields and name not in given.values}
+    stored = stored or {}
+    inherited = {name: stored[name] for name in stored if name in fields and name not in given.values}
     for name, value in inherited.items():
         bound = fields[name].metadata.get("bound")
         if bound:
@@ -346,7 +350,7 @@ def _with_sizes(config: Config, given: Given) -> Config:
     """Set the sizes of a published model, unless others are given."""
     if config.model == "custom":
         return config
-    sizes = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
+    sizes: Dict[str, Any] = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
     for name, size in sizes.items():
         if given.values.get(name, size) != size:
             what = "%s %s: %s has %d" % (given.where(name), given.values[name], config.model, size)

@@ -264,7 +264,8 @@ class Encoder:
         """Return the tokens of a chunk."""
         if not self.is_local:
             return np.asarray(self._vocabulary.encode(text), dtype=self._kind)
-        known, fresh = self.known, {}
+        known = self.known
+        fresh: Dict[str, bytes] = {}
         words: List[str] = _CUT.split(text)
         for word in dict.fromkeys(words):
             if word not in known:

@@ -49,7 +49,7 @@ def read_shape(folder: Path) -> Shape:
         raise RefusedError("%s is not a JSON object" % path, "use the config.json that came with the weights")
     if config.get("model_type", "gpt2") != "gpt2":
         raise RefusedError("%s: a model of type %s, not gpt2" % (path, config["model_type"]), "use a GPT-2 folder")
-    positions = config.get("n_positions", config.get("n_ctx"))
+    positions: Any = config.get("n_positions", config.get("n_ctx"))
     missing = [key for key in _NEEDED if key not in config] + ([] if positions else ["n_positions"])
     if missing:
         raise RefusedError(

@@ -148,7 +148,7 @@ class Zero:
         for part in self._parts:
             for kind in KINDS if updates is not None else KINDS[:1]:
                 part.numbers(kind).copy_(reader.read(kind, *part.piece))
-            part.count(updates or 0)
+            part.set_updates(updates or 0)
         # The weights used in computation are copies of these parts, except in stage 0 with fp32.
         read = ((name, reader.whole(name, size)) for name, size in sizes(self._model.shape).items())
         fill(self._model, read, self._whole)
@@ -214,7 +214,7 @@ class Part(NamedTuple):
         tensor = self.holder if kind == KINDS[0] else self.state[kind]
         return tensor.data.view(-1)[self.offset : self.offset + self.piece.numel]
 
-    def count(self, updates: int) -> None:
+    def set_updates(self, updates: int) -> None:
         """Set the number of updates."""
         if isinstance(self.state["step"], torch.Tensor):
             self.state["step"].fill_(updates)
@@ -259,7 +259,7 @@ def _find_whole(optimizer: Any, model: GPT, _: int) -> Found:
 
 def _find_shares(optimizer: Any, model: GPT, _: int) -> Found:
     for name, parameter in model.named_parameters():
-        here: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # noqa: SLF001 - DeepSpeed's converters read it too
+        here: Any = parameter._hp_mapping  # noqa: SLF001 - DeepSpeed's converters read it too
         if here is not None:
             piece = Piece(name, here.lp_fragment_address.start, here.lp_fragment_address.numel)
             flat = optimizer.single_partition_of_fp32_groups[here.param_group_index]
