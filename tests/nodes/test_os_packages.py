@@ -51,7 +51,9 @@ def box(tmp_path_factory, require_sandbox):
         releases.find(CODENAME)
     except UsageError as error:
         pytest.skip(f"the nodes are made of {CODENAME}: {error}")
-    with sandboxes.up(nodes=2, name=f"os-packages-{getpid()}", directory=tmp_path_factory.mktemp("os-packages")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"os-packages-{getpid()}", directory=tmp_path_factory.mktemp("os-packages"))
+    ) as box:
         sh(box, f"echo '{IN_THE_WAY}' >/etc/apt/apt.conf.d/99host")
         yield box
 
@@ -140,7 +142,7 @@ def test_packages_of_the_real_mirror_are_installed_without_a_network_and_undone(
     second = services("apply", "bundle: real.osb")
     assert "os_packages  node[01-02]: unchanged" in second.stdout
     verified = services("verify", "bundle: real.osb")
-    assert "os_packages  node[01-02]: does its work" in verified.stdout
+    assert "os_packages  node[01-02]: works" in verified.stdout
 
     sh(box, "dpkg --purge tree")
     lacking = services("verify", "bundle: real.osb")
