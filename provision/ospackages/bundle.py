@@ -1,10 +1,10 @@
-"""The bundle of OS packages: a plain tar whose every byte follows from its manifest, which is its first member.
+"""The bundle of OS packages: a plain tar in which every byte follows from the manifest, its first member.
 
-    manifest.json     what is in it, each file with its size and sha256
-    Packages Release  the index that makes its folder a repository
+    manifest.json     the list of files, each with its size and sha256, and its own sha256
+    Packages Release  the index that makes the folder a repository
     debs/*.deb        the packages, by name
 
-It unpacks with any tar. A reader builds the headers that must be there and compares, so that no byte goes unchecked.
+Any tar can unpack it. The reader builds the expected headers and compares them, so every byte is checked.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from provision.ospackages.manifest import Manifest, Member
 SUFFIX = ".osb"
 MANIFEST = "manifest.json"
 
-_MTIME = 315532800  # 1980-01-01: equal packages give equal bundles
+MTIME = 315532800  # 1980-01-01: equal packages give equal bundles
 _BLOCK = 1 << 20
 _SIZE = slice(124, 136)  # of a tar header
 
 
 @dataclass(frozen=True)
 class OsBundle:
-    """A bundle that was read to its end and found whole.
+    """A complete and intact bundle.
 
     Attributes:
-        path: its file.
-        manifest: what is in it.
-        size: its bytes.
-        sha256: of all of them.
+        path: the file.
+        manifest: its manifest.
+        size: bytes of the file.
+        sha256: of the file.
     """
 
     path: Path
@@ -48,11 +48,11 @@ class OsBundle:
 
 
 def write(out: Path, wanted: Wanted, collected: Collected) -> OsBundle:
-    """Write a bundle; it appears under its name when it is whole.
+    """Write a bundle, which gets its name when it is complete.
 
     Raises:
-        UsageError: the folder cannot be written to, or its disk is full.
-        BundleError: a package is not the one that its archive's index describes.
+        UsageError: the folder is not writable, or its disk is full.
+        BundleError: a package differs from the archive's index.
     """
     index = [Member(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in collected.index.items()]
     described = manifest.describe(wanted, collected, index)
@@ -78,11 +78,11 @@ def write(out: Path, wanted: Wanted, collected: Collected) -> OsBundle:
 
 
 def open_bundle(path: Path) -> OsBundle:
-    """Read a bundle to its end.
+    """Read and check a whole bundle.
 
     Raises:
         UsageError: the file cannot be read.
-        BundleError: it is no bundle of OS packages, truncated, damaged, or too new.
+        BundleError: it is not a bundle of OS packages, truncated, damaged, or has another format.
     """
     try:
         with path.open("rb") as file:
@@ -109,7 +109,8 @@ class _Reader:
         length = int(number, 8) if number.isdigit() and not number.strip(b"01234567") else manifest.LARGEST
         if length >= manifest.LARGEST or head != _header(MANIFEST, length):
             raise BundleError(
-                f"{self._path} is no bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12"
+                f"{self._path} is not a bundle of OS packages",
+                hint="to create one: clusterctl pack-os --release debian12",
             )
         self._count(head)
         try:
@@ -127,7 +128,7 @@ class _Reader:
             self._expect(bytes(tar.padding(member.size)), member.name)
         self._expect(tar.END, "its end")
         if self._file.read(1):
-            raise BundleError(f"{self._path} goes on after its end", hint="copy it again")
+            raise BundleError(f"{self._path} has data after its end", hint="copy it again")
         return OsBundle(self._path, found, self._size, self._digest.hexdigest())
 
     def _take(self, size: int, name: str) -> Iterator[bytes]:
@@ -135,7 +136,7 @@ class _Reader:
             block = self._file.read(min(size, _BLOCK))
             if not block:
                 raise BundleError(
-                    f"{self._path} is truncated: it ends at {self._size} bytes, within {name}", hint="copy it again"
+                    f"{self._path} is truncated: it ends at byte {self._size}, in {name}", hint="copy it again"
                 )
             self._count(block)
             size -= len(block)
@@ -150,11 +151,11 @@ class _Reader:
         self._size += len(block)
 
     def _damaged(self, name: str) -> BundleError:
-        return BundleError(f"{self._path} is damaged: {name} is not what its manifest says", hint="copy it again")
+        return BundleError(f"{self._path} is damaged: {name} differs from the manifest", hint="copy it again")
 
 
 def _header(name: str, size: int) -> bytes:
-    return tar.header(name.encode(), size=size, mtime=_MTIME)
+    return tar.header(name.encode(), size=size, mtime=MTIME)
 
 
 def _member(put: Callable[[bytes], None], name: str, data: bytes) -> None:
@@ -162,7 +163,7 @@ def _member(put: Callable[[bytes], None], name: str, data: bytes) -> None:
 
 
 def _copy(path: Path, member: Member, put: Callable[[bytes], None]) -> None:
-    """Copy a package that must be the one that the signed index describes, now as when it was fetched."""
+    """Copy a package, and check again that it matches the signed index."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
