@@ -1,4 +1,4 @@
-"""Whoever follows a run at a terminal: what Ctrl-C is to do, and what becomes of a run whose terminal goes away."""
+"""Ctrl-C, SIGTERM and SIGHUP while a run is followed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHOICES: dict[str, Choice] = {"d": "detach", "s": "stop", "c": "continue"}
 
 
 def asking(reporter: Reporter) -> Ask | None:
-    """Asks the person at the terminal what Ctrl-C is to do; None where nobody can answer. Another Ctrl-C is: stop."""
+    """A prompt for what Ctrl-C does; None without a terminal. Another Ctrl-C stops the run."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
 
@@ -41,14 +41,14 @@ def asking(reporter: Reporter) -> Ask | None:
             except HungUp:
                 raise
             except KeyboardInterrupt:
-                click.echo("\nstopping the run; once more leaves it as it is", err=True)
+                click.echo("\nstopping the run; press Ctrl-C again to leave it as it is", err=True)
                 return "stop"
 
     return ask
 
 
 def asking_which(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
-    """Asks the person at the terminal which run to stop, and whether to; None without a terminal."""
+    """A prompt for the run to stop, with a confirmation; None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
 
@@ -73,7 +73,7 @@ def asking_which(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
 
 @contextmanager
 def letting_go() -> Iterator[None]:
-    """Within this, SIGTERM and SIGHUP let go of the run that is followed instead of stopping it."""
+    """Within this, SIGTERM and SIGHUP detach from the followed run instead of stopping it."""
 
     def hang_up(_number: int, _frame: FrameType | None) -> None:
         raise HungUp

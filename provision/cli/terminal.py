@@ -1,7 +1,7 @@
-"""The person at the terminal: who is asked about host keys and passwords while many nodes are worked on.
+"""Prompts at the terminal: host keys and passwords.
 
-Questions come from threads of their own, and Ctrl-C reaches the main thread. So nothing waits in a read that cannot be
-left: an interrupt ends the question, and the terminal shows again what is typed.
+Worker threads ask, while Ctrl-C reaches the main thread. So no read blocks: an interrupt ends the question and restores
+the terminal's echo.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Terminal:
-    """Asks the person at the terminal, with the progress display out of the way; ``ssh.prompts.Prompts``.
+    """Asks at the terminal, with the progress display paused; implements ``ssh.prompts.Prompts``.
 
-    To be made in the main thread. Without a terminal every answer is no, or none.
+    Create it in the main thread. Without a terminal every answer is no, or None.
     """
 
     def __init__(self, reporter: Reporter, *, accept_host_keys: bool) -> None:
@@ -44,15 +44,15 @@ class Terminal:
         if not sys.stdin.isatty():
             return False
         with self._reporter.paused():
-            click.echo(f"{node.name} ({node.address}) shows the host key {key_type} {fingerprint}", err=True)
+            click.echo(f"{node.name} ({node.address}) has the host key {key_type} {fingerprint}", err=True)
             while True:
-                answer = self._answer("Is that its key? [y/N]: ")
+                answer = self._answer("Trust this key? [y/N]: ")
                 word = (answer or "").strip().lower()
                 if word in {"y", "yes"}:
                     return True
                 if word in {"", "n", "no"}:
                     return False
-                click.echo("yes or no?", err=True)
+                click.echo("Please answer yes or no.", err=True)
 
     def password(self, user: str, where: str) -> str | None:
         """Ask without echo."""
@@ -71,7 +71,7 @@ class Terminal:
         return answer or None
 
     def _answer(self, question: str) -> str | None:
-        """A line of text; None when there will be none: the end of file, or an interrupt."""
+        """A line of text; None at the end of the input or after an interrupt."""
         click.echo(question, nl=False, err=True)
         typed = b""
         while not typed.endswith(b"\n"):
@@ -85,7 +85,7 @@ class Terminal:
         return typed[:-1].decode(sys.stdin.encoding or "utf-8", "surrogateescape")
 
     def _leave_on(self, number: signal.Signals) -> None:
-        """A signal ends the question first, and then does what it does."""
+        """Ends the question when a signal arrives, then calls the previous handler."""
         before: Any = signal.getsignal(number)
         if callable(before):
 
@@ -98,7 +98,7 @@ class Terminal:
 
 @contextmanager
 def _unseen(terminal: int) -> Iterator[None]:
-    """What is typed is not shown; what was typed before is dropped."""
+    """Turns echo off and drops text typed before."""
     before = termios.tcgetattr(terminal)
     hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     termios.tcsetattr(terminal, termios.TCSAFLUSH, hidden)

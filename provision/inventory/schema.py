@@ -93,7 +93,7 @@ def as_file(value: object) -> str:
     text = as_text(value)
     expanded = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if expanded.startswith("~"):
-        raise ValueError(f"{shown(text)}: there is no such user on this machine")
+        raise ValueError(f"{shown(text)}: this machine has no such user")
     _check_path(expanded)
     return expanded
 
@@ -135,7 +135,7 @@ def as_env_value(value: object) -> str:
     if value is None:
         raise ValueError('has no value: write "" for an empty one')
     if value is True or value is False:
-        raise ValueError(f'{_TRUTH}: put the text that programs shall see in quotes, such as "1" or "true"')
+        raise ValueError(f'{_TRUTH}: put the text in quotes, such as "1" or "true"')
     if not isinstance(value, str):
         raise ValueError(f"must be text or a number, not {_kind(value)}")  # noqa: TRY004
     if "\0" in value:
@@ -148,7 +148,7 @@ def as_env_value(value: object) -> str:
 def _whole_number(value: object, what: str, low: int, high: int) -> int:
     text = as_text(value)
     if re.fullmatch(r"0[0-9]+", text):
-        raise ValueError(f"{shown(text)} is not {what}: leave out the leading zero")
+        raise ValueError(f"{shown(text)} is not {what}: omit the leading zero")
     if not re.fullmatch(r"0|[1-9][0-9]{0,17}", text) or not low <= int(text) <= high:
         raise ValueError(f"{shown(text)} is not {what} ({low}-{high})")
     return int(text)

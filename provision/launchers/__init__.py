@@ -21,7 +21,7 @@ from provision.launchers.kit.network import network
 from provision.launchers.kit.options import VARIABLES, with_variables
 from provision.launchers.kit.plans import node_plan, notices, require, resume
 from provision.masking import mask_words, secret_option
-from provision.run import LIMIT, Job, Launch, RunSpec, Travel, code, world_size
+from provision.run import LIMIT, Job, Launch, RunFiles, RunSpec, code, world_size
 from provision.run.job import of_module, of_target, override
 from trainer.contract import Plan
 
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 # What a launcher's file defines. It may also define CONFIG, the help of its option --NAME-config FILE, with
-# pack(job, travel); check(spec), which returns notices; and resume(spec).
+# pack(job, files); check(spec), which returns notices; and resume(spec).
 REQUIRED = {
     "NAME": str,
     "ABOUT": str,
@@ -129,7 +129,7 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
             given |= {"launcher": name, "launcher_config": path}
     job = override(job, given)
     choose(job)
-    words = job.args if job.kind != "config" else ()  # a configuration's travel in its file
+    words = job.args if job.kind != "config" else ()  # a configuration's arguments are in its file
     secret = secret_option([*words, *(job.resume_arg or "").split()])
     if secret is not None:
         raise UsageError(
@@ -212,15 +212,17 @@ def _launcher_of(command: str) -> str | None:
 # --- what a run starts -----------------------------------------------------------------------------
 
 
-def pack(job: Job, *, made: Mapping[str, bytes] | None = None, limit: int = LIMIT, any_key: bool = False) -> Travel:
+def pack(
+    job: Job, *, generated: Mapping[str, bytes] | None = None, limit: int = LIMIT, any_key: bool = False
+) -> RunFiles:
     """Everything that travels with a job, see ``code.pack``; its launcher adds what it reads itself.
 
     Raises:
         UsageError: a config that cannot be used, a file that is missing, more than ``limit`` bytes.
     """
-    travel = code.pack(job, made=made, limit=limit, any_key=any_key)
+    files = code.pack(job, generated=generated, limit=limit, any_key=any_key)
     launcher = get(choose(job))
-    packed: Travel = launcher.pack(job, travel) if hasattr(launcher, "pack") else travel
+    packed: RunFiles = launcher.pack(job, files) if hasattr(launcher, "pack") else files
     return packed
 
 

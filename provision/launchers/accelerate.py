@@ -22,7 +22,7 @@ from provision.inventory.document import shown
 from provision.launchers import torchrun
 from provision.launchers.kit import PORT, Command, Options, by_name, names, parse_options, put, ranks
 from provision.model import Notice
-from provision.run import WORK, Job, RunSpec, Travel
+from provision.run import WORK, Job, RunFiles, RunSpec
 from provision.run.config_text import load_either
 from trainer.contract import Plan
 
@@ -117,25 +117,25 @@ def parse(command: str, words: Sequence[str]) -> Job:
     return parse_options(NAME, OPTIONS, words)
 
 
-def pack(job: Job, travel: Travel) -> Travel:
+def pack(job: Job, files: RunFiles) -> RunFiles:
     """The run's files with accelerate's configuration.
 
     Raises:
-        UsageError: the configuration is none, or names a file that does not travel.
+        UsageError: the configuration is none, or names a file that does not files.
     """
     path = job.launcher_config
     if path is None:
-        return travel
+        return files
     settings = _settings(path)
     inner = settings.get("deepspeed_config")
     name = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
     relative = isinstance(name, str) and name and not name.startswith("/")
-    if relative and posixpath.normpath(f"{WORK}/{name}") not in travel.digests:
+    if relative and posixpath.normpath(f"{WORK}/{name}") not in files.digests:
         raise UsageError(
             f"{path}: deepspeed_config_file: there is no {shown(str(name))} in the folder that travels",
             hint="it is relative to that folder: put the file there, or write an absolute path on the nodes",
         )
-    return dataclasses.replace(travel, texts={**travel.texts, _CONFIG: path.read_bytes()}, settings=settings)
+    return dataclasses.replace(files, texts={**files.texts, _CONFIG: path.read_bytes()}, settings=settings)
 
 
 def _settings(path: Path) -> dict[str, Any]:

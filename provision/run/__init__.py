@@ -1,7 +1,7 @@
-"""A training run: what is to be started, what travels with it, and what the nodes know about it afterwards."""
+"""A training run: the job, the files sent with it, and what the nodes report about it."""
 
-from provision.run.config import travel
-from provision.run.files import LIMIT, WORK, Entry, Travel, tar_stream
+from provision.run.config import config_files
+from provision.run.files import LIMIT, WORK, Entry, RunFiles, tar_stream
 from provision.run.job import Job
 from provision.run.spec import Facts, Launch, RunSpec, Worker, new_run_id, plan_name, world_size
 
@@ -12,12 +12,12 @@ __all__ = [
     "Facts",
     "Job",
     "Launch",
+    "RunFiles",
     "RunSpec",
-    "Travel",
     "Worker",
+    "config_files",
     "new_run_id",
     "plan_name",
     "tar_stream",
-    "travel",
     "world_size",
 ]

@@ -1,7 +1,7 @@
-"""Which files of a run are collected, and from which node each: pure, from what the nodes' agents say.
+"""Chooses which files of a run to collect, and from which node each. Pure: reads the agents' offers.
 
-``trainer/agent/checkpoints/stock.py`` says what checkpoints there are (``offer``) and which of them is the newest
-that all nodes together have whole (``newest``).
+``trainer/agent/checkpoints/stock.py`` lists a node's checkpoints (``offer``) and finds the newest one that all nodes
+together have whole (``newest``).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ZERO = ("_optim_states.pt",)  # what only ZeRO of DeepSpeed writes
-_CHECKPOINT = re.compile(r"(checkpoint-|iter_)\d+")  # the Trainer's, and those that hold a complete.json
+ZERO = ("_optim_states.pt",)  # only DeepSpeed's ZeRO writes these
+_CHECKPOINT = re.compile(r"(checkpoint-|iter_)\d+")  # the Trainer's, and checkpoints with a complete.json
 _SHOWN = 1000  # characters of a reason
-_DEEPSPEED = "_model_states.pt"  # lies in the folder of a tag
+_DEEPSPEED = "_model_states.pt"  # in the folder of a DeepSpeed tag
 
-# Runs with the run's own Python; its first argument is the agent's folder, its second the plan.
+# Runs with the run's Python. Arguments: the agent's folder, the plan.
 OFFER = """\
 import json, pathlib, sys
 sys.path.insert(0, sys.argv[1])
@@ -30,7 +30,7 @@ if plan.get("resume"):
 print(json.dumps({"output": None if output is None else str(output.resolve()), "offer": said}))
 """
 
-# Its second argument is the number of ranks; it reads the offers by node rank.
+# Arguments: the agent's folder, the number of ranks. Reads the offers by node rank from its input.
 NEWEST = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -43,7 +43,7 @@ print(json.dumps({"name": choice.name, "step": choice.step, "refused": choice.re
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest complete checkpoint: its folder's name below the output, and why newer ones are not taken."""
+    """The newest complete checkpoint: its folder's name below the output, and why newer ones are skipped."""
 
     name: str | None = None
     step: int | None = None
@@ -52,12 +52,12 @@ class Newest:
 
 @dataclass(frozen=True)
 class Sources:
-    """From which node each file of the output folder is taken.
+    """The node from which each file of the output folder is collected.
 
     Attributes:
-        files: by node name, the files that are taken from it.
-        zero: the checkpoint holds parts that ZeRO of DeepSpeed has written.
-        tag: it lies in DeepSpeed's own layout.
+        files: by node name, the files to collect from it.
+        zero: the checkpoint has files of DeepSpeed's ZeRO.
+        tag: the checkpoint has DeepSpeed's layout.
     """
 
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -65,19 +65,19 @@ class Sources:
     tag: bool = False
 
 
-def newest(said: Mapping[str, Any], offered: Collection[str]) -> Newest:
-    """Read the answer of ``NEWEST``: a name that no node has offered is none."""
-    listed = said.get("refused")
+def newest(answer: Mapping[str, Any], offered: Collection[str]) -> Newest:
+    """Read the answer of ``NEWEST``. A name that no node offered is ignored."""
+    listed = answer.get("refused")
     pairs = [each for each in listed if isinstance(each, list) and len(each) == 2] if isinstance(listed, list) else []
     refused = tuple((str(name)[:_SHOWN], str(why)[:_SHOWN]) for name, why in pairs)
-    name, step = said.get("name"), said.get("step")
+    name, step = answer.get("name"), answer.get("step")
     if not isinstance(name, str) or name not in offered:
         return Newest(refused=refused)
     return Newest(name, step if isinstance(step, int) else None, refused)
 
 
 def folders(names: Iterable[str]) -> set[str]:
-    """The folders of checkpoints among files below an output folder, whole or not."""
+    """The checkpoint folders among files below an output folder, whole or not."""
     return {top for top, inside in (name.split("/", 1) for name in names if "/" in name) if _is_one(top, inside)}
 
 
@@ -90,12 +90,12 @@ def sources(
 ) -> Sources:
     """Choose a node for every file.
 
-    Of a checkpoint's file it is the one that wrote it last and whole; of any other, the first in the order of ranks.
+    A checkpoint's file comes from the node that wrote it last and whole, any other file from the first node.
 
     Args:
         names: by node name, in the order of the ranks, its files below the output folder.
-        offers: by node name, what its agent said about checkpoints.
-        checkpoint: the folder of the checkpoint that is taken; files of others are not.
+        offers: by node name, its agent's offer of checkpoints.
+        checkpoint: the folder of the checkpoint to collect; files of other checkpoints are skipped.
     """
     best: dict[str, tuple[str, float]] = {}
     layout = ""

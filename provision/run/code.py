@@ -1,7 +1,7 @@
-"""What travels with a job: a script's or module's folder, without what git ignores and what is no code.
+"""Collects the files that a job needs: the folder of a script or module, without ignored and generated files.
 
-The folder becomes ``job/``, in which the processes start. So a relative path among the arguments means the same on the
-nodes as in that folder here.
+The folder becomes ``job/`` on the nodes, and the processes start in it. So a relative path in the arguments means the
+same on the nodes as in that folder here.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 from provision.env.source import editable
 from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.run.config import TRAINER_LOG, travel
+from provision.run.config import TRAINER_LOG, config_files
 from provision.run.config_text import load_either
-from provision.run.files import LIMIT, WORK, Entry, Luggage, Travel, sources
+from provision.run.files import LIMIT, WORK, Entry, FileCollector, RunFiles, sources
 from provision.run.job import Job
 
-HOOKS = "hooks"  # folder in the run's folder, with what Python loads by itself
-_RECORD = "run.json"  # in a folder of runs/: logs and environments of other runs
+HOOKS = "hooks"  # in the run's folder: modules that Python loads automatically
+_RECORD = "run.json"  # marks a folder of runs/, which has the logs of another run
 _CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
-# Options that name a file to read, such as --deepspeed and --config_file; and those that name one to write.
+# Options that name a file to read, such as --deepspeed and --config_file; and options that name a file to write.
 _READS = re.compile(r"(^|_)(deepspeed|config|config_file|config_path|cfg|hparams)$")
 _WRITES = re.compile(
     r"(^|_)(out|output|save|log|dump|result|results|report|write|metrics|export|dest|trace|stats)(_|$)"
@@ -36,44 +36,49 @@ _WRITES = re.compile(
 _OUTPUT = ("--output_dir", "--output-dir")  # of transformers' TrainingArguments
 
 
-def pack(job: Job, *, made: Mapping[str, bytes] | None = None, limit: int = LIMIT, any_key: bool = False) -> Travel:
-    """Everything that goes with a job; ``made`` are files that a config names and that are made here.
+def pack(
+    job: Job, *, generated: Mapping[str, bytes] | None = None, limit: int = LIMIT, any_key: bool = False
+) -> RunFiles:
+    """All files that a job needs.
 
-    ``any_key`` takes a config's keys that look like misspelled ones.
+    Args:
+        job: the job.
+        generated: files that a config names and that clusterctl generates.
+        limit: the most bytes to send.
+        any_key: accept a config's keys that look misspelled.
 
     Raises:
         UsageError: a config that cannot be used, a file that is missing, more than ``limit`` bytes.
     """
-    config = Path(job.target)
-    is_config = job.kind == "config"
-    if is_config:
-        luggage = travel(config, overrides=job.args, made=made, limit=limit, any_key=any_key)
+    if job.kind == "config":
+        config = Path(job.target)
+        files = config_files(config, overrides=job.args, generated=generated, limit=limit, any_key=any_key)
     else:
-        luggage = _code(job, limit)
+        files = _code(job, limit)
     hook = importlib.resources.files("trainer") / "hooks" / "sitecustomize.py"
-    texts = {**luggage.texts, f"{HOOKS}/sitecustomize.py": hook.read_bytes()}
-    return dataclasses.replace(luggage, texts=texts)
+    texts = {**files.texts, f"{HOOKS}/sitecustomize.py": hook.read_bytes()}
+    return dataclasses.replace(files, texts=texts)
 
 
-def _code(job: Job, limit: int) -> Travel:
+def _code(job: Job, limit: int) -> RunFiles:
     if is_own_trainer(job):
         return _own_trainer(job, limit)
     folder, name, notices = _script(job) if job.kind == "script" else _module(job)
     texts: dict[str, bytes] = {}
     entries: tuple[Entry, ...] = ()
     if folder is None:
-        texts[f"{WORK}/.clusterctl"] = b"Nothing travelled with this run: what it runs lies on the node.\n"
+        texts[f"{WORK}/.clusterctl"] = b"This run sent no files: its program is on the node.\n"
     else:
-        _misplaced(job, folder)
-        luggage, left = _gathered(folder)
-        notices += left
-        entries = luggage.pack(limit)
+        _refuse_misplaced(job, folder)
+        collector, skipped = _folder_files(folder)
+        notices += skipped
+        entries = collector.pack(limit)
     there, unclear = files_named(job, folder)
     notices += unclear
     output = _output(job)
     if output:
         output = posixpath.normpath(posixpath.join(WORK, output))
-    return Travel(
+    return RunFiles(
         config=Path(job.target),
         config_name=name,
         texts=texts,
@@ -86,40 +91,40 @@ def _code(job: Job, limit: int) -> Travel:
 
 
 def _script(job: Job) -> tuple[Path | None, str, list[str]]:
-    """The folder that travels, the script's name in it, and notices."""
+    """The folder to send, the script's name in it, and notices."""
     script = Path(job.target)
     if not script.exists():
         if script.is_absolute():
-            return job.code, job.target, [f"{script} is not on this machine: the nodes' own is run"]
-        raise UsageError(f"there is no {script}", hint="a script on the nodes is given by its absolute path")
+            return job.code, job.target, [f"{script} is not on this machine: the run uses the file on the nodes"]
+        raise UsageError(f"{script} does not exist", hint="for a script on the nodes, give its absolute path")
     if not script.is_file():
         raise UsageError(f"{script} is not a file", hint="clusterctl train SCRIPT.py")
     folder = (job.code or script.parent).resolve()
     path = script.parent.resolve() / script.name
     if not path.is_relative_to(folder):
-        raise UsageError(f"{script} does not lie in {job.code}, which is to travel", hint=f"--code {script.parent}")
+        raise UsageError(f"{script} is not in the folder of --code, {job.code}", hint=f"--code {script.parent}")
     return folder, path.relative_to(folder).as_posix(), []
 
 
 def _module(job: Job) -> tuple[Path | None, str, list[str]]:
-    """As ``_script``. A module that lies here travels with this folder, as ``python -m`` would find it here first."""
+    """As ``_script``. A module in this folder is sent with it, because ``python -m`` looks here first."""
     top = job.target.partition(".")[0]
     if job.code is None and not _is_here(top):
-        return None, job.target, [f"{top} is not in this folder: the packed environment's own is run"]
+        return None, job.target, [f"{top} is not in this folder: the run uses the module of the packed environment"]
     return (job.code or Path.cwd()).resolve(), job.target, []
 
 
-def _gathered(folder: Path) -> tuple[Luggage, list[str]]:
-    """The files of a folder that travel, and notices of what does not."""
+def _folder_files(folder: Path) -> tuple[FileCollector, list[str]]:
+    """The files of a folder to send, and notices about skipped ones."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="--code DIR")
     if folder == Path.home().resolve() or folder in Path.home().resolve().parents:
         raise UsageError(
-            f"{folder} is no project's folder, and all of it would travel",
-            hint="put the script into a folder of its own, or name the one that travels: --code DIR",
+            f"{folder} is a home folder or contains one, and every run would send all of it",
+            hint="put the script into a project folder, or name the folder to send: --code DIR",
         )
     found = editable.list_checkout(folder, WORK, folder / ".no-environment")
-    luggage = Luggage(folder, frozenset({f"{WORK}/.clusterctl"}))
+    collector = FileCollector(folder, frozenset({f"{WORK}/.clusterctl"}))
     keys = []
     for one in found.tree.sources:
         if one.type == "dir":
@@ -132,11 +137,11 @@ def _gathered(folder: Path) -> tuple[Luggage, list[str]]:
         elif _is_output(path):
             continue
         elif one.type != "link" or path.exists():
-            luggage.add(path, str(folder))
+            collector.add(path, str(folder))
     notices = list(found.notices)
     if keys:
-        notices.append(f"{folder}: private keys do not travel: {', '.join(keys[:3])}")
-    return luggage, notices
+        notices.append(f"{folder}: private keys are not sent: {', '.join(keys[:3])}")
+    return collector, notices
 
 
 def _above(path: Path, folder: Path) -> Iterator[Path]:
@@ -147,7 +152,7 @@ def _above(path: Path, folder: Path) -> Iterator[Path]:
 
 
 def _is_output(path: Path) -> bool:
-    """Whether it is what this command itself writes, as in ``clusterctl train … >train.log``: it grows meanwhile."""
+    """Whether this command writes the file, as in ``clusterctl train … >train.log``: it grows while it is read."""
     with suppress(OSError):
         found = path.stat()
         for number in (1, 2):
@@ -158,7 +163,7 @@ def _is_output(path: Path) -> bool:
 
 
 def _is_private_key(path: Path) -> bool:
-    """An ssh key: ssh reads only those that nobody else may."""
+    """Whether a file is an ssh key. ssh accepts only keys that no other user can read."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
@@ -169,8 +174,8 @@ def _is_private_key(path: Path) -> bool:
         return False
 
 
-def _misplaced(job: Job, folder: Path) -> None:
-    """Refuse an argument that names a file here which will not be there on the nodes."""
+def _refuse_misplaced(job: Job, folder: Path) -> None:
+    """Refuse an argument that names a file of the current folder which is not sent."""
     here = Path.cwd().resolve()
     for word in (*job.launcher_args, *job.args):
         value = word.partition("=")[2] if word.startswith("-") else word
@@ -179,20 +184,20 @@ def _misplaced(job: Job, folder: Path) -> None:
         if exists(here / value) and not exists(folder / value):
             where = "code" if job.code else "script"
             raise UsageError(
-                f"{value} is in {here}, but not in the folder that travels with the {where}, {folder}",
-                hint="the processes start in the folder that travels: --code . and the path from there",
+                f"{value} is in {here}, but not in the folder that is sent with the {where}, {folder}",
+                hint="processes start in the folder that is sent: give --code . and the path relative to it",
             )
 
 
 def files_named(job: Job, folder: Path | None) -> tuple[tuple[str, ...], list[str]]:
-    """The absolute paths of the nodes that options for configurations name, and notices of files that are not here.
+    """The absolute paths that configuration options name, and notices about missing files.
 
     Args:
         job: a script or module with its arguments.
-        folder: the one that travels; None: nothing does.
+        folder: the folder to send; None: nothing is sent.
 
     Raises:
-        UsageError: such an option names a file that will not be on the nodes.
+        UsageError: an option names a file that will not be on the nodes.
     """
     there = []
     notices = []
@@ -209,11 +214,11 @@ def files_named(job: Job, folder: Path | None) -> tuple[tuple[str, ...], list[st
             continue
         if folder is not None and exists(folder / value):
             continue
-        where = f"in {folder}, the folder that travels" if folder else "on the nodes: nothing travels with this run"
+        where = f"in {folder}, the folder that is sent" if folder else "on the nodes: this run sends no files"
         if _READS.search(name):
             raise UsageError(
                 f"{option} {shown(value)}: there is no such file {where}",
-                hint="correct the name, or take the file's folder along: --code DIR; an absolute path is on the nodes",
+                hint="correct the name, or send the file's folder: --code DIR; an absolute path is on the nodes",
             )
         if not _WRITES.search(name):
             notices.append(f"{option} {shown(value)}: there is no such file {where}")
@@ -221,7 +226,7 @@ def files_named(job: Job, folder: Path | None) -> tuple[tuple[str, ...], list[st
 
 
 def exists(path: Path) -> bool:
-    """Whether a path is there; a name that no file can have is not."""
+    """Whether a path exists; False for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):  # too long for a path, or a NUL in it
@@ -229,7 +234,7 @@ def exists(path: Path) -> bool:
 
 
 def _output(job: Job) -> str | None:
-    """Where the script keeps its checkpoints: what the user said, else the argument of transformers' trainers."""
+    """The script's checkpoint folder: the user's ``--output``, else the argument of transformers' trainers."""
     if job.output is not None:
         return job.output
     for word, after in zip(job.args, (*job.args, "")[1:], strict=True):
@@ -240,18 +245,18 @@ def _output(job: Job) -> str | None:
 
 
 # --- clusterctl's own trainer ----------------------------------------------------------------------
-# The packed environment needs torch only, not clusterctl: the trainer's source travels. The current folder may hold
-# bundles and models: only what the trainer's arguments name travels from there.
+# The packed environment needs only torch, not clusterctl: the trainer's source is sent. The current folder may have
+# bundles and models, so only the files that the trainer's arguments name are sent from it.
 
 PACKAGE = "trainer"
-_PARTS = ("gpt", "ds_config")  # the trainer, and what it takes its DeepSpeed configuration from
-_FILES = ("__init__.py", "bounds.py")  # what both of them import
-_OWN_READS = ("data", "init", "deepspeed-config")  # trainer.gpt's options that name what must be there
+_PARTS = ("gpt", "ds_config")  # the trainer, and the source of its DeepSpeed configuration
+_FILES = ("__init__.py", "bounds.py")  # imported by both
+_OWN_READS = ("data", "init", "deepspeed-config")  # trainer.gpt's options whose files must exist
 _OUT_DEFAULT = "out"  # trainer.gpt's default of --out
 
 
 def is_own_trainer(job: Job) -> bool:
-    """Whether a job is the trainer that comes with clusterctl; a package of that name in this folder goes first."""
+    """Whether a job is clusterctl's trainer. A package of that name in this folder has precedence."""
     top, _, rest = job.target.partition(".")
     ours = job.kind == "module" and top == PACKAGE and rest.partition(".")[0] in _PARTS
     return ours and job.code is None and not _is_here(top)
@@ -263,37 +268,37 @@ def _is_here(top: str) -> bool:
     return (here / f"{top}.py").is_file() or (here / top).is_dir()
 
 
-def _own_trainer(job: Job, limit: int) -> Travel:
-    """The trainer's source, and the files and folders that its arguments or its ``--config`` name in this folder.
+def _own_trainer(job: Job, limit: int) -> RunFiles:
+    """The trainer's source, and the files and folders of this folder that its arguments or its ``--config`` name.
 
     Raises:
-        UsageError: a configuration that cannot be read, something that is missing, more than ``limit`` bytes.
+        UsageError: a configuration that cannot be read, a missing file, more than ``limit`` bytes.
     """
     here = Path.cwd().resolve()
-    luggage = Luggage(here, frozenset({f"{WORK}/{PACKAGE}"}))
+    collector = FileCollector(here, frozenset({f"{WORK}/{PACKAGE}"}))
     configured = _configured(job.args)
     for word in _words(job.args, configured):
         for name in _paths(word):
             path = here / name
             if name and not Path(name).is_absolute() and ".." not in Path(name).parts and exists(path):
-                luggage.add(path, name)
+                collector.add(path, name)
     _refuse_missing(job, configured, here)
     program = {name: data for part in _PARTS for name, data in sources(part).items()}
     program |= {name: (importlib.resources.files(PACKAGE) / name).read_bytes() for name in _FILES}
-    told = job.output or _value(job.args, "out") or str(configured.get("out") or _OUT_DEFAULT)
-    out = posixpath.normpath(posixpath.join(WORK, told))
-    return Travel(
+    output = job.output or _value(job.args, "out") or str(configured.get("out") or _OUT_DEFAULT)
+    out = posixpath.normpath(posixpath.join(WORK, output))
+    return RunFiles(
         config=Path(job.target),
         config_name=job.target,
         texts={f"{WORK}/{PACKAGE}/{name}": data for name, data in program.items()},
-        entries=luggage.pack(limit),
+        entries=collector.pack(limit),
         progress=posixpath.join(out, TRAINER_LOG),
         output=out,
     )
 
 
 def _refuse_missing(job: Job, configured: Mapping[str, Any], here: Path) -> None:
-    """Refuse an option of ``trainer.gpt`` that names a folder or file which is not in this folder."""
+    """Refuse an option of ``trainer.gpt`` that names a missing folder or file."""
     if job.target != f"{PACKAGE}.gpt":
         return
     for option in _OWN_READS:
@@ -304,12 +309,12 @@ def _refuse_missing(job: Job, configured: Mapping[str, Any], here: Path) -> None
             if ".." in Path(value).parts or not any(name and exists(here / name) for name in _paths(value)):
                 raise UsageError(
                     f"--{option} {shown(value)}: there is no such file or folder in {here}",
-                    hint="a relative path travels with the run; an absolute one is a path on the nodes",
+                    hint="files at a relative path are sent with the run; an absolute path is on the nodes",
                 )
 
 
 def _values(args: Sequence[str], name: str) -> list[str]:
-    """The values of an option of the trainer's, which takes one or more."""
+    """The values of an option of the trainer that takes one or more."""
     found: list[str] = []
     taking = False
     for word in args:
@@ -323,7 +328,7 @@ def _values(args: Sequence[str], name: str) -> list[str]:
 
 
 def _words(args: Sequence[str], configured: Mapping[str, Any]) -> Iterator[str]:
-    """What may name a path: the arguments, and the values of the file that ``--config`` names."""
+    """Words that may be paths: the arguments, and the values of the file that ``--config`` names."""
     for word in args:
         yield word.partition("=")[2] if word.startswith("-") else word
     for value in configured.values():
@@ -333,13 +338,13 @@ def _words(args: Sequence[str], configured: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _paths(word: str) -> tuple[str, ...]:
-    """A word as it stands, and as a folder of data with its weight, ``DIR:0.3``."""
+    """A word as a path, and as a data folder with its weight, ``DIR:0.3``."""
     folder, has, weight = word.rpartition(":")
     return (word, folder) if has and weight.replace(".", "", 1).isdigit() else (word,)
 
 
 def _value(args: Sequence[str], name: str) -> str:
-    """The value of an option of the trainer's."""
+    """The value of an option of the trainer."""
     for word, after in zip(args, (*args, "")[1:], strict=True):
         key, has, value = word.partition("=")
         if key == f"--{name}":
@@ -352,5 +357,5 @@ def _configured(args: Sequence[str]) -> Mapping[str, Any]:
     name = _value(args, "config")
     if not name:
         return {}
-    said = load_either(Path(name), hint="--config FILE of options")
-    return said if isinstance(said, dict) else {}
+    options = load_either(Path(name), hint="--config FILE of options")
+    return options if isinstance(options, dict) else {}

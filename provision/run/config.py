@@ -1,6 +1,6 @@
-"""A LLaMA-Factory config: what is wrong with it, and which files it needs on the nodes.
+"""Validates a LLaMA-Factory config and finds the files that it needs on the nodes.
 
-A *relative* path in it is relative to the config and travels with the run; an *absolute* one is a path on the nodes.
+A file at a *relative* path, relative to the config, is sent with the run. An *absolute* path is a path on the nodes.
 The keys are those of LLaMA-Factory 0.9.5 (``llamafactory/hparams``) and of transformers' TrainingArguments.
 """
 
@@ -19,14 +19,14 @@ from typing import Any
 from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.run.config_text import Document, json_problem, read, read_text
-from provision.run.files import LIMIT, WORK, Luggage, Travel
+from provision.run.files import LIMIT, WORK, FileCollector, RunFiles
 from trainer.untrusted import UntrustedError, parse_json
 
 STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 MODELS = ("model_name_or_path", "ref_model", "reward_model", "kt_weight_path", "kt_expert_checkpoint_path")
-ADAPTERS = ("adapter_name_or_path", "ref_model_adapters", "reward_model_adapters")  # several, with commas between
+ADAPTERS = ("adapter_name_or_path", "ref_model_adapters", "reward_model_adapters")  # one or several, with commas
 FILES = ("deepspeed", "fsdp_config", "media_dir", "new_special_tokens_config", "hyper_parallel_args")
-MAYBE = ("tokenized_path", "resume_from_checkpoint")  # taken along when there, made by the run when not
+MAYBE = ("tokenized_path", "resume_from_checkpoint")  # sent if it exists; otherwise the run creates it
 OUTPUTS = ("output_dir", "logging_dir", "cache_dir", "offload_folder", "profiler_output_dir", "swanlab_logdir")
 TRAINER_LOG = "trainer_log.jsonl"
 DATASET_INFO = "dataset_info.json"
@@ -38,31 +38,31 @@ _PATH, _NAME = 4000, 255  # bytes of a path and of a name in it; Linux takes 4,0
 _NO_HUB = "the nodes have no internet: give a local folder, or an absolute path on the nodes"
 
 
-def travel(
+def config_files(
     config: Path,
     *,
     overrides: Sequence[str] = (),
-    made: Mapping[str, bytes] | None = None,
+    generated: Mapping[str, bytes] | None = None,
     limit: int = LIMIT,
     any_key: bool = False,
-) -> Travel:
-    """Read a training config and find everything that goes with it.
+) -> RunFiles:
+    """Read a training config and find all files that it needs.
 
     Args:
         config: the YAML file.
-        overrides: ``KEY=VALUE`` as LLaMA-Factory takes them; they are written into the config that travels.
-        made: files that are made here, by the name that the config or an override gives them; they lie beside it.
-        limit: bytes that may travel.
-        any_key: take keys that look like misspelled ones.
+        overrides: ``KEY=VALUE`` as LLaMA-Factory takes them; they are written into the config that is sent.
+        generated: generated files, by the name that the config or an override gives them; they are put beside it.
+        limit: the most bytes to send.
+        any_key: accept keys that look misspelled.
 
     Raises:
         UsageError: a mistake in the config, with its file, line and key; a file that is missing; too many bytes.
     """
     document = read(config, overrides)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", config.stem).lstrip("-.") or "train"
-    luggage = Luggage(config.absolute().parent, frozenset({f"{WORK}/{name}.yaml"}))
-    made = made or {}
-    job = _Job(document, luggage, {}, {f"{WORK}/{each}": data for each, data in made.items()})
+    collector = FileCollector(config.absolute().parent, frozenset({f"{WORK}/{name}.yaml"}))
+    generated = generated or {}
+    job = _Job(document, collector, {}, {f"{WORK}/{each}": data for each, data in generated.items()})
     job.check()
     notices = job.check_keys(any_key=any_key)
     for key in MODELS:
@@ -78,11 +78,11 @@ def travel(
     if document.data.get("do_train") is not True:
         notices.append(f"{config}: do_train is not set to true; LLaMA-Factory will not train")
     texts = job.texts | {f"{WORK}/{name}.yaml": document.rewritten(job.changes).encode()}
-    return Travel(
+    return RunFiles(
         config=config,
         config_name=f"{name}.yaml",
         texts=texts,
-        entries=tuple(entry for entry in luggage.pack(limit) if entry.arcname not in texts),
+        entries=tuple(entry for entry in collector.pack(limit) if entry.arcname not in texts),
         progress=posixpath.normpath(posixpath.join(WORK, output, TRAINER_LOG)),
         notices=tuple(notices),
         output=posixpath.normpath(posixpath.join(WORK, output)),
@@ -92,25 +92,25 @@ def travel(
 
 
 class MisspelledKeyError(UsageError):
-    """A key that looks misspelled; ``train --force`` takes it."""
+    """A key that looks misspelled; ``train --force`` accepts it."""
 
 
 @dataclass
 class _Job:
-    """One config being read. ``changes`` are values to replace in it, ``texts`` files that were made."""
+    """One config while it is read. ``changes`` are values to replace in it, ``texts`` generated files."""
 
     document: Document
-    luggage: Luggage
+    collector: FileCollector
     changes: dict[str, str]
     texts: dict[str, bytes]
-    read_there: list[str] = field(default_factory=list)  # by entries of dataset_info.json
+    read_there: list[str] = field(default_factory=list)  # absolute paths in dataset_info.json
 
     def check(self) -> None:
         data = self.document.data
         if "model_name_or_path" not in data:
             if "distributed_type" in data and "compute_environment" in data:
                 raise UsageError(
-                    f"{self.document.path} is a config of accelerate's, not of LLaMA-Factory's",
+                    f"{self.document.path} is an accelerate config, not a LLaMA-Factory config",
                     hint=f"clusterctl train --accelerate-config {self.document.path} SCRIPT.py",
                 )
             if "stage" not in data:
@@ -119,10 +119,11 @@ class _Job:
                 )
             raise UsageError(f"{self.document.path}: model_name_or_path is missing")
         if data.get("stage", "sft") not in STAGES:
-            raise UsageError(f"{self.document.where('stage')}: {_shown(data['stage'])} is none of {', '.join(STAGES)}")
+            stage, stages = _shown(data["stage"]), ", ".join(STAGES)
+            raise UsageError(f"{self.document.where('stage')}: unknown stage {stage}; it must be one of {stages}")
 
     def check_keys(self, *, any_key: bool) -> list[str]:
-        """Refuse a misspelled key; a notice names the others that LLaMA-Factory does not have."""
+        """Refuse a misspelled key. Returns a notice that names other keys which LLaMA-Factory does not have."""
         unknown = []
         for key in self.document.data:
             where = self.document.where(key)
@@ -140,15 +141,15 @@ class _Job:
         return [f"{', '.join(unknown)}: LLaMA-Factory {VERSION} has {what}"]
 
     def text(self, key: str) -> str | None:
-        """A path that travels: the value of ``key`` when it is one. None for absolute paths and interpolations."""
+        """The value of ``key`` if it is the path of files to send. None for absolute paths and interpolations."""
         value = self.document.data.get(key)
         if value is None or isinstance(value, (bool, dict)):
             return None
         if not isinstance(value, str) or not value:
             raise UsageError(f"{self.document.where(key)}: {_shown(value)} is not a path")
-        return value if self.travels(key, value) else None
+        return value if self.is_sent(key, value) else None
 
-    def travels(self, key: str, value: str) -> bool:
+    def is_sent(self, key: str, value: str) -> bool:
         self.check_path(key, value)
         if value.startswith("~"):
             raise UsageError(
@@ -158,22 +159,22 @@ class _Job:
         return not value.startswith("/") and "${" not in value
 
     def check_path(self, key: str, value: str) -> None:
-        """Refuse what no file can be called, and what a log or a script would not show."""
+        """Refuse a name that no file can have, and characters that a log or a script would not show."""
         where = self.document.where(key)
         if not value.isprintable():
-            raise UsageError(f"{where}: {shown(value)} holds a line break or a control character")
+            raise UsageError(f"{where}: {shown(value)} contains a line break or a control character")
         if len(value.encode()) > _PATH or any(len(part.encode()) > _NAME for part in value.split("/")):
             raise UsageError(f"{where}: {shown(value)} is too long for a path")
 
     def local(self, value: str) -> Path:
-        return Path(os.path.normpath(self.luggage.base / value))
+        return Path(os.path.normpath(self.collector.base / value))
 
     def take(self, key: str, value: str) -> str:
-        """Take along what ``value`` names. Returns the path by which the config on the nodes names it."""
+        """Collect the file or folder that ``value`` names. Returns its path in the config on the nodes."""
         path = self.local(value)
         if not path.exists():
             self.missing(key, value)
-        return self.named(value, self.luggage.add(path, self.document.where(key)))
+        return self.named(value, self.collector.add(path, self.document.where(key)))
 
     def named(self, value: str, arcname: str) -> str:
         there = posixpath.relpath(arcname, WORK)
@@ -184,16 +185,16 @@ class _Job:
         elsewhere = Path.cwd() / value
         if elsewhere.exists() and elsewhere != self.local(value):
             raise UsageError(
-                f"{where}: there is no {value} in {self.luggage.base}, though there is one in {Path.cwd()}",
-                hint="relative paths are relative to the config: move it there, or change the path",
+                f"{where}: {value} does not exist in {self.collector.base}, but it exists in {Path.cwd()}",
+                hint="relative paths are relative to the config: move the file there, or change the path",
             )
         if key in MODELS + ADAPTERS and _HUB_ID.fullmatch(value):
             raise UsageError(
-                f"{where}: {value} is not in {self.luggage.base}; it looks like a hub's model", hint=_NO_HUB
+                f"{where}: {value} is not in {self.collector.base}; it looks like a model of a hub", hint=_NO_HUB
             )
         raise UsageError(
-            f"{where}: there is no {value} in {self.luggage.base}",
-            hint="a relative path is relative to the config and travels with the run; an absolute one is on the nodes",
+            f"{where}: {value} does not exist in {self.collector.base}",
+            hint="a relative path is relative to the config and sent with the run; an absolute path is on the nodes",
         )
 
     def change(self, key: str, value: str) -> None:
@@ -210,7 +211,7 @@ class _Job:
         if not isinstance(value, str):
             return
         names = [name.strip() for name in value.split(",")]
-        there = [self.take(key, name) if self.travels(key, name) else name for name in names]
+        there = [self.take(key, name) if self.is_sent(key, name) else name for name in names]
         if there != names:
             self.change(key, ",".join(there))
 
@@ -229,7 +230,7 @@ class _Job:
             value = self.text(key)
             if value is not None and posixpath.normpath(value).split("/")[0] == "..":
                 raise UsageError(
-                    f"{self.document.where(key)}: {value} leads out of the run's folder",
+                    f"{self.document.where(key)}: {value} is outside the run's folder",
                     hint="write a path inside it, or an absolute path on the nodes",
                 )
         value = self.document.data.get("output_dir")
@@ -237,14 +238,14 @@ class _Job:
             raise UsageError(f"{self.document.where('output_dir')}: {_shown(value)} is not a path")
         if value is not None and "${" in value:
             raise UsageError(
-                f"{self.document.where('output_dir')}: {value} is known on the nodes only, "
-                "and clusterctl looks for checkpoints there",
+                f"{self.document.where('output_dir')}: clusterctl needs this path to find checkpoints, "
+                f"and only the nodes can expand {value}",
                 hint="write the path itself",
             )
         return value or "trainer_output"  # transformers' own default
 
     def there(self) -> Iterator[str]:
-        """Absolute paths that are read on the nodes."""
+        """Absolute paths that the run reads on the nodes."""
         for key in (*MODELS, *ADAPTERS, *FILES, "dataset_dir"):
             value = self.document.data.get(key)
             names = value.split(",") if isinstance(value, str) and key in ADAPTERS else [value]
@@ -260,12 +261,12 @@ class _Job:
         key = "dataset_dir"
         if value == "ONLINE" or str(value).startswith("REMOTE:"):
             raise UsageError(f"{self.document.where(key)}: {value} would download from a hub", hint=_NO_HUB)
-        if not named or not isinstance(value, str) or not self.travels(key, value):
+        if not named or not isinstance(value, str) or not self.is_sent(key, value):
             return
         folder = self.local(value)
         if not (folder / DATASET_INFO).exists():
             self.missing(key, posixpath.join(value, DATASET_INFO))
-        arcname = self.luggage.place(folder)
+        arcname = self.collector.place(folder)
         if key in self.document.data:
             self.change(key, self.named(value, arcname))
         info = self.info(folder / DATASET_INFO)
@@ -279,11 +280,11 @@ class _Job:
                 )
             written[name] = self.dataset(by, name, info[name], folder, arcname)
         if written == info:
-            self.luggage.add(folder / DATASET_INFO, self.document.where(key))
+            self.collector.add(folder / DATASET_INFO, self.document.where(key))
         else:
             self.texts[f"{arcname}/{DATASET_INFO}"] = json.dumps(written, indent=2, ensure_ascii=False).encode()
         if "media_dir" not in self.document.data and any(self.has_media(info[name]) for _, name in named):
-            self.luggage.add(folder, self.document.where(key))  # LLaMA-Factory looks for media there
+            self.collector.add(folder, self.document.where(key))  # LLaMA-Factory looks for media there
 
     def names(self, key: str) -> list[str]:
         value = self.document.data.get(key)
@@ -300,7 +301,7 @@ class _Job:
         except UntrustedError as error:
             raise UsageError(json_problem(path, error)) from error
         if not isinstance(info, dict):
-            raise UsageError(f"{path} is no JSON object with one entry for each dataset")
+            raise UsageError(f"{path} is not a JSON object with an entry for each dataset")
         return info
 
     def has_media(self, entry: dict[str, Any]) -> bool:
@@ -308,10 +309,10 @@ class _Job:
         return isinstance(columns, dict) and any(kind in columns for kind in _MEDIA)
 
     def dataset(self, key: str, name: str, entry: Any, folder: Path, arcname: str) -> dict[str, Any]:
-        """One dataset's entry, as it is to be on the nodes."""
+        """One dataset's entry as the nodes need it."""
         where = f"{self.document.where(key)}: {name} in {folder / DATASET_INFO}"
         if not isinstance(entry, dict):
-            raise UsageError(f"{where} is no JSON object")
+            raise UsageError(f"{where} is not a JSON object")
         source = next((field for field in ("file_name", "script_url") if isinstance(entry.get(field), str)), None)
         if source is None:
             kept = [str(entry[hub]) for hub in _HUBS if hub in entry]
@@ -320,23 +321,23 @@ class _Job:
                 return entry
             what = f"comes from a hub ({kept[0]})" if kept else "has no file_name"
             raise UsageError(f"{where} {what}", hint="download it, and give the local file as file_name")
-        there = {field: value for field, value in entry.items() if field not in _HUBS}  # a hub would be asked first
+        there = {field: value for field, value in entry.items() if field not in _HUBS}  # a hub has precedence
         value = entry[source]
         self.check_path(key, value)
         if not value.startswith("/"):
             path = Path(os.path.normpath(folder / value))
             if not path.exists():
-                raise UsageError(f"{where}: there is no {path}")
+                raise UsageError(f"{where}: {path} does not exist")
             if not (path.is_relative_to(folder) and ".." not in Path(value).parts):
-                there[source] = posixpath.relpath(self.luggage.place(path), arcname)
-            self.luggage.add(path, self.document.where(key))
+                there[source] = posixpath.relpath(self.collector.place(path), arcname)
+            self.collector.add(path, self.document.where(key))
         else:
             self.read_there.append(posixpath.normpath(value))
         return there
 
 
 def _shown(value: object) -> str:
-    """A value as a message may quote it."""
+    """A value as a message quotes it."""
     return shown(repr(value))
 
 

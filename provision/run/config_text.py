@@ -1,8 +1,8 @@
-"""YAML that a user gives for a run: read as plain data, and changed without touching the rest.
+"""Reads a run's YAML files as plain data, and changes values without touching the rest of the text.
 
-A config travels as the user wrote it. Loading and dumping it would change what LLaMA-Factory reads: PyYAML and
-OmegaConf disagree on numbers such as ``1e-4``. Other people write such files as well, so nothing here trusts them:
-aliases cannot multiply, tags run no code, and an error names the file, the line and the key.
+A config is sent as the user wrote it. Loading and dumping it would change what LLaMA-Factory reads: PyYAML and
+OmegaConf disagree on numbers such as ``1e-4``. The files may come from other people, so they are not trusted: aliases
+cannot multiply, tags run no code, and an error names the file, the line and the key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from provision.masking import mask_words
 from trainer.untrusted import UntrustedError, parse_json
 
 LIMIT = 256 << 10  # bytes; the largest of LLaMA-Factory's examples has 2 KiB
-VALUES = 20_000  # of one file, those behind aliases counted each time
+VALUES = 20_000  # values of one file; an alias's values count each time
 DEPTH = 32
 _CORE = "tag:yaml.org,2002:"
 _SCALARS = frozenset(f"{_CORE}{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp"))
@@ -31,10 +31,10 @@ _WRONG = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, y
 
 
 def read_text(path: Path, *, limit: int = LIMIT, hint: str = "") -> str:
-    """A file's text, without a byte order mark, its lines ended by newlines alone.
+    """A file's text without a byte order mark, with newlines as the only line ends.
 
     Raises:
-        UsageError: it cannot be read, is no regular file, is larger than ``limit`` or is not UTF-8.
+        UsageError: it cannot be read, is not a regular file, is larger than ``limit`` or is not UTF-8.
     """
     where = shown(str(path), limit=200)
     try:
@@ -43,7 +43,7 @@ def read_text(path: Path, *, limit: int = LIMIT, hint: str = "") -> str:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except FileNotFoundError:
-        raise UsageError(f"there is no {where}", hint=hint) from None
+        raise UsageError(f"{where} does not exist", hint=hint) from None
     except OSError as error:
         raise UsageError(f"{where} cannot be read: {error.strerror}", hint=hint) from error
     except ValueError as error:  # a NUL in its name
@@ -65,7 +65,7 @@ def load(name: Path | str, text: str) -> tuple[yaml.Node | None, Any]:
     """The node graph of one YAML document, and its data.
 
     Raises:
-        UsageError: it is not YAML, or holds what no configuration needs.
+        UsageError: it is not YAML, or has content that no configuration needs.
     """
     where = shown(str(name), limit=200)
     try:
@@ -88,7 +88,7 @@ def load(name: Path | str, text: str) -> tuple[yaml.Node | None, Any]:
 
 
 def load_either(path: Path, *, hint: str) -> Any:
-    """The data of a file that is YAML, or JSON where its name ends so.
+    """The data of a YAML file, or of a JSON file if its name ends in ``.json``.
 
     Raises:
         UsageError: as ``read_text`` and ``load``.
@@ -103,7 +103,7 @@ def load_either(path: Path, *, hint: str) -> Any:
 
 
 def json_problem(path: Path, error: UntrustedError) -> str:
-    """What is wrong with a file of JSON, with its line where there is one."""
+    """The error of a JSON file, with its line if known."""
     cause = error.__context__
     if isinstance(cause, json.JSONDecodeError):
         return f"{shown(str(path), limit=200)}:{cause.lineno}: not JSON: {cause.msg}"
@@ -115,7 +115,7 @@ def _code(error: yaml.reader.ReaderError) -> int:
 
 
 def _check(where: str, root: yaml.Node) -> None:
-    """Refuse what would not become plain data of bounded size."""
+    """Refuse a document that is not plain data of bounded size."""
     counts: dict[int, int] = {}
     above: set[int] = set()
 
@@ -123,7 +123,7 @@ def _check(where: str, root: yaml.Node) -> None:
         line = node.start_mark.line + 1
         at = f"{where}:{line}: {key}: " if key else f"{where}:{line}: "
         if id(node) in above:
-            raise UsageError(f"{at}an alias refers to what it is in")
+            raise UsageError(f"{at}an alias refers to the value that contains it")
         if id(node) in counts:
             return counts[id(node)]
         if depth > DEPTH:
@@ -134,7 +134,7 @@ def _check(where: str, root: yaml.Node) -> None:
         )
         above.discard(id(node))
         if total > VALUES:
-            raise UsageError(f"{at}more than {VALUES:,} values, counting those behind aliases each time")
+            raise UsageError(f"{at}more than {VALUES:,} values, with aliases expanded")
         if isinstance(node, yaml.ScalarNode):
             _check_scalar(node, at)
         counts[id(node)] = total
@@ -144,14 +144,14 @@ def _check(where: str, root: yaml.Node) -> None:
 
 
 def _children(node: yaml.Node, where: str, at: str, *, top: bool) -> Iterator[tuple[str, yaml.Node]]:
-    """What a list or a mapping holds, each with the key it has there."""
+    """The values of a list or a mapping, each with its key."""
     if isinstance(node, yaml.SequenceNode):
         if node.tag != f"{_CORE}seq":
-            raise UsageError(f"{at}the tag {_tag(node)} is not for a configuration")
+            raise UsageError(f"{at}the tag {_tag(node)} is not allowed in a configuration")
         yield from (("", child) for child in node.value)
     elif isinstance(node, yaml.MappingNode):
         if node.tag != f"{_CORE}map":
-            raise UsageError(f"{at}the tag {_tag(node)} is not for a configuration")
+            raise UsageError(f"{at}the tag {_tag(node)} is not allowed in a configuration")
         lines: dict[str, int] = {}
         for name, value in node.value:
             if not isinstance(name, yaml.ScalarNode):
@@ -160,7 +160,7 @@ def _children(node: yaml.Node, where: str, at: str, *, top: bool) -> Iterator[tu
             line = name.start_mark.line + 1
             key = f"{where}:{line}: {shown(name.value)}"
             if name.value in lines and name.tag != f"{_CORE}merge":
-                raise UsageError(f"{key}: given before, in line {lines[name.value]}", hint="keep one of them")
+                raise UsageError(f"{key}: duplicate key, first given in line {lines[name.value]}", hint="keep one")
             lines[name.value] = line
             if top and name.tag not in (f"{_CORE}str", f"{_CORE}merge"):
                 raise UsageError(f"{key}: a key must be text", hint="put it in quotes")
@@ -169,7 +169,7 @@ def _children(node: yaml.Node, where: str, at: str, *, top: bool) -> Iterator[tu
 
 def _check_scalar(node: yaml.ScalarNode, at: str) -> None:
     if node.tag not in _SCALARS:
-        raise UsageError(f"{at}the tag {_tag(node)} is not for a configuration")
+        raise UsageError(f"{at}the tag {_tag(node)} is not allowed in a configuration")
     try:
         node.value.encode()
         yaml.SafeLoader("").construct_object(node)
@@ -190,15 +190,15 @@ def _tag(node: yaml.Node) -> str:
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML mapping that knows its text.
+    """A YAML mapping with its text.
 
     Attributes:
         path: the user's file.
-        text: what travels: the file's text, with the overrides written into it.
-        data: what it says.
-        places: by key its nodes in ``text``.
-        lines: by key its line in the user's file.
-        typed: the keys that were typed behind ``--``.
+        text: the file's text with the overrides written into it; this is sent.
+        data: the values.
+        places: by key, its nodes in ``text``.
+        lines: by key, its line in the user's file.
+        typed: the keys that the user typed after ``--``.
     """
 
     path: Path
@@ -209,15 +209,15 @@ class Document:
     typed: frozenset[str] = frozenset()
 
     def where(self, key: str) -> str:
-        """``FILE:LINE: key`` for messages: the line in the user's file, whatever was written into what travels."""
+        """``FILE:LINE: key`` for messages, with the line in the user's file."""
         if key in self.typed:
-            return f"{shown(key)}= (typed behind --)"
+            return f"{shown(key)}= (typed after --)"
         if key not in self.lines:
             return f"{self.path}: {shown(key)}"
         return f"{self.path}:{self.lines[key]}: {shown(key)}"
 
     def rewritten(self, changes: dict[str, str]) -> str:
-        """The text with some values replaced; a key that is not there is added at the end."""
+        """The text with some values replaced. Missing keys are added at the end."""
         text = self.text
         spans = []
         for key, value in changes.items():
@@ -242,10 +242,10 @@ def _quoted(value: str) -> str:
 
 
 def read(config: Path, overrides: Sequence[str] = ()) -> Document:
-    """Read a training config; ``overrides`` (``KEY=VALUE``, in YAML) take the place of what it says.
+    """Read a training config; ``overrides`` (``KEY=VALUE``, in YAML) replace its values.
 
     Raises:
-        UsageError: it cannot be read, or is no YAML mapping; an override that cannot be written into it.
+        UsageError: it cannot be read, or is not a YAML mapping; an override cannot be written into it.
     """
     document = _parsed(config, read_text(config, hint="clusterctl train CONFIG.yaml"))
     return _overridden(document, overrides) if overrides else document
@@ -254,45 +254,45 @@ def read(config: Path, overrides: Sequence[str] = ()) -> Document:
 def _parsed(config: Path, text: str) -> Document:
     root, data = load(config, text)
     if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
-        raise UsageError(f"{config} is not a LLaMA-Factory config: it holds no `key: value` lines")
+        raise UsageError(f"{config} is not a LLaMA-Factory config: it has no `key: value` lines")
     places = {key.value: (key, value) for key, value in root.value}
     lines = {key: node.start_mark.line + 1 for key, (node, _) in places.items()}
     return Document(config, text, data, places, lines)
 
 
 def _overridden(document: Document, overrides: Sequence[str]) -> Document:
-    """The overrides written into the text as they are, so that LLaMA-Factory reads their numbers itself."""
+    """The document with the overrides written into its text unchanged, so that LLaMA-Factory parses their numbers."""
     values: dict[str, str] = {}
     wanted = dict(document.data)
     for word in overrides:
         key, has, value = word.partition("=")
-        said = shown(mask_words([word])[0])
+        typed = shown(mask_words([word])[0])
         if not has or not re.fullmatch(r"\w+", key, re.ASCII):
             raise UsageError(
-                f"{said}: a config's arguments are KEY=VALUE",
-                hint="as in: clusterctl train CONFIG.yaml -- max_steps=10",
+                f"{typed}: the arguments of a config are KEY=VALUE",
+                hint="for example: clusterctl train CONFIG.yaml -- max_steps=10",
             )
         try:
             read_as = load(key, value or '""')[1]
         except UsageError as error:
-            raise UsageError(f"{said}: this is not a value in YAML", hint="put the value in quotes") from error
+            raise UsageError(f"{typed}: the value is not valid YAML", hint="put the value in quotes") from error
         if "\n" in value or isinstance(read_as, dict) or (isinstance(read_as, str) and read_as != value.strip("\"'")):
-            raise _only_in_config(document, said)
+            raise _only_in_config(document, typed)
         wanted[key] = read_as
         values[key] = value or '""'
     text = _written(document, values)
-    said = " ".join(map(shown, mask_words(overrides)))
+    typed = " ".join(map(shown, mask_words(overrides)))
     try:
         written = _parsed(document.path, text)
     except UsageError as error:
-        raise _only_in_config(document, said) from error
+        raise _only_in_config(document, typed) from error
     if repr(written.data | wanted) != repr(written.data) or written.data.keys() != wanted.keys():
-        raise _only_in_config(document, said)
+        raise _only_in_config(document, typed)
     return replace(written, lines=document.lines, typed=frozenset(values))
 
 
 def _written(document: Document, values: Mapping[str, str]) -> str:
-    """The text with values in place of others, or at its end."""
+    """The text with values replaced, or added at its end."""
     text = document.text
     end = "" if text.endswith("\n") else "\n"
     spans = []
@@ -302,7 +302,7 @@ def _written(document: Document, values: Mapping[str, str]) -> str:
             end = ""
             continue
         before, node = document.places[key]
-        if node.start_mark.index < before.end_mark.index:  # an alias: the node stands where its anchor is
+        if node.start_mark.index < before.end_mark.index:  # an alias: the node's marks are those of its anchor
             raise UsageError(f"{document.where(key)} is an alias", hint=f"change {key} in {document.path}")
         newline = "\n" if text[: node.end_mark.index].endswith("\n") else ""  # a block ends with its line
         gap = "" if text[: node.start_mark.index].endswith((" ", "\n")) else " "  # "key:" alone
@@ -313,5 +313,5 @@ def _written(document: Document, values: Mapping[str, str]) -> str:
     return text
 
 
-def _only_in_config(document: Document, said: str) -> UsageError:
-    return UsageError(f"{said}: this value stands in the config only", hint=f"write it into {document.path}")
+def _only_in_config(document: Document, typed: str) -> UsageError:
+    return UsageError(f"{typed}: this value can only be set in the config", hint=f"write it into {document.path}")

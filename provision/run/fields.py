@@ -1,8 +1,7 @@
-"""The fields of what an agent writes: events, ``state.json``, samples, and its answers to commands. Pure.
+"""Reads what an agent writes: events, ``state.json``, samples, and answers to commands. Pure.
 
-A node may be broken or hostile. So nothing that it wrote is used before it was read here: the text has a limit, and a
-field that does not have the type and the range that it has in clusterctl's own files is dropped, as if the agent had
-not written it. Fields with other names stay as they are: no command reads them.
+A node may be broken or hostile, so every text from one passes through here. The text has a limit. A field with a wrong
+type or a value out of range is dropped, as if the agent had not written it. Unknown fields stay: no command reads them.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from trainer.untrusted import UntrustedError, parse_object
 
 LINE = 1 << 20  # characters of one line: an event with the stacks of all ranks of a node is the longest
 TEXT = 20_000  # characters of a text that is shown
-NAME = 1000  # of a name, a path or a word
+NAME = 1000  # characters of a name, a path or a word
 RANKS = 1 << 20
-_LISTED = 1000  # processes that are named
+_LISTED = 1000  # processes in a list
 _COUNT = 1 << 53  # steps, bytes of a file of events
 _NEVER = 1e11  # epoch seconds that no clock shows
 _PID = 1 << 31
@@ -40,7 +39,7 @@ def _text(value: Any, most: int = TEXT) -> bool:
     if not isinstance(value, str) or len(value) > most:
         return False
     try:
-        value.encode("utf-8", "surrogateescape")  # JSON may hold halves of characters, which no file takes
+        value.encode("utf-8", "surrogateescape")  # JSON may have halves of characters, which no file accepts
     except UnicodeEncodeError:
         return False
     return True
@@ -120,17 +119,17 @@ _CHECKS: Mapping[str, Check] = {
 }
 
 
-def fitting(said: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are what they must be."""
-    return {name: value for name, value in said.items() if name not in _CHECKS or _CHECKS[name](value)}
+def valid_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with a valid value."""
+    return {name: value for name, value in record.items() if name not in _CHECKS or _CHECKS[name](value)}
 
 
 def read(text: str) -> dict[str, Any] | None:
-    """The fields of one line of an agent's; None where it is no JSON object."""
+    """The valid fields of one line from an agent; None if it is not a JSON object."""
     if not text.lstrip().startswith("{"):
         return None
     try:
-        return fitting(parse_object(text, limit=LINE))
+        return valid_fields(parse_object(text, limit=LINE))
     except UntrustedError:
         return None
 
@@ -146,17 +145,17 @@ _KINDS: Mapping[str, Check] = {
 }
 
 
-def conform(kind: type, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a dataclass from an agent's answer; what is not known here is skipped.
+def conform(kind: type, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a dataclass from an agent's answer. Skips unknown fields.
 
     Raises:
-        UntrustedError: a field does not have the type that the dataclass gives it.
+        UntrustedError: a field has another type than in the dataclass.
     """
     found = {}
     for each in fields(kind):
-        if each.name not in said:
+        if each.name not in answer:
             continue
-        value = said[each.name]
+        value = answer[each.name]
         text = str(each.type)
         check = _KINDS[text.removesuffix(" | None")]
         if not (check(value) or (value is None and text.endswith(" | None"))):

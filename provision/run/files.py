@@ -1,7 +1,7 @@
-"""What travels with a run: files of this machine, where they go in the run's folder, and the tar that takes them there.
+"""The files that a run sends: their paths in the run's folder, their digests, and the tar that carries them.
 
-In the run's folder everything lies under ``job/``. What is inside the config's folder keeps its place beside the
-config; anything else goes to ``job/outside-N/NAME``, and whoever names it has to be rewritten.
+In the run's folder all files are below ``job/``. A file in the config's folder keeps its path relative to the config.
+Any other file goes to ``job/outside-N/NAME``, and the text that names it is rewritten.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORK = "job"
-LIMIT = 2 << 30  # bytes that travel with a run unless the caller says otherwise
+LIMIT = 2 << 30  # bytes that a run sends at most, unless the caller sets another limit
 _SKIPPED = {".git", "__pycache__"}
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of this machine and its name in the run's folder."""
+    """A file on this machine and its name in the run's folder."""
 
     source: Path
     arcname: str
@@ -40,17 +40,17 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Travel:
-    """Everything a run takes along, fixed by its digests.
+class RunFiles:
+    """All files that a run sends, with their digests.
 
-    ``texts`` are the files that were made here: the config, and what had to be rewritten for the new places.
-    ``progress`` is the trainer's own log and ``output`` the folder with its checkpoints, both relative to the run's
-    folder unless absolute. ``settings`` is what the config, or accelerate's, says. ``there`` are absolute paths that
-    the run reads on the nodes: they must be there, and the same on all.
+    ``texts`` are generated files: the config, and files rewritten for new paths. ``progress`` is the trainer's log and
+    ``output`` the folder with its checkpoints, both relative to the run's folder unless absolute. ``settings`` are the
+    values of the config, or of accelerate's. ``there`` are absolute paths that the run reads on the nodes: they must
+    exist and be the same on every node.
     """
 
     config: Path
-    config_name: str  # in job/; of a module its name, of a script on the nodes its absolute path
+    config_name: str  # in job/; a module's name; the absolute path of a script on the nodes
     texts: Mapping[str, bytes]
     entries: tuple[Entry, ...]
     progress: str | None = None
@@ -61,28 +61,28 @@ class Travel:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(entry.size for entry in self.entries) + sum(map(len, self.texts.values()))
 
     @property
     def digests(self) -> dict[str, str]:
         """The sha256 of every file, by its name in the run's folder."""
-        made = {name: hashlib.sha256(data).hexdigest() for name, data in self.texts.items()}
-        return made | {entry.arcname: entry.sha256 for entry in self.entries}
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in self.texts.items()}
+        return digests | {entry.arcname: entry.sha256 for entry in self.entries}
 
 
 @dataclass
-class Luggage:
-    """Collects files while a config is read. ``where`` of a method is what named the file, for messages."""
+class FileCollector:
+    """Collects files while a config is read. ``where`` says, for messages, what named the file."""
 
     base: Path  # the config's folder, absolute
-    reserved: frozenset[str] = frozenset()  # names that are given away already
+    reserved: frozenset[str] = frozenset()  # names in the run's folder that are taken
     _files: dict[str, tuple[Path, os.stat_result]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
     _outside: dict[Path, str] = field(default_factory=dict)
 
     def place(self, path: Path) -> str:
-        """Where ``path`` (absolute, without ``..``) lies in the run's folder."""
+        """The path of ``path`` (absolute, without ``..``) in the run's folder."""
         if path.is_relative_to(self.base):
             inside = f"{WORK}/{path.relative_to(self.base).as_posix()}".removesuffix("/.")
             if inside not in self.reserved:
@@ -97,7 +97,7 @@ class Luggage:
         return self._outside[path]
 
     def add(self, path: Path, where: str) -> str:
-        """Take a file, or a folder with all it holds, along. Links are followed. Returns its place."""
+        """Add a file, or a folder with its contents. Follows links. Returns its path in the run's folder."""
         arcname = self.place(path)
         self._add(path, arcname, where, frozenset())
         return arcname
@@ -131,9 +131,9 @@ class Luggage:
         if total > limit:
             where = max(self._sizes, key=lambda name: self._sizes[name])
             raise UsageError(
-                f"{where}: {_bytes(self._sizes[where])} of the {_bytes(total)} that would travel with every run; "
+                f"{where}: {_bytes(self._sizes[where])} of the {_bytes(total)} that every run would send; "
                 f"the limit is {_bytes(limit)}",
-                hint="put it on the nodes once, on a file system they share, and name it by its absolute path",
+                hint="copy it to the nodes once, best to a shared file system, and give its absolute path",
             )
         return tuple(self._entry(arcname, *self._files[arcname]) for arcname in sorted(self._files))
 
@@ -149,29 +149,29 @@ class Luggage:
         return Entry(path, arcname, found.st_size, digest.hexdigest(), executable, max(0, int(found.st_mtime)))
 
 
-def tar_stream(travel: Travel, extra: Mapping[str, bytes] | None = None) -> Iterator[bytes]:
+def tar_stream(files: RunFiles, extra: Mapping[str, bytes] | None = None) -> Iterator[bytes]:
     """The run's folder as an uncompressed tar, the same bytes for the same files.
 
     GNU format: every tar reads its long names (busybox skips pax headers), and names are plain bytes.
-    ``extra`` adds files by their name in the run's folder, as ``plan-0.json``.
+    ``extra`` adds files by their name in the run's folder, such as ``plan-0.json``.
 
     Raises:
-        UsageError: a file has changed since its digest was taken.
+        UsageError: a file has changed since its digest was computed.
     """
-    made = {**travel.texts, **(extra or {})}
-    taken = {entry.arcname: entry for entry in travel.entries}
-    if twice := made.keys() & taken.keys():
+    texts = {**files.texts, **(extra or {})}
+    entries = {entry.arcname: entry for entry in files.entries}
+    if twice := texts.keys() & entries.keys():
         raise ValueError(f"twice in one tar: {sorted(twice)}")
     try:
-        mtime = int(travel.config.stat().st_mtime)
+        mtime = int(files.config.stat().st_mtime)
     except OSError:
         mtime = 0
-    for name in sorted([*made, *taken]):
-        if name in made:
-            yield _header(name, len(made[name]), mtime)
-            yield made[name] + _padding(len(made[name]))
+    for name in sorted([*texts, *entries]):
+        if name in texts:
+            yield _header(name, len(texts[name]), mtime)
+            yield texts[name] + _padding(len(texts[name]))
         else:
-            entry = taken[name]
+            entry = entries[name]
             yield _header(name, entry.size, entry.mtime, executable=entry.executable)
             yield from _content(entry)
             yield _padding(entry.size)
@@ -179,7 +179,7 @@ def tar_stream(travel: Travel, extra: Mapping[str, bytes] | None = None) -> Iter
 
 
 def _header(name: str, size: int, mtime: int, *, executable: bool = False) -> bytes:
-    """A file that only its user can read: configurations hold tokens."""
+    """The header of a file that only its user can read: configurations may have tokens."""
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = size, mtime, 0o700 if executable else 0o600
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
@@ -219,7 +219,7 @@ def _bytes(size: int) -> str:
 
 
 def sources(part: str) -> dict[str, bytes]:
-    """The Python files of ``trainer/PART`` by their names, which begin with ``PART/``."""
+    """The Python files of ``trainer/PART`` by their names, which start with ``PART/``."""
     return {f"{part}/{name}": data for name, data in _files(importlib.resources.files("trainer") / part)}
 
 

@@ -1,7 +1,7 @@
-"""What is known of a run from the events of its agents: logs on this machine's disk, progress, and the verdict.
+"""Tracks a run from the events of its agents: writes logs on this machine, shows progress, and gives the outcome.
 
-Nothing here reaches a node: ``tasks/attach.py`` brings the events. A run is over when every node's agent has said
-``end``, or cannot say it any more (its agent is gone, or nobody gets through to it).
+It never connects to a node: ``tasks/attach.py`` brings the events. A run is over when every node's agent has sent
+``end``, or can no longer send it because the agent exited or its node cannot be reached.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-LAST_LINES = 20  # of a failed node's log, in the error
+LAST_LINES = 20  # lines of a failed node's log in the error
 NO_RANK = "launcher"
-RANKS = 1024  # of one node that have a log file each
-OPEN = 256  # log files that are open at once
+RANKS = 1024  # ranks of one node with a log file each
+OPEN = 256  # open log files at most
 
 Event = dict[str, Any]
 
 
 class Follower:
-    """A run, as its agents tell it. Any thread may give it an event."""
+    """The state of a run, built from its agents' events. Any thread may pass an event."""
 
     def __init__(self, run: str, names: Sequence[str], folder: Path, *, attempts: int = 1, emit: Emit) -> None:
         self.run = run
@@ -38,27 +38,27 @@ class Follower:
         self.states: dict[str, str] = dict.fromkeys(names, "not started")
         self.losses: list[float] = []
         self.steps: int | None = None
-        self.saved: int | None = None  # the step whose work a stop has kept
+        self.saved: int | None = None  # the step of the checkpoint that a stop saved
         self.hangs: list[str] = []
-        self.turned = threading.Event()  # set when a node has started or ended; whoever waits clears it
+        self.turned = threading.Event()  # set when a node has started or ended; the waiting thread clears it
         self._lock = threading.RLock()
         self._attempts = attempts
         self._emit = emit
         self._ends: dict[str, Event] = {}
-        self.unheard: dict[str, str] = {}  # by node, why nobody gets through to it; the run may go on there
-        self._failed: dict[str, tuple[str, object]] = {}  # by node: why, and the rank that it is about
+        self.unheard: dict[str, str] = {}  # by node, why it cannot be reached; the run may still be running there
+        self._failed: dict[str, tuple[str, object]] = {}  # by node, the reason and its rank
         self._started: set[str] = set()
         self._why: dict[str, str] = {}  # by node, how an attempt failed there
         self._tails: dict[str, dict[int | None, deque[str]]] = {name: {} for name in names}
         self._files: dict[Path, TextIO] = {}
         self._phase = ""
-        self._said: Progress | None = None
+        self._shown: Progress | None = None
 
-    # --- what is known ---------------------------------------------------------------------------
+    # --- the run's state -------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
-        """The run as a whole: ``running``, as far as is known, ``finished``, ``failed`` or ``stopped``."""
+        """The state of the whole run: ``running`` (also if unknown), ``finished``, ``failed`` or ``stopped``."""
         if not self.over:
             return "running"
         if self._failed:
@@ -69,7 +69,7 @@ class Follower:
 
     @property
     def failures(self) -> dict[str, str]:
-        """By node, why the run failed there and the last lines that tell most; of the nodes that failed first."""
+        """By node, why the run failed there, with the most relevant last lines of its log."""
         known = {**{name: (why, None) for name, why in self.unheard.items()}, **self._failed}
         return {
             name: "\n".join([_with_rank(text, rank), *self._last_words(name, rank)])
@@ -78,34 +78,34 @@ class Follower:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come from any node."""
+        """Whether no node will send more events."""
         return all(name in self._ends for name in self.names)
 
     @property
     def started(self) -> bool:
-        """Whether the command runs on every node, or has run there; a node out of reach is not waited for.
+        """Whether the command has started on every node. Does not wait for nodes that cannot be reached.
 
-        Not where it failed on one: the agents then end it on the others, and the failure is worth waiting for.
+        False if it failed on a node: the agents then stop the others, and the caller should wait for the failure.
         """
         return not (self._failed or self._why) and all(
             name in self._started or name in self._ends for name in self.names
         )
 
     def ended(self, name: str) -> bool:
-        """Whether nothing more will come from this node."""
+        """Whether this node will send no more events."""
         return name in self._ends
 
-    # --- what comes --------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------
 
     def take(self, name: str, event: Event) -> None:
-        """Take in an event of a node. Events and fields that are not known here are left alone."""
+        """Process an event of a node. Ignores unknown events and fields."""
         handler = self._HANDLERS.get(str(event.get("event")))
         with self._lock:
             if name not in self._ends and handler:
                 handler(self, name, event)
 
     def lost(self, name: str, reason: str) -> None:
-        """Nobody gets through to a node any more, and what became of the run there is not known."""
+        """Record that a node can no longer be reached, so the run's state there is unknown."""
         with self._lock:
             if name not in self._ends:
                 self.unheard[name] = reason
@@ -122,7 +122,7 @@ class Follower:
         text = str(event.get("line", ""))
         tails = self._tails[name]
         if not isinstance(rank, int) or (rank not in tails and len(tails) >= RANKS):
-            rank = None  # the launcher, or a rank that cannot be: no node has so many
+            rank = None  # the launcher, or an impossible rank: no node has so many
         self._write(name, rank, text)
         tails.setdefault(rank, deque(maxlen=LAST_LINES)).append(text)
         if rank == 0:
@@ -141,10 +141,10 @@ class Follower:
     def _phased(self, name: str, event: Event) -> None:
         if name == self.names[0]:
             self._phase = str(event.get("phase") or "")
-            self._show(self._said or Progress("train", self.steps or 0))
+            self._show(self._shown or Progress("train", self.steps or 0))
 
     def _show(self, progress: Progress) -> None:
-        self._said = progress
+        self._shown = progress
         phase = self._phase if self._phase != "training" else ""
         note = ", ".join(part for part in (progress.note, phase) if part)
         self._emit(Progress(progress.stage, progress.done, progress.total, note))
@@ -163,7 +163,7 @@ class Follower:
 
     def _exited(self, name: str, event: Event) -> None:
         if left := event.get("left"):
-            self._emit(Notice(f"{name}: processes that nothing could end: {left}", "warning"))
+            self._emit(Notice(f"{name}: processes that could not be killed: {left}", "warning"))
         if event.get("rc") != 0 and not event.get("stopped"):
             self._why[name] = how(event)
             self._started.discard(name)
@@ -174,7 +174,7 @@ class Follower:
         self._emit(Notice(f"{name}: {event.get('text')}", "info" if event.get("level") == "info" else "warning"))
 
     def _dropped(self, name: str, event: Event) -> None:
-        text = f"{name}: {event.get('lines')} log lines came too fast and are only on the node"
+        text = f"{name}: {event.get('lines')} log lines arrived too fast; they are only in the log on the node"
         self._emit(Notice(text, "warning"))
 
     def _hung(self, name: str, event: Event) -> None:
@@ -184,9 +184,9 @@ class Follower:
         self._emit(Notice(text, "warning"))
 
     def _peer(self, name: str, event: Event) -> None:
-        if event.get("state") != "ended":  # that is said by the node itself
+        if event.get("state") != "ended":  # the node itself reports its end
             about = f"{event.get('node')}: {event.get('text') or event.get('state')}"
-            self._emit(Notice(f"{name} about {about}", "warning" if event.get("state") != "back" else "info"))
+            self._emit(Notice(f"{name} reports {about}", "warning" if event.get("state") != "back" else "info"))
 
     def _end(self, name: str, event: Event) -> None:
         self._over(name, event)
@@ -194,12 +194,12 @@ class Follower:
             self.saved = event["step"]
         if event.get("state") == "failed":
             why = event.get("why") or {}
-            text = why.get("text") or self._why.get(name) or "failed without a word"
+            text = why.get("text") or self._why.get(name) or "failed without reporting a reason"
             self._failed.setdefault(str(why.get("node") or name), (str(text), why.get("rank")))
 
     def _gone(self, name: str, event: Event) -> None:
         self._over(name, {**event, "state": "lost"})
-        reason = "its agent is gone without a word: it was killed, or the machine was started anew"
+        reason = "the agent died without reporting: it was killed, or the machine restarted"
         self._failed.setdefault(name, (reason, None))
 
     def _over(self, name: str, event: Event) -> None:
@@ -208,7 +208,7 @@ class Follower:
         self.turned.set()
 
     def _last_words(self, name: str, rank: object) -> Iterable[str]:
-        """The last lines of the rank that tells most: one with an error, else the one named, else any."""
+        """The last lines of the most relevant rank: one with an error, else the named rank, else any."""
         tails = self._tails.get(name, {})
         ranks = [tail for number, tail in sorted(tails.items(), key=lambda item: item[0] or 0) if number is not None]
         named = [tails[rank]] if isinstance(rank, int) and rank in tails else []
@@ -246,7 +246,7 @@ def _with_rank(text: str, rank: object) -> str:
 
 
 def how(event: Mapping[str, Any]) -> str:
-    """One sentence for how an attempt ended on a node."""
+    """One sentence about how an attempt ended on a node."""
     if event.get("error"):
         return str(event["error"])
     if event.get("signal"):
@@ -255,21 +255,21 @@ def how(event: Mapping[str, Any]) -> str:
 
 
 def parsed(text: str) -> Event:
-    """An agent's line as an event; anything else on its stdout is a line of the launcher's log."""
+    """An agent's line as an event. Any other line on its stdout belongs to the launcher's log."""
     event = fields.read(text)
     return event if event is not None else {"event": "log", "rank": None, "line": text[: fields.TEXT]}
 
 
 # --- the lines of a run's logs on the nodes --------------------------------------------------------
-# The agent writes ``run.log``: every line is ``TIME [RANK] TEXT``, TIME in UTC with milliseconds. RANK is a number or
-# ``launcher`` (``trainer/agent/life/logs.py``).
+# The agent writes ``run.log``. Each line is ``TIME [RANK] TEXT``, with TIME in UTC and milliseconds. RANK is a number
+# or ``launcher`` (``trainer/agent/life/logs.py``).
 
 _LINE = re.compile(r"(\S+Z) \[(launcher|[0-9]{1,9})\] ?(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line. ``rank`` is None for the launcher's own, and ``time`` is "" where the line has none."""
+    """A line. ``rank`` is None for the launcher, and ``time`` is "" if the line has none."""
 
     time: str
     node: str
@@ -278,13 +278,13 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """As people read it."""
+        """The line as the user sees it."""
         source = self.node if self.rank is None else f"{self.node}/{self.rank}"
         return f"{self.time} {source} | {self.text}".lstrip()
 
 
 def entry(node: str, line: str) -> Entry:
-    """Read a line of ``run.log``; one that is no such line is kept as it is."""
+    """Parse a line of ``run.log``. A line of another form is kept unchanged."""
     match = _LINE.fullmatch(line)
     if not match:
         return Entry("", node, None, line)
@@ -297,16 +297,16 @@ def pattern(rank: int | None) -> str:
 
 
 def merged(nodes: Iterable[Sequence[Entry]], last: int | None = None) -> list[Entry]:
-    """The lines of several nodes in the order of their times, at most the ``last`` so many.
+    """The lines of several nodes in the order of their times; ``last``: only so many from the end.
 
-    A line without a time stays behind the one before it. Clocks that differ shift a node's lines against another's.
+    A line without a time stays after the line before it. If clocks differ, the lines of the nodes shift accordingly.
     """
     keyed = []
     for number, lines in enumerate(nodes):
         time = ""
         rows = []
         for index, line in enumerate(lines):
-            time = max(time, line.time)  # a clock that was set back must not mix up a node's own lines
+            time = max(time, line.time)  # keep a node's order even if its clock was set back
             rows.append((time, number, index, line))
         keyed.append(rows)
     together = [row[3] for row in heapq.merge(*keyed, key=lambda row: row[:3])]

@@ -1,7 +1,7 @@
-"""The runs that lie on the nodes, as the nodes tell them: what their agents wrote last, and whether they live.
+"""Reads the runs of a node: the last state that each agent wrote, and whether the agent is alive. Pure.
 
-Pure: ``tasks/runs.py`` asks the nodes by ``templates/run/runs.sh.j2``, whose answer is read here. So a run is found
-from any machine that has the inventory, whoever started it.
+``tasks/runs.py`` asks the nodes with ``templates/run/runs.sh.j2``, and this module reads the answers. So any machine
+with the inventory finds every run, no matter who started it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from provision.run import fields
 
 LIVE = ("starting", "meeting", "running", "ending")
 ENDED = ("finished", "failed", "stopped")
-LOST = "lost"  # its agent is gone without having written an end
-UNKNOWN = "unknown"  # its node does not answer; others that share the folder have told of it
+LOST = "lost"  # its agent died without writing an end
+UNKNOWN = "unknown"  # its node does not answer; nodes that share the folder reported it
 
 _UID = re.compile(r"[0-9]{1,10}")
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # also a folder's name here
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # also the name of a folder on this machine
 _LOGS = re.compile(rf"({_RUN.pattern})/logs/node[0-9]{{1,7}}")
-_NETWORKS = 200  # lines of NCCL's log, and
-_NETWORK = 1000  # characters of one
+_NETWORKS = 200  # lines of NCCL's log
+_NETWORK = 1000  # characters of such a line
 _SAMPLES = 100
 
 
@@ -33,18 +33,18 @@ class Part:
     Attributes:
         run: the run's id.
         node: the inventory's name for the node it ran on.
-        said: the agent's ``state.json``; ``trainer/agent`` explains each field.
-        alive: whether the agent's process lives; None when its node did not tell.
-        owner: the user whose it is.
-        samples: the last lines of ``metrics.jsonl``, of one that lives.
-        logs: the part's folder of logs, relative to ``<root>/runs``.
-        seen_on: the nodes that have this folder: several where they share it.
-        network: which one NCCL's own log says that it used; "" when it says nothing, or the run was not asked for.
+        fields: the agent's ``state.json``; ``trainer/agent`` explains each field.
+        alive: whether the agent's process is alive; None if its node did not report it.
+        owner: the user who started it.
+        samples: the last lines of ``metrics.jsonl``, if the agent is alive.
+        logs: the part's log folder, relative to ``<root>/runs``.
+        seen_on: the nodes that have this folder; several if they share it.
+        network: the network that NCCL used, from NCCL's log; "" if unknown.
     """
 
     run: str
     node: str
-    said: Mapping[str, Any]
+    fields: Mapping[str, Any]
     alive: bool | None
     owner: str = ""
     samples: tuple[Mapping[str, Any], ...] = ()
@@ -55,25 +55,25 @@ class Part:
     @property
     def rank(self) -> int:
         """The node's rank."""
-        rank = self.said.get("node_rank")
+        rank = self.fields.get("node_rank")
         return rank if isinstance(rank, int) else 0
 
     @property
     def state(self) -> str:
-        """What the agent wrote, as far as it can still be so."""
-        state = str(self.said.get("state", UNKNOWN))
+        """The state that the agent wrote; ``lost`` or ``unknown`` if it can no longer be true."""
+        state = str(self.fields.get("state", UNKNOWN))
         if state not in LIVE or self.alive:
             return state
         return LOST if self.alive is False else UNKNOWN
 
     @property
     def live(self) -> bool:
-        """Whether an agent is at work here."""
+        """Whether an agent is running here."""
         return self.alive is True and self.state in LIVE
 
     def number(self, key: str) -> float | None:
         """A number that the agent wrote."""
-        value = self.said.get(key)
+        value = self.fields.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -86,32 +86,32 @@ class Run:
 
     @property
     def head(self) -> Part:
-        """Rank 0's part, or that of the lowest rank that is known."""
+        """The part of rank 0, or of the lowest known rank."""
         return self.parts[0]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that have told of it."""
+        """The nodes that reported it."""
         return tuple(part.node for part in self.parts)
 
     @property
     def missing(self) -> int:
-        """How many of its nodes nothing is known of."""
+        """The number of its nodes that did not report."""
         return max(0, int(self.head.number("nnodes") or len(self.parts)) - len(self.parts))
 
     @property
     def live(self) -> bool:
-        """Whether it is at work on any node."""
+        """Whether it is running on any node."""
         return any(part.live for part in self.parts)
 
     @property
     def ended(self) -> bool:
-        """Whether every agent that has told of it has written an end."""
+        """Whether every agent that reported has written an end."""
         return all(part.state in ENDED for part in self.parts)
 
     @property
     def state(self) -> str:
-        """The run as a whole."""
+        """The state of the whole run."""
         states = [part.state for part in self.parts]
         for state in ("ending", "running", "meeting", "starting"):
             if any(part.live and part.state == state for part in self.parts):
@@ -123,29 +123,29 @@ class Run:
 
     @property
     def owner(self) -> str:
-        """The user whose it is."""
+        """The user who started it."""
         return self.head.owner
 
     @property
     def resumable(self) -> bool:
-        """Whether its agents know where its checkpoints are."""
-        return self.head.said.get("resumable") is not False
+        """Whether the run's agents know its checkpoint folder."""
+        return self.head.fields.get("resumable") is not False
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """What NCCL really used on any node; nothing where it has not said so."""
+        """The networks that NCCL used on the nodes, where its log names them."""
         return tuple(dict.fromkeys(part.network for part in self.parts if part.network))
 
     def left(self) -> float | None:
-        """Seconds until its last step at the pace of its last samples; None when that cannot be said."""
+        """Seconds until its last step at the pace of its last samples; None if unknown."""
         step, total = self.head.number("step"), self.head.number("total")
         pace = pace_of(self.head.samples)
         return (total - step) * pace if self.live and pace and step is not None and total else None
 
 
 @dataclass(frozen=True)
-class Told:
-    """One node's answer."""
+class NodeRuns:
+    """One node's answer: the uid of the login, and the parts of runs on it."""
 
     uid: int | None = None
     parts: tuple[Part, ...] = ()
@@ -153,7 +153,7 @@ class Told:
 
 @dataclass
 class _Lines:
-    """The lines about one part, while they are read."""
+    """The lines about one part."""
 
     logs: str
     owner: str
@@ -163,10 +163,10 @@ class _Lines:
     samples: list[str] = field(default_factory=list)
 
 
-def told(node: str, out: str, names: Iterable[str]) -> Told:
-    """Read what the script printed on a node. Lines that are not understood are left out.
+def parse_runs(node: str, out: str, names: Iterable[str]) -> NodeRuns:
+    """Parse the script's output on a node. Skips unknown lines.
 
-    ``names`` are all of the inventory's: a part that names one of them is that one's.
+    ``names`` are all nodes of the inventory: a part that names one of them belongs to that node.
     """
     uid, boot = None, ""
     found: list[_Lines] = []
@@ -193,11 +193,11 @@ def told(node: str, out: str, names: Iterable[str]) -> Told:
                 found[-1].samples.append(rest)
     known = set(names)
     parts += [part for lines in found if (part := _part(node, lines, boot, known))]
-    return Told(uid, tuple(parts))
+    return NodeRuns(uid, tuple(parts))
 
 
-def gathered(answers: Iterable[Told]) -> dict[str, Run]:
-    """The runs of all nodes, by id, the oldest first. What a node says of itself counts more than what others saw."""
+def merge_runs(answers: Iterable[NodeRuns]) -> dict[str, Run]:
+    """The runs of all nodes, by id, the oldest first. A node's own report has precedence over the reports of others."""
     best: dict[tuple[str, str], Part] = {}
     seen: dict[tuple[str, str], list[str]] = {}
     for answer in answers:
@@ -214,38 +214,38 @@ def gathered(answers: Iterable[Told]) -> dict[str, Run]:
 
 
 def _of_now(parts: Sequence[Part]) -> list[Part]:
-    """The parts without those that a resume on fewer nodes has left behind; one that is running always stays."""
+    """The parts of the newest start: a resume on fewer nodes leaves old parts behind. Running parts always stay."""
     newest = max(parts, key=lambda part: (part.live, part.rank == 0, part.number("began") or 0.0))
     count = newest.number("nnodes")
     return [part for part in parts if part.live or count is None or part.number("nnodes") in {None, count}]
 
 
 def pace_of(samples: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds a step over samples that hold ``time`` and ``step``."""
+    """Seconds per step over samples with ``time`` and ``step``."""
     points = [
         (float(sample["time"]), int(sample["step"]))
         for sample in samples
         if isinstance(sample.get("time"), int | float) and isinstance(sample.get("step"), int)
     ]
-    points = [point for point in points if points and point[1] <= points[-1][1]]  # not of an attempt before
+    points = [point for point in points if points and point[1] <= points[-1][1]]  # skip an earlier attempt
     if len(points) < 2 or points[-1][1] <= points[0][1]:
         return None
     return (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
 
 
 def _part(node: str, lines: _Lines, boot: str, names: set[str]) -> Part | None:
-    said = fields.read(lines.state)
-    place = _LOGS.fullmatch(lines.logs)
-    if said is None or place is None:
+    state = fields.read(lines.state)
+    match = _LOGS.fullmatch(lines.logs)
+    if state is None or match is None:
         return None
-    mine = str(said.get("node", node))
-    where = mine if mine in names else node
-    alive = None if where != node else _lives(said, lines.stat, boot)
+    named = str(state.get("node", node))
+    where = named if named in names else node
+    alive = None if where != node else _is_alive(state, lines.stat, boot)
     samples = tuple(sample for line in lines.samples if (sample := fields.read(line)) is not None)
     return Part(
-        run=place[1],
+        run=match[1],
         node=where,
-        said=said,
+        fields=state,
         alive=alive,
         owner=lines.owner,
         samples=samples if alive else (),
@@ -255,19 +255,19 @@ def _part(node: str, lines: _Lines, boot: str, names: set[str]) -> Part | None:
     )
 
 
-def _lives(said: Mapping[str, Any], stat: str, boot: str) -> bool:
-    """Whether the process that /proc shows is the agent that wrote: a pid alone may have passed to another."""
-    fields = stat.rpartition(")")[2].split()
+def _is_alive(state: Mapping[str, Any], stat: str, boot: str) -> bool:
+    """Whether the process in /proc is the agent that wrote the state: its pid may belong to another process now."""
+    words = stat.rpartition(")")[2].split()
     return (
-        len(fields) > 19
-        and fields[0] not in {"Z", "X"}
-        and fields[19] == str(said.get("start"))
-        and (not said.get("boot_id") or said["boot_id"] == boot)
+        len(words) > 19
+        and words[0] not in {"Z", "X"}
+        and words[19] == str(state.get("start"))
+        and (not state.get("boot_id") or state["boot_id"] == boot)
     )
 
 
 def _private(node: str, rest: str) -> list[Part]:
-    """Another user's run: ``ID UID OWNER`` is all that a node tells of it."""
+    """Another user's run: the node reports only ``ID UID OWNER``."""
     run, uid, owner = (*rest.split(), "", "", "")[:3]
     if not _RUN.fullmatch(run) or not _UID.fullmatch(uid):
         return []
@@ -278,12 +278,12 @@ def _private(node: str, rest: str) -> list[Part]:
 #
 # Which network NCCL used, from its own log (``NCCL_DEBUG=INFO``, subsystems INIT and NET; 2.4 to 2.28).
 #
-# Three kinds of lines tell. What NCCL found::
+# Three kinds of lines matter. What NCCL found::
 #
 #     NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB ib0:192.168.11.1<0>
 #     NCCL INFO NET/Socket : Using [0]eth0:10.77.0.10<0>
 #
-# what it chose (``Using network IB``), and by which device each channel leaves the node::
+# what it chose (``Using network IB``), and the device of each channel that leaves the node::
 #
 #     NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA
 
@@ -297,13 +297,13 @@ _CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? : .* via ([A-Z]\w*)(?:/(\
 
 @dataclass(frozen=True)
 class Used:
-    """A network that was used.
+    """A network that NCCL used.
 
     Attributes:
         kind: ``InfiniBand``, ``RoCE``, ``TCP``, ``inside the node``, or the name of NCCL's plugin.
-        device: the devices, as ``mlx5_0:1, mlx5_1:1``; empty where there are none.
-        interface: that carries TCP, or over which the connections of InfiniBand are made.
-        direct: whether data goes from GPU to GPU past the memory of the host; None: no channel left the node.
+        device: the devices, such as ``mlx5_0:1, mlx5_1:1``; empty if there are none.
+        interface: the interface for TCP, or the one that sets up InfiniBand connections.
+        direct: whether data goes from GPU to GPU without the host's memory; None: no channel leaves the node.
     """
 
     kind: str
@@ -312,7 +312,7 @@ class Used:
     direct: bool | None = None
 
     def __str__(self) -> str:
-        """For people: ``InfiniBand, mlx5_0:1, GPUDirect``."""
+        """For messages: ``InfiniBand, mlx5_0:1, GPUDirect``."""
         parts = [self.kind, self.device or self.interface]
         if self.direct is not None and self.kind != "TCP":
             parts.append("GPUDirect" if self.direct else "without GPUDirect")
@@ -320,7 +320,7 @@ class Used:
 
 
 def read_network(text: str) -> Used | None:
-    """What a log of one process, or several of one node, says; None when it says nothing about it."""
+    """The network in the log of one process, or of several processes of a node; None if it names none."""
     devices: dict[str, tuple[str, str]] = {}
     sockets: dict[str, str] = {}
     interface = ""

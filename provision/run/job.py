@@ -21,40 +21,40 @@ class Replaced:
     """A typed option or variable that clusterctl replaces.
 
     Attributes:
-        said: the text as typed.
+        typed: the text as typed.
         value: the typed value; None for a flag.
         by: the key of the value that replaces it, see ``provision/launchers/kit/replaced.py``.
     """
 
-    said: str
+    typed: str
     value: str | None
     by: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the user gave.
+    """The user's job.
 
     Attributes:
-        kind: what ``target`` is.
+        kind: the kind of ``target``.
         target: the config or script as the user wrote it, or the module's name.
-        args: for the script or module; for a config, ``KEY=VALUE`` that replace what it says.
+        args: arguments of the script or module; for a config, ``KEY=VALUE`` that replace its values.
         launcher: its name, or ``auto``.
         launcher_args: options for the launcher itself.
-        code: the folder that travels; None: the script's own.
-        launcher_config: the launcher's own configuration, such as the file that ``accelerate config`` writes.
-        env: variables that were typed before the command.
+        code: the folder to send; None: the script's folder.
+        launcher_config: the launcher's configuration, such as the file that ``accelerate config`` writes.
+        env: variables that the user typed before the command.
         nodes: the typed number of nodes; None: not typed.
         per_node: processes to start on each node; None: one for each GPU.
-        include: by node name the GPUs that were typed, all for an empty tuple; nothing: every node.
-        exclude: by node name the GPUs that are not to be used; an empty tuple: the node itself is not.
-        local_rank: the script wants ``--local-rank N``, as ``torch.distributed.launch`` gives it.
+        include: by node name, the typed GPUs, all for an empty tuple; empty: every node.
+        exclude: by node name, the GPUs to skip; an empty tuple skips the node.
+        local_rank: the script needs ``--local-rank N``, which ``torch.distributed.launch`` passes.
         resume_arg: the script's option to resume from ``{checkpoint}``.
         output: the folder of the script's checkpoints, as the script names it.
         total: processes of all nodes together; None: not typed.
-        notices: what the user should know about the typed command.
+        notices: notices about the typed command.
         replaced: options and variables of the typed command that clusterctl replaces.
-        typed: by field the option that set it, for messages.
+        typed: by field, the option that set it, for messages.
     """
 
     kind: Kind = "config"
@@ -79,10 +79,10 @@ class Job:
 
 
 def override(job: Job, options: Mapping[str, Any]) -> Job:
-    """The job with clusterctl's own options, which win over those that were typed behind ``--``.
+    """The job with clusterctl's options, which have precedence over options typed after ``--``.
 
     Raises:
-        UsageError: another launcher, with options that it does not have.
+        UsageError: another launcher, which may lack the typed options.
     """
     notices = list(job.notices)
     names = {"per_node": "--gpus-per-node", "launcher": "--launcher", "launcher_config": f"--{job.launcher}-config"}
@@ -90,13 +90,13 @@ def override(job: Job, options: Mapping[str, Any]) -> Job:
         typed, given = getattr(job, field_), options.get(field_)
         if given is None or typed in (None, "auto", given):
             continue
-        said = job.typed.get(field_, str(typed))
+        text = job.typed.get(field_, str(typed))
         if field_ == "launcher" and job.launcher_args:
             raise UsageError(
                 f"--launcher {given} and {typed} {' '.join(job.launcher_args)}: {given} may not have these options",
-                hint=f"leave --launcher out, or the options of {typed}",
+                hint=f"omit --launcher, or the options of {typed}",
             )
-        notices.append(f"{said}: replaced by {option} {given}")
+        notices.append(f"{text}: replaced by {option} {given}")
     if job.total is not None and options.get("per_node") is not None:
         notices.append(f"{job.typed['total']}: replaced by --gpus-per-node {options['per_node']}")
         job = replace(job, total=None)
@@ -115,22 +115,20 @@ def of_target(target: str, args: Sequence[str]) -> Job:
     if suffix == ".py" or (suffix == "" and is_file(Path(target))):
         return Job("script", target, tuple(args))
     if suffix == ".json":
-        raise UsageError(
-            f"{target}: LLaMA-Factory's own reader of JSON configs is broken (0.9.5)", hint="save it as YAML"
-        )
+        raise UsageError(f"{target}: LLaMA-Factory 0.9.5 cannot read JSON configs", hint="save it as YAML")
     if suffix in (".sh", ".bash"):
         raise UsageError(
             f"{target} is a shell script",
-            hint="give the command that is in it: clusterctl train -- torchrun … (its ranks are replaced)",
+            hint="give the command in it: clusterctl train -- torchrun … (clusterctl sets the ranks)",
         )
     hint = "clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE"
     if _MODULE.fullmatch(target) and not is_file(Path(target)):
-        hint = f"a module is given as -m {target}; otherwise: {hint}"
+        hint = f"for a module: -m {target}; otherwise: {hint}"
     raise UsageError(f"{shown(target)} is neither a YAML file nor a Python script", hint=hint)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; a name that no file can have is none."""
+    """Whether a file exists; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # too long, or with a NUL
@@ -144,5 +142,5 @@ def of_module(name: str, args: Sequence[str]) -> Job:
         UsageError: no module can have that name.
     """
     if not _MODULE.fullmatch(name):
-        raise UsageError(f"{shown(name)} is not the name of a module", hint="as in: clusterctl train -m package.train")
+        raise UsageError(f"{shown(name)} is not a module name", hint="for example: clusterctl train -m package.train")
     return Job("module", name, tuple(args))

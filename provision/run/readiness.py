@@ -1,7 +1,7 @@
-"""Whether nodes can take part in a run. Pure: the nodes' answers in, findings out.
+"""Judges whether nodes can take part in a run. Pure: the nodes' answers in, findings out.
 
-The checks of ``provision/checks`` judge what their probes found. This judges what the run's agents report, which
-programs use the GPUs of a run, and whether all nodes hold the same data and models. ``tasks/gate.py`` asks the nodes.
+The checks of ``provision/checks`` judge the answers to their probes. This module judges the agents' reports, the
+programs on the GPUs of a run, and whether all nodes have the same data and models. ``tasks/gate.py`` asks the nodes.
 """
 
 from __future__ import annotations
@@ -29,50 +29,56 @@ if TYPE_CHECKING:
     from provision.model import CommandLine, Node
     from provision.run import Facts
 
-DISK_LEAST = 256 << 20  # bytes without which not even the logs and the tokenized data have room
+DISK_LEAST = 256 << 20  # bytes that the logs and the tokenized data need at least
 DISK_SMALL = 5 << 30
 
-# Checks whose failures need not stop a run, and why.
+# Checks whose failures do not stop a run, and why.
 _SOFT = {
-    "gpu.xid": "since the node was started; the GPU may have been reset since",
-    "ib.state": "NCCL uses TCP meanwhile",
+    "gpu.xid": "since the node booted; the GPU may have been reset since",
+    "ib.state": "NCCL falls back to TCP",
 }
-_SOFT_WITHOUT_GPUS = {"mem.shm": "it is small for data loaders with several workers"}
+_SOFT_WITHOUT_GPUS = {"mem.shm": "too small for data loaders with several workers"}
 # Checks whose warnings do not concern a run.
 _QUIET = frozenset({"lim.memlock"})
 
 
 def reachable(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether every node reaches rank 0 and knows the interface to it, and whether rank 0 has a port."""
+    """Whether every node reaches rank 0 and its interface is known, and whether rank 0 has a port."""
     master = nodes[0]
     for rank, node in enumerate(nodes):
-        told = facts[node.name]
-        if told.port_free is False:
-            said, fix = told.error or "the port is in use", "name another train.port, or none: then a free one is found"
-            yield _fail("gate.port", node, said, fix)
-        elif told.error:
-            yield _fail("gate.master", node, told.error, f"clusterctl check --level 1 --only net --limit {node.name}")
-        elif len(nodes) > 1 and told.interface == "lo":
-            said = f"{master.train_address} means {told.master_ip} there, an address no other node can reach"
-            fix = f"give {master.name} an address (data_address) on the network, or correct /etc/hosts on {node.name}"
+        known = facts[node.name]
+        if known.port_free is False:
+            fix = "set another train.port, or omit it to use any free port"
+            yield _fail("gate.port", node, known.error or "the port is in use", fix)
+        elif known.error:
+            yield _fail("gate.master", node, known.error, f"clusterctl check --level 1 --only net --limit {node.name}")
+        elif len(nodes) > 1 and known.interface == "lo":
+            said = f"{master.train_address} resolves to {known.master_ip}, which other nodes cannot reach"
+            fix = f"give {master.name} a network address (data_address), or correct /etc/hosts on {node.name}"
             yield _fail("gate.master", node, said, fix)
-        elif told.rank != rank:
+        elif known.rank != rank:
             yield _fail(
-                "gate.rank", node, f"its agent reports rank {told.rank}, and the node has rank {rank}", "start again"
+                "gate.rank",
+                node,
+                f"its agent reports rank {known.rank}; the node has rank {rank}",
+                "start the run again",
             )
-        elif len(nodes) > 1 and told.hostname_resolves == "loopback":
-            said = f"its host name {told.hostname} is a loopback address; this run names its interfaces, others hang"
-            yield _warn("gate.master", node, said, f"write its network address for {told.hostname} into /etc/hosts")
+        elif len(nodes) > 1 and known.hostname_resolves == "loopback":
+            said = (
+                f"its host name {known.hostname} resolves to a loopback address; this run sets the interfaces, but "
+                "programs started by hand may hang"
+            )
+            yield _warn("gate.master", node, said, f"put its network address for {known.hostname} into /etc/hosts")
         else:
-            yield Finding("gate.master", node.name, "OK", f"over {told.interface}")
+            yield Finding("gate.master", node.name, "OK", f"over {known.interface}")
 
 
 def machines(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether every node is a separate machine: with two names for one machine, a rank would wait for ever."""
+    """Whether every node is a separate machine: with two names for one machine, a rank would wait forever."""
     seen: dict[tuple[str, str | None], str] = {}
     for node in nodes:
-        told = facts[node.name]
-        twin = seen.setdefault((told.boot_id, told.ip), node.name) if told.boot_id else node.name
+        known = facts[node.name]
+        twin = seen.setdefault((known.boot_id, known.ip), node.name) if known.boot_id else node.name
         if twin != node.name:
             yield _fail("gate.machine", node, f"is the same machine as {twin}", "correct its address in the inventory")
 
@@ -83,21 +89,21 @@ def releases(nodes: Sequence[Node], found: Mapping[str, str]) -> Iterator[Findin
     settled = not others or 2 * count > len(nodes)
     for node in nodes:
         if not settled or found[node.name] != usual:
-            said = f"has release {found[node.name]}" + (f", {count} others have {usual}" if settled else "")
+            said = f"has release {found[node.name]}" + (f"; {count} other nodes have {usual}" if settled else "")
             yield _fail("gate.release", node, said, "clusterctl deploy")
 
 
 def room(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether the disk of the run's folder has room, and each process its GPU."""
+    """Whether the disk of the run's folder has space, and each process a GPU."""
     for node in nodes:
-        told = facts[node.name]
-        free = f"{told.disk_free / (1 << 30):.1f} GiB free for the run's folder"
-        if told.disk_free < DISK_LEAST:
-            yield _fail("gate.disk", node, free, "clusterctl prune, or see what fills the disk: df -h")
-        elif told.disk_free < DISK_SMALL:
+        known = facts[node.name]
+        free = f"{known.disk_free / (1 << 30):.1f} GiB free for the run's folder"
+        if known.disk_free < DISK_LEAST:
+            yield _fail("gate.disk", node, free, "clusterctl prune, or free disk space: df -h")
+        elif known.disk_free < DISK_SMALL:
             yield _warn("gate.disk", node, free, "a checkpoint may not fit; clusterctl prune, or another output_dir")
-        if told.gpus and node.gpus and node.gpus > told.gpus:
-            said = f"{told.gpus} GPUs, and gpus: {node.gpus} in the inventory"
+        if known.gpus and node.gpus and node.gpus > known.gpus:
+            said = f"has {known.gpus} GPUs, but the inventory says gpus: {node.gpus}"
             yield _fail(
                 "gate.gpus", node, said, f"correct gpus:, or see clusterctl check --only gpu --limit {node.name}"
             )
@@ -112,18 +118,18 @@ def runs(nodes: Sequence[Node], facts: Mapping[str, Facts], visible: Mapping[str
         visible: by node name, the run's CUDA_VISIBLE_DEVICES; a node that is not named uses all GPUs.
     """
     for node in nodes:
-        told = facts[node.name]
-        for run in told.runs:
+        known = facts[node.name]
+        for run in known.runs:
             whose = f"{run['run']} of {run['user']}"
             mine, others = visible.get(node.name), run["visible"]
             apart = mine is not None and others is not None and not devices(mine) & devices(others)
-            is_bad = bool(told.gpus) and not apart
+            is_bad = bool(known.gpus) and not apart
             if not run["agent"]:
                 count = len(run["pids"])
                 said = f"{count} process{'es' if count > 1 else ''} left of run {whose}, whose agent no longer exists"
-                fix = f"to end them: clusterctl stop {run['run']}"
+                fix = f"to stop them: clusterctl stop {run['run']}"
             else:
-                where = "on the same GPUs" if is_bad else "on other GPUs" if told.gpus else "on the same cores"
+                where = "on the same GPUs" if is_bad else "on other GPUs" if known.gpus else "on the same cores"
                 said = f"run {whose} is running {where}"
                 fix = f"wait for it (clusterctl status {run['run']}), or clusterctl stop {run['run']}"
             yield (_fail if is_bad else _warn)("gate.runs", node, said, fix)
@@ -135,26 +141,26 @@ def devices(visible: str) -> frozenset[str]:
 
 
 def linked(nodes: Sequence[Node], answers: Mapping[str, Answer], port: int | None) -> Iterator[Finding]:
-    """Whether all agents reach the agent of rank 0, which has another port than MASTER_PORT."""
+    """Whether all agents reach the agent of rank 0, whose port is not MASTER_PORT."""
     master = nodes[0]
     tried = {node.name: heard(answers[node.name]).to(master.name, "link") for node in nodes[1:] if node.name in answers}
     failed = {name: one for name, one in tried.items() if one and one.state != "open"}
-    everybody = len(failed) > 1 and len(failed) == len(tried)
+    all_failed = len(failed) > 1 and len(failed) == len(tried)
     for node in nodes[1:]:
         if node.name in failed and port:
             said, fix = detail(failed[node.name], master, port)
-            if not everybody:
+            if not all_failed:
                 yield _fail("gate.link", node, said, fix)
-    if everybody and port:
+    if all_failed and port:
         said, fix = detail(next(iter(failed.values())), master, port)
-        yield _fail("gate.link", master, f"none of {len(failed)} nodes reaches the agent's port: {said}", fix)
+        yield _fail("gate.link", master, f"none of the {len(failed)} nodes can reach the agent's port: {said}", fix)
 
 
 def weighed(findings: Iterable[Finding], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """The findings of checks as they count for a run: some failures are warnings, and some warnings are OK."""
+    """The checks' findings as they count for a run: some failures become warnings, and some warnings OK."""
     for each in findings:
-        told = facts.get(each.node)
-        soft = _SOFT.get(each.check) or (_SOFT_WITHOUT_GPUS.get(each.check) if told and not told.gpus else None)
+        known = facts.get(each.node)
+        soft = _SOFT.get(each.check) or (_SOFT_WITHOUT_GPUS.get(each.check) if known and not known.gpus else None)
         if each.verdict == "FAIL" and soft:
             yield replace(each, verdict="WARN", observed=f"{each.observed} ({soft})")
         elif each.verdict == "WARN" and each.check in _QUIET:
@@ -164,7 +170,7 @@ def weighed(findings: Iterable[Finding], facts: Mapping[str, Facts]) -> Iterator
 
 
 def reasons(nodes: Sequence[Node], findings: Iterable[Finding], verdict: str = "FAIL") -> dict[str, str]:
-    """Why nodes cannot take part, in the order of the nodes: every finding with its fix, a line each."""
+    """Why nodes cannot take part, in the order of the nodes: a line for each finding, with its fix."""
     found: dict[str, list[str]] = {}
     for each in findings:
         if each.verdict == verdict:
@@ -174,7 +180,7 @@ def reasons(nodes: Sequence[Node], findings: Iterable[Finding], verdict: str = "
 
 
 def hopeless(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> tuple[str, ...]:
-    """Nodes that ``--force`` cannot help: their plan needs an interface, and that of rank 0 a port."""
+    """Nodes on which ``--force`` has no effect: a plan needs an interface, and rank 0's plan a port."""
     without = [node.name for rank, node in enumerate(nodes) if facts[node.name].interface is None
                or (rank == 0 and facts[node.name].port is None)]  # fmt: skip
     return tuple(without)
@@ -190,12 +196,12 @@ def _warn(check: str, node: Node, observed: str, fix: str) -> Finding:
 
 # --- programs on the GPUs ------------------------------------------------------------------------
 
-# The check gpu.busy fails for any process. Only a process that holds memory the run will miss stops a run: services
-# such as DCGM or MPS always keep some dozen MiB.
+# The check gpu.busy fails for any process. The gate fails only for a process that holds much memory: services such as
+# DCGM or MPS always hold a few dozen MiB.
 
 GPU_CHECK = "gpu.gate"
 LEAST = 256  # MiB
-_MIB = re.compile("[0-9]{1,9}")  # nvidia-smi prints "[N/A]" where it does not know
+_MIB = re.compile("[0-9]{1,9}")  # nvidia-smi prints "[N/A]" if it is unknown
 
 # ``gpu INDEX, UUID``, then a line for each process and GPU, with the login name of its owner before it.
 _TEXT = f"""\
@@ -204,7 +210,7 @@ _TEXT = f"""\
     while IFS= read -r line; do
         pid=${{line%%,*}}
         case $pid in '' | *[!0-9]*) continue ;; esac
-        owner=$(stat -c %U "/proc/$pid" 2>/dev/null) || owner=somebody
+        owner=$(stat -c %U "/proc/$pid" 2>/dev/null) || owner=unknown
         printf 'process %s, %s\\n' "$owner" "$line"
     done
 """
@@ -214,12 +220,12 @@ PROBE = Probe(GPU_CHECK, _TEXT, 20, SMI)
 def busy(
     nodes: Sequence[Node], answers: Mapping[str, Answer], facts: Mapping[str, Facts], visible: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """FAIL for programs that are no run of ours (``readiness.runs`` names those) and hold a GPU's memory.
+    """FAIL for programs outside clusterctl's runs (see ``readiness.runs``) that hold GPU memory.
 
     Args:
         nodes: the nodes of the run.
-        answers: to ``PROBE``.
-        facts: of each node.
+        answers: by node name, the answers to ``PROBE``.
+        facts: by node name.
         visible: by node name, the run's CUDA_VISIBLE_DEVICES; a node that is not named uses all GPUs.
     """
     for node in nodes:
@@ -237,9 +243,9 @@ def busy(
             entry[2].append(index)
             entry[3].append(used)
         if found:
-            told = [_holder(pid, *entry) for pid, entry in list(found.items())[:8]]
-            said = "; ".join(told) + (f"; {len(found) - 8} more" if len(found) > 8 else "")
-            fix = f"wait for it or ask its owner: ps -fp {','.join(map(str, list(found)[:8]))} on {node.name}"
+            shown = [_holder(pid, *entry) for pid, entry in list(found.items())[:8]]
+            said = "; ".join(shown) + (f"; {len(found) - 8} more" if len(found) > 8 else "")
+            fix = f"wait, or ask the owner: ps -fp {','.join(map(str, list(found)[:8]))} on {node.name}"
             yield Finding(GPU_CHECK, node.name, "FAIL", said, "no other program", fix=fix)
 
 
@@ -259,7 +265,7 @@ def _processes(answer: Answer) -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def _wanted(answer: Answer, facts: Facts, node: Node, visible: str | None) -> frozenset[str] | None:
-    """The indexes of the GPUs that the run will use there; None for all."""
+    """The indexes of the GPUs that the run will use on the node; None for all."""
     if visible is not None:
         uuids = re.findall(r"^gpu (\d{1,9}), (\S+)$", answer.out, flags=re.MULTILINE)
         return devices(visible) | {
@@ -277,14 +283,14 @@ def _wanted(answer: Answer, facts: Facts, node: Node, visible: str | None) -> fr
 DATA_CHECK = "gate.data"
 _CONTENT_LIMIT = 8 << 20  # characters of an answer
 _ENTRY = re.compile(r"-?[0-9]{1,20} \S{1,64}")
-_WHY = "Ranks that read other data or another model train something else; one that finds nothing fails, and all wait."
+_WHY = "Ranks with other data or another model train something else. A rank without the data fails while others wait."
 _EXPECTED = "the same content on every node"
 _COPY = "copy it there: clusterctl push SOURCE {path} --limit {nodes}"
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a node has at a path."""
+    """A node's file or folder at a path."""
 
     state: str = "missing"
     error: str = ""
@@ -296,31 +302,31 @@ class Content:
     entries: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Whatever a node says, every entry can be compared.
+        """Refuse an entry that cannot be compared.
 
         Raises:
             UntrustedError: one is not ``SIZE DIGEST``.
         """
         if not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in self.entries.values()):
-            raise UntrustedError("has an entry that is none")
+            raise UntrustedError("has an invalid entry")
 
     def unlike(self, other: Content) -> str | None:
-        """How this differs from another one, in a few words; None where it does not, as far as both were read."""
+        """How this differs from another one, in a few words; None if the parts that were read are equal."""
         if self.state != other.state:
             return f"is a {self.state}, not a {other.state}"
         if self.entries and other.entries:
             for name in sorted(self.entries.keys() | other.entries.keys()):
-                if word := _unlike(self.entries.get(name), other.entries.get(name)):
+                if word := _difference(self.entries.get(name), other.entries.get(name)):
                     return f"{word} {name}" if name else word
         elif self.names and other.names and self.names != other.names:
-            return f"has other names or sizes ({self.files} files, {other.files} there)"
+            return f"has different names or sizes ({self.files} files, not {other.files})"
         elif not (self.partial or other.partial) and self.content != other.content:
-            return "has other content"
+            return "has different content"
         return None
 
 
 def parse_content(text: str) -> dict[str, Content]:
-    """The agent's line: what lies at each path; empty when it is not the agent's line."""
+    """Parse the agent's line: the content at each path. Empty if it is not the agent's line."""
     try:
         said = parse_object(text, limit=_CONTENT_LIMIT)
     except UntrustedError:
@@ -338,14 +344,14 @@ def _content(said: Any) -> Content | None:
 
 
 def compare_content(path: str, found: Mapping[str, Content], *, what: str = "") -> Iterator[Finding]:
-    """A finding for every node: FAIL where the path is missing, cannot be read or is not what most nodes have.
+    """A finding for every node: FAIL if the path is missing, cannot be read or differs from most nodes.
 
-    Where no content is that of most, every node fails: nobody can say which one is right.
+    Without a majority every node fails, because the right content is unknown.
 
     Args:
         path: absolute.
-        found: what each node has there.
-        what: names it for a person, such as ``model_name_or_path``.
+        found: the content by node name.
+        what: its name in messages, such as ``model_name_or_path``.
     """
     shown = f"{what} {path}" if what else path
     there = {name: each for name, each in found.items() if each.state in {"file", "folder"}}
@@ -354,28 +360,28 @@ def compare_content(path: str, found: Mapping[str, Content], *, what: str = "") 
     for name, each in found.items():
         if each.state == "missing":
             said = f"{shown} is missing; it exists on {fold(there)} only" if there else f"{shown} is missing"
-            fix = _COPY.format(path=path, nodes=name) if there else "correct the path, or put it there"
+            fix = _COPY.format(path=path, nodes=name) if there else "correct the path, or copy the files there"
             yield _content_fail(name, said, fix)
         elif name not in there:
-            yield _content_fail(name, f"{shown}: {each.error}", "see ls -la, and whether its file system answers")
+            yield _content_fail(name, f"{shown}: {each.error}", "look at it with ls -la; does its file system answer?")
         elif right and name in right:
             said = f"{shown}: {many(each.files, 'file')}"
             yield Finding(DATA_CHECK, name, "OK", f"{said}, compared by name and size" if each.partial else said)
         elif right:
-            how = each.unlike(found[right[0]]) or "is another"
+            how = each.unlike(found[right[0]]) or "is different"
             yield _content_fail(
                 name, f"{shown} {how}, compared with {fold(right)}", _COPY.format(path=path, nodes=name)
             )
         else:
             others = next(group for group in groups if name not in group)
-            how = each.unlike(found[others[0]]) or "is another"
+            how = each.unlike(found[others[0]]) or "is different"
             yield _content_fail(
                 name, f"{shown} {how}, compared with {fold(others)}", _COPY.format(path=path, nodes="NODES")
             )
 
 
 def _groups(found: Mapping[str, Content]) -> list[tuple[str, ...]]:
-    """The nodes by what they have, the largest group first."""
+    """The nodes grouped by content, the largest group first."""
     groups: list[list[str]] = []
     for name, each in found.items():
         group = next((one for one in groups if each.unlike(found[one[0]]) is None), None)
@@ -386,16 +392,16 @@ def _groups(found: Mapping[str, Content]) -> list[tuple[str, ...]]:
     return sorted((tuple(group) for group in groups), key=lambda group: -len(group))
 
 
-def _unlike(mine: str | None, theirs: str | None) -> str:
-    """The word before the name of a file that differs; "" where it does not."""
+def _difference(mine: str | None, theirs: str | None) -> str:
+    """The words before the name of a file that differs; "" if it does not."""
     if mine is None:
         return "lacks"
     if theirs is None:
-        return "has besides"
+        return "has the extra file"
     (size, digest), (other_size, other_digest) = mine.split(), theirs.split()
     if size != other_size:
         return f"has {size} bytes, not {other_size}, in"
-    return "has other content in" if "-" not in {digest, other_digest} and digest != other_digest else ""
+    return "has different content in" if "-" not in {digest, other_digest} and digest != other_digest else ""
 
 
 def _content_fail(node: str, observed: str, fix: str) -> Finding:
@@ -404,7 +410,7 @@ def _content_fail(node: str, observed: str, fix: str) -> Finding:
 
 # --- messages ------------------------------------------------------------------------------------
 
-_SHOWN = 12  # warnings of one run that are told
+_SHOWN = 12  # warnings of one run that are printed
 
 
 def refusal(
@@ -413,11 +419,11 @@ def refusal(
     """The error for nodes that cannot take part.
 
     Args:
-        nodes: those that were looked at.
-        bad: those that cannot, each with its reasons.
-        rest: those that would be left.
-        exclude: the command that continues with the rest; "" where there is none.
-        way: another way out; "" where there is none.
+        nodes: the nodes that the gate asked.
+        bad: the nodes that cannot take part, each with its reasons.
+        rest: the other nodes.
+        exclude: the command that continues with the rest; "" if there is none.
+        way: another way to continue; "" if there is none.
     """
     others = rest and exclude
     ways = [f"to continue with {fold(node.name for node in rest)}: {exclude}" if others else "fix the errors above"]
@@ -428,7 +434,7 @@ def refusal(
 
 
 def warnings(findings: Iterable[Finding]) -> Iterator[str]:
-    """A sentence for every warning, once for all nodes that have it."""
+    """A sentence for every warning, with the nodes that have it."""
     warned: dict[str, list[str]] = {}
     for each in findings:
         if each.verdict == "WARN":
@@ -448,14 +454,14 @@ def dropped(
     asked: int | None,
     typed: CommandLine,
 ) -> Iterator[str]:
-    """Who was left out, who goes on with which rank, and who could have taken a place.
+    """The messages about skipped nodes, changed ranks, and spare nodes.
 
     Args:
-        before: the nodes that were to take part.
-        left: those that do.
-        out: those that do not, each with its reasons.
-        spare: nodes of the inventory that were not to take part.
-        asked: how many nodes were asked for, where a number was.
+        before: the chosen nodes.
+        left: the nodes that take part.
+        out: the skipped nodes, each with its reasons.
+        spare: nodes of the inventory that were not chosen.
+        asked: the requested number of nodes, if any.
         typed: the user's command.
     """
     if not out:
@@ -468,11 +474,11 @@ def dropped(
     if spare and asked:
         are = "is" if len(spare) == 1 else "are"
         how = again(typed, "train", exclude=fold(out), nodes=str(asked))
-        yield f"{fold(spare)} could take their place, and {are} not used: {how}"
+        yield f"{fold(spare)} {are} not used and could replace them: {how}"
 
 
 def renumbered(nodes: Sequence[Node], before: Sequence[Node]) -> str:
-    """Which ranks have changed: ``node03 is rank 1, node04 rank 2``; empty where none has."""
+    """The changed ranks: ``node03 is rank 1, node04 is rank 2``; empty if none has changed."""
     old = {node.name: rank for rank, node in enumerate(before)}
     moved = [f"{node.name} is rank {rank}" for rank, node in enumerate(nodes) if old[node.name] != rank]
     return (

@@ -1,27 +1,26 @@
-"""What this machine keeps of a run: ``runs/<run id>/run.json`` beside the inventory, and how a run is found by a word.
+"""This machine's record of a run, ``runs/<run id>/run.json`` beside the inventory; finds a run by a word.
 
-The nodes know their runs themselves (``tasks/runs.py``); the record is what a person looks into, and what tells how a
-run was meant. It is a JSON object in a folder that its user alone can read. Secrets in it are replaced (``masking``):
-only the plans on the nodes hold them.
+The nodes know their runs (``tasks/runs.py``); the record is for people and for ``diagnose``. It is a JSON object in a
+folder that only its user can read. Secrets are masked (``masking``): only the plans on the nodes have them.
 
 =============  =====================================================================================
 ``run``        the run's id
-``state``      ``running`` (also where nobody follows it any more), ``finished``, ``failed``, ``stopped``
+``state``      ``running`` (also if no command follows it), ``finished``, ``failed``, ``stopped``
 ``attached``   whether a command follows the run; false after a detach
 ``inventory``  the inventory's file name
 ``nodes``      names in the order of their ranks
 ``folder``     the run's folder on the nodes
 ``prefix``     the release's own path
 ``master``     ``ADDRESS:PORT`` of the first attempt
-``launcher``   which one
-``argv``       what the user gave: a configuration or a script, and its arguments
-``plans``      by node name, what its agent was given, without secrets
-``began``      when, in UTC
+``launcher``   the launcher's name
+``argv``       the configuration or script that the user gave, and its arguments
+``plans``      by node name, the plan of its agent, without secrets
+``began``      the start time, in UTC
 ``who``        ``USER@HOST`` of the command
-``seconds``    how long it was followed, at its end
-``losses``     that were told, in order
-``steps``      the last one that was told
-``why``        of a run that failed: by node, the reason
+``seconds``    how long the command followed it
+``losses``     the reported losses, in order
+``steps``      the last reported step
+``why``        of a failed run: by node, the reason
 =============  =====================================================================================
 """
 
@@ -49,14 +48,14 @@ def folder_of(inventory: Path, run: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a run's folder here for this user alone, also one that another version made for everybody."""
+    """Create a run's folder that only this user can read, or restrict an existing one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     _close(folder)
 
 
 def close_all(inventory: Path) -> None:
-    """Make the runs' folders beside an inventory private that another version made for everybody."""
+    """Restrict existing run folders beside an inventory to this user; old versions let every user read them."""
     for path in folder_of(inventory, "any").parent.glob(f"*/{FILE}"):
         if not path.parent.is_symlink():
             _close(path.parent)
@@ -69,7 +68,7 @@ def _close(folder: Path) -> None:
 
 
 def write(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the record in one rename: whoever reads it sees all of it."""
+    """Write the record with one rename, so that a reader always sees a complete one."""
     make_private(folder)
     temporary = folder / f"{FILE}.new"
     temporary.unlink(missing_ok=True)
@@ -79,7 +78,7 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The record in a run's folder; None where there is none, or none that can be read."""
+    """The record in a run's folder; None if it is missing or cannot be read."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -88,14 +87,14 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def change(folder: Path, **values: Any) -> None:
-    """Put ``values`` into a record, where there is one."""
+    """Update an existing record with ``values``."""
     content = read(folder)
     if content is not None:
         write(folder, {**content, **values})
 
 
 def kept(inventory: Path) -> dict[str, dict[str, Any]]:
-    """The records beside an inventory, by run id, the oldest first; of other inventories in its folder too."""
+    """The records beside an inventory, by run id, the oldest first. Includes those of other inventories there."""
     folder = inventory.parent / "runs"
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     found = {name: read(folder / name) for name in names}
@@ -112,23 +111,23 @@ def author() -> str:
 
 
 def now() -> str:
-    """This moment, as records say it."""
+    """The current time as records write it."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def choose(word: str | None, known: Iterable[str], *, among: str = "runs") -> str:
-    """The run that a word means: an id, the unique beginning (or another unique part) of one, or for None the newest.
+    """The run that a word names: an id, a unique start or part of an id; None: the newest.
 
-    Ids begin with the time, so the newest is the last.
+    Ids start with the time, so the newest is the last.
 
     Raises:
-        UsageError: there is none, or there are several; the error lists them.
+        UsageError: no run matches, or several do; the error lists them.
     """
     ids = sorted(set(known))
     if not ids:
         raise UsageError(
-            f"there is no run{f' called {word}' if word else ''}: the nodes have none",
-            hint="to start one: clusterctl train; a run is on the nodes that it ran on, in runs/ beside the prefix",
+            f"no run {word}: the nodes have no runs" if word else "the nodes have no runs",
+            hint="to start one: clusterctl train; each run is in runs/ beside the prefix, on the nodes that it used",
         )
     if word is None:
         return ids[-1]
@@ -138,26 +137,26 @@ def choose(word: str | None, known: Iterable[str], *, among: str = "runs") -> st
     if len(matches) == 1:
         return matches[0]
     listed = ", ".join((matches or ids)[-8:])
-    what = f"{word} can mean {len(matches)} {among}" if matches else f"no run is called {word}"
-    raise UsageError(what, hint=f"{'one of' if matches else 'there are'}: {listed}")
+    what = f"{word} matches {len(matches)} {among}" if matches else f"no run matches {word}"
+    raise UsageError(what, hint=f"{'choose one of' if matches else 'existing runs'}: {listed}")
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A run that has finished, or goes on without this command.
+    """A run that has finished, or that continues without this command.
 
     Attributes:
         run: its id.
-        state: ``finished``, or ``detached``: it goes on.
-        folder: this machine's record of it.
+        state: ``finished``, or ``detached`` if it continues.
+        folder: its record on this machine.
         nodes: in the order of their ranks.
-        world_size: processes in all.
-        seconds: how long it was followed.
-        steps: the last one that was told.
-        first_loss: the first that was told.
-        last_loss: the last one.
+        world_size: the number of all processes.
+        seconds: how long the command followed it.
+        steps: the last reported step.
+        first_loss: the first reported loss.
+        last_loss: the last reported loss.
         output: the path on rank 0's node.
-        network: what NCCL's own log says that it used; "" when it says nothing.
+        network: the network that NCCL used; "" if unknown.
     """
 
     run: str
@@ -174,7 +173,7 @@ class TrainResult:
 
 
 def output_of(plan: Plan, folder: str) -> str:
-    """Where rank 0's node has the trained model, or at least the run's folder."""
+    """The path of the trained model on rank 0's node; the run's folder if that is unknown."""
     if plan.resume:
         return str(PurePosixPath(folder) / plan.resume.output)
     return str((PurePosixPath(folder) / plan.progress).parent) if plan.progress else folder

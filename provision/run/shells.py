@@ -1,6 +1,6 @@
-"""A plan as a script that can be pasted: what a node would run, for sh, PowerShell and cmd.
+"""A plan as a script to paste, for sh, PowerShell and cmd: the commands that a node would run.
 
-What looks like a secret is not shown. The agent that carries plans out uses none of this: its argv are lists.
+Values that look like secrets are hidden. The agent does not use these scripts: it starts lists of arguments.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from provision.masking import is_secret, mask_env, mask_words
 from trainer.contract import PORT, Plan
 
 _WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
-# PowerShell takes typographic quotes for straight ones (language specification, 2.3.5.2).
+# PowerShell reads typographic quotes as straight ones (language specification, 2.3.5.2).
 _PS_QUOTES = re.compile("['\u2018-\u201b]")
 _CMD_SIGNS = re.compile(r'[()!^"<>&|]')
 _CMD_BREAKS = re.compile(r"[\r\n]")
 
 
 def as_sh(plan: Plan) -> str:
-    """For POSIX sh. In parentheses, so that it can be pasted into a shell without changing it."""
+    """For POSIX sh. The parentheses keep the shell that it is pasted into unchanged."""
     lines = [f"# {_title(plan)}", "(", f"cd {shlex.quote(plan.cwd)} || exit"]
     lines += [f"mkdir -p {shlex.quote(plan.rank_logs)}"] if plan.rank_logs else []
     lines += [f"unset {' '.join(plan.unset)}"] if plan.unset else []
@@ -65,7 +65,7 @@ def as_cmd(plan: Plan) -> str:
     lines += [f"set {name}=" for name in plan.unset]
     for name, value, hidden in _variables(plan):
         if _CMD_BREAKS.search(value):
-            lines.append(f"rem {name} holds a line break, which cmd cannot set")
+            lines.append(f"rem {name} contains a line break, which cmd cannot set")
             continue
         lines += [f"rem {name} is not shown"] if hidden else []
         lines.append(f"set {name}={_escaped(value)}")
@@ -87,7 +87,7 @@ def _variables(plan: Plan) -> list[tuple[str, str, bool]]:
 
 
 def _first_rank(plan: Plan, assign: str, remark: str) -> list[str]:
-    """Lines that make the command the node's first rank, where it starts once for each rank."""
+    """Lines that set the node's first rank, if the command starts once for each rank."""
     if not plan.each_rank:
         return []
     more = [f"{remark} for each further rank: RANK and LOCAL_RANK one higher"] if plan.processes > 1 else []
@@ -99,7 +99,7 @@ def _argv(plan: Plan) -> list[str]:
 
 
 def _explained(plan: Plan) -> list[str]:
-    """What an argument means that nobody can read."""
+    """Comments that decode unreadable arguments."""
     found = [word.removeprefix(_WORLD) for word in plan.argv if word.startswith(_WORLD)]
     return [f"world_info: {json.dumps(json.loads(base64.urlsafe_b64decode(text)))}" for text in found]
 
@@ -113,7 +113,7 @@ def _ps(text: str) -> str:
 
 
 def _ps_argument(word: str) -> str:
-    """A word as PowerShell must have it to pass it on: it quotes those with spaces, and escapes nothing in them."""
+    """A word so that PowerShell passes it on unchanged: PowerShell quotes words with spaces but escapes nothing."""
     if not word:
         return '""'
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', word)
@@ -121,7 +121,7 @@ def _ps_argument(word: str) -> str:
 
 
 def _cmd(word: str) -> str:
-    """A word for the C library's parser of command lines, and all of it hidden from cmd's own."""
+    """A word quoted for the C library's command line parser, and escaped from cmd's parser."""
     if word and not re.search(r'[\s"]', word):
         return _escaped(word)
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', word)
@@ -129,7 +129,7 @@ def _cmd(word: str) -> str:
 
 
 def _cmd_path(path: str) -> str:
-    """A folder for cmd's own commands, which understand quotes only; no path holds one there."""
+    """A folder for cmd's built-in commands, which understand only quotes; no path there contains one."""
     return '"' + path.replace("%", "%%").replace("/", "\\") + '"'
 
 

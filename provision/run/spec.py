@@ -1,7 +1,7 @@
-"""A training run as data: the nodes' facts, which of their GPUs the run uses, and everything a launcher needs.
+"""A training run as data: the nodes' facts, the GPUs that the run uses, and everything that a launcher needs.
 
-A launcher (``provision.launchers``) turns a ``RunSpec`` into one plan for each node, and the agent (``trainer/agent``)
-carries it out. docs/agent.md has the formats.
+A launcher (``provision.launchers``) turns a ``RunSpec`` into one plan for each node. The agent (``trainer/agent``)
+executes the plan. docs/agent.md has the formats.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Facts:
-    """What ``agent probe`` said about a node; ``trainer/agent/node/probe.py`` explains each."""
+    """The answer of ``agent probe`` on a node; ``trainer/agent/node/probe.py`` explains each field."""
 
     error: str | None = None
     rank: int = 0
@@ -56,14 +56,14 @@ class Facts:
 
     @classmethod
     def parse(cls, text: str) -> Facts:
-        """Read the agent's line. Fields that are not known here are left out.
+        """Parse the agent's line. Skips unknown fields.
 
         Raises:
             ClusterctlError: it is not the agent's line.
         """
         try:
-            said = conform(cls, parse_object(text))
-            for run in said.get("runs", ()):
+            facts = conform(cls, parse_object(text))
+            for run in facts.get("runs", ()):
                 needed: dict[str, type | tuple[type, ...]] = {
                     "run": str,
                     "user": str,
@@ -72,18 +72,18 @@ class Facts:
                     "visible": (str, type(None)),
                 }
                 if not all(isinstance(run.get(name, ...), kind) for name, kind in needed.items()):
-                    raise UntrustedError("has a run that is none")  # noqa: TRY301 - one place says it
+                    raise UntrustedError("has an invalid run")  # noqa: TRY301 - one error for all
         except UntrustedError as error:
             raise ClusterctlError(f"the agent's answer cannot be read, it {error}: {text[:200]!r}") from error
-        return cls(**said)
+        return cls(**facts)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A node that takes part. Its rank is its place in ``RunSpec.workers``.
+    """A node of the run. Its rank is its index in ``RunSpec.workers``.
 
-    ``wanted`` is what ``--gpus-per-node`` says, ``devices`` are the GPUs that it is limited to (None: all).
-    ``workers`` makes it of what the user gave.
+    ``wanted`` is the value of ``--gpus-per-node``; ``devices`` are the GPUs that it may use (None: all). The function
+    ``workers`` builds it from the user's options.
     """
 
     node: Node
@@ -93,40 +93,42 @@ class Worker:
 
     @property
     def processes(self) -> int:
-        """Processes to start: what was asked for, else one for each GPU that may be used, else one."""
+        """Processes to start: the requested number, else one for each usable GPU, else one."""
         if self.wanted is None and self.devices is not None:
             return len(self.devices) or 1
         return self.wanted or self.node.gpus or self.facts.gpus or 1
 
     @property
     def has_gpus(self) -> bool:
-        """Whether its processes have GPUs."""
+        """Whether its processes use GPUs."""
         return self.facts.gpus > 0 and self.devices != ()
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that a launcher needs to know.
+    """Everything that a launcher needs.
 
     Attributes:
-        id: the run's.
+        id: the run's id.
         workers: the nodes in the order of their ranks.
-        prefix: the release's own path (not the symlink ``current``).
-        folder: the run's on the nodes.
-        config: ``Travel.config_name``.
-        master: the address of rank 0, ``port`` the first attempt's.
+        prefix: the release's real path, not the symlink ``current``.
+        folder: the run's folder on the nodes.
+        config: ``RunFiles.config_name``.
+        master: the address of rank 0.
+        port: the port of the first attempt.
         progress: the trainer's log, relative to the run's folder unless absolute.
-        env: the inventory's; the job's own wins.
+        env: the inventory's variables; the job's have precedence.
         grace: seconds between SIGTERM and SIGKILL.
         launcher: its name, or ``auto``.
-        job: what the user gave.
-        settings: ``Travel.settings``.
-        output: ``Travel.output``.
-        hang_after: seconds without progress that count as a hang; None: the run's own pace tells.
+        job: the user's job.
+        settings: ``RunFiles.settings``.
+        output: ``RunFiles.output``.
+        hang_after: seconds without progress that count as a hang; None: derived from the run's pace.
         hang_policy: what a hang does, ``stop`` or ``warn``.
-        restarts: how often a failed attempt is begun again, the first time after ``backoff`` seconds.
-        resuming: begin from the newest complete checkpoint.
-        none_ok: when resuming, begin from the start if there is none.
+        restarts: how often a failed attempt restarts, the first time after ``backoff`` seconds.
+        backoff: see ``restarts``.
+        resuming: start from the newest complete checkpoint.
+        none_ok: when resuming without a checkpoint, start from the first step.
     """
 
     id: str
@@ -152,20 +154,20 @@ class RunSpec:
 
     @property
     def user_env(self) -> Mapping[str, str]:
-        """The user's variables: what was typed before the command wins over the inventory's."""
+        """The user's variables: those typed before the command have precedence over the inventory's."""
         return {**self.env, **self.job.env}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One plan for each node, in the order of ``RunSpec.workers``, and what the user should know about them."""
+    """One plan for each node, in the order of ``RunSpec.workers``, and notices for the user."""
 
     plans: tuple[Plan, ...]
     notices: tuple[Notice, ...] = ()
 
 
 def plan_name(rank: int) -> str:
-    """The plan's file in the run's folder. The rank is in it because nodes may share that folder."""
+    """The plan's file in the run's folder. It has the rank because nodes may share that folder."""
     return f"plan-{rank}.json"
 
 
@@ -185,13 +187,13 @@ def world_size(plans: Sequence[Plan]) -> int:
 
 
 def choose_nodes(job: Job, nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The nodes that DeepSpeed's ``--include`` and ``--exclude`` leave of ``nodes``, in their order.
+    """The nodes that DeepSpeed's ``--include`` and ``--exclude`` choose, in their order.
 
     Raises:
-        UsageError: both were given, a name that is no node's, or none is left.
+        UsageError: both were given, a name matches no node, or no node remains.
     """
     if job.include and job.exclude:
-        raise UsageError("--include and --exclude exclude each other", hint="give one of them")
+        raise UsageError("--include and --exclude cannot be combined", hint="give one of them")
     names = [node.name for node in nodes]
     for name in {**job.include, **job.exclude}:
         if name not in names:
@@ -199,40 +201,40 @@ def choose_nodes(job: Job, nodes: Sequence[Node]) -> tuple[Node, ...]:
                 hint = "name a node of the inventory; for some of its GPUs set CUDA_VISIBLE_DEVICES"
             else:
                 hint = f"one of {', '.join(names[:20])}"
-            raise UsageError(f"{name} is none of the chosen nodes", hint=hint)
+            raise UsageError(f"{name} is not one of the chosen nodes", hint=hint)
     whole = {name for name, gpus in job.exclude.items() if not gpus}
     left = tuple(node for node in nodes if node.name not in whole and (not job.include or node.name in job.include))
     if not left:
-        raise UsageError("--exclude leaves no node", hint="exclude fewer")
+        raise UsageError("--exclude removes all nodes", hint="exclude fewer nodes")
     return left
 
 
 def count_nodes(job: Job, count: int | None, chosen: Sequence[Node]) -> tuple[int | None, Job]:
-    """How many of the chosen nodes a job uses, and the job with a notice where that is not what was typed.
+    """How many of the chosen nodes a job uses, and the job with a notice if that differs from the typed number.
 
     Args:
-        job: what is to be run.
-        count: ``--nodes``; it wins over a number in the typed command.
-        chosen: the nodes that ``--limit`` and ``--exclude`` leave.
+        job: the job.
+        count: ``--nodes``; it has precedence over a number in the typed command.
+        chosen: the nodes that ``--limit`` and ``--exclude`` choose.
 
     Raises:
-        UsageError: the typed command asks for more nodes than there are.
+        UsageError: the typed command asks for more nodes than were chosen.
     """
     if job.nodes is None:
         return count, job
-    said = job.typed.get("nodes", f"{job.nodes} nodes")
+    typed = job.typed.get("nodes", f"{job.nodes} nodes")
     names = fold(node.name for node in chosen)
     if count is not None:
-        text = f"{said}: replaced by --nodes {count}"
+        text = f"{typed}: replaced by --nodes {count}"
         return count, job if count == job.nodes else replace(job, notices=(*job.notices, text))
     if job.nodes > len(chosen):
         have = f"there are {len(chosen)} nodes: {names}" if len(chosen) > 1 else f"there is one node: {names}"
         raise UsageError(
-            f"{said}: {have}", hint=f"--nodes {len(chosen)} before the -- uses these; or add nodes to the inventory"
+            f"{typed}: {have}", hint=f"to use these: --nodes {len(chosen)} before --; or add nodes to the inventory"
         )
     if job.nodes < len(chosen):
         text = (
-            f"{said}: the first {job.nodes} of {len(chosen)} nodes: {fold(node.name for node in chosen[: job.nodes])}"
+            f"{typed}: the first {job.nodes} of {len(chosen)} nodes: {fold(node.name for node in chosen[: job.nodes])}"
         )
         job = replace(job, notices=(*job.notices, text))
     return job.nodes, job
@@ -241,69 +243,69 @@ def count_nodes(job: Job, count: int | None, chosen: Sequence[Node]) -> tuple[in
 def workers(
     job: Job, nodes: Sequence[Node], facts: Mapping[str, Facts], env: Mapping[str, str] | None = None
 ) -> tuple[Worker, ...]:
-    """The nodes with what each starts.
+    """The run's nodes with their processes and GPUs.
 
     Args:
-        job: what is to be run.
+        job: the job.
         nodes: in the order of their ranks.
         facts: by node name.
-        env: the inventory's; what was typed before the command wins.
+        env: the inventory's variables; the job's have precedence.
 
     Raises:
-        UsageError: two ways of choosing GPUs at once.
-        PreflightError: a node that has fewer GPUs than it is to use.
+        UsageError: two options choose GPUs.
+        PreflightError: a node has fewer GPUs than requested.
     """
     visible = {**(env or {}), **job.env}.get(VISIBLE)
     if visible is not None and (any(job.include.values()) or any(job.exclude.values())):
         raise UsageError(f"{VISIBLE} and --include or --exclude both choose GPUs", hint="give one of them")
     job = _shared(job, nodes, facts)
-    made = []
+    found = []
     reasons = {}
     for node in nodes:
-        said = facts[node.name]
-        there = node.gpus or said.gpus
-        devices = _devices(visible) if visible is not None else _slots(job, node, there)
-        missing = [each for each in devices or () if each.isdecimal() and int(each) >= (said.gpus or there)]
-        if missing and said.gpus:
-            reasons[node.name] = f"has {said.gpus} GPUs, numbered from 0; there is no GPU {', '.join(missing)}"
-        usable = len(devices) if devices is not None else said.gpus
-        if job.per_node and said.gpus and job.per_node > usable:
-            reasons[node.name] = f"can use {usable} GPUs, and {job.per_node} processes were asked for"
+        gpus = facts[node.name].gpus
+        expected = node.gpus or gpus
+        devices = _devices(visible) if visible is not None else _slots(job, node, expected)
+        missing = [each for each in devices or () if each.isdecimal() and int(each) >= (gpus or expected)]
+        if missing and gpus:
+            reasons[node.name] = f"has {gpus} GPUs, numbered from 0; GPU {', '.join(missing)} does not exist"
+        usable = len(devices) if devices is not None else gpus
+        if job.per_node and gpus and job.per_node > usable:
+            reasons[node.name] = f"can use {usable} GPUs, but {job.per_node} processes were requested"
         if devices == () and visible is None:
-            reasons[node.name] = "no GPU of it is left; exclude the whole node"
-        made.append(Worker(node, said, job.per_node, devices))
+            reasons[node.name] = "all its GPUs are excluded; exclude the node instead"
+        found.append(Worker(node, facts[node.name], job.per_node, devices))
     if reasons:
         raise PreflightError(
-            "nodes without the GPUs that were asked for; nothing was started",
+            "nodes lack the requested GPUs; nothing was started",
             reasons=reasons,
             hint="--gpus-per-node N with a smaller N, or other nodes",
         )
-    return tuple(made)
+    return tuple(found)
 
 
 def _shared(job: Job, nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Job:
-    """The job with its processes of all nodes together (accelerate's ``--num_processes``) as a number for each node."""
+    """The job with its total of processes (accelerate's ``--num_processes``) as a number for each node."""
     if job.total is None or job.total == sum(Worker(node, facts[node.name]).processes for node in nodes):
         return job
     if job.total % len(nodes):
         raise UsageError(
-            f"{job.typed.get('total', job.total)} cannot be shared by {len(nodes)} nodes equally",
-            hint="leave it out for a process on each GPU, or give --gpus-per-node N",
+            f"{job.typed.get('total', job.total)} cannot be divided equally among {len(nodes)} nodes",
+            hint="omit it for a process on each GPU, or give --gpus-per-node N",
         )
     return replace(job, per_node=job.total // len(nodes))
 
 
 def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """By node name the CUDA_VISIBLE_DEVICES of a run, of those nodes for which somebody chose GPUs by their numbers."""
-    said = {**(env or {}), **job.env}.get(VISIBLE)
-    if said is not None:
-        return {node.name: said for node in nodes}
+    """By node name, the CUDA_VISIBLE_DEVICES of a run, for nodes whose GPUs the user chose by number."""
+    value = {**(env or {}), **job.env}.get(VISIBLE)
+    if value is not None:
+        return {node.name: value for node in nodes}
     chosen = {node.name: _slots(job, node, node.gpus or 0) for node in nodes}
     return {name: ",".join(gpus) for name, gpus in chosen.items() if gpus}
 
 
 def _devices(visible: str) -> tuple[str, ...]:
-    """What CUDA reads in ``CUDA_VISIBLE_DEVICES``: numbers or UUIDs, up to the first that is negative."""
+    """The devices that CUDA reads in ``CUDA_VISIBLE_DEVICES``: numbers or UUIDs, up to the first negative one."""
     found: list[str] = []
     for each in (part.strip() for part in visible.split(",")):
         if not each or each.startswith("-"):
@@ -312,9 +314,9 @@ def _devices(visible: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _slots(job: Job, node: Node, there: int) -> tuple[str, ...] | None:
+def _slots(job: Job, node: Node, count: int) -> tuple[str, ...] | None:
     if gpus := job.include.get(node.name):
         return gpus
     if without := job.exclude.get(node.name):
-        return tuple(str(number) for number in range(there) if str(number) not in without)
+        return tuple(str(number) for number in range(count) if str(number) not in without)
     return None

@@ -1,4 +1,4 @@
-"""What a finished command says: one mapping for ``--json``, one text for people. Pure; one file a room of ``cli``."""
+"""The output of finished commands: a mapping for ``--json`` and a text. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After ``run``: what nodes said, each different answer once."""
+"""After ``run``: the output of the nodes, equal outputs once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ran(result: Commanded) -> Summary:
 def ran_rows(result: Commanded) -> list[Line]:
     """One block for each different answer, that of most nodes first; under the names what they said, as it came.
 
-    What went to stderr stands below what went to stdout. How a command ended is no part of it: the error tells.
+    stderr follows stdout. Exit codes are in the error, not here.
     """
     said = {name: _text(answer) for name, answer in result.results.items()}
     rows: list[Line] = []

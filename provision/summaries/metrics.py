@@ -38,7 +38,7 @@ COLUMNS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (  # field, 
 
 
 def metrics_lines(found: Metrics, last: int | None) -> list[Line]:
-    """A row for each step, at most the ``last`` so many; columns of which these rows tell nothing are left out."""
+    """A row for each step, at most the ``last`` ones; empty columns are omitted."""
     series = found.series
     rows = list(series) if last is None else series.last(last)
     columns = [each for each in COLUMNS if any(getattr(row, each[0]) is not None for row in rows)]
@@ -118,7 +118,11 @@ def _sentence(found: Metrics) -> str:
     parts += [f"{median(speed):,.0f} tokens/s"] if speed else []
     parts += [f"resumed at step {resume.at} after step {resume.after}" for resume in series.resumes[-1:]]
     others = len(series.ranks) - 1
-    parts += [f"rank {series.rank} ({others} more {'tells' if others == 1 else 'tell'} numbers)"] if others else []
+    parts += (
+        [f"rank {series.rank} ({others} more {'rank reports' if others == 1 else 'ranks report'} numbers)"]
+        if others
+        else []
+    )
     return "; ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""After what is done to nodes: ``deploy``, ``push``, ``releases``, ``rollback``, ``prune`` and ``verify``."""
+"""After ``deploy``, ``push``, ``releases``, ``rollback``, ``prune`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _listing(has: Releases) -> str:
         f"  {name}  {datetime.fromtimestamp(when, timezone.utc):%Y-%m-%d %H:%M}  {words.get(name, '')}".rstrip()
         for name, when in reversed(list(has.complete.items()))
     ]
-    rows += [f"  {name}  not finished; clusterctl prune removes it" for name in (*has.broken, *has.left)]
+    rows += [f"  {name}  incomplete; to remove it: clusterctl prune" for name in (*has.broken, *has.left)]
     return "\n".join(rows) or "  none"
 
 

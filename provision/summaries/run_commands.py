@@ -31,18 +31,16 @@ def stopped_shown(result: Stopped) -> Summary:
     port = f", port {result.port} free" if result.port else ""
     proof = f"no process left, no GPU memory held{port}"
     if result.already:
-        text = f"run {result.run} had ended before ({result.already}) on {fold(result.nodes)}: {proof}"
+        text = f"run {result.run} had already ended ({result.already}) on {fold(result.nodes)}: {proof}"
     else:
         text = f"run {result.run} stopped on {fold(result.nodes)}: {proof}"
         if result.saved is not None:
-            text += f"\nits work is saved at step {result.saved}"
-            text += f"; to go on: clusterctl resume {result.run}" if result.resumable else ""
+            text += f"\nsaved a checkpoint at step {result.saved}"
+            text += f"; to continue: clusterctl resume {result.run}" if result.resumable else ""
         elif result.asked_to_save and result.resumable:
-            text += (
-                f"\nit saved nothing: its newest checkpoint is what there is; to go on: clusterctl resume {result.run}"
-            )
+            text += f"\nno new checkpoint was saved; to continue from the newest one: clusterctl resume {result.run}"
         elif result.asked_to_save:
-            text += "\nit saved nothing: where its checkpoints are is not known, as it was begun without --output"
+            text += "\nno checkpoint was saved: without --output the checkpoint directory is not known"
         elif result.step is not None:
             text += f"\nits last step was {result.step}"
     return data, text
@@ -75,7 +73,7 @@ def collected(result: Collected) -> Summary:
         "fp32": str(result.fp32) if result.fp32 else None,
         "failed": dict(result.failed),
     }
-    here = f", {result.there} were here already" if result.there else ""
+    here = f", {result.there} were already here" if result.there else ""
     lines = [f"run {result.run}: {result.files} files ({size(result.bytes)}) in {result.folder}{here}"]
     if result.checkpoint.name:
         lines.append(f"newest complete checkpoint: {result.folder / 'output' / result.checkpoint.name}")

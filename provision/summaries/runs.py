@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from provision.tasks.status import RunStatus
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room
-_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # what a table without room goes without, in this order
-ENDED_SHOWN = 5  # runs that have ended and are listed all the same
+_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # columns that a narrow table omits, in this order
+ENDED_SHOWN = 5  # ended runs that the table shows
 
 
 def runs_data(runs: Mapping[str, Run], now: float) -> list[dict[str, Any]]:
@@ -33,8 +33,8 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         "nodes": list(run.nodes),
         "missing_nodes": run.missing,
         "owner": run.owner,
-        **{key: head.said.get(key) for key in ("step", "total", "loss", "phase", "attempt", "attempts")},
-        **{key: head.said.get(key) for key in ("checkpoint", "port", "world_size", "why", "began")},
+        **{key: head.fields.get(key) for key in ("step", "total", "loss", "phase", "attempt", "attempts")},
+        **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began")},
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
         "age": _age(run, now),
@@ -43,9 +43,9 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
 
 
 def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | None] | None = None) -> list[str]:
-    """A table of the runs that are at work and of the last that were.
+    """A table of the running runs and of the last ones that ended.
 
-    ``users``: by node name, the uid that the inventory logs in as; whose runs are whose is said where others have some.
+    ``users``: by node name, the uid that the inventory logs in as. The table names owners if other users have runs.
     """
     newest = list(reversed(list(runs.values())))
     live = [run for run in newest if run.live]
@@ -57,7 +57,7 @@ def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | Non
     others = len({run.owner for run in shown}) > 1 or any(_of_another(run, users or {}) for run in shown)
     rows += [_row(run, now, others=others) for run in shown]
     more = len(live) + len(ended) - len(shown)
-    return [*_fitted(rows), *([f"{more} older ones: clusterctl status RUN, or --json"] if more else [])]
+    return [*_fitted(rows), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
 
 
 def run_shown(result: RunStatus, now: float) -> Summary:
@@ -71,16 +71,16 @@ def run_shown(result: RunStatus, now: float) -> Summary:
         f"step {_steps(head)}" if head.number("step") is not None else "",
         f"loss {loss:.4g}" if (loss := head.number("loss")) is not None else "",
         f"{duration(left)} left" if left is not None else "",
-        f"attempt {head.said.get('attempt')} of {head.said.get('attempts')}"
+        f"attempt {head.fields.get('attempt')} of {head.fields.get('attempts')}"
         if (head.number("attempts") or 1) > 1 or (head.number("attempt") or 1) > 1
         else "",
-        f"from {head.said['checkpoint']}" if head.said.get("checkpoint") else "",
+        f"from {head.fields['checkpoint']}" if head.fields.get("checkpoint") else "",
     ]
     if text := ", ".join(part for part in progress if part):
         about.append(f"  {text}")
     age = _age(run, now)
     about.append(
-        f"  began {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
+        f"  started {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
     )
     if run.networks:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
@@ -96,9 +96,9 @@ def run_shown(result: RunStatus, now: float) -> Summary:
 
 
 def _of_another(run: Run, users: Mapping[str, int | None]) -> bool:
-    """Whether it is not known to be that user's as whom the inventory logs in."""
+    """Whether the run belongs to another user than the inventory's."""
     return any(
-        (mine := users.get(part.node)) is not None and part.said.get("uid") not in {None, mine} for part in run.parts
+        (mine := users.get(part.node)) is not None and part.fields.get("uid") not in {None, mine} for part in run.parts
     )
 
 
@@ -124,7 +124,7 @@ def _part_row(part: Part, total: float | None) -> list[str]:
         part.node,
         str(part.rank),
         part.state,
-        str(part.said.get("phase") or "-") if part.live else "-",
+        str(part.fields.get("phase") or "-") if part.live else "-",
         _steps(part, total),
         str(len(gpus)) if gpus else "-",
         _range([_number(gpu, "use") for gpu in gpus]),
@@ -139,13 +139,13 @@ def _part_data(part: Part) -> dict[str, Any]:
         "rank": part.rank,
         "state": part.state,
         "alive": part.alive,
-        **{key: part.said.get(key) for key in ("phase", "step", "total", "loss", "time", "why", "left", "saved")},
+        **{key: part.fields.get(key) for key in ("phase", "step", "total", "loss", "time", "why", "left", "saved")},
         "sample": dict(part.samples[-1]) if part.samples else None,
     }
 
 
 def _state(run: Run) -> str:
-    phase = run.head.said.get("phase")
+    phase = run.head.fields.get("phase")
     return f"{run.state}, {phase}" if run.live and phase and phase != run.state else run.state
 
 
@@ -163,7 +163,7 @@ def _age(run: Run, now: float) -> float | None:
 
 def _why(run: Run) -> str:
     for part in run.parts:
-        why = part.said.get("why")
+        why = part.fields.get("why")
         if isinstance(why, Mapping) and why.get("text"):
             rank = "" if why.get("rank") is None else f", rank {why['rank']}"
             return f"why: {why.get('node') or part.node}{rank}: {str(why['text']).splitlines()[0]}"
@@ -217,7 +217,7 @@ def _traffic(sample: Mapping[str, Any]) -> str:
 
 
 def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table without the columns that it has no room for."""
+    """The table without the columns that do not fit."""
     lines, without = _table(rows), list(_LEAST)
     while without and max(map(len, lines)) > WIDTH:
         index = list(rows[0]).index(without.pop(0))
@@ -227,7 +227,7 @@ def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns aligned; one in which nothing is known is left out."""
+    """Aligns the columns and omits empty ones."""
     columns = [column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
     wide = [max(map(len, column)) for column in columns]
     return [

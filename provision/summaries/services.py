@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 Verb = Literal["apply", "status", "verify", "undo"]
 
-# What is said of a service whose steps all stand as they should, and of one whose steps do not.
+# The state of a service without a failed step, and of one that was changed.
 _GOOD: Mapping[Verb, str] = {
     "apply": "unchanged",
-    "status": "as it should be",
-    "verify": "does its work",
+    "status": "up to date",
+    "verify": "works",
     "undo": "nothing to undo",
 }
 _CHANGED: Mapping[Verb, str] = {"apply": "set up", "undo": "undone"}
 
 
 def serviced(result: ServicesResult, verb: Verb) -> Summary:
-    """Each service once, its states folded over the nodes; what a step said when it failed below it."""
+    """Each service once, nodes with the same state together, with the messages of failed steps."""
     states = {name: _states(steps, verb) for name, steps in result.steps.items()}
     data = {
         "services": list(result.services),
@@ -45,7 +45,7 @@ def serviced(result: ServicesResult, verb: Verb) -> Summary:
         "seconds": {stage: round(seconds, 2) for stage, seconds in result.seconds.items()},
     }
     if not result.services:
-        return data, "the inventory asks for no service: docs/inventory.md lists them"
+        return data, "the inventory has no services: docs/inventory.md lists the possible ones"
     if result.unreached:
         data["unreached"] = dict(result.unreached)
     if not any(states.values()):
@@ -71,7 +71,7 @@ def _somewhere(service: str, states: Mapping[str, Mapping[str, str]]) -> bool:
 
 
 def _states(steps: tuple[StepResult, ...], verb: Verb) -> dict[str, str]:
-    """What to say of each service of one node."""
+    """The state of each service of one node."""
     of_service: dict[str, list[StepResult]] = {}
     for step in steps:
         of_service.setdefault(step.name.partition(": ")[0], []).append(step)
@@ -82,7 +82,7 @@ def _state(steps: list[StepResult], verb: Verb) -> str:
     wrong = [step for step in steps if step.state == "failed"]
     if wrong:
         said = "; ".join(f"{_short(step)}: {' '.join(step.detail.split())}" for step in wrong)
-        return f"{'not as it should be' if verb == 'verify' else 'failed'}: {said}"
+        return f"{'does not work' if verb == 'verify' else 'failed'}: {said}"
     would = [_short(step) for step in steps if step.state == "would change"]
     if would:
         return "differs: " + ", ".join(would) if verb == "status" else "would change: " + ", ".join(would)

@@ -14,7 +14,7 @@ from provision.summaries.runs import run_lines, runs_data
 if TYPE_CHECKING:
     from provision.tasks.status import NodeStatus, Status
 
-WIDTH = 80  # columns; a matrix of the clocks that is wider is not shown, and the lines above it have told the rest
+WIDTH = 80  # columns; a wider clock matrix is not shown, since the lines above it say the same
 
 
 def status_shown(result: Status, now: float = 0.0) -> Summary:
@@ -59,8 +59,8 @@ def _age(seconds: float) -> str:
 
 def _clocks(result: Status, pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
     offsets = result.offsets
-    untold = [name for name in result.nodes if name not in offsets]
-    lines = [f"clocks: {fold(untold)} cannot tell the time"] if untold else []
+    unknown = [name for name in result.nodes if name not in offsets]
+    lines = [f"clocks: the time of {fold(unknown)} is not known"] if unknown else []
     if len(offsets) < 2:
         return lines
     middle = _middle(offsets)

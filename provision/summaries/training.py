@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def trained(result: TrainResult) -> Summary:
-    """A run that has finished, or that goes on by itself."""
+    """After ``train`` and ``resume``: a finished or a detached run."""
     data = {
         "run": result.run,
         "state": result.state,
@@ -29,14 +29,14 @@ def trained(result: TrainResult) -> Summary:
     }
     if result.state == "detached":
         return data, (
-            f"run {result.run} goes on on {fold(result.nodes)} (world size {result.world_size})\n"
-            f"to see it: clusterctl status {result.run}; to follow it: clusterctl logs -f {result.run}\n"
+            f"run {result.run} is running on {fold(result.nodes)} (world size {result.world_size})\n"
+            f"to check it: clusterctl status {result.run}; to follow it: clusterctl logs -f {result.run}\n"
             f"to stop it: clusterctl stop {result.run}"
         )
     losses = ""
     if result.first_loss is not None and result.last_loss is not None:
         losses = f", loss {result.first_loss:.4g} -> {result.last_loss:.4g}"
-    # Nobody knows where a script without --output keeps its checkpoints, or how many steps it made.
+    # Without --output, the checkpoint directory and the number of steps of a script are not known.
     known = PurePosixPath(result.output).name != result.run
     steps = f"{result.steps} steps{losses}, " if result.steps is not None else ""
     text = (

@@ -19,7 +19,7 @@ from provision.netbench.events import parse
 from provision.netbench.failing import reason as why_failed
 from provision.netbench.failing import stage
 from provision.render import render
-from provision.run import RunSpec, Travel, Worker, new_run_id, readiness
+from provision.run import RunFiles, RunSpec, Worker, new_run_id, readiness
 from provision.run.files import sources
 from provision.run.found import Used, read_network
 from provision.tasks.prepare import Answer, prepare, unreachable, withdraw
@@ -193,7 +193,7 @@ def world(session: Session) -> Iterator[World]:
     """
     inventory, nodes = session.inventory, session.nodes
     run = new_run_id(datetime.now(timezone.utc), _NAME)
-    files = Travel(config=Path(_NAME), config_name=_NAME, texts=sources("network"), entries=())
+    files = RunFiles(config=Path(_NAME), config_name=_NAME, texts=sources("network"), entries=())
     asked = prepare(session, nodes, run, files, port=inventory.train.port)
     try:
         if error := unreachable(asked):

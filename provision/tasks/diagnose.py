@@ -130,7 +130,7 @@ def split(out: str, mark: str) -> Files:
 
 def _gone(part: Part) -> Event:
     """The event of an agent that died without reporting: its state has the time at which it was last alive."""
-    said = part.said
+    said = part.fields
     return {"event": "gone", "time": said.get("time", 0), "attempt": said.get("attempt", 1), "node": part.node}
 
 

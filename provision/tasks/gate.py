@@ -1,7 +1,7 @@
-"""The gate: finds what would make a run hang, crash or collide with another run, before anything is started.
+"""The gate: refuses a run that would hang, crash or collide with another run, before anything starts.
 
-It stands between the nodes' preparation and the launcher, and is the one place that refuses a run. All nodes are asked
-at once, in two round trips after the preparation; the checks and ``provision/run/readiness.py`` judge the answers.
+It runs after the nodes' preparation and before the launcher. It asks all nodes at once, in two round trips. The checks
+and ``provision/run/readiness.py`` judge the answers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,37 +18,40 @@ from typing import TYPE_CHECKING, Any
 
 from provision.checks import Answer as Probed
 from provision.checks import Plan, limits
+from provision.checks.kit.measures import line as clock_line
+from provision.checks.kit.measures import pairs
 from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser, PreflightError
 from provision.model import Finding, Inventory, Node
 from provision.render import render
-from provision.run import Travel, readiness
+from provision.run import RunFiles, readiness
 from provision.run.readiness import Content
 from provision.script import FROM_INPUT
-from provision.ssh.remote import reading
+from provision.session import Conversation, run_conversations
+from provision.ssh.remote import DeadlineExceeded, reading
 from provision.tasks import prepare
 from provision.tasks.check import judge
-from provision.tasks.gate_talk import Talked, talk
+from provision.tasks.measures.clock import SAMPLES, Bounds, bounds, combined
 from provision.tasks.prepare import Answer
 from provision.tasks.runs import run_folder
 
 if TYPE_CHECKING:
     from provision.session import Outcome, Session
 
-# The checks that predict a hang or a crash, without those that the agent's facts answer. On every node:
+# The checks that predict a hang or a crash, except those that the agent's facts answer. On every node:
 ALWAYS = ("fs.mount", "fs.readonly", "fs.stale", "fs.tmp", "env.noexec", "mem.shm", "lim.memlock", "net.loopback")
-# where there are GPUs:
+# on nodes with GPUs:
 WITH_GPUS = (
     *("gpu.driver", "gpu.recovery", "gpu.ecc", "gpu.computemode", "gpu.fabric", "gpu.fm", "gpu.nodes", "gpu.used"),
     *("gpu.xid", "ib.state"),
 )
-# and where there are several nodes:
+# with several nodes:
 BETWEEN = ("env.vars", "net.docker0", "net.duplicate", "net.iface", "net.route")
 PORTS = ("net.master", "net.ephemeral")
 CLOCK = ("clock.skew",)
 
-_DEADLINE = 15.0  # seconds for the probes of a node: what is not known by then is UNKNOWN
-_GRACE = 10.0  # seconds more until the connection is given up
+_DEADLINE = 15.0  # seconds for the probes of a node; a later answer counts as UNKNOWN
+_GRACE = 10.0  # further seconds before the connection is closed
 _READING = 2.0  # seconds in which a node reads its data and models
 
 
@@ -73,14 +77,14 @@ class GateOptions:
 
 
 @dataclass(frozen=True)
-class Gated:
-    """The nodes that passed.
+class GateResult:
+    """The nodes that passed the gate.
 
     Attributes:
         nodes: in the order of their ranks.
-        answers: of these, by name.
+        answers: by node name, the answers of these nodes.
         dropped: the other nodes, each with its reason.
-        findings: about all nodes that answered, also those that are OK.
+        findings: all findings about nodes that answered, including OK.
     """
 
     nodes: tuple[Node, ...]
@@ -90,7 +94,7 @@ class Gated:
 
 
 @dataclass(frozen=True)
-class Said:
+class GateAnswers:
     """The nodes' answers to the gate.
 
     Attributes:
@@ -128,7 +132,7 @@ class Question:
 
     @property
     def plan(self) -> Plan:
-        """The same for checks."""
+        """The question as a plan for checks."""
         return Plan(self.inventory, self.nodes, user=self.inventory.ssh.user or "")
 
     @property
@@ -141,9 +145,9 @@ class Question:
 
 @contextmanager
 def gate(
-    session: Session, nodes: Sequence[Node], run: str, files: Travel | None, options: GateOptions
-) -> Iterator[Gated]:
-    """The nodes that take part, with the run's folder on them. If the block raises, the folders are removed again.
+    session: Session, nodes: Sequence[Node], run: str, files: RunFiles | None, options: GateOptions
+) -> Iterator[GateResult]:
+    """Yield the nodes that passed, with the run's folder on them. Removes the folders if the block raises.
 
     Args:
         session: the command's session.
@@ -160,7 +164,7 @@ def gate(
     port = options.port or session.inventory.train.port
     asked = prepare.prepare(session, nodes, run, files, port=port, scratch=options.scratch)
     try:
-        passed = _Passage(session, tuple(nodes), run, files, options, asked).through()
+        passed = _Attempt(session, tuple(nodes), run, files, options, asked).result()
         if passed.dropped and all(answer.made for answer in passed.answers.values()):  # no folder is shared
             out = [node for node in nodes if node.name in passed.dropped]
             prepare.withdraw(asked, out, run, scratch=options.scratch)
@@ -174,29 +178,29 @@ def gate(
 
 
 @dataclass
-class _Passage:
+class _Attempt:
     """One attempt to pass, over as many rounds as it takes to drop nodes."""
 
     session: Session
     nodes: tuple[Node, ...]
     run: str
-    files: Travel | None
+    files: RunFiles | None
     options: GateOptions
     asked: Outcome[Answer]
     dropped: dict[str, str] = field(default_factory=dict)
 
-    def through(self) -> Gated:
+    def result(self) -> GateResult:
         """The nodes that take part."""
         left = self._answered()
         answers = {node.name: self.asked.ok[node.name] for node in left}
         if left[0] != self.nodes[0]:
-            left, answers = self._again(left)
-        said: Said | None = None
+            left, answers = self._ask_again(left)
+        said: GateAnswers | None = None
         while True:
             if said is None:
                 said = self._ask(left, answers)
             answers = {node.name: _ranked(answers[node.name], rank) for rank, node in enumerate(left)}
-            findings = tuple(self._judged(left, answers, said))
+            findings = tuple(self._findings(left, answers, said))
             bad = readiness.reasons(left, findings)
             if not bad:
                 break
@@ -212,10 +216,10 @@ class _Passage:
             if rest[0] == left[0]:
                 left = rest
             else:  # rank 0 is another node now, so every node's answers about it are void
-                left, answers = self._again(rest)
+                left, answers = self._ask_again(rest)
                 said = None
-        self._tell(left, findings)
-        return Gated(left, answers, dict(self.dropped), findings)
+        self._warn(left, findings)
+        return GateResult(left, answers, dict(self.dropped), findings)
 
     def _answered(self) -> tuple[Node, ...]:
         """The prepared nodes, if the others may be dropped."""
@@ -225,7 +229,7 @@ class _Passage:
         self.dropped |= lost
         return left
 
-    def _again(self, left: tuple[Node, ...]) -> tuple[tuple[Node, ...], dict[str, Answer]]:
+    def _ask_again(self, left: tuple[Node, ...]) -> tuple[tuple[Node, ...], dict[str, Answer]]:
         """Ask the agents again, because rank 0 is another node now. Nodes that no longer answer are dropped."""
         port = self.options.port or self.session.inventory.train.port
         while True:
@@ -239,7 +243,7 @@ class _Passage:
             left = rest
         return rest, {node.name: replace(asked.ok[node.name], made=self.asked.ok[node.name].made) for node in rest}
 
-    def _ask(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> Said:
+    def _ask(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> GateAnswers:
         with self.session.stage("gate", "Looking for what would stop the run", len(nodes), "nodes") as shown:
             said = ask(self._question(nodes, answers), self.session)
             shown.states, shown.failed = said.lost, len(said.lost)
@@ -257,7 +261,7 @@ class _Passage:
             link=head.link_port,
         )
 
-    def _judged(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer], said: Said) -> Iterator[Finding]:
+    def _findings(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer], said: GateAnswers) -> Iterator[Finding]:
         """All findings about these nodes."""
         question = self._question(nodes, answers)
         facts = {name: answer.facts for name, answer in answers.items()}
@@ -271,14 +275,14 @@ class _Passage:
             finding
             for check, each in said.answers.items()
             if check != readiness.GPU_CHECK
-            for finding in judge(check, question.plan, _of(each, nodes))
+            for finding in judge(check, question.plan, _of_nodes(each, nodes))
         )
         yield from readiness.weighed(found, facts)
         yield from readiness.busy(nodes, said.answers.get(readiness.GPU_CHECK, {}), facts, self.options.visible)
         names = {node.name for node in nodes}
         for path, by_node in said.content.items():
             here = {name: each for name, each in by_node.items() if name in names}
-            yield from readiness.compare_content(path, here, what=_key(self.files, path))
+            yield from readiness.compare_content(path, here, what=_key_of_path(self.files, path))
         for name, why in said.lost.items():
             if name in names:
                 yield Finding("gate.lost", name, "FAIL", why)
@@ -291,7 +295,7 @@ class _Passage:
         exclude = self.session.again("--exclude-bad", command=command) if command == "train" else ""
         return readiness.refusal(nodes, bad, rest, exclude=exclude, way=way)
 
-    def _tell(self, left: tuple[Node, ...], findings: Sequence[Finding]) -> None:
+    def _warn(self, left: tuple[Node, ...], findings: Sequence[Finding]) -> None:
         for text in readiness.warnings(findings):
             self.session.warn(text)
         spare = [node.name for node in self.session.inventory.nodes if node not in self.nodes]
@@ -300,7 +304,7 @@ class _Passage:
             self.session.warn(text)
 
 
-def ask(question: Question, session: Session) -> Said:
+def ask(question: Question, session: Session) -> GateAnswers:
     """Ask all nodes everything: the probes of checks, and a talk with the agents, at the same time.
 
     Raises:
@@ -312,7 +316,7 @@ def ask(question: Question, session: Session) -> Said:
     if several or question.paths:
         asked["talk"] = lambda: _talk(question, session)
     done = _together(asked)
-    talked: Talked = done.get("talk", Talked())
+    talked: TalkAnswers = done.get("talk", TalkAnswers())
     probed: Outcome[dict[str, Probed]] = done["checks"]
     wanted = (*question.checks, *([readiness.PROBE.check] if question.gpus else []))
     answers: dict[str, Mapping[str, Probed]] = {
@@ -321,11 +325,11 @@ def ask(question: Question, session: Session) -> Said:
     measured = {**dict.fromkeys(PORTS, talked.ports), **dict.fromkeys(CLOCK, talked.clock)} if several else {}
     answers |= {check: said for check, said in measured.items() if check not in question.inventory.checks.off}
     lost = {name: str(failure.error or failure.reason) for name, failure in probed.failed.items()}
-    return Said(answers, _contents(question, talked), talked.ports, lost)
+    return GateAnswers(answers, _contents(question, talked), talked.ports, lost)
 
 
-def _talk(question: Question, session: Session) -> Talked:
-    """What the agents say about content, clocks and ports."""
+def _talk(question: Question, session: Session) -> TalkAnswers:
+    """Ask the agents about content, clocks and ports."""
     script = render(
         "run/talk.sh.j2",
         prefix=str(question.inventory.prefix),
@@ -357,7 +361,7 @@ def _probe(question: Question, session: Session) -> Outcome[dict[str, Probed]]:
     return session.each(one, on=question.nodes)
 
 
-def _contents(question: Question, talked: Talked) -> dict[str, dict[str, Content]]:
+def _contents(question: Question, talked: TalkAnswers) -> dict[str, dict[str, Content]]:
     """By path and node, the content; a node that gave no answer has content that cannot be read."""
     found = {node.name: readiness.parse_content(talked.content.get(node.name, "")) for node in question.nodes}
     silent = Content("unread", "the agent gave no answer")
@@ -365,7 +369,7 @@ def _contents(question: Question, talked: Talked) -> dict[str, dict[str, Content
 
 
 def _together(asked: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Call several functions at once. Raises what one of them raises, and Ctrl-C at once."""
+    """Call several functions in threads. Raises the first exception, or ``InterruptedByUser`` on Ctrl-C."""
     done: queue.SimpleQueue[tuple[str, Any, BaseException | None]] = queue.SimpleQueue()
 
     def work(name: str, call: Callable[[], Any]) -> None:
@@ -388,12 +392,12 @@ def _together(asked: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return found
 
 
-def _of(answers: Mapping[str, Probed], nodes: Sequence[Node]) -> dict[str, Probed]:
+def _of_nodes(answers: Mapping[str, Probed], nodes: Sequence[Node]) -> dict[str, Probed]:
     """The answers of these nodes."""
     return {node.name: answers[node.name] for node in nodes if node.name in answers}
 
 
-def _key(files: Travel | None, path: str) -> str:
+def _key_of_path(files: RunFiles | None, path: str) -> str:
     """The configuration's key for a path; empty if it does not name the path."""
     settings = files.settings if files else {}
     return next((key for key, value in settings.items() if isinstance(value, str) and path in value.split(",")), "")
@@ -401,3 +405,115 @@ def _key(files: Travel | None, path: str) -> str:
 
 def _ranked(answer: Answer, rank: int) -> Answer:
     return answer if answer.facts.rank == rank else replace(answer, facts=replace(answer.facts, rank=rank))
+
+
+# --- the talk with the agents ----------------------------------------------------------------------
+#
+# Content, clocks and ports over one connection to each node. The answers have the lines of ``tasks/measures``, so that
+# the checks of clocks and ports judge them. The measures themselves would open four connections to a node, which takes
+# longer than all questions on sixteen nodes.
+
+TIMEOUT = 4  # seconds for a connection: its first packet is sent again after 1 and 3
+RANDOM = 2  # random ports on each node
+_ANSWER = 10.0  # seconds for an answer, beyond what its question takes
+_GONE = 5.0  # seconds for an agent without input to exit and free its ports
+_LIFE = 60.0  # seconds that a talk lasts at most
+_OTHER = ("content ", "time ", "ready", "done")  # lines that are not about ports
+
+
+@dataclass(frozen=True)
+class TalkAnswers:
+    """The agents' answers by node: the line about content, and answers for the checks."""
+
+    content: Mapping[str, str] = field(default_factory=dict)
+    ports: Mapping[str, Probed] = field(default_factory=dict)
+    clock: Mapping[str, Probed] = field(default_factory=dict)
+
+
+def talk(session: Session, nodes: Sequence[Node], script: str, *, patience: float, ports: Sequence[int]) -> TalkAnswers:
+    """Ask all agents.
+
+    Args:
+        session: the command's session.
+        nodes: the first is rank 0.
+        script: starts the agent's talk.
+        patience: seconds that the agent may read before it answers.
+        ports: MASTER_PORT and the link's port on rank 0; not tried with one node.
+    """
+    connect = session.connections.__getitem__
+    talks = {node.name: Conversation(node, connect, script, deadline=_LIFE) for node in nodes}
+    clock: Mapping[str, Probed] = {}
+    with run_conversations(talks.values(), patience=_GONE):
+        if len(nodes) == 1:
+            talks[nodes[0].name].wait_for("content ", _ANSWER + patience)
+        else:
+            token = secrets.token_hex(8)
+            base = time.time() - time.monotonic()  # the controller's clock may be set during the talk
+
+            def first(node: Node) -> Probed:
+                _listen(talks[node.name], nodes, token, ports)
+                return _measure_clock(talks[node.name], base, patience)
+
+            clock = session.each(first, on=nodes, limit=len(nodes)).ok
+            session.each(lambda node: _connect(talks[node.name], talks, nodes), on=nodes, limit=len(nodes))
+    contents = {
+        name: next((text for text in one.lines if text.startswith("content ")), "") for name, one in talks.items()
+    }
+    return TalkAnswers(
+        {name: text.removeprefix("content ") for name, text in contents.items()},
+        {name: _answer(one) for name, one in talks.items()} if clock else {},
+        clock,
+    )
+
+
+def _listen(each: Conversation, nodes: Sequence[Node], token: str, ports: Sequence[int]) -> None:
+    """Ask the agent to listen."""
+    wanted = [*(ports if each.node == nodes[0] else ()), *[0] * RANDOM]
+    each.send(f"listen {token} {each.node.name} {each.node.train_address} {' '.join(map(str, wanted))}")
+
+
+def _measure_clock(each: Conversation, base: float, patience: float) -> Probed:
+    """Compare the clock of an agent that listens."""
+    if not each.wait_for("ready", _ANSWER + patience):
+        return _answer(each)
+    samples: list[Bounds] = []
+    for _ in range(SAMPLES):
+        sent = base + time.monotonic()
+        each.send("time")
+        said = each.wait_for("time ", _ANSWER)
+        if said is None:
+            break
+        if one := bounds(said.removeprefix("time "), sent, base + each.heard):
+            samples.append(one[0])
+    offset = combined(samples)
+    if offset is None:
+        return Probed(err="the agent did not report its time")
+    return Probed(clock_line(offset, len(samples), whole_seconds=False))
+
+
+def _connect(each: Conversation, talks: Mapping[str, Conversation], nodes: Sequence[Node]) -> None:
+    """Ask the agent to connect to the others."""
+    targets = [
+        f"{other.name} {kind} {other.train_address} {port}"
+        for one, other in pairs(nodes)
+        if one == each.node
+        for kind, port in _open_ports(talks[other.name])
+    ]
+    each.send(f"connect {TIMEOUT} {' '.join(targets)}")
+    each.wait_for("done", _ANSWER + TIMEOUT)
+
+
+def _open_ports(each: Conversation) -> list[tuple[str, str]]:
+    """The kind and number of each port on which an agent listens."""
+    said = (text.split() for text in list(each.lines) if text.startswith("listen "))
+    return [(words[1], words[2]) for words in said if words[3:] == ["open"]]
+
+
+def _answer(each: Conversation) -> Probed:
+    """An agent's answer about ports, in the format of the measure."""
+    if isinstance(each.failure, DeadlineExceeded):
+        return Probed(state="hung")
+    if each.failure is not None:
+        return Probed(rc=1, err=str(each.failure))
+    lines = "".join(f"{text}\n" for text in each.lines if not text.startswith(_OTHER))
+    return Probed(lines, err=each.result.err[-500:] if each.result else "")

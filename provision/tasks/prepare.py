@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError
 from provision.model import Inventory, Node
 from provision.render import render
-from provision.run import Facts, Travel, tar_stream
+from provision.run import Facts, RunFiles, tar_stream
 from provision.run.files import sources
 from provision.session import Failure, Outcome
 from provision.tasks.runs import run_folder
@@ -59,7 +59,7 @@ def prepare(
     session: Session,
     nodes: Sequence[Node],
     run: str,
-    files: Travel | None,
+    files: RunFiles | None,
     *,
     port: int | None = None,
     scratch: str = "",

@@ -12,7 +12,7 @@ from provision.inventory import fold
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import record
-from provision.run.found import Run, Told, gathered, told
+from provision.run.found import NodeRuns, Run, merge_runs, parse_runs
 from provision.ssh.remote import reading
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def find_all(
     text = script(session.inventory, word or "")
     names = [node.name for node in session.inventory.nodes]
 
-    def ask(node: Node) -> Told:
+    def ask(node: Node) -> NodeRuns:
         out = session.run(node, text, deadline=_DEADLINE).out
         with reading(node):
-            return told(node.name, out, names)
+            return parse_runs(node.name, out, names)
 
     outcome = session.each(ask, on=on)
     if need_answers and not outcome.ok:
@@ -84,7 +84,7 @@ def find_all(
             nothing_done=True,
         )
     users = {name: answer.uid for name, answer in outcome.ok.items()}
-    return Runs(gathered(outcome.ok.values()), outcome.reasons, users)
+    return Runs(merge_runs(outcome.ok.values()), outcome.reasons, users)
 
 
 def find(

@@ -14,7 +14,7 @@ from provision.checks import Plan, limits
 from provision.checks.kit.measures import Offset, offset
 from provision.env.report.text import number
 from provision.render import quote
-from provision.run.found import Run, gathered, told
+from provision.run.found import Run, merge_runs, parse_runs
 from provision.tasks import runs
 from provision.tasks.measures import clock
 
@@ -73,7 +73,7 @@ def status(session: Session) -> Status:
         "status",
         f"Asking {number(len(session.nodes), 'node')}",
         script,
-        lambda node, out: (read(out), told(node.name, out, names)),
+        lambda node, out: (read(out), parse_runs(node.name, out, names)),
         deadline=_DEADLINE,
     )
     there = outcome.of(session.nodes)
@@ -83,7 +83,7 @@ def status(session: Session) -> Status:
         unreachable=outcome.reasons,
         offsets={name: one for name, answer in clocks.items() if (one := offset(answer))},
         apart=limits("clock.skew", inventory.checks)["skew_ms"] / 1e3,
-        runs=gathered(answer for _, answer in outcome.ok.values()),
+        runs=merge_runs(answer for _, answer in outcome.ok.values()),
         users={name: answer.uid for name, (_, answer) in outcome.ok.items()},
     )
 

@@ -1,17 +1,16 @@
-"""``clusterctl stop``: stops a run on all its nodes, and proves that nothing of it is left."""
+"""``clusterctl stop``: stops a run on all its nodes, and verifies that no process, port or GPU memory of it is left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from provision.errors import NodesFailedError, PreflightError
 from provision.inventory import fold
 from provision.model import Node
 from provision.render import render
-from provision.run import plan_name, record
-from provision.run.proof import Proof, proof
+from provision.run import fields, plan_name, record
 from provision.tasks.runs import Runs, by_name, find, run_folder
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ class Stopped:
 
     Attributes:
         run: its id.
-        nodes: where it was stopped, or had ended already.
-        already: its state before, if nothing of it was running any more.
+        nodes: the nodes where it was stopped or had ended before.
+        already: its earlier state, if no part of it was running.
         port: the port that is free again; None if unknown.
         saved: the step of the saved checkpoint; None if none was saved.
         step: the last reported step.
@@ -59,7 +58,7 @@ class Stopped:
         """
         if self.failed:
             raise NodesFailedError(
-                f"run {self.run} is not proved to be gone on {len(self.failed)} of "
+                f"run {self.run} may still be running on {len(self.failed)} of "
                 f"{len({*self.nodes, *self.failed})} nodes",
                 reasons=self.failed,
                 hint=self.hint,
@@ -80,7 +79,7 @@ def stop(
         session: the command's session.
         word: the run; None: the only one that is running.
         save: let it save a checkpoint first.
-        others_too: also another user's run, which only root may stop.
+        others_too: accept another user's run, which only root may stop.
         ask: chooses among running runs if no word was given; None without a terminal.
 
     Raises:
@@ -110,7 +109,7 @@ def stop_on(
     port: int | None = None,
     save: bool = False,
 ) -> Outcome[Proof]:
-    """Ask every node's agent to stop the run, all at once, and to prove that nothing of it is left."""
+    """Ask every node's agent at once to stop the run, and to verify that no process of it is left."""
     folder = str(run_folder(session.inventory, run))
 
     def ask(node: Node) -> Proof:
@@ -125,7 +124,7 @@ def stop_on(
             ports=[port] if port and rank == 0 else [],
         )
         result = session.run(node, script, deadline=SAVING if save else PATIENCE)
-        return proof(result.out, result.err)
+        return parse_proof(result.out, result.err)
 
     return session.work(
         "stop",
@@ -140,16 +139,16 @@ def stop_on(
 
 
 def problems(proofs: Outcome[Proof]) -> dict[str, str]:
-    """By node name, what could not be ended or proved."""
+    """By node name, what could not be stopped or verified."""
     return proofs.reasons | {name: answer.problem for name, answer in proofs.ok.items() if answer.problem}
 
 
 def judged(session: Session, run: str, proofs: Outcome[Proof], *, port: int | None, already: str = "") -> Stopped:
-    """What became of a stop, from the answers of all nodes."""
+    """The result of a stop, from the answers of all nodes."""
     failed = problems(proofs)
-    said = [answer.said for answer in proofs.ok.values()]
-    steps = [each["step"] for each in said if isinstance(each.get("step"), int)]
-    saved = [each["step"] for each in said if each.get("saved") and isinstance(each.get("step"), int)]
+    answers = [proof.answer for proof in proofs.ok.values()]
+    steps = [each["step"] for each in answers if isinstance(each.get("step"), int)]
+    saved = [each["step"] for each in answers if each.get("saved") and isinstance(each.get("step"), int)]
     retry = session.again(command="stop", words=(run,))
     folder = record.folder_of(session.inventory.path, run)
     if not failed and not already and (record.read(folder) or {}).get("state") == "running":
@@ -174,9 +173,9 @@ def refuse_others(session: Session, run: Run, found: Runs, *, others_too: bool) 
     """
     reasons = {}
     for part in run.parts:
-        uid, me = part.said.get("uid"), found.users.get(part.node)
+        uid, me = part.fields.get("uid"), found.users.get(part.node)
         if isinstance(uid, int) and me is not None and uid != me and not (me == 0 and others_too):
-            reasons[part.node] = f"it is {part.owner or uid}'s"
+            reasons[part.node] = f"it belongs to {part.owner or uid}"
     if reasons:
         forced = session.again("--yes", command="stop", words=(run.id,))
         may = all(found.users.get(name) == 0 for name in reasons)
@@ -190,7 +189,79 @@ def refuse_others(session: Session, run: Run, found: Runs, *, others_too: bool) 
 def _with_silent(done: Stopped, silent: Mapping[str, str]) -> Stopped:
     failed = {
         **(done.failed or {}),
-        **{name: f"no answer, and the run may be there: {silent[name]}" for name in silent},
+        **{name: f"no answer; the run may still be running there: {silent[name]}" for name in silent},
     }
     last = f"when {fold(silent)} is back: clusterctl stop {done.run}"
     return replace(done, failed=failed, hint="; ".join(part for part in (done.hint, last) if part))
+
+
+# --- the proof -------------------------------------------------------------------------------------
+# ``templates/run/stop.sh.j2`` prints a node's answer: how the agent ended, and what of the run is left there.
+
+_PROVED = ("processes", "ports", "gpus")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One node after a stop.
+
+    Attributes:
+        answer: the agent's answer; empty if it gave none.
+        left: what is still running or in use, one sentence each.
+        unproved: what could not be inspected, one sentence each.
+    """
+
+    answer: Mapping[str, Any] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with this node; "" if nothing is."""
+        return "; ".join([*self.left, *self.unproved])
+
+
+def parse_proof(out: str, err: str = "") -> Proof:
+    """Parse a node's answer.
+
+    Args:
+        out: the script's output.
+        err: its error output, which explains a missing answer of the agent.
+    """
+    lines = [line.partition(" ")[::2] for line in out.splitlines()]
+    answer = next((found for line in out.splitlines() if (found := fields.read(line)) is not None), {})
+    left = [text for word, rest in lines if (text := _left(word, rest))]
+    left += _left_by_agent(answer) if not left else []
+    unproved = [f"nvidia-smi cannot list the GPUs' processes: {rest}" for word, rest in lines if word == "unproved"]
+    if answer.get("error"):
+        unproved.append(str(answer["error"]))
+    elif not answer:
+        status = next((rest for word, rest in lines if word == "agent"), "?")
+        why = " ".join(err.split()) or f"it ended with status {status}"
+        unproved.append(f"the agent gave no answer: {why[-300:]}")
+    inspected = {rest for word, rest in lines if word == "proved"}
+    missing = [name for name in _PROVED if name not in inspected]
+    if missing and not unproved:
+        unproved.append(f"could not inspect its {', '.join(missing)}")
+    return Proof(answer, tuple(left), tuple(unproved))
+
+
+def _left(word: str, rest: str) -> str:
+    """What a line reports as still running or in use; "" if it reports nothing."""
+    first, _, more = rest.partition(" ")
+    match word:
+        case "left":
+            return f"process {first} is still running: {more.strip()[:80] or '?'}"
+        case "port":
+            return f"port {first} is still in use"
+        case "gpu":
+            return f"a GPU still holds {more} of process {first}, which has exited"
+    return ""
+
+
+def _left_by_agent(answer: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key, what in (("left", "processes that could not be killed"), ("gpu", "processes that still hold GPU memory")):
+        if pids := answer.get(key):
+            found.append(f"{what}: {', '.join(map(str, pids))}")
+    return found

@@ -19,12 +19,12 @@ from provision.inventory.document import shown
 from provision.launchers import choose, launch, pack
 from provision.masking import mask_words
 from provision.model import Inventory, Node, Notice
-from provision.run import Job, Launch, RunSpec, Travel, new_run_id
+from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
-from provision.tasks.gate import Gated, GateOptions, gate
+from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.runs import run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
@@ -160,7 +160,7 @@ def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_a
     return [plan._replace(link=link) for plan in launched.plans]
 
 
-def _pack(session: Session, asked: Training) -> tuple[str, Travel, tuple[Node, ...]]:
+def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node, ...]]:
     """The run's id, the files to send, and the nodes that the job chooses."""
     nodes = choose_nodes(asked.job, session.nodes)
     try:
@@ -181,7 +181,7 @@ def _gate_options(session: Session, asked: Training, nodes: Sequence[Node]) -> G
     return replace(asked.gate, visible=visible(asked.job, nodes, session.inventory.train.env))
 
 
-def pack_files(job: Job, zero: str | None, *, any_key: bool = False) -> Travel:
+def pack_files(job: Job, zero: str | None, *, any_key: bool = False) -> RunFiles:
     """The files of a job, with DeepSpeed's configuration beside its config if ``zero`` asks for one.
 
     ``any_key`` accepts a config's keys that look misspelled.
@@ -201,7 +201,7 @@ def pack_files(job: Job, zero: str | None, *, any_key: bool = False) -> Travel:
         raise UsageError(f"--zero {zero}: {job.target} has a DeepSpeed configuration: {given}", hint="omit --zero")
     name = f"ds_zero{zero}.json"
     text = ds_config.text(ds_config.make(zero_request(zero)))
-    return pack(replace(job, args=(*job.args, f"deepspeed={name}")), made={name: text.encode()}, any_key=any_key)
+    return pack(replace(job, args=(*job.args, f"deepspeed={name}")), generated={name: text.encode()}, any_key=any_key)
 
 
 def zero_request(zero: str) -> ds_config.Request:
@@ -235,7 +235,7 @@ def run_id(asked: Training) -> str:
     return new_run_id(datetime.now(timezone.utc), asked.name or asked.job.target)
 
 
-def _spec(session: Session, passed: Gated, run: str, files: Travel, asked: Training) -> RunSpec:
+def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked: Training) -> RunSpec:
     """Everything that the launcher needs to know."""
     head = passed.nodes[0]
     facts = {name: answer.facts for name, answer in passed.answers.items()}

@@ -154,7 +154,7 @@ def test_init_installs_a_key_where_only_a_password_works_and_asks_for_it_once(fo
         )
         asked = 0
         while True:
-            what = child.expect([r"Is that its key\?.*: ", r"Password of root on .*: ", pexpect.EOF])
+            what = child.expect([r"Trust this key\?.*: ", r"Password of root on .*: ", pexpect.EOF])
             if what == 2:
                 break
             if what == 1:
@@ -208,4 +208,4 @@ def test_init_writes_a_first_inventory(folder, box):
     assert "prefix: /opt/e/current" in text
     code, err, _ = init(folder, f"gpu03={first}")
     assert code == 2
-    assert "inventory.yaml is there already" in err
+    assert "inventory.yaml already exists" in err

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from provision.render import render
-from provision.run.files import Entry, Travel, tar_stream
+from provision.run.files import Entry, RunFiles, tar_stream
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -236,7 +236,7 @@ def test_what_travels_with_a_run_is_its_user_s_alone(shell, root, tmp_path):
         Entry(tmp_path / "here" / name, name, 20, hashlib.sha256(b"hub_token: hf_secret").hexdigest(), name == "run.sh")
         for name in ("job/deep/sft.yaml", "agent/__main__.py", "run.sh")
     )
-    travel = Travel(tmp_path / "here/job/deep/sft.yaml", "sft.yaml", {"job/made.yaml": b"x"}, entries)
+    travel = RunFiles(tmp_path / "here/job/deep/sft.yaml", "sft.yaml", {"job/made.yaml": b"x"}, entries)
     lines(call(shell, prepare(root), b"".join(tar_stream(travel))))
     run = root / "runs/run-1"
     modes = {str(path.relative_to(run)): mode(path) for path in run.rglob("*")}

@@ -77,5 +77,5 @@ def test_an_agent_that_is_gone_without_a_word_is_the_failure(cluster):
 
 
 def test_a_run_that_does_not_exist(cluster):
-    with pytest.raises(UsageError, match="no run is called nothing"):
+    with pytest.raises(UsageError, match="no run matches nothing"):
         task.diagnose(Session(cluster, connections=Nodes()), "nothing")

@@ -98,7 +98,7 @@ def test_what_is_here_stands_in_where_no_node_answers(inventory):
     assert (result.verdict.node, result.verdict.rank) == ("node02", 1)
     assert result.verdict.first.cause.id == "cuda.ordinal"
     text = diagnosed(result)[1]
-    assert "nothing from node[01-02]: no route" in text
+    assert "no answer from node[01-02]: no route" in text
 
 
 def test_where_nothing_is_here_either_the_nodes_silence_is_the_error(inventory):
@@ -183,7 +183,7 @@ def test_attempts_before_are_told():
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [("running", "goes on"), ("finished", "has finished"), ("stopped", "was stopped"), ("", "nothing that looks like")],
+    [("running", "is running"), ("finished", "has finished"), ("stopped", "was stopped"), ("", "no failure was found")],
 )
 def test_a_run_without_faults_says_so(state, words):
     assert words in diagnosed(Diagnosis("r", state, None))[1]

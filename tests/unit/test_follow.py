@@ -105,7 +105,7 @@ def test_an_agent_that_is_gone_fails_the_run(follower):
     tell(follower, "b", log(1, "step 1"), {"event": "gone"})
     assert follower.state == "failed"
     assert follower.states == {"a": "finished", "b": "lost"}
-    assert "agent is gone" in follower.failures["b"]
+    assert "died without reporting" in follower.failures["b"]
     assert "step 1" in follower.failures["b"]
 
 
@@ -152,13 +152,13 @@ def test_attempts_hangs_and_peers_are_told(follower, seen):
     )
     tell(follower, "b", {"event": "attempt", "attempt": 2, "checkpoint": "checkpoint-40"})
     assert notices(seen) == [
-        "a: processes that nothing could end: [42]",
+        "a: processes that could not be killed: [42]",
         "a: ended with exit code 1",
         "attempt 2 of 3 from checkpoint-40",
         "a, rank 1 hangs: it was stopped (SIGSTOP)",
-        "a about b: silent for 60 s",
+        "a reports b: silent for 60 s",
         "a: the disk is full",
-        "a: 3 log lines came too fast and are only on the node",
+        "a: 3 log lines arrived too fast; they are only in the log on the node",
     ]
 
 
@@ -170,4 +170,4 @@ def test_an_attempt_that_was_made_good_is_no_reason_any_more(follower):
         {"event": "attempt", "attempt": 2},
         {"event": "end", "state": "failed", "why": None},
     )
-    assert follower.failures == {"a": "failed without a word"}
+    assert follower.failures == {"a": "failed without reporting a reason"}

@@ -13,7 +13,7 @@ from provision.checks import Answer as Said
 from provision.errors import NodesFailedError, PreflightError
 from provision.inventory import local_inventory
 from provision.model import Inventory, Node, Notice
-from provision.run import Facts, Travel, travel
+from provision.run import Facts, RunFiles, config_files
 from provision.run.readiness import Content
 from provision.session import Failure, Outcome, Session
 from provision.ssh.remote import NodeUnreachable
@@ -24,7 +24,7 @@ from provision.tasks.prepare import Answer, RefusedError
 
 NODES = tuple(Node(f"node0{number}", f"10.0.0.1{number}") for number in (1, 2, 3, 4))
 INVENTORY = Inventory(Path("/x/inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
-LUGGAGE = Travel(Path("sft.yaml"), "sft.yaml", {"job/sft.yaml": b""}, (), there=("/data/llama",),
+LUGGAGE = RunFiles(Path("sft.yaml"), "sft.yaml", {"job/sft.yaml": b""}, (), there=("/data/llama",),
                  settings={"model_name_or_path": "/data/llama"})  # fmt: skip
 STALE = "mount 124 nas:/data /data\nlooked\n"
 MODEL = Content("folder", names="n", content="c", files=2)
@@ -63,7 +63,7 @@ class Cluster:
 
     def ask(self, question, _session):
         self.questions.append(question)
-        return gate_module.Said(answers=self.answers, content=self.content)
+        return gate_module.GateAnswers(answers=self.answers, content=self.content)
 
     def withdraw(self, asked, nodes, _run, scratch=""):
         made = {name for name, answer in asked.ok.items() if answer.made}
@@ -129,7 +129,7 @@ def test_without_bad_nodes_the_ranks_close_up(cluster):
     assert cluster.withdrawn == ["node02"]
     assert len(cluster.questions) == 1  # rank 0 is the same: nothing has to be asked again
     assert "continuing with 2 of 3 nodes: node[01,03]; node03 is rank 1" in cluster.warnings
-    spare = "node04 could take their place, and is not used: clusterctl train --exclude node02 --nodes 3"
+    spare = "node04 is not used and could replace them: clusterctl train --exclude node02 --nodes 3"
     assert cluster.warnings[-1] == spare
 
 
@@ -211,7 +211,7 @@ def test_when_nobody_is_left_that_is_said(cluster):
     with pytest.raises(PreflightError) as refused:
         cluster.through(exclude_bad=True)
     assert set(refused.value.reasons.values()) == {
-        "model_name_or_path /data/llama is missing; correct the path, or put it there (gate.data)"
+        "model_name_or_path /data/llama is missing; correct the path, or copy the files there (gate.data)"
     }
     assert "--exclude-bad" not in refused.value.hint
 
@@ -321,7 +321,7 @@ def config(tmp_path, **settings):
     path.write_text(
         "".join(f"{key}: {value}\n" for key, value in {"stage": "sft", "do_train": "true", **settings}.items())
     )
-    return travel(path)
+    return config_files(path)
 
 
 @pytest.mark.parametrize(

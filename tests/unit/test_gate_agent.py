@@ -59,12 +59,12 @@ def change(folder, name, at):
 @pytest.mark.parametrize(
     ("do", "word"),
     [
-        (lambda folder: change(folder, "config.json", 1), "has other content in config.json"),
-        (lambda folder: change(folder, "weights.bin", 5), "has other content in weights.bin"),
-        (lambda folder: change(folder, "weights.bin", 40 * MIB - 3), "has other content in weights.bin"),
+        (lambda folder: change(folder, "config.json", 1), "has different content in config.json"),
+        (lambda folder: change(folder, "weights.bin", 5), "has different content in weights.bin"),
+        (lambda folder: change(folder, "weights.bin", 40 * MIB - 3), "has different content in weights.bin"),
         (lambda folder: os.truncate(folder / "weights.bin", 30 * MIB), "bytes, not"),
         (lambda folder: (folder / "config.json").unlink(), "lacks config.json"),
-        (lambda folder: (folder / "more").touch(), "has besides more"),
+        (lambda folder: (folder / "more").touch(), "has the extra file more"),
         (lambda folder: (folder / "config.json").rename(folder / "other.json"), "lacks config.json"),
     ],
 )

@@ -66,8 +66,8 @@ def test_good_nodes_are_fine():
     [
         ("node01", {"port_free": False, "error": "port 29500 is in use"}, "port 29500 is in use"),
         ("node02", {"error": "no route to rank 0 at 10.0.0.11: Network is unreachable"}, "no route to rank 0"),
-        ("node02", {"interface": "lo", "master_ip": "127.0.1.1"}, "10.0.0.11 means 127.0.1.1 there"),
-        ("node03", {"rank": 1}, "reports rank 1, and the node has rank 2"),
+        ("node02", {"interface": "lo", "master_ip": "127.0.1.1"}, "10.0.0.11 resolves to 127.0.1.1"),
+        ("node03", {"rank": 1}, "reports rank 1; the node has rank 2"),
     ],
 )
 def test_a_node_without_a_way_to_rank_0(name, other, words):
@@ -117,7 +117,7 @@ def test_a_full_disk_and_a_small_one():
 def test_more_processes_than_gpus_but_only_where_there_are_some():
     nodes = (node(1, gpus=4), node(2, gpus=2))
     told = {"node01": facts(0, gpus=2), "node02": facts(1)}
-    assert seen(readiness.room(nodes, told)) == {"node01": "2 GPUs, and gpus: 4 in the inventory"}
+    assert seen(readiness.room(nodes, told)) == {"node01": "has 2 GPUs, but the inventory says gpus: 4"}
 
 
 def run(agent=True, visible=None, pids=(11, 12)):
@@ -267,10 +267,10 @@ MANY = Content("folder", "", "n9", "c9", files=999, bytes=30)
         ([MODEL, MODEL, MODEL], [], ""),
         ([MODEL, Content(), Content()], ["node02", "node03"], "/data/llama is missing; it exists on node01 only"),
         ([Content(), Content(), Content()], ["node01", "node02", "node03"], "/data/llama is missing"),
-        ([MODEL, OTHER, MODEL], ["node02"], "has other content in config.json, compared with node[01,03]"),
+        ([MODEL, OTHER, MODEL], ["node02"], "has different content in config.json, compared with node[01,03]"),
         ([MODEL, MODEL, CUT], ["node03"], "has 15 bytes, not 20, in model.bin, compared with node[01-02]"),
         ([LESS, MODEL, MODEL], ["node01"], "lacks model.bin, compared with node[02-03]"),
-        ([MODEL, LESS, LESS], ["node01"], "has besides model.bin"),
+        ([MODEL, LESS, LESS], ["node01"], "has the extra file model.bin"),
         ([MODEL, LATE, MODEL], [], ""),  # as far as it was read
         ([MODEL, OTHER, CUT], ["node01", "node02", "node03"], "compared with node02"),  # nobody knows who is right
         ([MODEL, MODEL, Content("unread", "Permission denied")], ["node03"], "Permission denied"),
@@ -279,9 +279,9 @@ MANY = Content("folder", "", "n9", "c9", files=999, bytes=30)
         (
             [MANY, MANY, replace(MANY, names="n8", files=998)],
             ["node03"],
-            "has other names or sizes (998 files, 999 there)",
+            "has different names or sizes (998 files, not 999)",
         ),
-        ([MANY, MANY, replace(MANY, content="c8")], ["node03"], "has other content"),
+        ([MANY, MANY, replace(MANY, content="c8")], ["node03"], "has different content"),
         ([MANY, MANY, replace(MANY, content="c8", partial=True)], [], ""),
     ],
 )

@@ -17,7 +17,7 @@ from provision.render import render
 from provision.run.readiness import parse_content as parse
 from provision.session import Session
 from provision.ssh.local import LocalRemote
-from provision.tasks.gate_talk import talk
+from provision.tasks.gate import talk
 
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python

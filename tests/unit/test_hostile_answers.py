@@ -163,13 +163,13 @@ def cluster(tmp_path):
 
 
 def test_status_keeps_what_the_others_say(cluster, monkeypatch):
-    def told(name, out, names):
+    def parse(name, out, names):
         if out == "hostile":
             raise ValueError("Exceeds the limit (4300 digits) for integer string conversion")
         return SimpleNamespace(runs={}, uid=0)
 
-    monkeypatch.setattr(status, "told", told)
-    monkeypatch.setattr(status, "gathered", lambda _: {})
+    monkeypatch.setattr(status, "parse_runs", parse)
+    monkeypatch.setattr(status, "merge_runs", lambda _: {})
     monkeypatch.setattr(status.clock, "measure", lambda *_: {})
     answers = {"gpu01": "hostile", "gpu02": "uptime 77.5\n"}
     found = status.status(Session(cluster, connections=Nodes(cluster, answers)))

@@ -20,7 +20,7 @@ from provision.launchers import accelerate, from_words
 from provision.run import Job, code, config_text, new_run_id
 from provision.run import config as llamafactory
 from provision.run.code import pack
-from provision.run.config import travel
+from provision.run.config import config_files
 from provision.tasks.train import Training, find_config, run_id, takes_any_key
 
 GOOD = "stage: sft\nmodel_name_or_path: /m\n"
@@ -32,7 +32,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 def refused(path, content, *overrides):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError) as caught:
-        travel(path, overrides=overrides)
+        config_files(path, overrides=overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(f"{path.parent}/", "")
 
@@ -49,12 +49,12 @@ def config(tmp_path):
     ("content", "said"),
     [
         (GOOD + BOMB, "sft.yaml:7: e: more than 20,000 values"),
-        (GOOD + "x: &x [*x]", "sft.yaml:3: x: an alias refers to what it is in"),
+        (GOOD + "x: &x [*x]", "sft.yaml:3: x: an alias refers to the value that contains it"),
         (GOOD + "x: " + "[" * 60 + "]" * 60, "sft.yaml:3: x: nested more than 32 levels deep"),
         (GOOD + "x: " + "[" * 1500, "sft.yaml: lists or mappings are nested too deeply"),
         (GOOD + "x: *gone", "sft.yaml:3: not YAML: found undefined alias"),
-        (GOOD + "seed: 1\nseed: 2", "sft.yaml:4: seed: given before, in line 3"),
-        (GOOD + "rope_scaling: {a: 1, a: 2}", "sft.yaml:3: a: given before, in line 3"),
+        (GOOD + "seed: 1\nseed: 2", "sft.yaml:4: seed: duplicate key, first given in line 3"),
+        (GOOD + "rope_scaling: {a: 1, a: 2}", "sft.yaml:3: a: duplicate key, first given in line 3"),
         (GOOD + "\tseed: 1", "sft.yaml:3: not YAML: found character '\\t'"),
         (GOOD + "7: x", "sft.yaml:3: 7: a key must be text"),
         (GOOD + "? [a]\n: x", "sft.yaml:3: a key must be text, not a list or a mapping"),
@@ -81,13 +81,13 @@ def test_a_large_file_is_not_read_whole(config):
     with config.open("wb") as file:
         file.truncate(100 << 30)  # sparse
     with pytest.raises(UsageError, match="larger than 256 KiB"):
-        travel(config)
+        config_files(config)
 
 
 def test_a_pipe_is_not_waited_for(config):
     os.mkfifo(config)
     with pytest.raises(UsageError, match="is not a file"):
-        travel(config)
+        config_files(config)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -95,7 +95,7 @@ def test_a_pipe_is_not_waited_for(config):
 def test_line_ends_and_a_byte_order_mark_of_windows_are_read(config, end, mark):
     text = GOOD + 'do_train: true\noutput_dir: out  # ours\nrun_name: $(touch owned) "it\'s"\n'
     config.write_bytes(mark + text.replace("\n", end).encode())
-    taken = travel(config, overrides=("max_steps=3",))
+    taken = config_files(config, overrides=("max_steps=3",))
     assert yaml.safe_load(taken.texts["job/sft.yaml"])["run_name"] == '$(touch owned) "it\'s"'
     assert (taken.settings["max_steps"], taken.output) == (3, "job/out")
 
@@ -103,25 +103,25 @@ def test_line_ends_and_a_byte_order_mark_of_windows_are_read(config, end, mark):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("output_dir: ../out", "sft.yaml:3: output_dir: ../out leads out"),
-        ("output_dir: a/../../out", "leads out"),
+        ("output_dir: ../out", "sft.yaml:3: output_dir: ../out is outside"),
+        ("output_dir: a/../../out", "is outside"),
         ("output_dir: ~/out", "does not expand ~/out"),
         ("output_dir: [a]", "sft.yaml:3: output_dir: ['a'] is not a path"),
         ("output_dir: true", "sft.yaml:3: output_dir: True is not a path"),
-        ("output_dir: ${oc.env:HOME}/out", "is known on the nodes only"),
-        ('output_dir: "a\\nb"', "output_dir: a\\nb holds a line break"),
-        ('output_dir: "/a\\x1b[2J"', "holds a line break or a control character"),
+        ("output_dir: ${oc.env:HOME}/out", "only the nodes can expand"),
+        ('output_dir: "a\\nb"', "output_dir: a\\nb contains a line break"),
+        ('output_dir: "/a\\x1b[2J"', "contains a line break or a control character"),
         ("output_dir: " + "x" * 300, "is too long for a path"),
         ("deepspeed: " + "x/" * 3000, "is too long for a path"),
-        ('deepspeed: "a\\0b"', "holds a line break or a control character"),
+        ('deepspeed: "a\\0b"', "contains a line break or a control character"),
         ("dataset: x\ndataset_dir: [1]", "dataset_dir"),
-        ("stage: [" + "x, " * 500 + "]", "given before"),
+        ("stage: [" + "x, " * 500 + "]", "duplicate key"),
     ],
 )
 def test_values_that_no_path_can_be(config, line, said):
     if "dataset_dir" in line:
         config.write_text(GOOD + line)
-        travel(config)  # not a path of this machine's
+        config_files(config)  # not a path of this machine's
         return
     assert said in refused(config, GOOD + line)
 
@@ -137,7 +137,7 @@ def test_a_long_value_is_cut_in_a_message(config):
     [
         ("[" * 5000 + "]" * 5000, "dataset_info.json is nested more than 32 levels deep"),
         ("{\n,", "dataset_info.json:2: not JSON"),
-        ('{"d": {"file_name": "a\\u0000b"}}', "holds a line break or a control character"),
+        ('{"d": {"file_name": "a\\u0000b"}}', "contains a line break or a control character"),
         ('{"d": {"file_name": "' + "x" * 300 + '"}}', "is too long for a path"),
         ('{"d": {"file_name": "' + "9" * 50 + '", "n": ' + "9" * 50 + "}}", "has a number of 50 digits"),
         ('{"\\u001b[2J": 1}', "it has \\x1b[2J"),
@@ -157,7 +157,7 @@ def test_a_path_that_yaml_would_read_as_something_else_is_quoted(config, name):
     inner.parent.mkdir()
     inner.write_text(f"stage: sft\nmodel_name_or_path: {json.dumps('../' + name)}\n")
     (model / "config.json").touch()
-    taken = travel(inner)
+    taken = config_files(inner)
     named = yaml.safe_load(taken.texts["job/sft.yaml"])["model_name_or_path"]
     assert f"job/{named}/config.json" in taken.digests
     document = config_text.read(inner)
@@ -170,9 +170,9 @@ def test_a_path_that_yaml_would_read_as_something_else_is_quoted(config, name):
 def test_a_line_in_a_message_is_one_of_the_users_file(config):
     text = "stage: sft\nlora_target:\n  - q_proj\n  - v_proj\nmodel_name_or_path: ./gone/model\n"
     said = refused(config, text, "lora_target=[a]", "max_steps=3")  # what travels has two lines less before it
-    assert said.startswith("sft.yaml:5: model_name_or_path: there is no ./gone/model")
+    assert said.startswith("sft.yaml:5: model_name_or_path: ./gone/model does not exist")
     said = refused(config, GOOD, "deepspeed=gone.json")
-    assert said.startswith("deepspeed= (typed behind --): there is no gone.json")
+    assert said.startswith("deepspeed= (typed after --): gone.json does not exist")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_line_in_a_message_is_one_of_the_users_file(config):
 def test_an_override_that_would_change_something_else_is_refused_as_it_was_typed(config, override):
     try:
         config.write_text(GOOD)
-        taken = travel(config, overrides=(override,))
+        taken = config_files(config, overrides=(override,))
     except UsageError as error:
         said = str(error)
     else:
@@ -193,8 +193,8 @@ def test_an_override_that_would_change_something_else_is_refused_as_it_was_typed
 
 def test_an_override_of_an_anchor_that_others_use_is_refused(config):
     text = GOOD + "seed: &s 1\ndata_seed: *s\n"
-    assert "seed=2: this value stands in the config only" in refused(config, text, "seed=2")
-    assert "max_steps=3: this value stands in the config only" in refused(config, GOOD + "...\n", "max_steps=3")
+    assert "seed=2: this value can only be set in the config" in refused(config, text, "seed=2")
+    assert "max_steps=3: this value can only be set in the config" in refused(config, GOOD + "...\n", "max_steps=3")
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -216,22 +216,22 @@ def test_a_misspelled_key_is_refused_with_a_suggestion(config, key, meant):
     if key.isidentifier():
         config.write_text(GOOD)
         with pytest.raises(UsageError, match=f"did you mean {meant}") as caught:
-            travel(config, overrides=(f"{key}=3",))
+            config_files(config, overrides=(f"{key}=3",))
         assert f"write {meant}" in caught.value.hint
 
 
 def test_a_key_that_is_like_none_is_a_notice(config):
     config.write_text(GOOD + "do_train: true\nmy_own_option: 3\n")
-    (notice,) = travel(config).notices
+    (notice,) = config_files(config).notices
     assert notice.endswith("sft.yaml:4: my_own_option: LLaMA-Factory 0.9.5 has no such key and may refuse it")
     config.write_text(GOOD + "do_train: true\nmy_own_option: 3\nanother_one: 4\n")
-    (notice,) = travel(config).notices
+    (notice,) = config_files(config).notices
     assert notice.endswith("sft.yaml:5: another_one: LLaMA-Factory 0.9.5 has no such keys and may refuse them")
 
 
 def test_force_and_llamafactorys_own_switch_take_any_key(config, tmp_path):
     config.write_text(GOOD + "do_train: true\nmax_stesp: 3\n")
-    (notice,) = travel(config, any_key=True).notices
+    (notice,) = config_files(config, any_key=True).notices
     assert "max_stesp" in notice
     (tmp_path / "inventory.yaml").write_text("prefix: /x/current\nnodes: {a: 10.0.0.1}\n")
     inventory = load_inventory(tmp_path / "inventory.yaml")

@@ -63,7 +63,7 @@ def test_a_configuration_is_read(here):
     assert travel.output == "job/elsewhere"
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "gpt.yaml:1: not YAML"), (None, "there is no gpt.yaml")])
+@pytest.mark.parametrize(("text", "message"), [("a: [", "gpt.yaml:1: not YAML"), (None, "gpt.yaml does not exist")])
 def test_a_configuration_that_cannot_be_read_is_refused(here, text, message):
     if text is not None:
         Path("gpt.yaml").write_text(text)

@@ -48,7 +48,7 @@ def test_a_module():
         (["c.json"], {}, "JSON", "YAML"),
         (["pkg.train"], {}, "neither a YAML", "-m pkg.train"),
         (["notes.txt"], {}, "neither a YAML", "SCRIPT.py"),
-        ([], {"module": "a/b.py"}, "name of a module", "package.train"),
+        ([], {"module": "a/b.py"}, "not a module name", "package.train"),
         (["sft.yaml"], {"launcher": "torchrun"}, "only llamafactory", "leave --launcher out"),
         (["train.py"], {"launcher": "llamafactory"}, "configs only", "leave --launcher out"),
         (["train.py"], {"launcher": "mpi"}, "no launcher mpi", "torchrun"),
@@ -158,7 +158,7 @@ def test_commands_as_people_type_them(command, job, dropped):
     assert replace(found, replaced=(), typed={}, env={}) == replace(job, env={})
     if job.env:
         assert found.env == job.env
-    assert sorted(each.said.removeprefix(f"{job.launcher} ") for each in found.replaced) == sorted(dropped)
+    assert sorted(each.typed.removeprefix(f"{job.launcher} ") for each in found.replaced) == sorted(dropped)
 
 
 def test_options_of_clusterctl_win_over_what_was_typed_and_the_notice_says_so():
@@ -196,10 +196,10 @@ def test_nodes_that_include_and_exclude_leave():
 @pytest.mark.parametrize(
     ("job", "text"),
     [
-        (Job(include={"gpu09": ()}), "gpu09 is none of"),
-        (Job(include={"localhost": ("1",)}), "localhost is none of"),
-        (Job(include={"gpu01": ()}, exclude={"gpu02": ()}), "exclude each other"),
-        (Job(exclude=dict.fromkeys(SAID, ())), "leaves no node"),
+        (Job(include={"gpu09": ()}), "gpu09 is not one of"),
+        (Job(include={"localhost": ("1",)}), "localhost is not one of"),
+        (Job(include={"gpu01": ()}, exclude={"gpu02": ()}), "cannot be combined"),
+        (Job(exclude=dict.fromkeys(SAID, ())), "removes all nodes"),
     ],
 )
 def test_nodes_that_cannot_be_chosen(job, text):
@@ -236,11 +236,11 @@ def test_the_inventorys_count_holds_where_nothing_was_said():
 @pytest.mark.parametrize(
     ("job", "env", "text"),
     [
-        (Job(per_node=9), {}, "can use 8 GPUs, and 9 processes"),
-        (Job(per_node=2), {"CUDA_VISIBLE_DEVICES": "3"}, "can use 1 GPUs, and 2 processes"),
-        (Job(), {"CUDA_VISIBLE_DEVICES": "7,8"}, "no GPU 8"),
-        (Job(include=dict.fromkeys(SAID, ("9",))), {}, "no GPU 9"),
-        (Job(exclude={"gpu01": tuple("01234567")}), {}, "no GPU of it is left"),
+        (Job(per_node=9), {}, "can use 8 GPUs, but 9 processes"),
+        (Job(per_node=2), {"CUDA_VISIBLE_DEVICES": "3"}, "can use 1 GPUs, but 2 processes"),
+        (Job(), {"CUDA_VISIBLE_DEVICES": "7,8"}, "GPU 8 does not exist"),
+        (Job(include=dict.fromkeys(SAID, ("9",))), {}, "GPU 9 does not exist"),
+        (Job(exclude={"gpu01": tuple("01234567")}), {}, "all its GPUs are excluded"),
     ],
 )
 def test_gpus_that_are_not_there(job, env, text):

@@ -127,5 +127,5 @@ def test_powershell_and_cmd_pass_every_word_on(tmp_path, words):
 
 def test_cmd_names_what_it_cannot_set(tmp_path):
     text = shells.as_cmd(plan(tmp_path, ["x"], {"X_LINES": "a\nb", "X_SIGNS": "a&b %PATH%"}))
-    assert "rem X_LINES holds a line break" in text
+    assert "rem X_LINES contains a line break" in text
     assert "set X_SIGNS=a^&b %%PATH%%\r\n" in text

@@ -171,7 +171,7 @@ def test_processes_of_all_nodes_together_are_shared_or_refused():
 
     assert processes(12) == [8, 4]
     assert processes(4) == [2, 2]
-    with pytest.raises(UsageError, match="--num_processes 7 cannot be shared by 2 nodes"):
+    with pytest.raises(UsageError, match="--num_processes 7 cannot be divided equally among 2 nodes"):
         processes(7)
 
 

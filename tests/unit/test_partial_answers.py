@@ -11,7 +11,7 @@ import pytest
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Inventory, Node, Result
 from provision.run.checkpoint import Newest, Sources
-from provision.run.found import gathered, told
+from provision.run.found import merge_runs, parse_runs
 from provision.session import Session
 from provision.ssh import remote
 from provision.ssh.remote import NodeUnreachable
@@ -79,7 +79,9 @@ def test_metrics_of_another_node_than_the_first_are_said_to_be_so(cluster, run):
 def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(tmp_path, monkeypatch):
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
     tmp_path.chmod(0o755)
-    found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
+    found = merge_runs(
+        parse_runs(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02"))
+    )
     monkeypatch.setattr(Collection, "offers", lambda _self: {"gpu01": {"output": "/out", "offer": {}}})
     monkeypatch.setattr(Collection, "newest", lambda _self, _offers: Newest())
     silent = Collection(Session(inventory), found["r1"], tmp_path, {"gpu02": "no route"})
@@ -95,7 +97,9 @@ def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(
 def test_fp32_weights_are_made_on_a_node_that_answered(tmp_path, monkeypatch):
     """Also where rank 0's node gave no answer, so that its output folder is not known."""
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
-    found = gathered(told(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02")))
+    found = merge_runs(
+        parse_runs(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02"))
+    )
     whole = Sources({"gpu02": frozenset({"checkpoint-3/model"})}, zero=True)
     made = []
     monkeypatch.setattr(Collection, "offers", lambda _self: {"gpu02": {"output": "/out", "offer": {}}})

@@ -12,7 +12,7 @@ from provision.errors import NodesFailedError, UsageError
 from provision.launchers import fewer, launch
 from provision.model import Inventory, Node
 from provision.run import Facts, Job, RunSpec, Worker, world_size
-from provision.run.found import gathered, told
+from provision.run.found import merge_runs, parse_runs
 from provision.session import Session
 from provision.tasks.resume import refuse_resume, remaining, renewed
 from provision.tasks.train import linked
@@ -101,7 +101,7 @@ def state(node, rank, *, nnodes=3, began=100.0, said="failed"):
 
 
 def run_of(**parts):
-    return gathered(told(name, text, [node.name for node in NODES]) for name, text in parts.items())["r1"]
+    return merge_runs(parse_runs(name, text, [node.name for node in NODES]) for name, text in parts.items())["r1"]
 
 
 ALL = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 1), gpu03=state("gpu03", 2))

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from provision.errors import UsageError
-from provision.run import tar_stream, travel
+from provision.run import config_files, tar_stream
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def config_of(taken):
 
 def refused(config, **options):
     with pytest.raises(UsageError) as caught:
-        travel(config, **options)
+        config_files(config, **options)
     return f"{caught.value} | {caught.value.hint}"
 
 
@@ -78,7 +78,7 @@ def refused(config, **options):
 
 
 def test_what_lies_beside_the_config_keeps_its_place(project):
-    taken = travel(project / "sft.yaml")
+    taken = config_files(project / "sft.yaml")
     assert names(taken) == [
         "job/data/dataset_info.json",
         "job/data/tiny.json",
@@ -95,7 +95,7 @@ def test_what_lies_beside_the_config_keeps_its_place(project):
 
 def test_the_config_may_be_named_from_elsewhere(project, monkeypatch):
     monkeypatch.chdir(project.parent)
-    assert names(travel(Path("my project/sft.yaml"))) == names(travel(project / "sft.yaml"))
+    assert names(config_files(Path("my project/sft.yaml"))) == names(config_files(project / "sft.yaml"))
 
 
 def test_absolute_paths_are_on_the_nodes(project):
@@ -107,7 +107,7 @@ def test_absolute_paths_are_on_the_nodes(project):
         adapter_name_or_path="/shared/a, /shared/b",
         output_dir="/shared/out",
     )
-    taken = travel(config)
+    taken = config_files(config)
     assert names(taken) == ["job/sft.yaml"]
     assert taken.texts["job/sft.yaml"] == config.read_bytes()
     assert taken.progress == "/shared/out/trainer_log.jsonl"
@@ -117,7 +117,7 @@ def test_files_outside_are_mapped_to_a_safe_place(project):
     write(project.parent / "big" / "model" / "config.json", "{}")
     write(project.parent / "ds" / "z2.json", "{}")
     config = configure(project, model_name_or_path="../big/model  # said why", deepspeed="data/../../ds/z2.json")
-    taken = travel(config)
+    taken = config_files(config)
     assert "job/outside-0/model/config.json" in names(taken)
     assert "job/outside-1/z2.json" in names(taken)
     text = taken.texts["job/sft.yaml"].decode()
@@ -130,12 +130,12 @@ def test_files_outside_are_mapped_to_a_safe_place(project):
 def test_a_folder_that_has_the_safe_places_name(project):
     write(project / "outside-0" / "x", "")
     write(project.parent / "model" / "config.json", "{}")
-    taken = travel(configure(project, model_name_or_path="../model"))
+    taken = config_files(configure(project, model_name_or_path="../model"))
     assert config_of(taken)["model_name_or_path"] == "outside-1/model"
 
 
 def test_a_path_through_the_config_folder_and_out_and_in(project):
-    taken = travel(configure(project, model_name_or_path="data/../model"))
+    taken = config_files(configure(project, model_name_or_path="data/../model"))
     assert config_of(taken)["model_name_or_path"] == "model"
 
 
@@ -154,7 +154,7 @@ def test_every_key_that_names_files(project):
         tokenized_path="not/yet",
         resume_from_checkpoint="true",
     )
-    taken = travel(config)
+    taken = config_files(config)
     assert set(names(taken)) > {
         "job/a1/f",
         "job/a2/f",
@@ -168,12 +168,12 @@ def test_every_key_that_names_files(project):
 
 @pytest.mark.parametrize("value", ["{stage: 2}", "null", "${oc.env:DS}"])
 def test_values_that_are_no_paths_of_ours(project, value):
-    assert len(names(travel(configure(project, deepspeed=value)))) == 5
+    assert len(names(config_files(configure(project, deepspeed=value)))) == 5
 
 
 def test_a_tokenized_dataset_that_is_there_travels(project):
     write(project / "tokens" / "state.json", "{}")
-    assert "job/tokens/state.json" in names(travel(configure(project, tokenized_path="tokens")))
+    assert "job/tokens/state.json" in names(config_files(configure(project, tokenized_path="tokens")))
 
 
 def test_links_are_followed(project, tmp_path):
@@ -181,27 +181,28 @@ def test_links_are_followed(project, tmp_path):
     (project / "model" / "weights.safetensors").unlink()
     (project / "model" / "weights.safetensors").symlink_to(blob)
     assert (
-        travel(project / "sft.yaml").digests["job/model/weights.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+        config_files(project / "sft.yaml").digests["job/model/weights.safetensors"]
+        == hashlib.sha256(b"weights").hexdigest()
     )
 
 
 def test_git_and_caches_stay_behind(project):
     write(project / "model" / ".git" / "HEAD", "")
     write(project / "model" / "__pycache__" / "x.pyc", "")
-    assert len(names(travel(project / "sft.yaml"))) == 5
+    assert len(names(config_files(project / "sft.yaml"))) == 5
 
 
 @pytest.mark.parametrize(
     ("name", "there"), [("-sft run.yml", "sft-run.yaml"), ("配置.yaml", "train.yaml"), ("a.conf", "a.yaml")]
 )
 def test_the_configs_name_is_safe_on_the_nodes(project, name, there):
-    taken = travel((project / "sft.yaml").rename(project / name))
+    taken = config_files((project / "sft.yaml").rename(project / name))
     assert taken.config_name == there
     assert f"job/{there}" in taken.texts
 
 
 def test_do_train_is_missed(project):
-    (notice,) = travel(configure(project, drop=["do_train"])).notices
+    (notice,) = config_files(configure(project, drop=["do_train"])).notices
     assert "do_train" in notice
 
 
@@ -212,27 +213,27 @@ def test_a_dataset_may_be_a_folder(project):
     write(project / "data" / "many" / "1.json", "[]")
     write(project / "data" / "many" / "2.json", "[]")
     info(project, many={"file_name": "many"})
-    assert "job/data/many/2.json" in names(travel(configure(project, dataset="many")))
+    assert "job/data/many/2.json" in names(config_files(configure(project, dataset="many")))
 
 
 def test_several_datasets(project):
-    taken = travel(configure(project, dataset="[tiny]", eval_dataset="unused , tiny"))
+    taken = config_files(configure(project, dataset="[tiny]", eval_dataset="unused , tiny"))
     assert {"job/data/tiny.json", "job/data/unused.json"} <= set(names(taken))
 
 
 def test_the_default_dataset_dir(project):
-    assert "job/data/tiny.json" in names(travel(configure(project, drop=["dataset_dir"])))
+    assert "job/data/tiny.json" in names(config_files(configure(project, drop=["dataset_dir"])))
 
 
 def test_the_default_dataset_dir_without_a_dataset(project):
     shutil.rmtree(project / "data")
-    travel(configure(project, drop=["dataset_dir", "dataset"]))
+    config_files(configure(project, drop=["dataset_dir", "dataset"]))
 
 
 def test_a_dataset_file_outside(project):
     write(project.parent / "lake" / "big.json", "[]")
     info(project, big={"file_name": "../../lake/big.json", "columns": {"prompt": "p"}}, other={"file_name": "o"})
-    taken = travel(configure(project, dataset="big"))
+    taken = config_files(configure(project, dataset="big"))
     assert "job/outside-0/big.json" in names(taken)
     assert json.loads(taken.texts["job/data/dataset_info.json"]) == {
         "big": {"file_name": "../outside-0/big.json", "columns": {"prompt": "p"}},
@@ -242,33 +243,33 @@ def test_a_dataset_file_outside(project):
 
 def test_a_dataset_dir_outside(project):
     (project / "data").rename(project.parent / "data")
-    taken = travel(configure(project, dataset_dir="../data"))
+    taken = config_files(configure(project, dataset_dir="../data"))
     assert {"job/outside-0/data/tiny.json", "job/outside-0/data/dataset_info.json"} <= set(names(taken))
     assert config_of(taken)["dataset_dir"] == "outside-0/data"
 
 
 def test_an_absolute_dataset_file_is_on_the_nodes(project):
     info(project, tiny={"file_name": "/shared/tiny.json"})
-    assert len(names(travel(project / "sft.yaml"))) == 4
+    assert len(names(config_files(project / "sft.yaml"))) == 4
 
 
 def test_a_hub_is_not_asked_when_there_is_a_file(project):
     info(project, tiny={"hf_hub_url": "x/y", "file_name": "tiny.json"})
-    taken = travel(project / "sft.yaml")
+    taken = config_files(project / "sft.yaml")
     assert json.loads(taken.texts["job/data/dataset_info.json"]) == {"tiny": {"file_name": "tiny.json"}}
 
 
 def test_media_beside_the_data_travel(project):
     write(project / "data" / "images" / "1.jpg", "")
     info(project, tiny={"file_name": "tiny.json", "columns": {"images": "images"}})
-    assert "job/data/images/1.jpg" in names(travel(project / "sft.yaml"))
+    assert "job/data/images/1.jpg" in names(config_files(project / "sft.yaml"))
 
 
 # --- mistakes ------------------------------------------------------------------------------------
 
 
 def test_there_is_no_config(tmp_path):
-    assert "there is no" in refused(tmp_path / "sft.yaml")
+    assert "does not exist" in refused(tmp_path / "sft.yaml")
 
 
 @pytest.mark.parametrize(
@@ -282,11 +283,14 @@ def test_there_is_no_config(tmp_path):
         (b"", "not a LLaMA-Factory config"),
         (b"a: 1", "neither stage nor model_name_or_path"),
         (b"stage: sft", "model_name_or_path is missing"),
-        (b"# x\nmodel_name_or_path: /m\nstage: stf", "sft.yaml:3: stage: 'stf' is none of pt, sft"),
-        (b"stage: sft\nmodel_name_or_path: /m\nstage: pt", "sft.yaml:3: stage: given before, in line 1"),
+        (
+            b"# x\nmodel_name_or_path: /m\nstage: stf",
+            "sft.yaml:3: stage: unknown stage 'stf'; it must be one of pt, sft",
+        ),
+        (b"stage: sft\nmodel_name_or_path: /m\nstage: pt", "sft.yaml:3: stage: duplicate key, first given in line 1"),
         (b"model_name_or_path: 7", "sft.yaml:1: model_name_or_path: 7 is not a path"),
         (b"model_name_or_path: ~/m", "sft.yaml:1: model_name_or_path: LLaMA-Factory does not expand ~/m"),
-        (b"model_name_or_path: /m\noutput_dir: ../out", "sft.yaml:2: output_dir: ../out leads out"),
+        (b"model_name_or_path: /m\noutput_dir: ../out", "sft.yaml:2: output_dir: ../out is outside"),
         (b"model_name_or_path: /m\ndataset: x\ndataset_dir: ONLINE", "sft.yaml:3: dataset_dir: ONLINE would download"),
         (b"model_name_or_path: /m\ndataset: {a: 1}", "sft.yaml:2: dataset: {'a': 1} is not the name"),
     ],
@@ -304,13 +308,13 @@ def test_a_hub_id(project):
 
 
 def test_a_missing_file(project):
-    assert "sft.yaml:9: deepspeed: there is no ds/z3.json in" in refused(configure(project, deepspeed="ds/z3.json"))
+    assert "sft.yaml:9: deepspeed: ds/z3.json does not exist in" in refused(configure(project, deepspeed="ds/z3.json"))
 
 
 def test_a_file_that_is_relative_to_something_else(project, tmp_path, monkeypatch):
     write(tmp_path / "ds" / "z3.json", "{}")
     monkeypatch.chdir(tmp_path)
-    assert f"though there is one in {tmp_path}" in refused(configure(project, deepspeed="ds/z3.json"))
+    assert f"but it exists in {tmp_path}" in refused(configure(project, deepspeed="ds/z3.json"))
 
 
 def test_an_unknown_dataset(project):
@@ -325,8 +329,8 @@ def test_an_unknown_dataset(project):
         ({"hf_hub_url": "org/set"}, "comes from a hub (org/set)"),
         ({"columns": {}}, "has no file_name"),
         ({"cloud_file_name": "s3://x"}, "has no file_name"),
-        ({"file_name": "gone.json"}, "there is no"),
-        (["x"], "is no JSON object"),
+        ({"file_name": "gone.json"}, "does not exist"),
+        (["x"], "is not a JSON object"),
     ],
 )
 def test_datasets_that_cannot_travel(project, entry, said):
@@ -334,7 +338,7 @@ def test_datasets_that_cannot_travel(project, entry, said):
     assert said in refused(project / "sft.yaml")
 
 
-@pytest.mark.parametrize(("text", "said"), [("{\n,", "dataset_info.json:2: not JSON"), ("[]", "no JSON object")])
+@pytest.mark.parametrize(("text", "said"), [("{\n,", "dataset_info.json:2: not JSON"), ("[]", "not a JSON object")])
 def test_a_broken_dataset_info(project, text, said):
     write(project / "data" / "dataset_info.json", text)
     assert said in refused(project / "sft.yaml")
@@ -342,7 +346,7 @@ def test_a_broken_dataset_info(project, text, said):
 
 def test_no_dataset_info(project):
     (project / "data" / "dataset_info.json").unlink()
-    assert "there is no data/dataset_info.json" in refused(project / "sft.yaml")
+    assert "data/dataset_info.json does not exist" in refused(project / "sft.yaml")
 
 
 def test_too_much(project):
@@ -384,7 +388,7 @@ def test_a_socket_cannot_travel(project):
 def test_a_value_is_replaced_however_it_was_written(project, line):
     write(project.parent / "the model" / "config.json", "{}")
     write(project / "sft.yaml", f"stage: sft\n{line}\nlearning_rate: 1.0e-4\n")
-    data = config_of(travel(project / "sft.yaml"))
+    data = config_of(config_files(project / "sft.yaml"))
     assert data["model_name_or_path"] == "outside-0/the model"
     assert data["learning_rate"] == 1e-4
     assert data.get("x_", "../the model") == "../the model"
@@ -393,7 +397,11 @@ def test_a_value_is_replaced_however_it_was_written(project, line):
 def test_a_config_in_braces(project):
     write(project.parent / "m" / "config.json", "{}")
     write(project / "sft.yaml", '{"stage": "sft", "model_name_or_path": "../m", "seed": 3}')
-    assert config_of(travel(project / "sft.yaml")) == {"stage": "sft", "model_name_or_path": "outside-0/m", "seed": 3}
+    assert config_of(config_files(project / "sft.yaml")) == {
+        "stage": "sft",
+        "model_name_or_path": "outside-0/m",
+        "seed": 3,
+    }
 
 
 # --- the tar -------------------------------------------------------------------------------------
@@ -410,7 +418,7 @@ def test_the_tar_holds_what_was_taken(project, tmp_path):
     write(project / "model" / odd, "odd")
     write(project / "model" / "empty", "")
     write(project / "model" / "tool.sh", "#!/bin/sh\n").chmod(0o700)
-    taken = travel(project / "sft.yaml")
+    taken = config_files(project / "sft.yaml")
     data = b"".join(tar_stream(taken, {"plan-0.json": b"{}"}))
     found = unpacked(data, tmp_path / "there")
     assert {os.fsdecode(name): hashlib.sha256(content).hexdigest() for name, content in found.items()} == {
@@ -426,14 +434,14 @@ def test_the_tar_holds_what_was_taken(project, tmp_path):
 
 
 def test_the_tar_is_the_same_every_time(project):
-    first, second = (b"".join(tar_stream(travel(project / "sft.yaml"), {"b": b"1", "a": b"2"})) for _ in range(2))
+    first, second = (b"".join(tar_stream(config_files(project / "sft.yaml"), {"b": b"1", "a": b"2"})) for _ in range(2))
     assert first == second
     assert len(first) % 512 == 0
 
 
 @pytest.mark.parametrize("now", ["w" * 99, "w" * 101, "x" * 100, None])
 def test_a_file_that_changes_meanwhile(project, now):
-    taken = travel(project / "sft.yaml")
+    taken = config_files(project / "sft.yaml")
     weights = project / "model" / "weights.safetensors"
     if now is None:
         weights.unlink()
@@ -444,6 +452,6 @@ def test_a_file_that_changes_meanwhile(project, now):
 
 
 def test_one_name_twice_in_a_tar_is_a_mistake_of_ours(project):
-    taken = travel(project / "sft.yaml")
+    taken = config_files(project / "sft.yaml")
     with pytest.raises(ValueError, match="twice"):
         list(tar_stream(taken, {"job/model/config.json": b""}))

@@ -60,7 +60,7 @@ def test_another_file_that_is_not_there_is_named(here):
 
 def test_nothing_travels_with_a_module_of_the_environment(here):
     put(here / "ds.json")
-    with pytest.raises(UsageError, match="nothing travels with this run"):
+    with pytest.raises(UsageError, match="this run sends no files"):
         pack(from_words(["--deepspeed", "ds.json"], module="pkg.train"))
 
 

@@ -20,12 +20,12 @@ from provision.netbench.pairs import rates
 from provision.run import Facts, fields, readiness, record
 from provision.run.checkpoint import newest, sources
 from provision.run.follow import OPEN, RANKS, Follower, entry, parsed
-from provision.run.found import gathered, told
-from provision.run.proof import proof
+from provision.run.found import merge_runs, parse_runs
 from provision.summaries.runs import run_data, run_lines, run_shown
 from provision.tasks.collect import read_offer
 from provision.tasks.measures import clock
 from provision.tasks.status import RunStatus
+from provision.tasks.stop import parse_proof
 from provision.transfer.fetch import parse_list
 from trainer import offers
 
@@ -141,7 +141,7 @@ EVENT = [
 
 def shown(answer):
     """All that ``status`` prints of an answer."""
-    runs = gathered([answer])
+    runs = merge_runs([answer])
     run_lines(runs, 1e9, {"node01": 1})
     for run in runs.values():
         json.dumps(run_data(run, 1e9))
@@ -150,7 +150,9 @@ def shown(answer):
 
 
 def answer(state, *more):
-    return told("node01", "\n".join(["me 0", "boot b", "part run-1/logs/node0 root", f"state {state}", *more]), NAMES)
+    return parse_runs(
+        "node01", "\n".join(["me 0", "boot b", "part run-1/logs/node0 root", f"state {state}", *more]), NAMES
+    )
 
 
 @pytest.mark.parametrize("state", [NESTED, DEEP, "{", "\x00", "1" * 5000, '{"node_rank": ' + "1" * 5000 + "}"])
@@ -169,7 +171,7 @@ def test_every_state_can_be_shown(state, sample, lives):
 
 @given(st.lists(st.text(max_size=60) | st.sampled_from([f"state {NESTED}", "me ²", "me " + "1" * 5000]), max_size=6))
 def test_every_line_of_a_node_is_read_or_skipped(lines):
-    shown(told("node01", "\n".join(["part run-1/logs/node0 root", *lines]), NAMES))
+    shown(parse_runs("node01", "\n".join(["part run-1/logs/node0 root", *lines]), NAMES))
 
 
 @pytest.mark.parametrize(
@@ -177,14 +179,14 @@ def test_every_line_of_a_node_is_read_or_skipped(lines):
     ["../x/logs/node0", "..", "a/../../etc/logs/node0", "-x/logs/node0", "run-1/logs/node" + "9" * 5000, "", "\x1b[2J"],
 )
 def test_a_place_that_leads_out_of_the_folder_of_runs_is_no_run(place):
-    assert told("node01", f"part {place} root\nstate {{}}", NAMES).parts == ()
+    assert parse_runs("node01", f"part {place} root\nstate {{}}", NAMES).parts == ()
 
 
 def test_of_another_user_s_run_the_owner_is_known():
-    found = shown(told("node01", "me 1000\nprivate run-7 1001 bob\nprivate ../x 0 root\nprivate", NAMES))
+    found = shown(parse_runs("node01", "me 1000\nprivate run-7 1001 bob\nprivate ../x 0 root\nprivate", NAMES))
     assert list(found) == ["run-7"]
     run = found["run-7"]
-    assert (run.owner, run.state, run.head.said["uid"]) == ("bob", "unknown", 1001)
+    assert (run.owner, run.state, run.head.fields["uid"]) == ("bob", "unknown", 1001)
 
 
 # --- events ------------------------------------------------------------------------------------------------------
@@ -293,11 +295,11 @@ def test_content_that_is_none(text):
     st.lists(objects([*STATE, "event", "gpu", "port_free", "error"]).map(json.dumps) | st.text(max_size=50), max_size=4)
 )
 def test_every_answer_to_a_stop_is_a_proof(lines):
-    assert isinstance(proof("\n".join([*lines, "agent 0"])).problem, str)
+    assert isinstance(parse_proof("\n".join([*lines, "agent 0"])).problem, str)
 
 
 def test_an_answer_to_a_stop_that_is_nested_is_none():
-    assert "the agent gave no answer" in proof(f"{NESTED}\nagent 1").problem
+    assert "the agent gave no answer" in parse_proof(f"{NESTED}\nagent 1").problem
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -408,8 +410,10 @@ def test_the_record_of_a_run_is_its_user_s_alone(tmp_path):
 
 def test_the_fields_of_our_own_files_fit():
     state = {"node_rank": 0, "state": "running", "step": None, "loss": 1.5, "left": [], "why": None, "saved": False}
-    assert fields.fitting(state) == state
-    assert fields.fitting({"loss": float("nan"), "step": -1, "node_rank": "0", "why": [], "other": []}) == {"other": []}
+    assert fields.valid_fields(state) == state
+    assert fields.valid_fields({"loss": float("nan"), "step": -1, "node_rank": "0", "why": [], "other": []}) == {
+        "other": []
+    }
 
 
 # --- logs --------------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from provision.render import render
 from provision.run import record
 from provision.run.checkpoint import folders, sources
 from provision.run.follow import Entry, entry, merged, pattern
-from provision.run.found import LOST, UNKNOWN, gathered, pace_of, told
-from provision.run.proof import proof
+from provision.run.found import LOST, UNKNOWN, merge_runs, pace_of, parse_runs
 from provision.session import Outcome, Session
 from provision.summaries.run_commands import stopped_shown
 from provision.summaries.runs import run_lines, run_shown
@@ -28,7 +27,7 @@ from provision.tasks import runs as runs_module
 from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, find, script
 from provision.tasks.status import RunStatus
-from provision.tasks.stop import Stopped, judged, refuse_others
+from provision.tasks.stop import Stopped, judged, parse_proof, refuse_others
 from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, listed, parse_list
 
 NODE = Node("node01", "10.0.0.1")
@@ -85,7 +84,7 @@ def answer(*states, stat=STAT, samples=(), run="r1"):
 
 def runs_of(*answers):
     """By pairs of a node's name and what it said."""
-    return gathered(told(name, out, ["node01", "node02"]) for name, out in answers)
+    return merge_runs(parse_runs(name, out, ["node01", "node02"]) for name, out in answers)
 
 
 # --- found ---------------------------------------------------------------------------------------
@@ -136,8 +135,8 @@ def test_a_run_with_an_end_on_every_node_has_the_worst_of_them():
 
 def test_what_is_no_answer_is_left_out():
     out = "welcome\nme x\npart r1/logs/node0 a\nstate {broken\nstate\nsample 1\nstat\n"
-    assert told("node01", out, ["node01"]).parts == ()
-    assert gathered([told("node01", "", [])]) == {}
+    assert parse_runs("node01", out, ["node01"]).parts == ()
+    assert merge_runs([parse_runs("node01", "", [])]) == {}
 
 
 def test_the_pace_is_that_of_the_last_samples_and_of_this_attempt_only():
@@ -181,10 +180,10 @@ def test_a_word_means_one_run(word, run):
 @pytest.mark.parametrize(
     ("word", "known", "message", "listed"),
     [
-        ("2026112", IDS, "can mean 3 runs", IDS[1]),
-        ("nope", IDS, "no run is called nope", IDS[0]),
-        ("nope", [], "no run called nope", "clusterctl train"),
-        (None, [], "there is no run", "clusterctl train"),
+        ("2026112", IDS, "matches 3 runs", IDS[1]),
+        ("nope", IDS, "no run matches nope", IDS[0]),
+        ("nope", [], "no run nope", "clusterctl train"),
+        (None, [], "the nodes have no runs", "clusterctl train"),
     ],
 )
 def test_a_word_that_means_none_or_several_lists_what_there_is(word, known, message, listed):
@@ -295,7 +294,7 @@ def test_one_run_is_shown_with_each_of_its_nodes():
     assert lines[:4] == [
         "run r1: running, training",
         "  step 40/120, loss 1.25, attempt 2 of 4, from checkpoint-40",
-        "  began 1 min 05 s ago by alice",
+        "  started 1 min 05 s ago by alice",
         "  why: node02, rank 1: CUDA out of memory",
     ]
     assert lines[5].split() == [
@@ -334,13 +333,13 @@ def test_a_stop_is_proved_by_looking_for_processes_of_that_node(tmp_path):
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
     try:
         shell = Shell()
-        there = proof(shell.run(stop_script(tmp_path, mark=mark, name=name)).out)
-        assert there.problem.startswith(f"process {sleeper.pid} is still there: {sys.executable}")
-        assert proof(shell.run(stop_script(tmp_path, mark=mark, name="CLUSTERCTL_NODE=other")).out).problem == ""
+        there = parse_proof(shell.run(stop_script(tmp_path, mark=mark, name=name)).out)
+        assert there.problem.startswith(f"process {sleeper.pid} is still running: {sys.executable}")
+        assert parse_proof(shell.run(stop_script(tmp_path, mark=mark, name="CLUSTERCTL_NODE=other")).out).problem == ""
     finally:
         sleeper.communicate(b"\n")
-    gone = proof(shell.run(stop_script(tmp_path, mark=mark, name=name)).out)
-    assert (gone.problem, gone.said["step"]) == ("", 12)
+    gone = parse_proof(shell.run(stop_script(tmp_path, mark=mark, name=name)).out)
+    assert (gone.problem, gone.answer["step"]) == ("", 12)
 
 
 def test_a_port_that_somebody_listens_on_is_no_proof(tmp_path):
@@ -348,8 +347,10 @@ def test_a_port_that_somebody_listens_on_is_no_proof(tmp_path):
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert proof(Shell().run(stop_script(tmp_path, ports=[port])).out).problem == f"port {port} is still in use"
-    assert proof(Shell().run(stop_script(tmp_path, ports=[port])).out).problem == ""
+        assert (
+            parse_proof(Shell().run(stop_script(tmp_path, ports=[port])).out).problem == f"port {port} is still in use"
+        )
+    assert parse_proof(Shell().run(stop_script(tmp_path, ports=[port])).out).problem == ""
 
 
 @pytest.mark.parametrize(
@@ -360,22 +361,22 @@ def test_a_port_that_somebody_listens_on_is_no_proof(tmp_path):
             '{"left": [], "error": "the run belongs to bob"}\nproved processes\nproved ports\nproved gpus',
             "belongs to bob",
         ),
-        ('{"left": []}\nproved processes\nproved ports\nunproved Driver mismatch', "does not tell .*Driver mismatch"),
+        ('{"left": []}\nproved processes\nproved ports\nunproved Driver mismatch', "cannot list .*Driver mismatch"),
         (
             '{"left": []}\nproved processes\nproved ports\ngpu 77 512 MiB\nproved gpus',
             "still holds 512 MiB of process 77",
         ),
-        ('{"left": []}\nproved processes\n', "could not look at its ports, gpus"),
-        ('{"left": [5, 6]}\nproved processes\nproved ports\nproved gpus', "nothing could end: 5, 6"),
+        ('{"left": []}\nproved processes\n', "could not inspect its ports, gpus"),
+        ('{"left": [5, 6]}\nproved processes\nproved ports\nproved gpus', "could not be killed: 5, 6"),
     ],
 )
 def test_what_is_not_proved_is_said(out, problem):
     import re
 
-    assert re.search(problem, proof(out, "not found").problem)
+    assert re.search(problem, parse_proof(out, "not found").problem)
 
 
-PROVED = proof('{"left": [], "step": 12, "saved": true}\nproved processes\nproved ports\nproved gpus')
+PROVED = parse_proof('{"left": [], "step": 12, "saved": true}\nproved processes\nproved ports\nproved gpus')
 
 
 def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
@@ -387,12 +388,12 @@ def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
     done.raise_failed()
     assert stopped_shown(done)[1].splitlines() == [
         "run r1 stopped on node[01-02]: no process left, no GPU memory held, port 23456 free",
-        "its work is saved at step 12; to go on: clusterctl resume r1",
+        "saved a checkpoint at step 12; to continue: clusterctl resume r1",
     ]
     again = judged(session, "r1", Outcome(session, both), port=None, already="stopped")
-    assert "had ended before (stopped) on node[01-02]: no process left" in stopped_shown(again)[1]
-    half = judged(session, "r1", Outcome(session, {**both, "node02": proof("", "no python")}), port=None)
-    with pytest.raises(NodesFailedError, match="not proved to be gone on 1 of 2 nodes") as caught:
+    assert "had already ended (stopped) on node[01-02]: no process left" in stopped_shown(again)[1]
+    half = judged(session, "r1", Outcome(session, {**both, "node02": parse_proof("", "no python")}), port=None)
+    with pytest.raises(NodesFailedError, match="may still be running on 1 of 2 nodes") as caught:
         half.raise_failed()
     assert list(caught.value.reasons) == ["node02"]
 
@@ -401,7 +402,7 @@ def test_a_run_of_somebody_else_is_refused_and_its_owner_named():
     run = runs_of(("node01", answer(said(uid=1001))))["r1"]
     with pytest.raises(PreflightError, match="not yours") as caught:
         refuse_others(SESSION, run, Runs({}, {}, {"node01": 1000}), others_too=True)
-    assert caught.value.reasons == {"node01": "it is alice's"}
+    assert caught.value.reasons == {"node01": "it belongs to alice"}
     with pytest.raises(PreflightError) as caught:
         refuse_others(SESSION, run, Runs({}, {}, {"node01": 0}), others_too=False)
     assert "--yes" in caught.value.hint
@@ -587,7 +588,7 @@ def test_several_running_runs_are_named_with_the_command_for_each(monkeypatch):
     with pytest.raises(UsageError, match="2 runs are running: 1-sft on node01, 2-sft on node01") as refused:
         find(Session(inventory, [NODE]), None, live_first=True)
     assert refused.value.hint == "name one: clusterctl stop 1-sft; clusterctl stop 2-sft"
-    with pytest.raises(UsageError, match="sft can mean 2 runs"):
+    with pytest.raises(UsageError, match="sft matches 2 runs"):
         find(Session(inventory, [NODE]), "sft", live_first=True)
     asked = []
     assert find(Session(inventory, [NODE]), None, live_first=True, ask=lambda runs: asked.append(runs) or runs[1])[

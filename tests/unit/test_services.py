@@ -100,7 +100,7 @@ def test_the_summary_folds_nodes_and_says_what_differs():
     good, bad = StepResult("hosts: names", "ok"), StepResult("hosts: names", "would change")
     result = ServicesResult(("hosts",), {"gpu01": (good,), "gpu02": (good,), "gpu03": (bad,)}, dry_run=True)
     data, text = serviced(result, "status")
-    assert text == "hosts  gpu[01-02]: as it should be\n       gpu03: differs: names"
+    assert text == "hosts  gpu[01-02]: up to date\n       gpu03: differs: names"
     assert data["changed"] is True
     assert data["nodes"]["gpu03"]["steps"][0]["state"] == "would change"
     assert serviced(result, "apply")[1].splitlines()[-1] == "dry run: nothing was written on any node"
@@ -109,9 +109,7 @@ def test_the_summary_folds_nodes_and_says_what_differs():
 def test_the_summary_of_a_verification_holds_what_was_said():
     wrong = StepResult("nfs: fresh", "failed", "no token\nwithin 5 s")
     result = ServicesResult(("nfs",), {"gpu01": (wrong,), "gpu02": (StepResult("nfs: fresh", "ok"),)})
-    assert serviced(result, "verify")[1] == (
-        "nfs  gpu01: not as it should be: fresh: no token within 5 s\n     gpu02: does its work"
-    )
+    assert serviced(result, "verify")[1] == ("nfs  gpu01: does not work: fresh: no token within 5 s\n     gpu02: works")
 
 
 def test_nothing_to_undo_is_one_line():

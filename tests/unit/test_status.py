@@ -102,7 +102,7 @@ def test_many_nodes_are_folded():
 
 def test_a_node_that_cannot_tell_the_time_is_named():
     result = Status({"node01": NodeStatus(), "node02": NodeStatus()}, {}, {"node01": Offset(0, 0.001)})
-    assert "clocks: node02 cannot tell the time" in status_shown(result)[1]
+    assert "clocks: the time of node02 is not known" in status_shown(result)[1]
 
 
 def test_the_matrix_is_antisymmetric():

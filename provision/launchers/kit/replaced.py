@@ -13,7 +13,7 @@ from provision.run.job import Replaced
 def replaced(spec: RunSpec) -> list[Notice]:
     """One notice for everything that was typed and is not used, such as ``--master_addr 10.0.0.9: replaced by …``."""
     return [
-        Notice(f"{each.said}: replaced by {BY[each.by](spec)}") for each in spec.job.replaced if not _same(spec, each)
+        Notice(f"{each.typed}: replaced by {BY[each.by](spec)}") for each in spec.job.replaced if not _same(spec, each)
     ]
 
 

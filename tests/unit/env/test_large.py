@@ -148,9 +148,11 @@ def test_prefix_files_are_read_again_rather_than_kept_without_bound(
     open_bundle(tmp_path / "b.ccb").verify(ignore)
 
 
+# On two cores: each core has a worker with its own buffers.
 PACK = """
-import sys
+import os, sys
 from pathlib import Path
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 from provision.env.packing.pack import pack
 pack(Path(sys.argv[1]), Path(sys.argv[2]), name="b", emit=lambda event: None)
 """
