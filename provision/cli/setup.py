@@ -100,7 +100,7 @@ def sandbox_up(reporter: Reporter, **options: Any) -> None:
     Writes inventory.yaml, known_hosts and the ssh key id_ed25519 to this directory. Nodes with the minimal file system
     have no Python, zstd or rsync. Nodes with the host file system see a copy-on-write view of this machine.
     """
-    reporter.result(*summaries.sandbox_up(sandbox.up(directory=Path.cwd(), emit=reporter, **options)))
+    reporter.result(*summaries.sandbox_up(sandbox.up(sandbox.Options(directory=Path.cwd(), **options), emit=reporter)))
 
 
 @sandbox_group.command("list")

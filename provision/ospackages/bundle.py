@@ -10,17 +10,18 @@ It unpacks with any tar. A reader builds the headers that must be there and comp
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from provision.env.bundle import tar
 from provision.env.packing.temporary import create_file
-from provision.errors import BundleError, UsageError
-from provision.ospackages import manifest
-from provision.ospackages.collection import Collected, Wanted
-from provision.ospackages.manifest import Manifest, Member
+from provision.errors import BundleError, UsageError, shown_value
+from provision.ospackages.releases import Collected, Package, Wanted
+from trainer.untrusted import UntrustedError, parse_object
 
 SUFFIX = ".osb"
 MANIFEST = "manifest.json"
@@ -55,7 +56,7 @@ def write(out: Path, wanted: Wanted, collected: Collected) -> OsBundle:
         BundleError: a package is not the one that its archive's index describes.
     """
     index = [Member(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in collected.index.items()]
-    described = manifest.describe(wanted, collected, index)
+    described = describe(wanted, collected, index)
     data = described.to_json()
     digest, size = hashlib.sha256(), 0
     with create_file(out) as file:
@@ -106,14 +107,14 @@ class _Reader:
     def read(self) -> OsBundle:
         head = self._file.read(tar.BLOCK)
         number = head[_SIZE].rstrip(b"\0 ")
-        length = int(number, 8) if number.isdigit() and not number.strip(b"01234567") else manifest.LARGEST
-        if length >= manifest.LARGEST or head != _header(MANIFEST, length):
+        length = int(number, 8) if number.isdigit() and not number.strip(b"01234567") else LARGEST
+        if length >= LARGEST or head != _header(MANIFEST, length):
             raise BundleError(
                 f"{self._path} is no bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12"
             )
         self._count(head)
         try:
-            found = manifest.parse(b"".join(self._take(length, MANIFEST)))
+            found = parse(b"".join(self._take(length, MANIFEST)))
         except BundleError as error:
             raise BundleError(f"{self._path}: {error}", hint=error.hint) from error
         self._expect(bytes(tar.padding(length)), MANIFEST)
@@ -171,3 +172,156 @@ def _copy(path: Path, member: Member, put: Callable[[bytes], None]) -> None:
             put(block)
     if (size, digest.hexdigest()) != (member.size, member.sha256):
         raise BundleError(f"{path} changed while it was packed", hint="run the same command again")
+
+
+FORMAT = "clusterctl-os-packages"
+VERSION = 1
+
+# What is unpacked on nodes as root: nothing but plain names in known folders.
+_PLACE = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_][A-Za-z0-9_.+~%:-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+LARGEST = 64 << 20  # bytes of a manifest
+_DEPTH = 3  # the manifest, a list, a package
+INDEX = ("Packages", "Release")
+# They become arguments of apt, which runs as root: none may begin like an option, or be two words or a pattern.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,199}(?::[a-z0-9-]{1,40})?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~^:_-]{0,254}")
+_PACKAGE = re.compile(r"debs/[A-Za-z0-9_][A-Za-z0-9_.+~%:-]{0,249}\.deb")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of the bundle, in the order in which they lie there."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a bundle.
+
+    Attributes:
+        release: the release's name, such as ``debian12``.
+        family: who installs it, such as ``apt``.
+        architecture: as the family calls it.
+        requested: the packages that were asked for; the others are what these need.
+        packages: all of them, by name.
+        index: the files that make them a repository.
+    """
+
+    release: str
+    family: str
+    architecture: str
+    requested: tuple[str, ...]
+    packages: tuple[Package, ...]
+    index: tuple[Member, ...]
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Every file after the manifest, in order."""
+        return (*self.index, *(Member(each.file, each.size, each.sha256) for each in self.packages))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the packages that were asked for."""
+        known = {each.name: each.version for each in self.packages}
+        return {name: known.get(name, "") for name in self.requested}
+
+    def to_json(self) -> bytes:
+        """The member's bytes; equal manifests have equal ones."""
+        data = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return (json.dumps(data, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+
+
+def describe(wanted: Wanted, collected: Collected, index: Iterable[Member]) -> Manifest:
+    """The manifest of what was collected."""
+    release = wanted.release
+    requested = tuple(sorted(set(wanted.packages)))
+    return Manifest(release.name, release.family, wanted.architecture, requested, collected.packages, tuple(index))
+
+
+def parse(data: bytes) -> Manifest:
+    """Read a manifest; nothing in it is believed before it is checked.
+
+    Raises:
+        BundleError: it is none, is of a later version, or says what cannot be.
+    """
+    try:
+        found = parse_object(data, limit=LARGEST, depth=_DEPTH)
+    except UntrustedError as error:
+        raise BundleError(f"its manifest cannot be read: it {error}") from error
+    if found.get("format") != FORMAT:
+        raise BundleError("it is no bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12")
+    if found.get("version") != VERSION:
+        raise BundleError(
+            f"it has format {shown_value(found.get('version'))}, and this version of clusterctl reads format {VERSION}",
+            hint="use the clusterctl that wrote it, or pack it again",
+        )
+    try:
+        manifest = Manifest(
+            release=_matching(_NAME, found, "release"),
+            family=_matching(_NAME, found, "family"),
+            architecture=_matching(_NAME, found, "architecture"),
+            requested=tuple(_matching(_NAME, {"requested": name}, "requested") for name in _list(found, "requested")),
+            packages=tuple(_package(each) for each in _list(found, "packages")),
+            index=tuple(_index(each) for each in _list(found, "index")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise BundleError(f"its manifest is not valid: {why}") from error
+    names = [member.name for member in manifest.members]
+    if len(set(names)) != len(names) or manifest.to_json() != data:
+        raise BundleError("its manifest is not valid: it is not as clusterctl writes it")
+    return manifest
+
+
+def _package(found: Any) -> Package:
+    return Package(
+        name=_matching(_NAME, found, "name"),
+        version=_matching(_VERSION, found, "version"),
+        architecture=_matching(_NAME, found, "architecture"),
+        file=_matching(_PACKAGE, found, "file"),
+        size=_size(found["size"]),
+        sha256=_digest(found["sha256"]),
+    )
+
+
+def _index(found: Any) -> Member:
+    name = _place(found["name"])
+    if name not in INDEX:
+        raise ValueError(f"the index holds {shown_value(name)}")
+    return Member(name, _size(found["size"]), _digest(found["sha256"]))
+
+
+def _list(found: Mapping[str, Any], key: str) -> list[Any]:
+    value = found[key]
+    if not isinstance(value, list):
+        raise TypeError(f"{key} is no list")
+    return value
+
+
+def _matching(pattern: re.Pattern[str], found: Mapping[str, Any], key: str) -> str:
+    value = found[key]
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{key}: {shown_value(value)} is no name")
+    return value
+
+
+def _place(value: Any) -> str:
+    if not isinstance(value, str) or not _PLACE.fullmatch(value):
+        raise ValueError(f"{shown_value(value)} is no place in a bundle")
+    return value
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 40:
+        raise ValueError(f"{shown_value(value)} is no size")
+    return value
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise ValueError(f"{shown_value(value)} is no sha256")
+    return value

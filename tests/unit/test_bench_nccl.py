@@ -8,7 +8,7 @@ import pytest
 
 from provision.errors import UsageError
 from provision.netbench import OPS, Row, bus_factor, parse_ops, parse_sizes, rows
-from provision.netbench.failing import reason, stage
+from provision.netbench.events import reason, stage
 from provision.netbench.pairs import judge, rates, slow_pairs, tournament
 from provision.netbench.tuning import Setting, search
 from provision.tasks.bench_nodes import network_used

@@ -254,7 +254,7 @@ def test_the_flight_recorder_names_the_rank_too(tmp_path, write):
 )
 def test_a_dump_that_holds_anything_else_runs_no_code(tmp_path, data):
     (tmp_path / "nccl_trace_rank_1").write_bytes(data)
-    with pytest.raises(UsageError, match="no flight recorder dump"):
+    with pytest.raises(UsageError, match="not a flight recorder dump"):
         task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
 
 
@@ -271,7 +271,7 @@ class Touches:
 def test_a_dump_that_calls_a_function_does_not_call_it(tmp_path):
     dump = {"pg_status": {}, "entries": [Touches(tmp_path / "owned")]}
     (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps(dump))
-    with pytest.raises(UsageError, match="no flight recorder dump"):
+    with pytest.raises(UsageError, match="not a flight recorder dump"):
         task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
     assert not (tmp_path / "owned").exists()
 

@@ -144,7 +144,7 @@ def test_the_first_lines_are_the_run_and_the_verdict():
     text = diagnosis_output(diagnose(case("cuda_oom").evidence))[1].splitlines()
     assert text[0] == "run cuda_oom: failed"
     assert text[1].startswith("node02 rank 3 failed first: CUDA out of memory: 2.00 GiB more")
-    assert any(line.startswith("try: per_device_train_batch_size") for line in text)
+    assert any(line.startswith("try: lower per_device_train_batch_size") for line in text)
     then = " ".join(" ".join(text).partition("then: ")[2].split())
     assert "NCCL lost another rank (node02 rank 2, node01 rank 0-1)" in then
 

@@ -19,7 +19,7 @@ from provision.env.release import catalog, examine
 from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
 from provision.model import Finding, Inventory, Node, Result, StepState
-from provision.ospackages import facts as os_facts
+from provision.ospackages import node as os_facts
 from provision.run import readiness
 from provision.run.follow import entry
 from provision.script import parse

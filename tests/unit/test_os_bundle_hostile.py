@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from provision.env.bundle import tar
 from provision.errors import BundleError
-from provision.ospackages import bundle, manifest, releases
+from provision.ospackages import bundle, releases
 from provision.ospackages.bundle import open_bundle
-from provision.ospackages.collection import Collected, Mirrors, Package, Wanted
+from provision.ospackages.releases import Collected, Mirrors, Package, Wanted
 
 DEB = b"not really a package"
 MTIME = 315532800
@@ -177,7 +177,7 @@ def test_any_mutation_of_a_manifest_is_refused_or_reads_as_what_it_says(whole, d
     )
     raw = (json.dumps(document, indent=1) + "\n").encode()
     try:
-        found = manifest.parse(raw)
+        found = bundle.parse(raw)
     except BundleError:
         return
     assert found.to_json() == raw

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from provision.errors import BundleError, ClusterctlError, UsageError
 from provision.model import Inventory, Node
-from provision.ospackages import bundle, facts, node, releases
-from provision.ospackages.collection import Collected, Mirrors, Package, Wanted
+from provision.ospackages import bundle, node, releases
+from provision.ospackages.releases import Collected, Mirrors, Package, Wanted
 from provision.services import os_packages as service
 
 DEB = b"not really a package"
@@ -160,7 +160,7 @@ LACKS = "name debian12-amd64\nlacks chrony opensm\n"
 def test_what_a_node_says_is_judged(inventory, tmp_path, said, why):
     make_bundle(tmp_path / "a.osb")
     chosen = choices(inventory)
-    judged = facts.judge(facts.read(said), chosen, service.Options().replace)
+    judged = node.judge(node.read(said), chosen, service.Options().replace)
     assert (why in judged) if why else judged == ""
 
 

@@ -272,7 +272,7 @@ def _plain(info):
 
 @pytest.mark.parametrize("name", ["../../etc/cron.d/x", "/etc/passwd", "debs/../x", ".hidden", "a/b/c"])
 def test_places_outside_the_repository_are_refused(name):
-    from provision.ospackages import manifest
+    from provision.ospackages import bundle as manifest
 
     with pytest.raises(ValueError, match="no place in a bundle"):
         manifest._place(name)

@@ -15,7 +15,7 @@ from provision.errors import ClusterctlError
 from provision.model import Notice
 from provision.netbench import events as netbench_events
 from provision.netbench import rows
-from provision.netbench.failing import reason
+from provision.netbench.events import reason
 from provision.netbench.pairs import rates
 from provision.run import Facts, fields, readiness, record
 from provision.run.checkpoint import newest, sources

@@ -52,6 +52,7 @@ Exit code of ``run``: 0 when the run has finished, 1 otherwise, 2 for wrong argu
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -124,9 +125,11 @@ def _print(said: Dict[str, Any], code: int = 0) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agent")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asked = commands.add_parser("probe", help="print the facts of this node")
+    # Without a width, argparse imports shutil for every option.
+    form = functools.partial(argparse.HelpFormatter, width=100)
+    parser = argparse.ArgumentParser(prog="agent", formatter_class=form)
+    commands = parser.add_subparsers(dest="command", required=True, prog="agent")
+    asked = commands.add_parser("probe", help="print the facts of this node", formatter_class=form)
     asked.add_argument("--master", required=True, help="address of rank 0")
     asked.add_argument("--rank", required=True, type=int, help="rank of this node")
     asked.add_argument("--port", type=int, help="the port that rank 0 listens on")
@@ -137,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         ("digest", "+", "print fingerprints of paths of this node"),
         ("talk", "*", "the same, and answer the lines of stdin"),
     ):
-        read = commands.add_parser(name, help=text)
+        read = commands.add_parser(name, help=text, formatter_class=form)
         read.add_argument("--patience", type=float, default=2.0, help="seconds to spend on reading")
         read.add_argument("paths", nargs=number)
     for name, text in (
@@ -147,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "start a plan in the foreground"),
         ("daemon", "the daemon that start starts"),
     ):
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, formatter_class=form)
         command.add_argument("plan", help="the plan, a JSON file")
         if name == "follow":
             command.add_argument("--from", dest="offset", type=int, default=0, help="the byte to start at")

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import struct
-import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, NamedTuple, Optional, Tuple
 
 from contract.untrusted import UntrustedError, parse_json, parse_object
 
@@ -30,16 +28,6 @@ DEPTH = 200  # levels of a trainer's own JSON
 BLOCK = 4 << 10
 PLACES = 8  # blocks of a file that its mark covers
 TORCH = (".pt", ".pth", ".bin", ".distcp")
-
-# What torch.serialization writes first without zip: its magic number and protocol version.
-_LEGACY = (0x1950A86A20F9469CFC6C, 1001)
-_SIZES = {  # bytes of an element, by the name of the storage's class
-    **dict.fromkeys(("ComplexDouble",), 16),
-    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
-    **dict.fromkeys(("Float", "Int"), 4),
-    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
-    **dict.fromkeys(("Byte", "Char", "Bool", "Untyped"), 1),
-}
 
 
 class File(NamedTuple):
@@ -51,8 +39,8 @@ class File(NamedTuple):
     torn: Optional[str]
 
 
-class _TornError(Exception):
-    pass
+class TornError(Exception):
+    """The file is truncated or damaged. The text says how."""
 
 
 def look(path: Path) -> Tuple[File, Any]:
@@ -73,7 +61,7 @@ def look(path: Path) -> Tuple[File, Any]:
                 mark = _torch(file, found.st_size, path.name.endswith(".distcp"))
             elif path.name.endswith(".json"):
                 said, mark = _json(file, found.st_size)
-        except _TornError as error:
+        except TornError as error:
             torn = str(error)
         digest = hashlib.sha256(mark or _places(file, found.st_size)).hexdigest()[:16]
         return File(found.st_size, found.st_mtime_ns, digest, torn), said
@@ -89,100 +77,33 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
     start = file.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(HEADER, size - 8):
-        raise _TornError("its header is truncated")
+        raise TornError("its header is truncated")
     header = file.read(length)
     try:
         said = parse_object(header, limit=HEADER)
         tensors = {name: at for name, at in said.items() if name != "__metadata__"}
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (ValueError, OverflowError, AttributeError, KeyError, IndexError, TypeError) as error:
-        raise _TornError("its header is damaged") from error
+        raise TornError("its header is damaged") from error
     if size != 8 + length + end:
-        raise _TornError("it has %d of %d bytes" % (size, 8 + length + end))
+        raise TornError("it has %d of %d bytes" % (size, 8 + length + end))
     return header[: 64 << 10] + _places(file, size)
 
 
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
+    # Imported with the first such file: zipfile and pickle are a tenth of an agent's start.
+    from checkpoints import torch_files  # noqa: PLC0415
+
     start = file.read(4)
     if start == b"PK\x03\x04":
-        return _zip(file)
+        return torch_files.zip_members(file)
     if any_content:  # torch.distributed.checkpoint joins several saves in one file
         return b""
     if start[:1] != b"\x80":
-        raise _TornError("it does not start like a torch file" if size else "it is empty")
+        raise TornError("it does not start like a torch file" if size else "it is empty")
     file.seek(0)
-    _legacy(file, size)
+    torch_files.check_pickles(file, size)
     return b""
-
-
-def _zip(file: BinaryIO) -> bytes:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-            end = archive.start_dir
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:
-        raise _TornError("it is truncated: its zip directory is missing") from error
-    if not members or members[0].header_offset or any(one.header_offset + one.compress_size > end for one in members):
-        raise _TornError("its zip directory does not match the file")
-    return repr([(one.filename, one.CRC, one.file_size) for one in members]).encode()
-
-
-class _Stub:
-    """Stands for every class that a pickle names: nothing of it is imported or run."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __call__(self, *_: Any, **__: Any) -> "_Stub":
-        return _Stub()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-    def __setstate__(self, _: Any) -> None:
-        pass
-
-    def append(self, _: Any) -> None:
-        """A pickle may fill a list."""
-
-    def extend(self, _: Any) -> None:
-        """The same."""
-
-    def add(self, _: Any) -> None:
-        """The same, for a set."""
-
-
-class _Storages(pickle.Unpickler):
-    """Reads of torch's pickle only how long the storages behind it are."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-        self.bytes: Dict[str, int] = {}
-
-    def find_class(self, _: str, name: str) -> Any:
-        """A class of that name, without the class."""
-        return type(name, (_Stub,), {})
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Note ``("storage", type, key, place, elements, …)``."""
-        if isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage":
-            self.bytes[str(pid[2])] = int(pid[4]) * _SIZES[pid[1].__name__.replace("Storage", "")]
-        return _Stub()
-
-
-def _legacy(file: BinaryIO, size: int) -> None:
-    """Magic number, protocol, system, the object, the keys of its storages; then elements and bytes of each."""
-    try:
-        begins = (_Storages(file).load(), _Storages(file).load()) == _LEGACY
-        _Storages(file).load()
-        storages = _Storages(file)
-        storages.load()
-        keys = _Storages(file).load()
-        end = file.tell() + sum(8 + storages.bytes[str(key)] for key in keys)
-    except Exception as error:  # a cut pickle raises nearly anything
-        raise _TornError("its pickles are truncated") from error
-    if not begins or end != size:
-        raise _TornError("it has %d of %d bytes" % (size, end))
 
 
 def _json(file: BinaryIO, size: int) -> Tuple[Any, bytes]:
@@ -192,4 +113,4 @@ def _json(file: BinaryIO, size: int) -> Tuple[Any, bytes]:
     try:
         return parse_json(data, limit=JSON, depth=DEPTH), data
     except UntrustedError as error:
-        raise _TornError("it is not complete JSON") from error
+        raise TornError("it is not complete JSON") from error

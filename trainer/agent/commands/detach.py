@@ -14,7 +14,6 @@ import pwd
 import re
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Tuple
 
@@ -131,6 +130,8 @@ def fork(work: Callable[[], int]) -> Tuple[str, str]:
             _detach(theirs)
             code = work()
         except BaseException:  # noqa: BLE001 - nothing above this process may go on
+            import traceback  # noqa: PLC0415 - imported only after a crash
+
             traceback.print_exc()
         finally:
             with contextlib.suppress(OSError, ValueError):

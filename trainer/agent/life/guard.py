@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from typing import Any, Callable, Dict, Optional
 
 import state as states
@@ -98,10 +97,14 @@ def _supervise(
             events.emit("notice", text=notice)
         return Supervisor(plan, events, state, pipe).run()
     except OSError as error:
+        import traceback  # noqa: PLC0415 - imported only after a crash
+
         traceback.print_exc()
         ready({"started": False, "error": "%s: %s" % (plan.logs, error)})
         return BROKEN
     except BaseException:  # noqa: BLE001 - the guard must know that the run is not looked after any more
+        import traceback  # noqa: PLC0415 - imported only after a crash
+
         traceback.print_exc()
         return BROKEN
     finally:

@@ -9,7 +9,6 @@ from checkpoints import stock
 from checkpoints.offers import file_name, folder_name, number, text
 from life.verdict import STATES, STOPPED, judge
 from link.meeting import LinkError
-from node.probe import free_port
 from plan import NodePlan
 
 Offers = Dict[int, Dict[str, Any]]
@@ -40,6 +39,8 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
     world_size = sum(offer["processes"] for offer in offers.values())
     decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
     if number > 1 and decision["port"] is not None:
+        from node.probe import free_port  # noqa: PLC0415 - most runs have one attempt
+
         # The last attempt's may be held for a while by what was just ended.
         host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"
         decision["port"] = free_port(host) or decision["port"]

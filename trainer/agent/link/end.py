@@ -7,7 +7,6 @@ import selectors
 import sys
 import threading
 import time
-import traceback
 from typing import Any, Callable, Dict, List
 
 from contract.plan import Link, Plan
@@ -88,6 +87,8 @@ class End:
         """
         peer = next((peer for peer in self.peers.values() if peer.connection is connection), None)
         if not isinstance(error, (EndedError, NotOursError, StrangerError, RefusedError)):
+            import traceback  # noqa: PLC0415 - imported only after a crash
+
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._log("the connection of %s failed:\n%s" % (peer.node if peer else "a guest", text))
         elif peer is not None and isinstance(error, NotOursError):
