@@ -13,8 +13,7 @@ from typing import Protocol
 from provision.errors import BundleError, UsageError
 from provision.model import Emit
 from provision.ospackages.apt import Apt
-from provision.ospackages.collection import Collected, Mirrors, Wanted
-from provision.ospackages.releases import RELEASES, Release
+from provision.ospackages.releases import RELEASES, Collected, Mirrors, Release, Wanted
 
 
 class Family(Protocol):

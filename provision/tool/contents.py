@@ -13,6 +13,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import cache_from_source, find_spec
@@ -24,8 +26,7 @@ from provision.errors import UsageError
 from provision.render import render
 from provision.tool import distributions, libraries
 from provision.tool.compiled import compiled
-from provision.tool.dynamic import dynamic
-from provision.tool.interpreter import LIBRARIES, Interpreter
+from provision.tool.libraries import dynamic
 
 PACKAGES = "packages"
 COMPLETE = ".complete"  # the archive's last member
@@ -174,3 +175,57 @@ def _metadata() -> bytes:
 def _compiled(items: dict[str, Item]) -> dict[str, Item]:
     files = compiled({name: item.read() for name, item in items.items() if name.endswith(".py")})
     return {str(PurePosixPath(cache_from_source(name, optimization=""))): Item(data) for name, data in files.items()}
+
+
+LIBRARIES = "lib/clusterctl"
+"""Where a carried tool keeps its shared libraries, below its folder."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython. Its standard library is found relative to the program, as ``LIB/pythonX.Y``."""
+
+    program: Path
+    stdlib: Path
+    extensions: tuple[Path, ...]  # lib-dynload; none where every module is linked into the program
+    lib: str  # sys.platlibdir: "lib", on some distributions "lib64"
+    version: str
+    machine: str  # as uname -m says it
+    libraries: tuple[Path, ...]  # folders that hold before the system's own: LD_LIBRARY_PATH, a carried tool's
+
+    @property
+    def home(self) -> str:
+        """Where the standard library goes, below the tool's folder."""
+        return f"{self.lib}/{self.stdlib.name}"
+
+    @property
+    def target(self) -> str:
+        """Where the program goes, below the tool's folder."""
+        return f"bin/{self.stdlib.name}"
+
+
+def running() -> Interpreter:
+    """The interpreter of this process, whoever built it: a distribution, conda, pyenv, uv, or ``pack-tool`` itself.
+
+    Raises:
+        UsageError: it is none that can be carried.
+    """
+    # sys.executable may be a link of a virtual environment, or a carried tool's script; the kernel knows the program.
+    program = Path("/proc/self/exe").resolve()
+    stdlib = Path(os.__file__).resolve().parent
+    if sys.implementation.name != "cpython" or not (stdlib / "os.py").is_file():
+        raise UsageError(
+            f"{program} has no standard library in a folder, as CPython has it",
+            hint="run clusterctl with CPython: python3 -m venv FOLDER && FOLDER/bin/pip install clusterctl",
+        )
+    folders = [Path(sys.base_prefix, LIBRARIES)]
+    folders += [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return Interpreter(
+        program=program,
+        stdlib=stdlib,
+        extensions=tuple(Path(folder) for folder in sys.path if Path(folder).name == "lib-dynload"),
+        lib=sys.platlibdir,
+        version=platform.python_version(),
+        machine=platform.machine(),
+        libraries=tuple(folders),
+    )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import subprocess
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from provision.env.source import elf
+from provision.env.source.elf import Read
 from provision.errors import UsageError
-from provision.tool.dynamic import Dynamic, dynamic
 
 # glibc's own: they go with the kernel and the machine's configuration (nsswitch, locales), and are never carried.
 GLIBC = re.compile(
@@ -139,3 +141,59 @@ def _ldconfig() -> str:
             argv = [program, "-p"]
             return subprocess.run(argv, check=True, capture_output=True, text=True, errors="surrogateescape").stdout
     return ""
+
+
+_LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3  # p_type
+_NULL, _NEEDED, _STRINGS, _STRINGS_SIZE, _RPATH, _RUNPATH = 0, 1, 5, 10, 15, 29  # d_tag
+_WIDE = 2  # EI_CLASS of a 64-bit file
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """The folders are as written in the file; ``$ORIGIN`` is not filled in."""
+
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    runpath: tuple[str, ...] = ()
+    loader: str = ""  # of a program: what the kernel starts it with
+
+
+def dynamic(read: Read) -> Dynamic | None:
+    """What a file tells the loader; None if it is no 64-bit ELF file, or a damaged one."""
+    try:
+        return _dynamic(read)
+    except (struct.error, IndexError, ValueError, OverflowError):
+        return None
+
+
+def _dynamic(read: Read) -> Dynamic | None:
+    head = read(0, 64)
+    if head[:4] != elf.MAGIC or head[4] != _WIDE:
+        return None
+    order = "<" if head[5] == 1 else ">"
+    segments = elf.segments(read, order, wide=True)
+    loader = "".join(_text(read(at, length), 0) for kind, at, _, length in segments if kind == _INTERPRETER)
+    table = b"".join(read(at, length // 16 * 16) for kind, at, _, length in segments if kind == _DYNAMIC)
+    entries = list(takewhile(lambda entry: entry[0] != _NULL, struct.iter_unpack(order + "QQ", table)))
+    values = dict(entries)
+    if _STRINGS not in values:
+        return Dynamic(loader=loader)
+    address = values[_STRINGS]  # as the process sees it
+    (place,) = [at + address - start for kind, at, start, length in segments if _covers(kind, start, length, address)]
+    strings = read(place, values[_STRINGS_SIZE])
+
+    def texts(wanted: int) -> list[str]:
+        return [_text(strings, value) for tag, value in entries if tag == wanted]
+
+    def folders(wanted: int) -> tuple[str, ...]:
+        return tuple(folder for text in texts(wanted) for folder in text.split(":") if folder)
+
+    return Dynamic(tuple(texts(_NEEDED)), folders(_RPATH), folders(_RUNPATH), loader)
+
+
+def _covers(kind: int, start: int, length: int, address: int) -> bool:
+    return kind == _LOAD and start <= address < start + length
+
+
+def _text(data: bytes, at: int) -> str:
+    return data[at : data.index(b"\0", at)].decode(errors="surrogateescape")

@@ -16,8 +16,7 @@ from provision.model import Emit, Notice
 from provision.render import render
 from provision.stages import stage
 from provision.tool import archive
-from provision.tool.contents import COMPLETE, Item, contents
-from provision.tool.interpreter import running
+from provision.tool.contents import COMPLETE, Item, contents, running
 
 _UNKNOWN = "0" * 64  # a checksum, before it is known
 _MANY = 10**12  # bytes: no number in the script takes more digits

@@ -39,7 +39,7 @@ _numbers = count(1)
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
     folder = tmp_path_factory.mktemp("deploy-relay")
-    with sandboxes.up(nodes=3, name=new_name(), link="15mbit", directory=folder) as box:
+    with sandboxes.up(sandboxes.Options(nodes=3, name=new_name(), link="15mbit", directory=folder)) as box:
         yield box
 
 

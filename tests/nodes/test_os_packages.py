@@ -51,7 +51,9 @@ def box(tmp_path_factory, require_sandbox):
         releases.find(CODENAME)
     except UsageError as error:
         pytest.skip(f"the nodes are made of {CODENAME}: {error}")
-    with sandboxes.up(nodes=2, name=f"os-packages-{getpid()}", directory=tmp_path_factory.mktemp("os-packages")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"os-packages-{getpid()}", directory=tmp_path_factory.mktemp("os-packages"))
+    ) as box:
         sh(box, f"echo '{IN_THE_WAY}' >/etc/apt/apt.conf.d/99host")
         yield box
 

@@ -38,7 +38,9 @@ engine.Options.__init__.__kwdefaults__["relay_from"] = {RANGE}
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
-    with sandboxes.up(nodes=3, name=f"push-{os.getpid()}", directory=tmp_path_factory.mktemp("push")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=3, name=f"push-{os.getpid()}", directory=tmp_path_factory.mktemp("push"))
+    ) as box:
         yield box
 
 

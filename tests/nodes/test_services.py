@@ -23,7 +23,7 @@ def box(tmp_path_factory, require_sandbox):
     from provision import sandbox as sandboxes
 
     with sandboxes.up(
-        nodes=3, name=f"services-test-{os.getpid()}", directory=tmp_path_factory.mktemp("services")
+        sandboxes.Options(nodes=3, name=f"services-test-{os.getpid()}", directory=tmp_path_factory.mktemp("services"))
     ) as box:
         (box.directory / "services.yaml").write_text((box.directory / "inventory.yaml").read_text() + SERVICES)
         yield box

@@ -18,9 +18,8 @@ from provision.model import Notice, Progress, ignore
 from provision.tasks.tool import pack_tool
 from provision.tool import archive, contents, distributions, pack
 from provision.tool.compiled import compiled
-from provision.tool.contents import Item
-from provision.tool.dynamic import Dynamic
-from provision.tool.interpreter import running
+from provision.tool.contents import Item, running
+from provision.tool.libraries import Dynamic
 
 
 @pytest.fixture
