@@ -62,7 +62,7 @@ def test_a_mapping_may_use_codenames(inventory, tmp_path):
     ("options", "kind", "said"),
     [
         ({"bundle": "absent.osb"}, UsageError, "absent.osb: no such file"),
-        ({"bundle": "inventory.yaml"}, BundleError, "is no bundle of OS packages"),
+        ({"bundle": "inventory.yaml"}, BundleError, "is not a bundle of OS packages"),
         (
             {"bundle": {"ubuntu22.04": "a.osb"}},
             UsageError,

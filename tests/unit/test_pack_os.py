@@ -219,7 +219,7 @@ def damage(data, kind):
         ("half of it", "is truncated"),
         ("without its last byte", "is truncated"),
         ("within the first block", "is no bundle"),
-        ("with more behind it", "goes on after its end"),
+        ("with more behind it", "has bytes after its end"),
         ("empty", "is no bundle"),
         ("of another kind", "is no bundle"),
     ],
@@ -248,7 +248,7 @@ def test_every_truncation_is_noticed(packed, tmp_path):
         ({"version": 2}, "has format 2"),
         ({"format": "another"}, "no bundle of OS packages"),
         ({"requested": "clock"}, "not valid"),
-        ({"release": "$(reboot)\n"}, "is no name"),
+        ({"release": "$(reboot)\n"}, "is not a valid name"),
     ],
 )
 def test_a_manifest_that_says_what_cannot_be(tmp_path, change, said):
@@ -274,7 +274,7 @@ def _plain(info):
 def test_places_outside_the_repository_are_refused(name):
     from provision.ospackages import bundle as manifest
 
-    with pytest.raises(ValueError, match="no place in a bundle"):
+    with pytest.raises(ValueError, match="not a valid path in a bundle"):
         manifest._place(name)
 
 
