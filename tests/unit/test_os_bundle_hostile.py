@@ -138,7 +138,7 @@ def test_a_sparse_file_with_a_large_manifest_is_refused_unread(tmp_path, size):
     out = tmp_path / "sparse.osb"
     out.write_bytes(tar.header(b"manifest.json", size=size, mtime=MTIME))
     os.truncate(out, size + 10_000)
-    with pytest.raises(BundleError, match="no bundle of OS packages"):
+    with pytest.raises(BundleError, match="not a bundle of OS packages"):
         open_bundle(out)
 
 

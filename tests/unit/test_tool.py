@@ -76,7 +76,7 @@ def test_a_requirement_with_a_marker_is_taken_where_it_is_installed(site):
 
 def test_a_requirement_that_is_not_installed_is_named(site):
     site("zz-app", "zz-gone>=3")
-    with pytest.raises(UsageError, match="zz-gone is not installed") as caught:
+    with pytest.raises(UsageError, match="zz-gone, which clusterctl needs, is not installed") as caught:
         distributions.required("zz-app")
     assert "pip install clusterctl" in caught.value.hint
     with pytest.raises(UsageError, match="zz-nothing is not installed"):
