@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import click
 
-from provision.cli.numbers import Number, number
-from provision.cli.options import reporting
+from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
 from provision.hints import again
 from provision.output import Reporter

@@ -1,10 +1,10 @@
-"""The bundle of OS packages: a plain tar whose first member, the manifest, determines every other byte.
+"""The bundle of OS packages: a plain tar in which every byte follows from the manifest, its first member.
 
-    manifest.json     the list of files, with sizes and sha256
-    Packages Release  the index that makes its folder a repository
+    manifest.json     the list of files, each with its size and sha256, and its own sha256
+    Packages Release  the index that makes the folder a repository
     debs/*.deb        the packages, by name
 
-Any tar unpacks it. The reader compares every header with the one that the manifest implies, so every byte is verified.
+Any tar can unpack it. The reader builds the expected headers and compares them, so every byte is checked.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from trainer.untrusted import UntrustedError, parse_object
 SUFFIX = ".osb"
 MANIFEST = "manifest.json"
 
-_MTIME = 315532800  # 1980-01-01: equal packages give equal bundles
+MTIME = 315532800  # 1980-01-01: equal packages give equal bundles
 _BLOCK = 1 << 20
 _SIZE = slice(124, 136)  # of a tar header
 
 
 @dataclass(frozen=True)
 class OsBundle:
-    """A bundle that was read completely and verified.
+    """A complete and intact bundle.
 
     Attributes:
-        path: its file.
+        path: the file.
         manifest: its manifest.
-        size: its size in bytes.
-        sha256: the digest of the file.
+        size: bytes of the file.
+        sha256: of the file.
     """
 
     path: Path
@@ -49,11 +49,11 @@ class OsBundle:
 
 
 def write(out: Path, wanted: Wanted, collected: Collected) -> OsBundle:
-    """Write a bundle; it gets its name when it is complete.
+    """Write a bundle, which gets its name when it is complete.
 
     Raises:
-        UsageError: the folder cannot be written to, or its disk is full.
-        BundleError: a package does not match the archive's index.
+        UsageError: the folder is not writable, or its disk is full.
+        BundleError: a package differs from the archive's index.
     """
     index = [Member(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in collected.index.items()]
     described = describe(wanted, collected, index)
@@ -79,11 +79,11 @@ def write(out: Path, wanted: Wanted, collected: Collected) -> OsBundle:
 
 
 def open_bundle(path: Path) -> OsBundle:
-    """Read a bundle to its end.
+    """Read and check a whole bundle.
 
     Raises:
         UsageError: the file cannot be read.
-        BundleError: it is not a bundle of OS packages, truncated, damaged, or too new.
+        BundleError: it is not a bundle of OS packages, truncated, damaged, or has another format.
     """
     try:
         with path.open("rb") as file:
@@ -111,7 +111,7 @@ class _Reader:
         if length >= LARGEST or head != _header(MANIFEST, length):
             raise BundleError(
                 f"{self._path} is not a bundle of OS packages",
-                hint="to write one: clusterctl pack-os --release debian12",
+                hint="to create one: clusterctl pack-os --release debian12",
             )
         self._count(head)
         try:
@@ -129,7 +129,7 @@ class _Reader:
             self._expect(bytes(tar.padding(member.size)), member.name)
         self._expect(tar.END, "its end")
         if self._file.read(1):
-            raise BundleError(f"{self._path} has bytes after its end", hint="copy it again")
+            raise BundleError(f"{self._path} has data after its end", hint="copy it again")
         return OsBundle(self._path, found, self._size, self._digest.hexdigest())
 
     def _take(self, size: int, name: str) -> Iterator[bytes]:
@@ -137,7 +137,7 @@ class _Reader:
             block = self._file.read(min(size, _BLOCK))
             if not block:
                 raise BundleError(
-                    f"{self._path} is truncated: it ends at {self._size} bytes, within {name}", hint="copy it again"
+                    f"{self._path} is truncated: it ends at byte {self._size}, in {name}", hint="copy it again"
                 )
             self._count(block)
             size -= len(block)
@@ -152,11 +152,11 @@ class _Reader:
         self._size += len(block)
 
     def _damaged(self, name: str) -> BundleError:
-        return BundleError(f"{self._path} is damaged: {name} does not match its manifest", hint="copy it again")
+        return BundleError(f"{self._path} is damaged: {name} differs from the manifest", hint="copy it again")
 
 
 def _header(name: str, size: int) -> bytes:
-    return tar.header(name.encode(), size=size, mtime=_MTIME)
+    return tar.header(name.encode(), size=size, mtime=MTIME)
 
 
 def _member(put: Callable[[bytes], None], name: str, data: bytes) -> None:
@@ -164,7 +164,7 @@ def _member(put: Callable[[bytes], None], name: str, data: bytes) -> None:
 
 
 def _copy(path: Path, member: Member, put: Callable[[bytes], None]) -> None:
-    """Copy a package and compare it with the signed index again."""
+    """Copy a package, and check again that it matches the signed index."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -176,15 +176,15 @@ def _copy(path: Path, member: Member, put: Callable[[bytes], None]) -> None:
 
 
 FORMAT = "clusterctl-os-packages"
-VERSION = 1
+VERSION = 2
 
-# Root unpacks these on nodes: only plain names in known folders are allowed.
+# Nodes unpack the bundle as root: only plain names in known folders.
 _PLACE = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_][A-Za-z0-9_.+~%:-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 LARGEST = 64 << 20  # bytes of a manifest
 _DEPTH = 3  # the manifest, a list, a package
 INDEX = ("Packages", "Release")
-# These become arguments of apt, which runs as root: they must not be options, several words, or patterns.
+# These become arguments of apt, which runs as root: none may look like an option or a pattern, or contain spaces.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,199}(?::[a-z0-9-]{1,40})?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~^:_-]{0,254}")
 _PACKAGE = re.compile(r"debs/[A-Za-z0-9_][A-Za-z0-9_.+~%:-]{0,249}\.deb")
@@ -201,15 +201,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A bundle's list of files.
+    """The contents of a bundle.
 
     Attributes:
         release: the release's name, such as ``debian12``.
-        family: the package manager, such as ``apt``.
-        architecture: the architecture, in the family's terms.
-        requested: the requested packages; the others are their dependencies.
-        packages: all packages, by name.
-        index: the files that make them a repository.
+        family: the kind of package manager, such as ``apt``.
+        architecture: the family's name for it.
+        requested: the packages that the user requested; the others are their dependencies.
+        packages: all packages, sorted by name.
+        index: the files that make the folder a repository.
     """
 
     release: str
@@ -231,9 +231,18 @@ class Manifest:
         return {name: known.get(name, "") for name in self.requested}
 
     def to_json(self) -> bytes:
-        """The member's bytes, which are equal for equal manifests."""
+        """The member's bytes; equal manifests have equal ones. ``sha256`` is the digest of everything before it."""
         data = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return (json.dumps(data, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+        return _encode(data | {"sha256": digest_of(data)})
+
+
+def digest_of(data: Mapping[str, Any]) -> str:
+    """The sha256 of a manifest's other keys, in their order, encoded like the manifest itself."""
+    return hashlib.sha256(_encode({key: value for key, value in data.items() if key != "sha256"})).hexdigest()
+
+
+def _encode(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
 def describe(wanted: Wanted, collected: Collected, index: Iterable[Member]) -> Manifest:
@@ -244,10 +253,10 @@ def describe(wanted: Wanted, collected: Collected, index: Iterable[Member]) -> M
 
 
 def parse(data: bytes) -> Manifest:
-    """Parse and verify a manifest.
+    """Parse and check a manifest.
 
     Raises:
-        BundleError: it is not a manifest, has a later version, or is invalid.
+        BundleError: it is not a manifest, has another format, or is invalid or damaged.
     """
     try:
         found = parse_object(data, limit=LARGEST, depth=_DEPTH)
@@ -255,12 +264,12 @@ def parse(data: bytes) -> Manifest:
         raise BundleError(f"its manifest cannot be read: it {error}") from error
     if found.get("format") != FORMAT:
         raise BundleError(
-            "it is not a bundle of OS packages", hint="to write one: clusterctl pack-os --release debian12"
+            "it is not a bundle of OS packages", hint="to create one: clusterctl pack-os --release debian12"
         )
     if found.get("version") != VERSION:
         raise BundleError(
-            f"it has format {shown_value(found.get('version'))}, and this version of clusterctl reads format {VERSION}",
-            hint="use the clusterctl that wrote it, or pack it again",
+            f"it has format {shown_value(found.get('version'))}; this clusterctl reads format {VERSION} only",
+            hint="pack it again, or use the version of clusterctl that packed it",
         )
     try:
         manifest = Manifest(
@@ -275,8 +284,10 @@ def parse(data: bytes) -> Manifest:
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise BundleError(f"its manifest is not valid: {why}") from error
     names = [member.name for member in manifest.members]
-    if len(set(names)) != len(names) or manifest.to_json() != data:
-        raise BundleError("its manifest is not valid: it does not have clusterctl's format")
+    if len(set(names)) != len(names):
+        raise BundleError("its manifest is not valid: a file is listed twice")
+    if manifest.to_json() != data:
+        raise BundleError("its manifest is damaged: it differs from its sha256", hint="copy the bundle again")
     return manifest
 
 
@@ -292,7 +303,7 @@ def _package(found: Any) -> Package:
 
 
 def _index(found: Any) -> Member:
-    name = _place(found["name"])
+    name = check_path(found["name"])
     if name not in INDEX:
         raise ValueError(f"the index contains {shown_value(name)}")
     return Member(name, _size(found["size"]), _digest(found["sha256"]))
@@ -308,19 +319,24 @@ def _list(found: Mapping[str, Any], key: str) -> list[Any]:
 def _matching(pattern: re.Pattern[str], found: Mapping[str, Any], key: str) -> str:
     value = found[key]
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{key}: {shown_value(value)} is not a valid name")
+        raise ValueError(f"{key}: {shown_value(value)} is not a name")
     return value
 
 
-def _place(value: Any) -> str:
+def check_path(value: Any) -> str:
+    """Check that a value is a plain path in a bundle, and return it.
+
+    Raises:
+        ValueError: it is not.
+    """
     if not isinstance(value, str) or not _PLACE.fullmatch(value):
-        raise ValueError(f"{shown_value(value)} is not a valid path in a bundle")
+        raise ValueError(f"{shown_value(value)} is not a path in a bundle")
     return value
 
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 40:
-        raise ValueError(f"{shown_value(value)} is not a valid size")
+        raise ValueError(f"{shown_value(value)} is not a size")
     return value
 
 

@@ -79,7 +79,7 @@ def test_a_requirement_that_is_not_installed_is_named(site):
     with pytest.raises(UsageError, match="zz-gone, which clusterctl needs, is not installed") as caught:
         distributions.required("zz-app")
     assert "pip install clusterctl" in caught.value.hint
-    with pytest.raises(UsageError, match="zz-nothing is not installed"):
+    with pytest.raises(UsageError, match="zz-nothing, which clusterctl needs, is not installed"):
         distributions.required("zz-nothing")
 
 

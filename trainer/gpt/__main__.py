@@ -8,22 +8,25 @@ docs/training.md explains it step by step.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
 import signal
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from trainer.gpt import checkpoint, data, engine, evaluate, ranks, start, stopping
-from trainer.gpt.config import accumulation, read
+from trainer.gpt import checkpoint, data, ranks, start
+from trainer.gpt.checkpoint import Checkpoint, Folder, State
+from trainer.gpt.config import Config, accumulation, read
+from trainer.gpt.data import Feed, Samples
+from trainer.gpt.engine import Engine, make_engine
 from trainer.gpt.errors import FailedError, exit_with
-from trainer.gpt.feed import Feed
-from trainer.gpt.figures import Figures
-from trainer.gpt.keeping import Keeper
-from trainer.gpt.log import Log
-from trainer.gpt.model import fastest_attention
-from trainer.gpt.schedule import learning_rate
-from trainer.gpt.timing import Watch
+from trainer.gpt.log import Figures, Log, Watch
+from trainer.gpt.model import evaluating, fastest_attention
+from trainer.gpt.ranks import Ranks
+from trainer.gpt.start import Start
 
 
 def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
@@ -32,7 +35,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     given = read(argv)
     source = start.find(given)
     config = start.complete(given, source)
-    asked = stopping.listen()
+    asked = listen_for_signals()
 
     # Ranks
     everyone = ranks.join(config.device)
@@ -44,16 +47,16 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     # Data
     sets = data.open_sets(config.data, "train", config.block_size)
     data.check_tokens(sets)
-    train = data.Samples(sets, config.block_size, config.seed)
-    watched = {"train": data.Samples(sets, config.block_size, config.seed + 1)}
+    train = Samples(sets, config.block_size, config.seed)
+    watched = {"train": Samples(sets, config.block_size, config.seed + 1)}
     held_back = data.with_split(config.data, "val")
     if held_back:
         opened = data.open_sets(held_back, "val", config.block_size)
-        watched["val"] = data.Samples(opened, config.block_size, config.seed + 1)
+        watched["val"] = Samples(opened, config.block_size, config.seed + 1)
 
     # Model
     begun = start.choose(config, source, sets)
-    folder = checkpoint.Folder(Path(config.out), everyone, config.keep)
+    folder = Folder(Path(config.out), everyone, config.keep)
     folder.prepare()
     log = Log(config, everyone.is_first)
     keeper = Keeper(config, everyone, folder, log)
@@ -62,7 +65,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
 
     # Engine
     watch = Watch(device)
-    motor = engine.make(model, config, everyone, micro_steps, watch)
+    motor = make_engine(model, config, everyone, micro_steps, watch)
     step = 0
     if begun.taken:
         with begun.taken.reader() as reader:
@@ -133,7 +136,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
                 break
             if evaluates:
                 log.phase("evaluating")
-                losses = evaluate.losses(motor, watched, config.eval_iters, config.batch_size, everyone)
+                losses = evaluate(motor, watched, config.eval_iters, config.batch_size, everyone)
                 log.evaluation(step, losses)
                 better = keeper.is_better(step, list(losses.values())[-1])
                 saves = saves or better or (config.always_save and not config.save_interval)
@@ -152,6 +155,147 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         raise FailedError(what, "free disk space, then --resume latest")
     log.say("finished at step %d%s" % (step, ": %s" % why if why else ""))
     ranks.leave()
+
+
+class Keeper:
+    """Saves a training. ``failure`` is why the last save failed; ``worse`` counts evaluations since the lowest loss.
+
+    ``lowest`` is the lowest loss of all evaluations, ``best`` the loss of the checkpoint that ``best`` names. They
+    differ if a save failed or saving is off.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, folder: Folder, log: Log) -> None:
+        self.best = self.lowest = math.inf
+        self.worse = 0
+        self.failure: Optional[str] = None
+        self._config = config
+        self._ranks = ranks
+        self._log = log
+        self._folder = folder
+        self._saved = -1
+        self._evaluated: Tuple[int, Optional[float]] = (-1, None)  # step and loss of the last evaluation
+
+    def resume(self, found: Checkpoint) -> int:
+        """Take over the state of a checkpoint. Return its step."""
+        state = found.state
+        self.lowest = math.inf if state.best_loss is None else state.best_loss
+        self.worse = state.worse
+        if found.folder.parent.resolve() == Path(self._config.out).resolve():
+            self._saved = state.step
+            self.best = self._folder.resume(state.step)
+        return state.step
+
+    def is_better(self, step: int, loss: float) -> bool:
+        """Record the loss of an evaluation. Return whether a checkpoint of this step would be the best."""
+        self.lowest, self.worse = min(self.lowest, loss), 0 if loss < self.lowest else self.worse + 1
+        self._evaluated = (step, loss if math.isfinite(loss) else None)
+        return loss < self.best
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether the loss has not improved for ``patience`` evaluations."""
+        return 0 < self._config.patience <= self.worse
+
+    @property
+    def last(self) -> Optional[str]:
+        """The name of the newest checkpoint."""
+        return checkpoint.read_pointer(Path(self._config.out), "latest")
+
+    def save(self, step: int, engine: Engine, start: Start, is_final: bool = False) -> None:
+        """Save the state of all ranks unless it is saved already, and update ``best`` and ``final``."""
+        if not self._config.save:
+            return
+        if self._saved == step:
+            if is_final:
+                self.failure = self._folder.point("final", step) or self.failure
+            return
+        loss = self._evaluated[1] if self._evaluated[0] == step else None
+        is_best = loss is not None and loss < self.best
+        names = [name for name, holds in (("best", is_best), ("final", is_final)) if holds]
+        self._log.phase("saving")
+        state = State(
+            step=step,
+            updates=engine.updates,
+            shape=start.shape,
+            best_loss=self.lowest if math.isfinite(self.lowest) else None,
+            worse=self.worse,
+            scale=engine.scale.value,
+            world=self._ranks.world,
+            engine=engine.name,
+            vocabulary=start.digest,
+            config=dataclasses.asdict(self._config),
+            loss=loss,
+            data=start.data,
+        )
+        self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names)
+        if self.failure:
+            kept = "earlier checkpoints are unchanged"
+            self._log.say("step %d: not saved: %s; %s" % (step, self.failure, kept))
+            return
+        self._saved = step
+        if loss is not None:
+            self.best = min(self.best, loss)
+        self._log.say("step %d: saved %s/iter_%d" % (step, self._config.out, step))
+        self._folder.prune()
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``."""
+    if step < config.warmup_iters:
+        return config.learning_rate * (step + 1) / config.warmup_iters
+    if config.schedule == "constant":
+        return config.learning_rate
+    end = config.decay_iters or config.max_iters
+    done = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
+    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    lowest = config.learning_rate / 10 if config.min_lr < 0 else config.min_lr
+    return lowest + (config.learning_rate - lowest) * left
+
+
+def mean_loss(engine: Engine, samples: Samples, batches: int, batch: int, ranks: Ranks) -> float:
+    """Return the mean loss, in nats per token, of the first ``batches`` x ``batch`` samples.
+
+    The samples do not depend on the number of ranks. Every rank calls the engine equally often, because ZeRO-3 gathers
+    weights in every call. Surplus losses are discarded.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    with evaluating(engine.model):
+        for first in range(0, batches, ranks.world):
+            number = first + ranks.rank
+            start = min(number, batches - 1) * batch
+            tokens, targets = samples.take(range(start, start + batch))
+            loss = engine.evaluate(tokens.to(ranks.device), targets.to(ranks.device))
+            if number < batches:
+                total += loss.double()
+    return float(ranks.gather(total.view(1)).sum().item()) / batches
+
+
+def evaluate(engine: Engine, by_split: Dict[str, Samples], batches: int, batch: int, ranks: Ranks) -> Dict[str, float]:
+    """Return the mean loss of each split."""
+    return {split: mean_loss(engine, samples, batches, batch, ranks) for split, samples in by_split.items()}
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FORCED = 3  # under torchrun Ctrl-C arrives twice: from the terminal and from torchrun
+
+
+def listen_for_signals() -> List[int]:
+    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint."""
+    received: List[int] = []
+
+    def receive(number: int, _: Any) -> None:
+        received.append(number)
+        if number != signal.SIGINT:
+            return
+        if received.count(number) >= FORCED:
+            os._exit(128 + number)
+        if received.count(number) == 1 and os.environ.get("RANK", "0") == "0":
+            # Not sys.stderr: the signal may have interrupted a write to it.
+            os.write(2, b"SIGINT: saving after this step; press twice more to exit without a checkpoint\n")
+
+    for each in SIGNALS:
+        signal.signal(each, receive)
+    return received
 
 
 if __name__ == "__main__":

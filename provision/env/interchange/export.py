@@ -22,7 +22,6 @@ import os
 import posixpath
 import re
 import struct
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,9 +41,9 @@ from provision.env.relocation import rewrite
 from provision.env.relocation.relocate import stale_bytecode
 from provision.env.relocation.rewrite import Search, plain
 from provision.errors import UsageError
-from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
+from provision.model import Emit, Notice
+from provision.stages import stage
 
-STAGE = "export"
 SUFFIXES = {".tar.gz": "gz", ".tgz": "gz", ".tar.zst": "zst", ".tzst": "zst", ".tar": "tar"}
 
 _SCRIPTS = ("activate", "activate.fish", "deactivate")  # conda-pack's, in its folder scripts/posix
@@ -100,29 +99,29 @@ def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
         UsageError: ``out`` cannot be written, or its suffix is unknown.
         BundleError: the bundle is damaged.
     """
-    started = time.monotonic()
     kind = compression(out)
     archive = _Archive(bundle, prepare(bundle.manifest, bundle.prefix_files()))
     for text in archive.prepared.notices:
         emit(Notice(text, "warning"))
-    total = archive.size
-    emit(StageStarted(STAGE, f"Writing {out}", total, "bytes"))
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
-        emit(Progress(STAGE, done, total))
+        shown.progress(done)
 
     threads = len(os.sched_getaffinity(0))
-    with temporary.create_file(out) as file:
+    with (
+        stage(emit, "export", f"Writing {out}", archive.size, "bytes") as shown,
+        temporary.create_file(out) as file,
+    ):
         if kind == "zst":
             file.writelines(archive.frames(advance, threads))
         elif kind == "gz":
             file.writelines(gzip_stream(archive.plain(advance), threads=threads))
         else:
             file.writelines(archive.plain(advance))
-    emit(StageFinished(STAGE, time.monotonic() - started))
+
     names = {path for path, _, _ in archive.prepared.records} | {path for path, _ in archive.prepared.scripts}
     return Exported(out, out.stat().st_size, archive.members, len(names), archive.prepared.notices)
 

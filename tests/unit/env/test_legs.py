@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.release import payload as release_legs
 from provision.env.release import scripts
 from provision.env.release.catalog import ReleasePaths
@@ -152,7 +152,7 @@ def test_the_same_environment_elsewhere_and_with_new_times_shares_all_but_the_la
         for name in files:
             os.utime(Path(folder) / name, (1800000000, 1800000000), follow_symlinks=False)
     again = tmp_path / "again.ccb"
-    pack(prefix, again, name="env", emit=lambda _event: None, limit=1 << 16)
+    pack(prefix, again, name="env", emit=lambda _event: None, options=PackOptions(limit=1 << 16))
     other = open_bundle(again)
     assert other.manifest.release_id != bundle.manifest.release_id
     _, _, later = release(tmp_path / "elsewhere", other)
@@ -165,7 +165,7 @@ def test_one_changed_package_changes_its_own_legs_only(bundle, prefix, tmp_path,
     _, _, payload = release(tmp_path / "llm", bundle)
     helpers.write(prefix / "lib/python3.11/site-packages/other/1.py", "N = 'changed'\n")
     again = tmp_path / "again.ccb"
-    pack(prefix, again, name="env", emit=lambda _event: None, limit=1 << 16)
+    pack(prefix, again, name="env", emit=lambda _event: None, options=PackOptions(limit=1 << 16))
     _, _, later = release(tmp_path / "llm", open_bundle(again))
     assert len(set(later.keys) - set(payload.keys)) == 1
 

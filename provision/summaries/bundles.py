@@ -1,18 +1,19 @@
-"""After the environment's commands: ``pack-env`` and ``pack-tool``."""
+"""After ``pack-env``, ``pack-tool`` and ``pack-os``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from provision.env.report.text import number, size
-from provision.summaries._summary import Summary
+from provision.output_text import Summary
 
 if TYPE_CHECKING:
     from provision.tasks.pack import PackResult
+    from provision.tasks.pack_os import PackOsResult
     from provision.tasks.tool import ToolResult
 
 
-def packed(result: PackResult) -> Summary:
+def pack_output(result: PackResult) -> Summary:
     """After ``pack-env``."""
     manifest = result.manifest
     unpacked = sum(entry.size for entry in manifest.files)
@@ -39,7 +40,7 @@ def packed(result: PackResult) -> Summary:
     return data, text
 
 
-def tooled(result: ToolResult) -> Summary:
+def tool_output(result: ToolResult) -> Summary:
     """After ``pack-tool``."""
     tool = result.tool
     glibc = ".".join(map(str, tool.glibc))
@@ -59,5 +60,27 @@ def tooled(result: ToolResult) -> Summary:
         f"packed clusterctl with Python {tool.python} for {tool.machine}, glibc {glibc} or later: "
         f"{size(tool.size)} of {size(tool.unpacked)} in {result.seconds:.1f} s\n"
         f"on the other side: sh {result.file.name} deploy --inventory inventory.yaml"
+    )
+    return data, text
+
+
+def os_pack_output(result: PackOsResult) -> Summary:
+    """After ``pack-os``: the file, and the versions of what was asked for."""
+    bundle, manifest = result.bundle, result.bundle.manifest
+    data = {
+        "bundle": str(bundle.path),
+        "release": manifest.release,
+        "architecture": manifest.architecture,
+        "bytes": bundle.size,
+        "sha256": bundle.sha256,
+        "requested": manifest.versions,
+        "packages": {each.name: each.version for each in manifest.packages},
+        "seconds": round(result.seconds, 2),
+    }
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    text = (
+        f"packed {versions} for {manifest.release} ({manifest.architecture}): "
+        f"{number(len(manifest.packages), 'package')}, {size(bundle.size)} in {result.seconds:.1f} s\n"
+        f"{bundle.path} is for every node with {manifest.release}"
     )
     return data, text

@@ -8,8 +8,7 @@ from typing import Mapping, Optional
 
 from trainer.bounds import Bound
 from trainer.ds_config import Gpu
-from trainer.plan.errors import PlanError
-from trainer.plan.shape import Shape
+from trainer.plan.models import PlanError, Shape
 
 METHODS = ("full", "lora", "qlora", "pretrain")
 PROGRAMS = ("trainer", "own")
