@@ -22,7 +22,7 @@ from provision.masking import mask_words, secret_option
 from provision.registry import load_module, module_names
 from provision.run import LIMIT, Job, Launch, RunFiles, RunSpec, code, world_size
 from provision.run.job import of_module, of_target, override
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 __all__ = [
     "DEFAULT",

@@ -27,8 +27,8 @@ from provision.run.record import make_private
 from provision.ssh.openssh import bulk
 from provision.tasks.runs import by_name, find, run_folder
 from provision.transfer.fetch import RemoteFile, fetch, lacking, listed
-from trainer import offers
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract import offers
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from provision.model import Remote

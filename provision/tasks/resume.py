@@ -23,8 +23,8 @@ from provision.tasks.gate import GateOptions, gate
 from provision.tasks.runs import by_name, find, run_folder
 from provision.tasks.start import Following, Start
 from provision.tasks.stop import refuse_others
-from trainer.contract import Plan, from_json
-from trainer.untrusted import UntrustedError
+from trainer.agent.contract.plan import Plan, from_json
+from trainer.agent.contract.untrusted import UntrustedError
 
 if TYPE_CHECKING:
     from provision.run import Facts

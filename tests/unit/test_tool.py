@@ -170,7 +170,7 @@ def test_the_tool_has_all_that_it_needs(found):
         f"{home}/encodings/__init__.py",
         "packages/provision/errors.py",
         "packages/provision/templates/tool/header.sh.j2",
-        "packages/trainer/agent/life/supervise.py",
+        "packages/trainer/agent/supervisor/supervisor.py",
         "packages/fabric/__init__.py",
         f"packages/clusterctl-{distribution('clusterctl').version}.dist-info/METADATA",
     }

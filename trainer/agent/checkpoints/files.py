@@ -20,7 +20,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Optional, Tuple
 
-from contract.untrusted import UntrustedError, parse_json, parse_object
+from ..contract.untrusted import UntrustedError, parse_json, parse_object
 
 HEADER = 100 << 20  # bytes that safetensors allows its header
 JSON = 64 << 20  # bytes; a trainer's state after very many steps has a few
@@ -92,7 +92,7 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
 
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
     # Imported with the first such file: zipfile and pickle are a tenth of an agent's start.
-    from checkpoints import torch_files  # noqa: PLC0415
+    from . import torch_files  # noqa: PLC0415
 
     start = file.read(4)
     if start == b"PK\x03\x04":

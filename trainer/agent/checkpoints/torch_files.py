@@ -7,7 +7,7 @@ import struct
 import zipfile
 from typing import Any, BinaryIO, Dict
 
-from checkpoints.files import TornError
+from .files import TornError
 
 # What torch.serialization writes first without zip: its magic number and protocol version.
 _LEGACY = (0x1950A86A20F9469CFC6C, 1001)

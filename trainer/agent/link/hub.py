@@ -1,28 +1,121 @@
-"""Rank 0's end of the link: it listens, lets in who belongs to the run, and relays.
+"""Rank 0's end of the link: it listens, admits the agents of the run, and relays their messages.
 
-Anything may connect: a port scanner, another run's agent, garbage. A guest has ``DEADLINE`` seconds and ``HELLO`` bytes
-a line to prove that it belongs to the run, there are slots for a limited number of guests (see ``guests.py``), and what
-one of them did is only remembered, to be told when somebody is missed.
+Anything may connect: a port scanner, another run's agent, garbage. A pending connection has ``DEADLINE`` seconds and
+``HELLO`` bytes per line to prove that it belongs to the run. The number of pending connections is limited. What a
+rejected one did is remembered, and reported when an agent is missing.
 
-An agent of the run may be broken or lie. What it sends is checked before it is used, it speaks for its own rank only,
-and it has an allowance of bytes: what exceeds it is dropped.
+Every address has a share of the slots, so an address that opens many connections displaces only its own. Within a
+share, connections without a valid first line are dropped first, and among equals chance decides. A process on an
+agent's machine that keeps opening connections cannot make sure that the agent's connection is dropped.
+
+An agent of the run may be broken or lie. The hub checks what it sends, lets it speak for its own rank only, and limits
+its bytes: what exceeds the limit is dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import selectors
 import socket
 import time
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from contract.plan import Link, Plan
-from link.allowance import Allowance
-from link.end import End
-from link.frames import MESSAGE, Connection, EndedError, NotOursError, Session, encode
-from link.guests import Guest, Guests
-from link.peer import Peer, whole
-from link.proof import CLAIM, HELLO, StrangerError
+from ..contract.plan import Link, Plan
+from .endpoint import End, Peer, whole
+from .frames import MESSAGE, Connection, EndedError, NotOursError, Session, encode
+from .handshake import CLAIM, DEADLINE, HELLO, Host, StrangerError
+
+BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
+RATE = 4 << 20  # bytes in a second, all the time
+LEAST = 16 << 10  # bytes that a message counts for: every one is relayed to all others
+
+
+class Allowance:
+    """A bucket of bytes that fills with time."""
+
+    def __init__(self) -> None:
+        self._room = float(BURST)
+        self._at = 0.0
+
+    def take(self, size: int, now: float) -> bool:
+        """Whether a message of this size may pass now; it is counted if so."""
+        self._room = min(float(BURST), self._room + (now - self._at) * RATE)
+        self._at = now
+        size = max(size, LEAST)
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+
+SHARE = 16  # slots of one address, and one more for each node: all agents may share an address
+ROOM = 64  # slots of all addresses together, and four more for each node
+
+_RANDOM = random.SystemRandom()
+
+
+class Guest:
+    """One such connection. ``address`` is the text for messages."""
+
+    def __init__(self, connection: Connection, address: str, token: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.host = Host(token)
+        self.deadline = time.monotonic() + DEADLINE
+
+
+def _network(address: str) -> str:
+    """What shares a share: an IPv4 address; of IPv6 a /64, all of which one machine may use."""
+    if ":" not in address:
+        return address
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
+
+
+class Guests:
+    """All of them."""
+
+    def __init__(self, nodes: int, choose: Callable[[List[Guest]], Guest] = _RANDOM.choice) -> None:
+        self._share = SHARE + nodes
+        self._room = ROOM + 4 * nodes
+        self._choose = choose
+        self._all: Dict[int, Guest] = {}  # by the connection's identity
+        self._by_network: Dict[str, Dict[int, Guest]] = {}
+
+    def __iter__(self) -> Any:
+        return iter(list(self._all.values()))
+
+    def find(self, connection: Connection) -> Optional[Guest]:
+        """The guest of a connection."""
+        return self._all.get(id(connection))
+
+    def add(self, guest: Guest) -> None:
+        """Add one, for which ``crowded`` has said that there is room."""
+        self._all[id(guest.connection)] = guest
+        self._by_network.setdefault(_network(guest.address), {})[id(guest.connection)] = guest
+
+    def remove(self, guest: Guest) -> None:
+        """Remove one."""
+        self._all.pop(id(guest.connection), None)
+        network = _network(guest.address)
+        same = self._by_network.get(network, {})
+        same.pop(id(guest.connection), None)
+        if not same:
+            self._by_network.pop(network, None)
+
+    def crowded(self, address: str) -> Optional[Guest]:
+        """Who must go before a connection from this address is added; None where there is room."""
+        same = self._by_network.get(_network(address), {})
+        if len(same) >= self._share:
+            return self._one_of(same)
+        if len(self._all) >= self._room:
+            return self._one_of(max(self._by_network.values(), key=len))
+        return None
+
+    def _one_of(self, guests: Dict[int, Guest]) -> Guest:
+        silent = [guest for guest in guests.values() if guest.host.claimed is None]
+        return self._choose(silent or list(guests.values()))
+
 
 SEEN = 8  # things remembered of guests that did not belong
 ACCEPTED = 64  # connections accepted before the others' turn

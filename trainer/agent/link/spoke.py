@@ -9,11 +9,10 @@ import socket
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from contract.plan import Link, Plan
-from link.end import End
-from link.frames import MESSAGE, Connection, NotOursError, encode
-from link.peer import Peer, whole
-from link.proof import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
+from ..contract.plan import Link, Plan
+from .endpoint import End, Peer, whole
+from .frames import MESSAGE, Connection, NotOursError, encode
+from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
 
 SOON = 0.05  # seconds to the second try; doubled each time
 LATER = 0.5  # and never more

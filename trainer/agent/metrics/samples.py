@@ -1,23 +1,4 @@
-"""What a run uses of its node, sampled now and then: one JSON object a line in ``metrics.jsonl``.
-
-====================  ===============================================================================================
-``time``              seconds since the epoch
-``gpus``              ``[{"index", "use", "memory", "memory_total", "power", "temperature"}]``: use in percent, memory
-                      in bytes, watts, degrees Celsius; null where the GPU does not tell. Left out without nvidia-smi,
-                      and when it has not answered for 30 s
-``memory_available``  bytes (MemAvailable); ``memory_total``
-``rss``               bytes in memory of the run's processes that they do not share with files
-``load``              the load average of one minute
-``cpu``               ``{rank: cores}``: processor time of each rank with its workers, over the time since the last
-                      sample; 1.5 is one and a half cores
-``network``           ``{interface: {"in", "out"}}`` in bytes a second, without loopback and the ends of containers
-``infiniband``        ``{"mlx5_0/1": {"in", "out"}}`` in bytes a second, of the port's own counters: what RDMA moves
-                      is not in ``network``
-``disk_free``         bytes left to this user where the run's folder lies
-====================  ===============================================================================================
-
-Rates are left out of the first sample. What cannot be read is left out. The supervisor adds what it knows itself.
-"""
+"""Samples of an attempt into ``metrics.jsonl``, with what is known of its progress."""
 
 from __future__ import annotations
 
@@ -28,9 +9,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Set, Tuple
 
-from metrics.gpus import Gpus
-from processes.proc import Stat, read
-from watch.snapshots import Proc, of_ranks
+from ..events import Events
+from ..node_plan import NodePlan
+from ..processes.proc import Stat, read
+from ..processes.ranks import Proc, of_ranks
+from ..supervisor.control import Inbox
+from .gpus import Gpus
 
 LIMIT = 64 << 20  # bytes that metrics.jsonl and the part before it may have together
 
@@ -180,3 +164,46 @@ def append(path: str, sample: Dict[str, Any], limit: int = LIMIT) -> bool:
     except OSError:
         return False
     return True
+
+
+EVERY = 10.0  # seconds between samples
+# Bytes a second, in and out of one port: more than a machine that only waits, less than any training that communicates.
+COMMUNICATES = 1 << 20
+
+
+class Metrics:
+    """The samples of one attempt."""
+
+    def __init__(self, plan: NodePlan, inbox: Inbox, events: Events) -> None:
+        self._path = str(plan.logs / "metrics.jsonl")
+        self._sampler = Sampler(plan.data.first_rank, str(plan.folder))
+        self._inbox, self._events = inbox, events
+        self._known: Dict[str, Any] = {}  # of the progress
+        self._due = 0.0
+        self._writes = True
+
+    def progress(self, fields: Dict[str, Any]) -> None:
+        """Take the fields of a progress event."""
+        self._known.update(fields)
+
+    def look(self, members: Dict[int, Stat], now: float) -> None:
+        """Take a sample, when it is time."""
+        if now < self._due:
+            return
+        self._due = now + EVERY
+        sample = dict(self._sampler.sample(members), attempt=self._events.attempt, **self._known)
+        if communicates(sample):
+            self._inbox.communicated = now
+        if self._writes and not append(self._path, sample):
+            self._writes = False  # a full disk ends the log, not the run
+            self._events.emit("notice", text="%s is no longer written: the disk is full" % self._path)
+
+    def close(self) -> None:
+        """End what the sampler has started."""
+        self._sampler.close()
+
+
+def communicates(sample: Dict[str, Any]) -> bool:
+    """Whether a sample shows the traffic of a training run, on any port."""
+    rates = [*sample.get("network", {}).values(), *sample.get("infiniband", {}).values()]
+    return any(min(rate["in"], rate["out"]) >= COMMUNICATES for rate in rates)

@@ -19,7 +19,7 @@ import stat
 import time
 from typing import Any, Dict, List, Tuple
 
-from contract.untrusted import UntrustedError, parse_object
+from ..contract.untrusted import UntrustedError, parse_object
 
 WHOLE = 16 << 20  # bytes up to which a file is read as a whole
 EDGE = 1 << 20  # bytes of a larger one that are read at either end

@@ -25,7 +25,7 @@ import threading
 import time
 from typing import Any, Iterator, List
 
-from node import digests
+from . import digests
 
 _GREETING = 1024  # bytes
 _HELD = 4096  # connections that are kept open

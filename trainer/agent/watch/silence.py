@@ -19,10 +19,10 @@ import collections
 import os
 from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
-from processes.proc import Stat
-from reader import step
-from watch import phases
-from watch.snapshots import Proc
+from ..processes.proc import Stat
+from ..processes.ranks import Proc
+from ..reader import step
+from . import phases
 
 PACE = 20  # times the median step
 SHORT = 120.0  # seconds; the least that a training run may be silent

@@ -21,8 +21,8 @@ import subprocess
 import time
 from typing import Dict, List, Optional, Tuple
 
-from processes.proc import Stat, read, stat_of
-from watch.snapshots import Proc, mains, of_ranks
+from ..processes.proc import Stat, read, stat_of
+from ..processes.ranks import Proc, mains, of_ranks
 
 PATIENCE = 7.0  # seconds for the stacks of all ranks together; all of this stays below GATHER of ``hangs.py``
 AGAIN = 3.0  # the same, for those that could not be paused

@@ -1,26 +1,35 @@
-"""Watches a run for hangs. It decides only: what it knows comes in by its methods, with a clock that goes forward.
+"""Detects hangs of a run, and collects what is needed to explain them.
 
 ===============  ==================================================================================================
 ``stopped``      a process of a rank is stopped (SIGSTOP) or held by a debugger for 5 s
-``dead``         a rank's process has died, or is gone in the midst of training, while others go on, for 5 s
-``no progress``  nothing has been heard of the run for too long (``silence.py``)
+``dead``         a rank's process died, or exited during training, while others are running, for 5 s
+``no progress``  the run has shown no progress for too long (``silence.py``)
 ===============  ==================================================================================================
 
-Only node rank 0 judges that there is no progress: ranks go in step, and it is the one whose log tells of steps.
-A process that waits uninterruptibly for a minute is worth a notice, no more: a disk may be slow.
+Only node rank 0 judges that there is no progress: ranks advance together, and its log shows the steps. A process that
+waits uninterruptibly for a minute causes only a notice, because a disk may be slow.
+
+``Watch`` only decides: its methods get what it knows, with a clock that goes forward. ``Hangs`` acts. It collects the
+stacks of all ranks, names the rank that differs, and then stops the run or warns. Stacks take seconds, and a failure
+elsewhere must not wait: a thread collects this node's, and the link brings those of the other nodes.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from contract.plan import Plan
-from processes.proc import Stat
-from watch import phases
-from watch.silence import Silence
-from watch.snapshots import Proc, mains, of_ranks
+from ..contract.plan import Plan
+from ..events import Events
+from ..node_plan import NodePlan
+from ..processes.proc import Stat
+from ..processes.ranks import Proc, mains, of_ranks
+from ..processes.tracker import Census
+from ..supervisor.control import Inbox
+from . import phases, stacks
+from .silence import Silence
 
 STOPPED = 5.0  # seconds in a state before it is believed
 WAITING = 60.0
@@ -189,3 +198,72 @@ def _cause(status: int) -> str:
         return signal.Signals(os.WTERMSIG(status)).name
     except ValueError:
         return "signal %d" % os.WTERMSIG(status)
+
+
+GATHER = 12.0  # seconds for the stacks of all nodes
+STACK = 20_000  # characters of each that go into the event
+
+
+class Hangs:
+    """The hangs of one attempt on one node."""
+
+    def __init__(self, plan: NodePlan, watch: Watch, census: Census, inbox: Inbox, events: Events) -> None:
+        self._plan, self._watch, self._census, self._inbox, self._events = plan, watch, census, inbox, events
+        self._stops = plan.data.hang.policy == "stop"
+        self._others = set(plan.data.link.nodes if plan.data.link else ()) - {plan.node}
+        self._hang: Optional[Hang] = None
+        self._until = 0.0
+        self._own: Optional[Dict[int, str]] = None
+        self._collecting: Optional[threading.Thread] = None
+
+    def look(self, now: float) -> None:
+        """Look for a hang, or go on with the one that was found."""
+        found = self._watch.look(self._census.known, now)
+        for text in self._watch.notices():
+            self._events.emit("notice", text=text)
+        if self._inbox.stacks_wanted and self._hang is None:
+            self._inbox.stacks_wanted = False
+            self._collect(tell=True)
+        if found is not None and self._hang is None:
+            self._hang, self._until, self._own = found, now + GATHER, None
+            self._inbox.stacks.clear()
+            self._inbox.answered.clear()
+            self._inbox.link.tell("stacks?")
+            self._collect(tell=False)
+        if self._hang is not None and (now >= self._until or self._gathered()):
+            hang, self._hang = self._hang, None
+            self._act(hang)
+
+    def _gathered(self) -> bool:
+        return self._own is not None and self._others <= set(self._inbox.answered)
+
+    def _collect(self, tell: bool) -> None:
+        """Collect this node's stacks, in a thread; one at a time."""
+        if self._collecting is not None and self._collecting.is_alive():
+            return
+        members = dict(self._census.known)
+
+        def work() -> None:
+            collected = stacks.collect(members, self._plan.data.first_rank, self._plan.data.prefix)
+            found = {rank: text[:STACK] for rank, text in collected.items()}
+            if tell:
+                self._inbox.link.tell("stacks", rank_stacks=found)
+            self._own = found
+            self._inbox.nudge()
+
+        self._collecting = threading.Thread(target=work, name="stacks", daemon=True)
+        self._collecting.start()
+
+    def _act(self, hang: Hang) -> None:
+        found = dict(self._inbox.stacks)
+        found.update(self._own or {})
+        text = hang.text
+        odd = [rank for rank in stacks.odd(found) if rank != hang.rank]
+        if hang.rank is None and odd:
+            text += "; elsewhere than the others: rank %s" % ", ".join(map(str, odd))
+        said: Dict[str, Any] = {"kind": hang.kind, "rank": hang.rank, "text": text}
+        if found:
+            said["stacks"] = {str(rank): stack for rank, stack in sorted(found.items())}
+        self._events.emit("hang", **said)
+        if self._stops:
+            self._inbox.fail(hang.rank if hang.rank is not None or len(odd) != 1 else odd[0], "hangs: " + text)

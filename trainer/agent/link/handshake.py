@@ -25,7 +25,7 @@ import re
 import secrets
 from typing import Any, Dict, NamedTuple, Optional
 
-from link.frames import Seal, Session
+from .frames import Seal, Session
 
 HELLO = 512  # bytes that a line may have before anything is proved
 CLAIM = 4096  # bytes of the caller's first frame, and of the answer to it

@@ -1,8 +1,8 @@
 """Owns a run on one node: its attempts one after the other, together with the agents of the other nodes.
 
-Each attempt begins with a meeting of all agents, in which rank 0 decides on the port and the checkpoint, and ends
-with another one, in which it decides how the attempt went as a whole: so all nodes tell the same state and the same
-reason. Where the agents cannot meet any more, each decides by what it knows.
+Each attempt starts with a meeting of all agents, in which rank 0 chooses the port and the checkpoint. It ends with
+another meeting, in which rank 0 decides the outcome of the attempt. So all nodes report the same state and the same
+reason. Agents that can no longer meet decide alone.
 """
 
 from __future__ import annotations
@@ -10,25 +10,36 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
-from events import Events
-from life.attempt import Attempt
-from life.inbox import Inbox
-from life.meeting import check_end, check_start, decide_end, decide_start, kept, offer_end, offer_start
-from life.verdict import AGAIN, FAILED, STOPPED, judge
-from link.links import Link, LinkError
-from link.stream import CopyError
-from plan import NodePlan
-from processes.ending import STUBBORN
-from state import State
+from ..events import Events
+from ..link.frames import CopyError
+from ..link.link import Link, LinkError
+from ..node_plan import NodePlan
+from ..processes.tracker import STUBBORN
+from ..state import State
+from .attempt import Attempt
+from .control import Inbox
+from .decisions import (
+    AGAIN,
+    FAILED,
+    STOPPED,
+    check_end,
+    check_start,
+    decide_end,
+    decide_start,
+    judge,
+    kept,
+    offer_end,
+    offer_start,
+)
 
-MEET = 180.0  # seconds in which all agents must have come to begin an attempt
-SLACK = 15.0  # seconds that a meeting waits beyond what ending may take
-FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are known to live
-RELAY = 2.0  # seconds in which rank 0 tells what it has decided
+MEET = 180.0  # seconds in which all agents must meet to start an attempt
+SLACK = 15.0  # seconds that a meeting waits beyond the time that ending processes may take
+FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
+RELAY = 2.0  # seconds in which rank 0's decision arrives
 
 
 class Supervisor:
-    """One run on one node. ``run`` does all of it. ``guard``: a pipe that ends with the guard."""
+    """One run on one node. ``run`` does all of it. ``guard``: a pipe that closes when the guard exits."""
 
     def __init__(self, plan: NodePlan, events: Events, state: State, guard: Optional[int]) -> None:
         self._plan, self._events, self._state = plan, events, state
@@ -36,7 +47,7 @@ class Supervisor:
         self._link = Link(plan.data, self._inbox.nudge)
 
     def run(self) -> int:
-        """All attempts, and the event ``end``. The exit code: 0 when the run has finished, else 1."""
+        """Run all attempts and write the event ``end``. Returns the exit code: 0 when the run finished, else 1."""
         self._inbox.open()
         self._inbox.link = self._link
         try:
@@ -65,14 +76,14 @@ class Supervisor:
             number += 1
 
     def _wait(self, number: int) -> Optional[Dict[str, Any]]:
-        """Wait before an attempt that is not the first. The verdict, when a stop or the end of a peer comes first."""
+        """Pause before every attempt except the first. Returns a verdict when a stop or a failure comes first."""
         until = time.monotonic() + (self._plan.data.pause(number - 1) if number > 1 else 0.0)
         while not self._inbox.over() and time.monotonic() < until:
             self._inbox.wait(until - time.monotonic())
         return self._alone({}) if self._inbox.over() else None
 
     def _attempt(self, number: int) -> Dict[str, Any]:
-        """One attempt from meeting to meeting. The verdict, see ``verdict.judge``; also ``saved``."""
+        """Run one attempt from meeting to meeting. Returns the verdict (see ``decisions.judge``) with ``saved``."""
         self._state.set(state="meeting", attempt=number)
         try:
             decision = self._begin(number)
@@ -92,10 +103,10 @@ class Supervisor:
         return self._judge(outcome)
 
     def _begin(self, number: int) -> Dict[str, Any]:
-        """Meet, and copy what this node lacks of the checkpoint.
+        """Meet, and copy the files of the checkpoint that this node lacks.
 
         Raises:
-            LinkError, CopyError, OSError: the attempt cannot begin.
+            LinkError, CopyError, OSError: the attempt cannot start.
         """
         plan = self._plan
         resume = plan.data.resuming or number > 1
@@ -122,7 +133,7 @@ class Supervisor:
         return decision
 
     def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
-        """How the attempt went as a whole."""
+        """Decide the outcome of the attempt with all agents."""
         plan, inbox = self._plan, self._inbox
         more = self._events.attempt < plan.data.attempts
 
@@ -146,14 +157,14 @@ class Supervisor:
             return self._alone(offer)
 
     def _alone(self, offer: Dict[str, Any]) -> Dict[str, Any]:
-        """A verdict by what is known here."""
+        """Decide from what this node knows."""
         stopped = self._inbox.stop is not None
         nothing: Dict[str, Any] = {"rc": None, "signal": None, "stopped": stopped, "left": [], "step": None}
         verdict = judge({0: offer.get("outcome") or nothing}, self._inbox.failure, more=False)
         return dict(verdict, saved=kept({0: offer}) if verdict["state"] == STOPPED and offer else None)
 
     def _settle(self) -> None:
-        """Take what came before a meeting failed; what rank 0 has to say of it comes a moment later."""
+        """Take the messages that came before a meeting failed, and wait a moment for rank 0's reason."""
         self._inbox.take()
         until = time.monotonic() + RELAY
         while self._plan.rank and not self._inbox.over() and time.monotonic() < until:
@@ -167,7 +178,7 @@ class Supervisor:
         return "its command exited with code %s" % outcome["rc"]
 
     def _end(self, verdict: Dict[str, Any]) -> int:
-        """Tell the end."""
+        """Write the end of the run."""
         why, saved = verdict["why"], verdict.get("saved")
         step = saved if saved is not None else verdict["step"]
         why = why and {key: why.get(key) for key in ("node", "rank", "text")}
@@ -178,7 +189,7 @@ class Supervisor:
 
 
 def said(why: Optional[Dict[str, Any]]) -> str:
-    """A reason in words."""
+    """Describe a reason."""
     if why is None:
         return "the cause is unknown"
     return "%s: %s" % (why["node"], why["text"])

@@ -17,8 +17,9 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from checkpoints.files import File, look
-from checkpoints.rules import (
+from ..link.copies import TEMPORARY
+from .files import File, look
+from .rules import (
     COMPLETE,
     DEEPSPEED,
     HUGGING_FACE,
@@ -31,7 +32,6 @@ from checkpoints.rules import (
     readers,
     why_incomplete,
 )
-from link.copying import TEMPORARY
 
 NEWEST = 5  # checkpoints that are looked at; older ones are never offered
 DEEP = 4  # folders below a checkpoint's

@@ -1,4 +1,4 @@
-"""``agent stop``: asks the agent to stop, ends the run itself where there is none, proves that nothing is left."""
+"""``agent stop``: asks the agent to stop, ends the run itself without an agent, and verifies that nothing is left."""
 
 from __future__ import annotations
 
@@ -10,32 +10,30 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-import state as states
-from commands.detach import owner_name
-from life.guard import finish
-from node.probe import can_listen
-from plan import NodePlan
-from processes.census import Census
-from processes.cgroup import Group
-from processes.ending import STUBBORN, end_all
-from processes.proc import Stat, open_pidfd, send, stat_of
+from .. import state as states
+from ..node.probe import can_listen
+from ..node_plan import NodePlan
+from ..processes.proc import Stat, open_pidfd, send, stat_of
+from ..processes.tracker import STUBBORN, Census, Group, end_all
+from ..supervisor.guard import finish
+from .start import owner_name
 
-ANSWER = 5.0  # seconds in which a living agent must have begun to end the run
-SLACK = 20.0  # seconds beyond the grace and the patience for stubborn processes: the agents' last meeting
-PROOF = 10.0  # seconds in which a driver gives the memory back, and the kernel the port
-LOOK = 0.1  # seconds between looks where nothing can be waited for
+ANSWER = 5.0  # seconds in which a running agent must start to end the run
+SLACK = 20.0  # seconds beyond the grace period and ``STUBBORN``: for the agents' last meeting
+PROOF = 10.0  # seconds in which the driver frees memory and the kernel frees the port
+LOOK = 0.1  # seconds between looks where there is no event to wait for
 ASK = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
 
 
 class RefusedError(Exception):
-    """The run is another user's. The text says whose."""
+    """The run belongs to another user. The text names the owner."""
 
 
 def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> Dict[str, Any]:
-    """Stop a run on this node. Says how it is then, see ``__main__.py``.
+    """Stop a run on this node. Returns the answer that ``__main__.py`` documents.
 
     Raises:
-        RefusedError: it belongs to somebody else.
+        RefusedError: it belongs to another user.
         OSError: the run's folder cannot be used.
     """
     allowed(plan)
@@ -64,7 +62,7 @@ def allowed(plan: NodePlan) -> None:
     """Refuse the run of another user.
 
     Raises:
-        RefusedError: it is one's.
+        RefusedError: the run belongs to another user.
     """
     owner = plan.path.stat().st_uid
     if os.geteuid() not in (0, owner):
@@ -72,13 +70,13 @@ def allowed(plan: NodePlan) -> None:
 
 
 def refusal(owner: int) -> str:
-    """What is said to whoever may not stop a run."""
+    """The message for a user who may not stop a run."""
     name = owner_name(owner)
     return "the run belongs to %s: only %s or root may stop it" % (name, name)
 
 
 def _ask(plan: NodePlan, agents: List[Tuple[int, str]], *, save: bool, who: str, patience: float) -> bool:
-    """Ask the agent, and wait for its end. False when it does not answer or takes too long."""
+    """Ask the agent to stop and wait until it exits. False when it does not react or takes too long."""
     states.ask(plan.logs, save=save, who=who)
     for pid, start in agents[:1]:
         send(pid, Stat("", 0, start), signal.SIGUSR1)
@@ -104,7 +102,7 @@ def _wait(pids: List[int], seconds: float) -> None:
 
 
 def _kill(agents: List[Tuple[int, str]]) -> None:
-    """End an agent that does not answer: the guard first, it would clean up beside us."""
+    """Kill an agent that does not react: the guard first, because it would clean up at the same time."""
     for pid, start in reversed(agents):
         send(pid, Stat("", 0, start), signal.SIGKILL)
     limit = time.monotonic() + ANSWER
@@ -117,12 +115,12 @@ def _lives(pid: int, start: str) -> bool:
 
 
 def _end(plan: NodePlan, census: Census) -> List[int]:
-    """End what is left, whoever should have done it."""
+    """End the remaining processes."""
     return end_all(census, plan.grace) if census.all() else []
 
 
 def _write_end(plan: NodePlan, left: List[int]) -> Dict[str, Any]:
-    """Write the end of a run whose agent was killed; unless an agent has come up meanwhile."""
+    """Write the end of a run whose agent was killed, unless another agent has started meanwhile."""
     lock = states.lock(plan.logs)
     if lock is None:
         return states.read(plan.logs)
@@ -133,7 +131,7 @@ def _write_end(plan: NodePlan, left: List[int]) -> Dict[str, Any]:
 
 
 def _prove(plan: NodePlan, census: Census, state: Dict[str, Any], before: Dict[int, Stat]) -> Dict[str, Any]:
-    """Look until nothing is left, for ``PROOF`` seconds."""
+    """Look until nothing is left, for at most ``PROOF`` seconds."""
     limit = time.monotonic() + PROOF
     port = state.get("port") if plan.rank == 0 else None
     host = plan.host or "127.0.0.1"
@@ -143,18 +141,18 @@ def _prove(plan: NodePlan, census: Census, state: Dict[str, Any], before: Dict[i
         free = port is None or can_listen(host, int(port))
         if (not living and not on_gpu and free) or time.monotonic() >= limit:
             break
-        time.sleep(LOOK)  # neither a port nor a driver tells when it lets go
+        time.sleep(LOOK)  # neither a port nor a driver has an event for this
     return {"left": sorted(living), "gpu": on_gpu, "port_free": free}
 
 
 def _is(pid: int, stat: Stat) -> bool:
-    """Whether a pid still means the same process, be it a zombie: a driver may hold memory for one."""
+    """Whether a pid is still the same process. A zombie counts: a driver may hold memory for it."""
     now = stat_of(pid)
     return now is not None and now.start == stat.start
 
 
 def _on_gpus() -> Set[int]:
-    """The processes that hold GPUs; none where there is no nvidia-smi, or it does not answer."""
+    """The processes that use GPUs; none where nvidia-smi is missing or does not answer."""
     program = shutil.which(ASK[0])
     if program is None:
         return set()

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Callable, Dict, Optional, Set, Tuple
 
-from processes.proc import Stat, environment_of, read, stat_of
+from .proc import Stat, environment_of, read, stat_of
 
 YOUNG = 30.0  # seconds for which a process may still become another program, with another environment
 

@@ -1,41 +1,93 @@
-"""One attempt of a run on one node: the command from its start until none of its processes is left."""
+"""One attempt of a run on one node: from the start of the command until none of its processes is left."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import time
-from typing import Any, Dict, Optional
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, Optional, Tuple
 
-from events import Events
-from life.command import Command, start
-from life.inbox import Inbox
-from life.meeting import before_saving
-from life.output import Output
-from life.saving import Saving
-from life.verdict import KILLS
-from metrics.record import Metrics
-from plan import NodePlan
-from processes.census import Census, Death
-from processes.cgroup import Group
-from processes.ending import HURRY, Ending, end_all
-from processes.proc import described, ended_by
-from state import State
-from watch.hangs import Hangs
-from watch.watch import Watch
+from ..events import Events
+from ..metrics.samples import Metrics
+from ..node_plan import NodePlan
+from ..processes.proc import described, ended_by, send, stat_of
+from ..processes.tracker import HURRY, Census, Death, Ending, Group, end_all
+from ..state import State
+from ..watch.watch import Hangs, Watch
+from .command import Command, start
+from .control import Inbox
+from .decisions import KILLS, before_saving
+from .output import Output
+
+QUIET = 60.0  # seconds without a sign of work after which the save has failed
+SAVING_LOOK = 1.0  # seconds between looks for such signs
+
+
+class Saving:
+    """A stop that lets the trainer save a checkpoint first. Sends SIGTERM to the ranks, or to a command without ranks.
+
+    A trainer that saves on SIGTERM (transformers' ``enable_jit_checkpoint``) does it in its ranks. They get the signal
+    directly: torchrun forwards its own SIGTERM, but kills the ranks 30 s later, and a large checkpoint takes longer.
+    """
+
+    def __init__(
+        self, census: Census, started: Iterable[int], output: Optional[Path], patience: float, now: float
+    ) -> None:
+        self._census = census
+        self._output = output
+        self._until = now + patience
+        self._sign: Tuple[int, ...] = ()
+        self._signed = now
+        self._looked = now
+        census.look()
+        for pid in list(census.ranks) or started:
+            stat = stat_of(pid)
+            if stat is not None:
+                send(pid, stat, signal.SIGTERM)
+
+    def going(self, now: float) -> bool:
+        """Whether the trainer may still be saving."""
+        if now - self._looked >= SAVING_LOOK:
+            self._looked = now
+            sign = (sum(stat.ticks for stat in self._census.look().values()), *_sizes(self._output))
+            if sign != self._sign:
+                self._sign, self._signed = sign, now
+        return now < self._until and now - self._signed < QUIET
+
+
+def _sizes(folder: Optional[Path]) -> Iterator[int]:
+    """Sizes and times of the files in the folder of checkpoints, two levels deep."""
+    pending = [(folder, 0)] if folder is not None else []
+    while pending:
+        path, depth = pending.pop()
+        try:
+            entries = list(os.scandir(path))
+        except OSError:
+            continue  # it does not exist yet, or is being deleted
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            yield from (found.st_size, found.st_mtime_ns)
+            if depth < 1 and entry.is_dir(follow_symlinks=False):
+                pending.append((Path(entry.path), depth + 1))
+
 
 TICK = 0.25  # seconds between looks at the files that grow
-LOOK = 1.0  # seconds between looks for new files, and at what is noted down
-DRAIN = 2.0  # seconds for what is still in the command's pipe
-# After a failure no rank can go on, and a stop that was not asked to save saves nothing: this is for closing files. No
-# launcher is waited for that takes its time: DeepSpeed's gives each rank 30 s, torchrun on a busy machine ends in 10 s.
+LOOK = 1.0  # seconds between looks for new files, hangs and samples
+DRAIN = 2.0  # seconds to read what is left in the command's pipe
+# After a failure no rank can continue, and a stop without saving saves nothing: this is for closing files. Launchers
+# that take longer are killed: DeepSpeed's gives each rank 30 s, torchrun on a busy machine needs 10 s.
 SHORT_GRACE = 2.0
 
 
 class Attempt:
-    """One attempt. ``run`` does all of it and gives this node's outcome, see ``verdict.py``."""
+    """One attempt. ``run`` does all of it and returns this node's outcome, see ``decisions.py``."""
 
     def __init__(self, plan: NodePlan, decision: Dict[str, Any], inbox: Inbox, events: Events, state: State) -> None:
         self._plan, self._inbox, self._events, self._state = plan, inbox, events, state
@@ -46,16 +98,16 @@ class Attempt:
         self._hangs = Hangs(plan, self._watch, self._census, inbox, events)
         self._metrics = Metrics(plan, inbox, events)
         self._command: Optional[Command] = None
-        self._stopped = False  # a stop came before the command's own end
+        self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
         self._ending: Optional[Ending] = None
-        self._before: Optional[Dict[str, Any]] = None  # the checkpoints when a stop was to save
-        self._killed: Optional[Dict[str, Any]] = None  # the first rank here that was killed, and not by this agent
+        self._before: Optional[Dict[str, Any]] = None  # the checkpoints when the stop that saves arrived
+        self._killed: Optional[Dict[str, Any]] = None  # the first rank here that another process killed
         self._looked = self._ticked = 0.0
         self._step: Optional[int] = None
 
     def run(self) -> Dict[str, Any]:
-        """Start the command, follow it to its end, end what is left of it."""
+        """Start the command, follow it until it exits, and end its remaining processes."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._census.close)
             stack.callback(self._metrics.close)
@@ -78,7 +130,7 @@ class Attempt:
             return self._outcome()
 
     def _follow(self, command: Command) -> None:
-        """Until every process of the run has ended."""
+        """Follow the command until every process of the run has exited."""
         pipe = command.output
         with selectors.DefaultSelector() as selector:
             self._inbox.register(selector)
@@ -97,13 +149,13 @@ class Attempt:
         self._reap(command)
         if pipe is None:
             return
-        limit = time.monotonic() + DRAIN  # somebody else may hold the pipe, and write
+        limit = time.monotonic() + DRAIN  # another process may hold the pipe open, and write
         while time.monotonic() < limit and self._output.take(pipe.fileno()):
             pass
         pipe.close()
 
     def _take(self, fd: int) -> bool:
-        """Take some of what the command itself has written. False at its end."""
+        """Read some of the command's output. False at its end."""
         return self._output.take(fd) != b""
 
     def _reap(self, command: Command) -> None:
@@ -115,7 +167,7 @@ class Attempt:
                 self._died(Death(ended.rank, ended.pid, ended.status))
 
     def _regular(self, selector: selectors.BaseSelector, now: float) -> None:
-        """What is done again and again; chatty output must not make it more often."""
+        """Do the periodic work, at intervals that do not depend on the amount of output."""
         self._census.adopter = self._inbox.guard_pid
         ticking = now - self._ticked >= TICK
         if self._saving is None and self._ending is None:
@@ -164,7 +216,7 @@ class Attempt:
         self._metrics.progress(fields)
 
     def _over(self, command: Command, now: float) -> bool:
-        """One step of the end, when it has come. True when no process is left."""
+        """Take the next step of ending the attempt, if it must end. True when no process is left."""
         inbox = self._inbox
         if command.status is None and not inbox.over():
             return False
@@ -187,7 +239,7 @@ class Attempt:
         return self._ending.step(now)
 
     def _outcome(self, error: Optional[str] = None) -> Dict[str, Any]:
-        """This node's part, told as the event ``exit`` too."""
+        """This node's outcome; also writes the event ``exit``."""
         status = self._command.status if self._command is not None else None
         rc = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         number = None if status is None else ended_by(status)

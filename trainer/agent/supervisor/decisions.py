@@ -1,29 +1,77 @@
-"""What the agents offer one another before and after an attempt, and what rank 0 decides from it."""
+"""What the agents exchange before and after an attempt, and what rank 0 decides from it.
+
+Each agent sends an offer. Rank 0 chooses the port and the checkpoint before an attempt, and the outcome of the whole
+attempt (``judge``) after it.
+
+A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "killed", "left", "step"}``:
+
+- ``rc`` and ``signal``: how its command exited
+- ``stopped``: a stop was requested before the command exited
+- ``failed``: the first failure that the node knows, ``{"node", "rank", "text", "signal", "time"}``
+- ``killed``: the first rank that was killed there before the agents ended anything, without ``signal``
+- ``left``: processes that could not be ended
+- ``step``: the last step that it has seen
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
-from checkpoints import offers as checkpoint_offers
-from checkpoints import stock
-from checkpoints.offers import file_name, folder_name, number, text
-from life.verdict import STATES, STOPPED, judge
-from link.meeting import LinkError
-from plan import NodePlan
+from ..checkpoints import selection as stock
+from ..contract import offers as checkpoint_offers
+from ..contract.offers import file_name, folder_name, number, text
+from ..link.link import LinkError
+from ..node_plan import NodePlan
+
+Outcomes = Dict[int, Dict[str, Any]]
+
+# The signals of a rank that was killed from outside, by the kernel because memory was full, or by its own memory error.
+KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS")
+# The signal by which NCCL's watchdog ends a rank that lost another rank. It is often seen first: a killed process exits
+# only when the kernel has freed its GPU's memory.
+ECHO = "SIGABRT"
+
+FINISHED, FAILED, STOPPED, AGAIN = STATES = ("finished", "failed", "stopped", "again")
+
+
+def judge(outcomes: Outcomes, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
+    """Decide ``state`` (finished, failed, stopped or again), ``why`` and ``step``.
+
+    Args:
+        outcomes: by node rank.
+        first: the first failure that rank 0 received; the nodes' own reports count only without one.
+        more: whether another attempt is allowed.
+    """
+    step = max((outcome["step"] for outcome in outcomes.values() if outcome.get("step") is not None), default=None)
+    why = first or earliest([outcome["failed"] for outcome in outcomes.values() if outcome.get("failed")])
+    if why is not None and why.get("signal") == ECHO:
+        why = earliest([outcome["killed"] for outcome in outcomes.values() if outcome.get("killed")]) or why
+    if any(outcome["stopped"] for outcome in outcomes.values()):
+        return {"state": STOPPED, "why": None, "step": step}
+    if why is None and all(outcome["rc"] == 0 for outcome in outcomes.values()):
+        return {"state": FINISHED, "why": None, "step": step}
+    stuck = any(outcome["left"] for outcome in outcomes.values())
+    return {"state": AGAIN if more and not stuck else FAILED, "why": why, "step": step}
+
+
+def earliest(failures: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """The failure with the lowest time. The nodes' clocks may differ, but there is no better order."""
+    return min(failures, key=lambda failure: float(failure.get("time") or 0.0), default=None)
+
 
 Offers = Dict[int, Dict[str, Any]]
 MOST = 1 << 20  # processes of a run
 
 
 def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
-    """This node's checkpoints, as ``stock.newest`` takes them."""
+    """This node's checkpoints, for ``selection.newest``."""
     if plan.output is None:
         return {}
     return stock.offer(plan.output, plan.data.first_rank, plan.data.processes)
 
 
 def offer_start(plan: NodePlan, resume: bool) -> Dict[str, Any]:
-    """What a node brings to the meeting before an attempt; ``resume``: a checkpoint is asked for."""
+    """This node's offer for the meeting before an attempt; ``resume``: with its checkpoints."""
     found = _checkpoints(plan) if resume else {}
     return dict(found, processes=plan.data.processes)
 
@@ -31,17 +79,17 @@ def offer_start(plan: NodePlan, resume: bool) -> Dict[str, Any]:
 def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> Dict[str, Any]:
     """Rank 0's decision before attempt ``number``.
 
-    ``checkpoint`` (a name, or null), ``port``, ``world_size``, ``copy`` (what each rank lacks of the checkpoint),
-    ``refused`` (newer checkpoints that are not used, each with the reason), and ``error`` of ``node`` when the attempt
-    cannot begin.
+    It has ``checkpoint`` (a name, or null), ``port``, ``world_size``, ``copy`` (the files of the checkpoint that each
+    rank lacks) and ``refused`` (newer checkpoints that are not used, with reasons). When the attempt cannot start, it
+    has ``error`` and the ``node``.
     """
     _check(plan, offers)
     world_size = sum(offer["processes"] for offer in offers.values())
     decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
     if number > 1 and decision["port"] is not None:
-        from node.probe import free_port  # noqa: PLC0415 - most runs have one attempt
+        from ..node.probe import free_port  # noqa: PLC0415 - most runs have one attempt
 
-        # The last attempt's may be held for a while by what was just ended.
+        # Processes that were just ended may hold the last attempt's port for a while.
         host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"
         decision["port"] = free_port(host) or decision["port"]
     if not resume or plan.output is None:
@@ -58,13 +106,13 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
 
 
 def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
-    """What a node brings to the meeting after an attempt: how it went here and, after a stop, its checkpoints."""
+    """This node's offer for the meeting after an attempt: its outcome and, after a stop, its checkpoints."""
     found = _checkpoints(plan) if outcome["stopped"] else {}
     return dict(found, outcome=outcome, before=outcome.get("before"), processes=plan.data.processes)
 
 
 def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
-    """Rank 0's verdict after an attempt, see ``verdict.judge``; ``saved``: the step that a stop has kept, or null."""
+    """Rank 0's verdict after an attempt (see ``judge``); ``saved``: the step that a stop saved, or null."""
     _check(plan, offers)
     for rank, offer in offers.items():
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
@@ -74,7 +122,7 @@ def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], 
 
 
 def kept(offers: Offers) -> Optional[int]:
-    """The step of the newest complete checkpoint, if it was written after the stop was asked for; else None."""
+    """The step of the newest complete checkpoint, if it was written after the stop request; else None."""
     world_size = sum(offer["processes"] for offer in offers.values())
     before = {rank: offer["before"] for rank, offer in offers.items() if offer.get("before") is not None}
     if not before:
@@ -85,7 +133,7 @@ def kept(offers: Offers) -> Optional[int]:
 
 
 def before_saving(plan: NodePlan) -> Dict[str, Any]:
-    """The checkpoints that are there when a stop is to save."""
+    """The checkpoints that exist before a stop that saves."""
     return _checkpoints(plan)
 
 
@@ -95,10 +143,10 @@ def _name(plan: NodePlan, rank: int) -> str:
 
 
 def _check(plan: NodePlan, offers: Offers) -> None:
-    """Refuse offers that no agent makes: a node may be broken or lie.
+    """Refuse invalid offers: a node may be broken or lie.
 
     Raises:
-        LinkError: names the node.
+        LinkError: an offer is invalid; the text names the node.
     """
     for rank, offer in offers.items():
         wrong = checkpoint_offers.problem(offer)
@@ -109,7 +157,7 @@ def _check(plan: NodePlan, offers: Offers) -> None:
 
 
 def _outcome(value: Any) -> bool:
-    """Whether a node's part is one, see ``verdict.py``."""
+    """Whether a node's outcome is valid."""
     if not isinstance(value, dict) or not isinstance(value.get("stopped"), bool):
         return False
     left = value.get("left")
@@ -123,7 +171,7 @@ def _outcome(value: Any) -> bool:
 
 
 def _why(value: Any) -> bool:
-    """Whether a failure is one, or none."""
+    """Whether a failure is valid or None."""
     if value is None:
         return True
     return (
@@ -137,10 +185,10 @@ def _why(value: Any) -> bool:
 
 
 def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
-    """Rank 0's decision before an attempt, on every rank: rank 0's node may be broken or lie too.
+    """Validate rank 0's decision before an attempt, on every rank: rank 0's node may be broken or lie too.
 
     Raises:
-        LinkError: it is none.
+        LinkError: it is invalid.
     """
     if isinstance(decision.get("error"), str) and isinstance(decision.get("node"), str):
         return decision
@@ -163,10 +211,10 @@ def _copy(value: Any) -> bool:
 
 
 def check_end(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
-    """Rank 0's verdict, on every rank.
+    """Validate rank 0's verdict, on every rank.
 
     Raises:
-        LinkError: it is none.
+        LinkError: it is invalid.
     """
     steps = (decision.get("step"), decision.get("saved"))
     if (

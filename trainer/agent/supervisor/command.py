@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from contract.plan import CHECKPOINT, PORT, Plan
-from plan import NodePlan
-from processes.cgroup import Group
-from processes.proc import NODE, RUN, die_with_parent, reap
+from ..contract.plan import CHECKPOINT, PORT, Plan
+from ..node_plan import NodePlan
+from ..processes.proc import NODE, RUN, die_with_parent, reap
+from ..processes.tracker import Group
 
 KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TZ", "TMPDIR", "LANG", "XDG_RUNTIME_DIR")
 KEPT_PREFIXES = ("LC_", "NCCL_", "CUDA_", "NVIDIA_", "UCX_")  # what a site sets for its machines
@@ -26,7 +26,7 @@ Child = Tuple[Optional[int], "subprocess.Popen[bytes]"]  # the rank; None: a lau
 
 
 class Ended(NamedTuple):
-    """A process that the agent started and that has ended; ``rank`` is None for a launcher."""
+    """A process started by the agent that has exited; ``rank`` is None for a launcher."""
 
     rank: Optional[int]
     pid: int
@@ -34,12 +34,13 @@ class Ended(NamedTuple):
 
 
 class Command:
-    """The processes of one attempt that the agent itself started.
+    """The processes of one attempt that the agent started itself.
 
     Attributes:
-        status: the wait status of the whole; None while a process is running. After a failure, that of the first
+        status: the wait status of the command; None while a process is running. After a failure, the status of the
+        first
             process that failed.
-        pid: the process that stands for the command: the launcher, or the first local rank.
+        pid: the launcher, or the first local rank.
         output: the launcher's output; None where ranks write to files.
     """
 
@@ -52,11 +53,11 @@ class Command:
 
     @property
     def running(self) -> Set[int]:
-        """The processes that have not ended."""
+        """The processes that have not exited."""
         return {child.pid for _, child in self._running}
 
     def reap(self) -> Iterator[Ended]:
-        """The processes that have ended since the last call."""
+        """Reap the processes that have exited since the last call."""
         for one in list(self._running):
             rank, child = one
             status = reap(child.pid)
@@ -71,7 +72,7 @@ class Command:
 
 
 def environment(plan: Plan, env: Dict[str, str], inherited: Dict[str, str]) -> Dict[str, str]:
-    """The command's environment: clean, so that it is the same however the agent was started."""
+    """The command's environment. It does not depend on how the agent was started."""
     clean = {name: value for name, value in inherited.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
     for name in plan.unset:
         clean.pop(name, None)
@@ -79,7 +80,7 @@ def environment(plan: Plan, env: Dict[str, str], inherited: Dict[str, str]) -> D
 
 
 def for_attempt(plan: NodePlan, port: Optional[int], checkpoint: Optional[str]) -> Tuple[List[str], Dict[str, str]]:
-    """The arguments and variables of one attempt: with its port, and with the checkpoint from which it starts."""
+    """The arguments and variables of one attempt, with its port and its checkpoint."""
     argv, env = list(plan.data.argv), dict(plan.data.env)
     if port is not None:
         argv = [str(port) if word == PORT else word for word in argv]
@@ -92,7 +93,7 @@ def for_attempt(plan: NodePlan, port: Optional[int], checkpoint: Optional[str]) 
 
 
 def make_private(path: Path) -> None:
-    """Make a folder that only this user may write, or refuse one that another user has made."""
+    """Create a folder that only this user may write. Refuses one that another user created."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     found = path.lstat()
@@ -128,10 +129,10 @@ def start(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Command:
     children: List[Child] = []
     for local in range(plan.data.processes):
         rank = plan.data.first_rank + local
-        folder = logs / str(local)
-        folder.mkdir(parents=True)
+        own = logs / str(local)
+        own.mkdir(parents=True)
         ranked = dict(env, RANK=str(rank), LOCAL_RANK=str(local))
-        with (folder / "stdout.log").open("ab") as out, (folder / "stderr.log").open("ab") as err:
+        with (own / "stdout.log").open("ab") as out, (own / "stderr.log").open("ab") as err:
             children.append((rank, _start(plan, argv, ranked, out, err, before_exec)))
     return Command(children)
 

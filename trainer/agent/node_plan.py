@@ -1,4 +1,4 @@
-"""Reads the plan of a run on this node (``contract/plan.py``), and resolves its paths.
+"""Reads the plan of a run on this node (``contract/plan.py``) and resolves its paths.
 
 ``NodePlan.logs`` is the node's folder of the run. It holds ``events.jsonl``, ``state.json``, ``metrics.jsonl``,
 ``agent.log``, ``run.log`` (every line with its time and rank) and ``launcher.log`` (the output of the command itself).
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from contract.plan import LIMIT, Plan, PlanError, from_json
-from contract.untrusted import UntrustedError
+from .contract.plan import LIMIT, Plan, PlanError, from_json
+from .contract.untrusted import UntrustedError
 
 
 class NodePlan(NamedTuple):
@@ -76,7 +76,7 @@ def load(path: str) -> NodePlan:
 
     Raises:
         PlanError: it cannot be read, or is not a plan.
-        PermissionError: it is another user's.
+        PermissionError: it belongs to another user.
     """
     where = Path(path).absolute()
     try:

@@ -1,8 +1,8 @@
-"""The agent's two processes: a guard that does nothing but outlive the supervisor, and the supervisor.
+"""The agent's two processes: the supervisor, and a guard that only waits for the supervisor's end.
 
-The guard adopts what the run leaves orphaned. When the supervisor ends without having ended the run (killed, or by
-a mistake of its own) the guard ends every process of the run, tells the other nodes, and writes how it ended. When
-the guard is killed, the supervisor notices the end of a pipe and ends the run as failed.
+The guard adopts orphaned processes of the run. When the supervisor exits without having ended the run (it was killed or
+crashed), the guard ends every process of the run, informs the other nodes, and writes the end. When the guard is
+killed, the supervisor notices that a pipe closes, and ends the run as failed.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import sys
 import threading
 from typing import Any, Callable, Dict, Optional
 
-import state as states
-from events import Events
-from plan import NodePlan
-from processes.proc import adopt_orphans, described
+from .. import state as states
+from ..events import Events
+from ..node_plan import NodePlan
+from ..processes.proc import adopt_orphans, described
 
-GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the supervisor is gone
-RETURN = 4.0  # seconds in which the other agents come back to be told
-BROKEN = 70  # the supervisor's exit code after a mistake of its own (EX_SOFTWARE of sysexits.h)
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL after the supervisor's end
+RETURN = 4.0  # seconds in which the other agents reconnect to receive the failure
+BROKEN = 70  # the supervisor's exit code after a crash (EX_SOFTWARE of sysexits.h)
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[int] = None, notice: str = "") -> int:
-    """Own a run on this node, to its end. The exit code: 0 when it has finished.
+    """Own a run on this node until its end. Returns the exit code: 0 when the run finished.
 
     Args:
-        plan: what to do.
-        ready: called in both processes when the supervisor owns the run or it is clear that it cannot, with what is
-            to be said of it.
+        plan: the node's plan.
+        ready: called in both processes when the supervisor owns the run, or cannot; its argument is the message for the
+            starting command.
         echo: a descriptor for a copy of the events.
-        notice: an event of this text comes first.
+        notice: the text of a first event.
 
     Raises:
         OSError: the folder of the run cannot be written.
@@ -67,7 +67,7 @@ def _supervise(
 ) -> int:
     """The supervisor's process, from the fork to its exit code."""
     try:
-        from life.supervise import Supervisor  # noqa: PLC0415 - the guard is to stay small
+        from .supervisor import Supervisor  # noqa: PLC0415
 
         events = Events(plan.logs, echo)
         state = states.State(
@@ -102,7 +102,7 @@ def _supervise(
         traceback.print_exc()
         ready({"started": False, "error": "%s: %s" % (plan.logs, error)})
         return BROKEN
-    except BaseException:  # noqa: BLE001 - the guard must know that the run is not looked after any more
+    except BaseException:  # noqa: BLE001 - the guard must learn that nothing supervises the run
         import traceback  # noqa: PLC0415 - imported only after a crash
 
         traceback.print_exc()
@@ -130,7 +130,7 @@ class _Guard:
         self._echo = echo
 
     def watch(self, ready: Callable[[Dict[str, Any]], None]) -> int:
-        """Wait for the supervisor's end, and do its work if it has not."""
+        """Wait for the supervisor's end, and clean up when it crashed or was killed."""
         for number in FORWARDED:
             signal.signal(number, self._forward)
         status = self._wait(ready)
@@ -144,8 +144,8 @@ class _Guard:
         return 1
 
     def _wait(self, ready: Callable[[Dict[str, Any]], None]) -> int:
-        """Collect orphans until it is the supervisor that has ended."""
-        ready({})  # this process has nothing to say, and lets go of what it was to be said with
+        """Reap orphans until the supervisor exits."""
+        ready({})  # this process has no message, and closes the starter's descriptors
         while True:
             pid, status = os.waitpid(-1, 0)
             if pid == self._supervisor:
@@ -156,7 +156,7 @@ class _Guard:
             os.kill(self._supervisor, number)
 
     def _clean(self, text: str) -> None:
-        """End the run here, tell the others, and write the end."""
+        """End the run on this node, inform the others, and write the end."""
         told = threading.Thread(target=self._tell, args=(text,), name="tell", daemon=True)
         told.start()
         left = end_here(self._plan, GRACE, adopter=os.getpid())
@@ -164,10 +164,10 @@ class _Guard:
         finish(self._plan, "failed", {"node": self._plan.node, "rank": None, "text": text}, left, self._echo)
 
     def _tell(self, text: str) -> None:
-        """Tell the other agents, in the supervisor's stead. Without that they miss it after some seconds."""
+        """Inform the other agents instead of the supervisor. Otherwise they notice only after some seconds."""
         if self._plan.data.link is None:
             return
-        from link.links import Link, LinkError  # noqa: PLC0415 - rarely needed
+        from ..link.link import Link, LinkError  # noqa: PLC0415
 
         link = Link(self._plan.data, lambda: None)
         try:
@@ -180,10 +180,8 @@ class _Guard:
 
 
 def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any:
-    """End every process of a run that no supervisor looks after. Returns the pids that nothing could end."""
-    from processes.census import Census  # noqa: PLC0415 - rarely needed
-    from processes.cgroup import Group  # noqa: PLC0415
-    from processes.ending import end_all  # noqa: PLC0415
+    """End every process of a run without a supervisor. Returns the pids that could not be ended."""
+    from ..processes.tracker import Census, Group, end_all  # noqa: PLC0415
 
     census = Census(plan.run, plan.node, Group(plan.run, plan.node), adopter)
     left = end_all(census, grace)
@@ -194,7 +192,7 @@ def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any
 def finish(
     plan: NodePlan, state: str, why: Optional[Dict[str, Any]], left: Any, echo: Optional[int] = None
 ) -> Dict[str, Any]:
-    """Write the end of a run in its supervisor's stead: the events ``exit`` and ``end``, and the state."""
+    """Write the end of a run instead of its supervisor: the events ``exit`` and ``end``, and the state."""
     known = states.read(plan.logs)
     events = Events(plan.logs, echo)
     events.attempt = int(known.get("attempt") or 1)

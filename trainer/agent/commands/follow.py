@@ -1,4 +1,4 @@
-"""``agent follow``: prints the events of a run as they come, from an offset on; the controller may come and go."""
+"""``agent follow``: prints the events of a run as they arrive, from an offset on. Controllers can reconnect."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import select
 import sys
 from typing import Any, Dict, List, Optional
 
-import state as states
-from contract.untrusted import UntrustedError, parse_object
-from events import NAME
-from plan import NodePlan
-from processes.proc import open_pidfd
+from .. import state as states
+from ..contract.untrusted import UntrustedError, parse_object
+from ..events import NAME
+from ..node_plan import NodePlan
+from ..processes.proc import open_pidfd
 
 TICK = 0.1  # seconds between looks at a file that grows
-LOOK = 2.0  # seconds between looks for an agent that has no pidfd, or comes late
+LOOK = 2.0  # seconds between looks for an agent without a pidfd, or one that starts late
 PIECE = 1 << 20  # bytes read at a time
 
 
 class _GoneError(Exception):
-    """Nobody reads any more."""
+    """The reader has closed stdout."""
 
 
 class Follower:
-    """Follows the events of one node. ``offset``: the byte of ``events.jsonl`` to begin at."""
+    """Follows the events of one node. ``offset``: the byte of ``events.jsonl`` to start at."""
 
     def __init__(self, plan: NodePlan, offset: int) -> None:
         self._plan = plan
         self._at = offset
         self._rest = b""
         self._poll = select.poll()
-        self._poll.register(1, 0)  # only whether the reader is gone
+        self._poll.register(1, 0)  # to notice that the reader has closed it
         self._handles: Dict[int, int] = {}  # pid of the agent: pidfd
         self._ended = False
 
     def run(self) -> int:
-        """Print until the end of the run, of its agent, or of the reader."""
+        """Print until the run ends, its agent exits, or the reader leaves."""
         try:
             while not self._ended:
                 alive = bool(states.agents(states.read(self._plan.logs)))
@@ -51,7 +51,7 @@ class Follower:
         return 0
 
     def _follow(self, alive: bool) -> None:
-        """Print what comes, until the agent has ended or might have."""
+        """Print new events until the agent has exited or may have."""
         self._watch()
         looks = int(LOOK / TICK)
         while not self._ended:
@@ -84,7 +84,7 @@ class Follower:
         os.close(fd)
 
     def _read(self) -> bool:
-        """Print the whole lines that have come. False when nothing has."""
+        """Print new complete lines. False when there is nothing new."""
         try:
             fd = os.open(self._plan.logs / NAME, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class Follower:
         return True
 
     def _last(self) -> Dict[str, Any]:
-        """What to say when the agent has gone without an event ``end``: a full disk may have kept it from us."""
+        """The last event when the agent exited without an event ``end``: a full disk may have prevented it."""
         state = states.read(self._plan.logs)
         if state.get("state") in states.FINAL:
             fields = {key: state.get(key) for key in ("state", "why", "step", "saved", "time", "attempt")}
@@ -122,5 +122,5 @@ class Follower:
 
 
 def follow(plan: NodePlan, offset: Optional[int]) -> int:
-    """Print the events of a run's node from ``offset`` on. The exit code: 1 when nobody reads any more."""
+    """Print the events of a run's node from ``offset`` on. Returns the exit code: 1 when the reader left."""
     return Follower(plan, offset or 0).run()

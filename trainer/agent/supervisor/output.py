@@ -1,6 +1,6 @@
-"""Following what the processes write: bytes into lines, files that grow, the trainer's own log.
+"""Follows the output of a run's processes: into the run's own logs, to the events and to the watch.
 
-torchrun puts each worker's output into a file (``--redirects 3``) and the agent follows the files itself. Its own
+torchrun writes each worker's output to a file (``--redirects 3``), and the agent follows these files. torchrun's own
 ``--tee`` would turn every step of a progress bar into a line.
 """
 
@@ -11,10 +11,15 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from reader import said
+from ..reader import said
 
 if TYPE_CHECKING:
     from pathlib import Path
+import contextlib
+import time
+
+from ..events import Events
+from ..node_plan import NodePlan
 
 LINE = 4096  # bytes of a line that are kept
 STEP = 256 << 10  # bytes read from a file at a time
@@ -27,20 +32,20 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 class Lines:
-    """Cuts a stream into lines in bounded memory.
+    """Splits a stream into lines in bounded memory.
 
-    What a carriage return overwrites is not a line: of a progress bar only the last state before the newline
-    comes out. Terminal escapes and control characters are taken out; a line keeps its first ``limit`` bytes.
+    Text that a carriage return overwrites is dropped: of a progress bar only the last state before the newline remains.
+    Terminal escapes and control characters are removed. A line keeps its first ``limit`` bytes.
     """
 
     def __init__(self, limit: int = LINE) -> None:
         self._limit = limit
         self._current = b""
-        self._before = b""  # the state that the last carriage return left standing
+        self._before = b""  # the text before the last carriage return
         self._cut = 0
 
     def feed(self, data: bytes) -> List[str]:
-        """The lines that ``data`` finishes; blank ones are left out."""
+        """The lines that ``data`` completes, without blank ones."""
         *whole, rest = data.split(b"\n")
         lines = []
         for part in whole:
@@ -50,7 +55,7 @@ class Lines:
         return lines
 
     def flush(self) -> List[str]:
-        """What has come since the last newline, as a line."""
+        """The text since the last newline, as a line."""
         text = _clean(self._current or self._before)
         if self._cut:
             text += " … (%d more bytes)" % self._cut
@@ -79,7 +84,7 @@ def _clean(line: bytes) -> str:
 
 
 class Tail:
-    """Follows a file by name: one that is not there yet, is appended to, cut short or replaced."""
+    """Follows a file by name. The file may not exist yet, grow, be truncated or be replaced."""
 
     def __init__(self, path: Path, from_end: bool = False) -> None:
         self.path = path
@@ -93,7 +98,7 @@ class Tail:
                 pass
 
     def read(self) -> Tuple[bytes, int]:
-        """The bytes that have come, and how many were jumped over because they came too fast."""
+        """The new bytes, and how many were skipped because they came too fast."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -117,7 +122,7 @@ class Tail:
 class RankLogs:
     """Follows the files of torchrun's ``--log-dir``: ``<run>_<random>/attempt_<n>/<local rank>/std{out,err}.log``.
 
-    ``heard(rank, count)`` is told how many bytes have come.
+    ``heard(rank, count)`` is called with the number of new bytes.
     """
 
     def __init__(self, folder: Path, first_rank: int, heard: Callable[[int, int], None]) -> None:
@@ -125,20 +130,20 @@ class RankLogs:
         self._folder = folder
         self._first = first_rank
         self._followed: Dict[Path, Tuple[int, Tail, Lines]] = {}
-        self._old = set(self._found())  # an earlier attempt's
+        self._old = set(self._found())  # files of earlier attempts
 
     def _found(self) -> Iterator[Path]:
         return self._folder.glob("*/attempt_*/*/std*.log")
 
     def look(self) -> None:
-        """Find files that have appeared since this was made."""
+        """Find files that are new since this object was created."""
         for path in sorted(self._found()):
             local = path.parent.name
             if path not in self._followed and path not in self._old and local.isdigit():
                 self._followed[path] = (self._first + int(local), Tail(path), Lines())
 
     def lines(self, last: bool = False) -> Iterator[Tuple[int, str]]:
-        """Rank and line of what has come; ``last`` also gives lines without a newline."""
+        """Rank and text of each new line; ``last`` also gives lines without a newline."""
         for rank, tail, lines in self._followed.values():
             while True:
                 data, jumped = tail.read()
@@ -155,7 +160,7 @@ class RankLogs:
 
 
 class Progress:
-    """Follows LLaMA-Factory's ``trainer_log.jsonl``. What it held before the run is not told again."""
+    """Follows LLaMA-Factory's ``trainer_log.jsonl``, without the lines from before the run."""
 
     def __init__(self, path: Optional[Path]) -> None:
         self._tail = Tail(path, from_end=True) if path else None
@@ -172,3 +177,84 @@ class Progress:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Output:
+    """The output of one attempt.
+
+    ``on_line(rank, text)`` and ``on_progress(fields)`` are called for everything new. ``on_bytes(rank, count)`` is
+    called with the number of new bytes, because a progress bar is not a line until it ends.
+
+    It is created before the command starts: existing files are an earlier attempt's, and are skipped.
+    """
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        events: Events,
+        on_line: Callable[[Optional[int], str], None],
+        on_progress: Callable[[Dict[str, Any]], None],
+        on_bytes: Callable[[Optional[int], int], None],
+    ) -> None:
+        self._events = events
+        self._on_line = on_line
+        self._on_progress = on_progress
+        self._run_log = (plan.logs / "run.log").open("a", encoding="utf-8", buffering=1)
+        self._launcher_log = (plan.logs / "launcher.log").open("ab", buffering=0)
+        self._launcher_lines = Lines()
+        self._on_bytes = on_bytes
+        self._ranks = RankLogs(plan.rank_logs, plan.data.first_rank, on_bytes)
+        self._progress = Progress(plan.progress)
+
+    def take(self, fd: int) -> Optional[bytes]:
+        """Read some of the command's output: None when there is nothing now, empty at its end."""
+        try:
+            data = os.read(fd, 64 << 10)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        self._keep(self._launcher_log, data)
+        self._on_bytes(None, len(data))
+        for line in self._launcher_lines.feed(data):
+            self._line(None, line)
+        return data
+
+    def look(self) -> None:
+        """Find new files of ranks."""
+        self._ranks.look()
+
+    def tell(self, last: bool = False) -> None:
+        """Report what is new in the files; ``last``: also lines without a newline."""
+        if last:
+            for line in self._launcher_lines.flush():
+                self._line(None, line)
+        for rank, line in self._ranks.lines(last):
+            self._line(rank, line)
+        for progress in self._progress.events():
+            self._events.emit("progress", **progress)
+            self._on_progress(progress)
+
+    def close(self) -> None:
+        """Close the logs."""
+        for file in (self._run_log, self._launcher_log):
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _line(self, rank: Optional[int], line: str) -> None:
+        self._events.emit("log", rank=rank, line=line)
+        now = time.time()
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + ".%03dZ" % (now % 1 * 1000)
+        self._keep(self._run_log, "%s [%s] %s\n" % (at, "launcher" if rank is None else rank, line))
+        self._on_line(rank, line)
+
+    def _keep(self, file: Any, data: Any) -> None:
+        """Write to a log file. A full disk ends the log, not the run."""
+        if file.closed:
+            return
+        try:
+            file.write(data)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                file.close()
+            self._events.emit("notice", text="%s is no longer written: %s" % (file.name, error))

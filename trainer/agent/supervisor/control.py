@@ -1,7 +1,7 @@
-"""What reaches the supervisor from outside of its attempt: signals, the guard's end, the request to stop, the link.
+"""Collects what ends a run from outside of an attempt: signals, the guard's end, stop requests, other agents.
 
-Everything wakes one pipe, so that one selector can wait for all of it; ``take`` turns it into ``stop`` and
-``failure``, of which only the first one counts.
+Every source wakes one pipe, so one selector waits for all of them. ``take`` turns what arrived into ``stop`` and
+``failure``; only the first of each counts.
 """
 
 from __future__ import annotations
@@ -13,75 +13,75 @@ import signal
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-import state as states
-from events import Events
-from plan import NodePlan
+from .. import state as states
+from ..events import Events
+from ..node_plan import NodePlan
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LOST_AFTER = 60.0  # seconds of silence, where the plan names none
+LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
 
-# Of what other agents say:
+# Limits for other agents' messages:
 TEXT = 2000  # characters of a reason
 WORD = 200  # of a name
 STACK = 20_000  # of the stacks of one rank
 STACKS = 1 << 16  # ranks
 DIGITS = 7  # of a rank
-TOLD = 200  # events about another agent in one attempt
+PEER_EVENTS = 200  # about another agent in one attempt
 YEAR = 366 * 86400.0
 
 
 class Stop(NamedTuple):
-    """A request to stop: whether the work is to be saved, and who asked."""
+    """A stop request: whether to save a checkpoint first, and who requested it."""
 
     save: bool
     who: str
 
 
 class Inbox:
-    """See the module. ``link`` is set once there is one."""
+    """See the module. ``link`` is set when the link exists."""
 
     def __init__(self, plan: NodePlan, events: Events, guard: Optional[int] = None) -> None:
         self.stop: Optional[Stop] = None
-        self.failure: Optional[Dict[str, Any]] = None  # the first one known of this attempt
+        self.failure: Optional[Dict[str, Any]] = None  # the first known one of this attempt
         self.stacks_wanted = False
         self.stacks: Dict[int, str] = {}  # of other nodes' ranks
         self.answered: Dict[str, bool] = {}  # nodes that have sent their stacks
         self.moved = time.monotonic()  # when the run was last seen to make progress
-        self.communicated = 0.0  # when its traffic was last seen, which tells the same where no log does
+        self.communicated = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
-        self.broken = False  # the link has failed here, so nobody can be met any more
+        self.broken = False  # the link failed here, so no meeting is possible
         self._plan = plan
         self._events = events
         self.guard_pid = os.getppid() if guard is not None else None
-        self._guard = guard  # a pipe that ends with the guard
-        self._silent: Dict[str, float] = {}  # nodes whose heartbeats are missed: since when
+        self._guard = guard  # a pipe that closes when the guard exits
+        self._silent: Dict[str, float] = {}  # nodes without heartbeats: since when
         self._nodes = set(plan.data.link.nodes if plan.data.link else [plan.node])
         self._told: Dict[str, int] = {}  # events about each node in this attempt
-        self._waits: Dict[str, bool] = {}  # it was said that the run goes on without their heartbeats
+        self._waits: Dict[str, bool] = {}  # a notice said that the run continues without their heartbeats
         self._lost_after = plan.data.link.lost_after if plan.data.link else LOST_AFTER
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._waker, False)
 
     def open(self) -> None:
-        """Catch signals. Only the main thread may."""
+        """Catch signals. Only the main thread may call this."""
         for number in (*STOPPING, signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def nudge(self) -> None:
         """Wake the selector; from any thread."""
-        with contextlib.suppress(OSError):  # it is full: the reader is about to wake
+        with contextlib.suppress(OSError):  # it is full, so the reader is about to wake
             os.write(self._waker, b"\0")
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Have a selector wait for all of it; the keys' data is what to call."""
+        """Register with a selector; the keys' data is the function to call."""
         selector.register(self._wake, selectors.EVENT_READ, self.take)
         if self._guard is not None:
             selector.register(self._guard, selectors.EVENT_READ, self.take)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for something to come, take it. False when the time has passed first."""
+        """Wait for a message and take it. False after ``seconds`` without one."""
         with selectors.DefaultSelector() as selector:
             self.register(selector)
             ready = selector.select(max(0.0, seconds))
@@ -89,18 +89,18 @@ class Inbox:
         return bool(ready)
 
     def begin(self) -> None:
-        """A new attempt: the failure of the last one is over."""
+        """Start a new attempt: forget the last one's failure."""
         self.failure = None
         self.moved = time.monotonic()
         self._waits.clear()
         self._told.clear()
 
     def over(self) -> bool:
-        """Whether the run is to end here."""
+        """Whether the attempt must end here."""
         return self.stop is not None or self.failure is not None
 
     def take(self, _: int = -1) -> bool:
-        """Take all that has come. Always true: the selector goes on with it."""
+        """Take everything that arrived. Always true, so that it stays registered."""
         numbers = set()
         with contextlib.suppress(BlockingIOError):
             numbers = set(os.read(self._wake, 4096))
@@ -118,7 +118,7 @@ class Inbox:
         return True
 
     def asked(self, stop: Stop, relay: bool = True) -> None:
-        """Somebody wants the run to stop. A stop that saves gives way to one that does not."""
+        """Record a stop request. A stop without saving replaces one that saves."""
         if self.stop is None or (self.stop.save and not stop.save):
             self.stop = stop
             how = ", after saving a checkpoint" if stop.save else ""
@@ -127,9 +127,9 @@ class Inbox:
                 self.link.tell("stop", save=stop.save, who=stop.who)
 
     def fail(self, rank: Optional[int], text: str, node: Optional[str] = None, *, signal: Optional[str] = None) -> None:
-        """Something has failed. The first failure is told to all nodes; what follows from a stop is none.
+        """Record a failure. The first one is sent to all nodes; what a stop causes is not a failure.
 
-        ``signal``: the name of the one that has ended the rank.
+        ``signal``: the name of the signal that ended the rank.
         """
         if self.failure is None and self.stop is None:
             own = node is None
@@ -139,12 +139,12 @@ class Inbox:
                 self.link.tell("failed", attempt=self._events.attempt, failed=rank, text=text, signal=signal)
 
     def look(self, now: float) -> None:
-        """Judge the nodes whose heartbeats are missed."""
+        """Judge the nodes without heartbeats."""
         for node, since in list(self._silent.items()):
             silent = now - since
             if silent <= self._lost_after:
                 continue
-            # A blip of the management network must not end a run that goes on over another one.
+            # A short outage of the management network must not end a run that continues over another network.
             if now - max(self.moved, self.communicated) > self._lost_after:
                 self.fail(None, "no heartbeat for %d s, and the run makes no progress" % silent, node)
             elif not self._waits.get(node):
@@ -158,7 +158,7 @@ class Inbox:
         return [node for node, since in self._silent.items() if now - since > self._lost_after]
 
     def _message(self, message: Dict[str, Any]) -> None:
-        """Take a message of the link; what another agent says is used as far as it has the types it must have."""
+        """Handle a message of the link. Values of a wrong type are ignored."""
         kind, node = message.get("kind"), _text(message.get("node"), WORD)
         if kind == "broken":
             self.broken = True
@@ -175,7 +175,7 @@ class Inbox:
             self._heard(kind, node, message)
 
     def _heard(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
-        """Take a message about the state of another agent, or about stacks."""
+        """Handle a message about the state of another agent, or about stacks."""
         if kind == "gone":
             self._peer(node, kind, "its agent exited")
             self.fail(None, "its agent died without reporting", node)
@@ -201,14 +201,14 @@ class Inbox:
                 self.stacks[int(rank)] = _text(text, STACK)
 
     def _peer(self, node: str, kind: Any, text: str) -> None:
-        """Tell what another agent said, but not so often that a broken one fills the disk."""
+        """Write an event about another agent, but not so many that a broken one fills the disk."""
         self._told[node] = self._told.get(node, 0) + 1
-        if self._told[node] <= TOLD:
+        if self._told[node] <= PEER_EVENTS:
             self._events.emit("peer", node=node, state=kind, text=text)
 
 
 def _text(value: Any, most: int = TEXT) -> str:
-    """A text that can be written to a file."""
+    """A limited text that can be written to a file."""
     return str(value)[:most].encode("utf-8", "replace").decode("utf-8")
 
 
@@ -217,13 +217,13 @@ def _rank(value: Any) -> Optional[int]:
 
 
 def _seconds(value: Any) -> float:
-    """A time of silence; what cannot be one counts as none."""
+    """Seconds of silence; 0 for an invalid value."""
     usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < YEAR
     return float(value) if usable else 0.0
 
 
 def _ended(fd: int) -> bool:
-    """Whether a pipe has come to its end; nothing is ever written into it."""
+    """Whether a pipe is closed at the other end; nothing is ever written to it."""
     os.set_blocking(fd, False)
     try:
         return os.read(fd, 1) == b""

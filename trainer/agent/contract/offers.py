@@ -1,6 +1,6 @@
-"""Whether what a node says about its checkpoints (``stock.offer``) is what was agreed: the node may be broken or lie.
+"""Validates a node's report of its checkpoints (``selection.offer``): the node may be broken or lie.
 
-No import from the agent: the controller checks the same offers (``trainer.offers``).
+It imports nothing of the agent, because the controller checks the same offers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAME = 4096  # characters
 
 
 def problem(offer: Any) -> str:
-    """What is wrong with an offer; "" for one that can be used. Keys that are not known here are ignored."""
+    """Return what is wrong with an offer, or "" for a valid one. Unknown keys are ignored."""
     if not isinstance(offer, dict):
         return "is not an object"
     if "ranks" in offer and not _list_of(offer["ranks"], number, 2, 2):
@@ -30,22 +30,22 @@ def problem(offer: Any) -> str:
 
 
 def number(value: Any) -> bool:
-    """Whether it is a whole number of at least 0."""
+    """Whether the value is a whole number of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBER
 
 
 def text(value: Any) -> bool:
-    """Whether it is a short text."""
+    """Whether the value is a short text."""
     return isinstance(value, str) and len(value) <= _NAME
 
 
 def file_name(value: Any) -> bool:
-    """Whether it is the name of a file below a folder."""
+    """Whether the value is the name of a file below a folder."""
     return text(value) and "\0" not in value and not {"", ".", ".."} & set(value.split("/"))
 
 
 def folder_name(value: Any) -> bool:
-    """Whether it is the name of a folder in a folder."""
+    """Whether the value is the name of a folder in a folder."""
     return file_name(value) and "/" not in value
 
 
