@@ -303,7 +303,7 @@ def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
                 return file.readinto(view)
 
         with pytest.raises(CopyError, match="became shorter"):
-            copies._send(one, Shrinks())
+            copies.send_file(one, Shrinks())
 
 
 def test_silence_ends_a_copy(monkeypatch):

@@ -28,7 +28,7 @@ from trainer.agent.link.link import LinkError
 from trainer.agent.node import digests, talk
 from trainer.agent.node_plan import NodePlan
 from trainer.agent.supervisor import control
-from trainer.agent.supervisor.control import Inbox
+from trainer.agent.supervisor.control import Control
 from trainer.agent.supervisor.decisions import check_end, check_start, decide_end, decide_start
 
 NESTED = b"[" * 5000
@@ -86,9 +86,9 @@ def plan(tmp_path):
 
 
 def taken(plan, *messages):
-    """An inbox that has taken messages, and its events."""
+    """A control that has taken messages, and its events."""
     events = Events()
-    inbox = Inbox(plan, events)
+    inbox = Control(plan, events)
     inbox.link = LinkOf(list(messages))
     inbox.take()
     return inbox, events.said
@@ -285,7 +285,7 @@ def test_a_header_of_safetensors_that_is_none_is_torn(tmp_path, header):
 
 
 def test_a_reader_that_was_killed_leaves_a_path_unread():
-    assert digests._answer(b"{")["state"] == digests._answer(NESTED)["state"] == "unread"
+    assert digests.parse_answer(b"{")["state"] == digests.parse_answer(NESTED)["state"] == "unread"
 
 
 # --- ports -------------------------------------------------------------------------------------------------------
@@ -302,5 +302,5 @@ def test_a_stranger_that_sends_without_end_is_foreign(monkeypatch):
 
         thread = threading.Thread(target=send)
         thread.start()
-        assert talk._tried("token", "n1", "127.0.0.1", server.getsockname()[1], 30.0) == "foreign"
+        assert talk.try_connection("token", "n1", "127.0.0.1", server.getsockname()[1], 30.0) == "foreign"
         thread.join(10)

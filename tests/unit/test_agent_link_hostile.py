@@ -74,7 +74,7 @@ class Run:
         sock = self.connect()
         caller = Caller(TOKEN, "r", real)
         sock.sendall(caller.first())
-        sock.sendall(caller.take(copies._line(sock)))
+        sock.sendall(caller.take(copies.read_line(sock)))
         stream = Stream(sock, caller.session)
         stream.say({"rank": real, "instance": "liar", "purpose": "link", "of": "", "received": 0, **hello})
         return stream

@@ -41,10 +41,10 @@ def test_an_abort_that_nothing_explains_stands():
 
 @pytest.fixture
 def rank():
-    """The census of a run that has one rank, and that rank's process."""
+    """The tracked processes of a run that has one rank, and that rank's process."""
     mark = {proc.RUN: "one", "RANK": "3", "LOCAL_RANK": "0"}
     process = subprocess.Popen(["/bin/sleep", "600"], env=mark)
-    seen = tracker.Census("one", "a")
+    seen = tracker.ProcessTracker("one", "a")
     while 3 not in seen.ranks.values():
         seen.look()
     with selectors.DefaultSelector() as selector:

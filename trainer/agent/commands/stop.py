@@ -14,7 +14,7 @@ from .. import state as states
 from ..node.probe import can_listen
 from ..node_plan import NodePlan
 from ..processes.proc import Stat, open_pidfd, send, stat_of
-from ..processes.tracker import STUBBORN, Census, Group, end_all
+from ..processes.tracker import STUBBORN, Group, ProcessTracker, end_all
 from ..supervisor.guard import finish
 from .start import owner_name
 
@@ -37,8 +37,8 @@ def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> 
         OSError: the run's folder cannot be used.
     """
     allowed(plan)
-    census = Census(plan.run, plan.node, Group(plan.run, plan.node))
-    before = census.all()
+    tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node))
+    before = tracker.all()
     state = states.read(plan.logs)
     agents = states.agents(state)
     if agents:
@@ -47,12 +47,12 @@ def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> 
             patience += plan.data.save_patience if save else 0.0
         if not _ask(plan, agents, save=save, who=who, patience=patience):
             _kill(agents)
-    left = _end(plan, census)
+    left = _end(plan, tracker)
     state = states.read(plan.logs)
     if state and state.get("state") not in states.FINAL:
         state = _write_end(plan, left)
-    proof = _prove(plan, census, state, before)
-    census.close()
+    proof = _prove(plan, tracker, state, before)
+    tracker.close()
     return dict(
         proof, event="stopped", step=state.get("step"), saved=bool(state.get("saved")), state=state.get("state")
     )
@@ -114,9 +114,9 @@ def _lives(pid: int, start: str) -> bool:
     return states.identity(pid) == start
 
 
-def _end(plan: NodePlan, census: Census) -> List[int]:
+def _end(plan: NodePlan, tracker: ProcessTracker) -> List[int]:
     """End the remaining processes."""
-    return end_all(census, plan.grace) if census.all() else []
+    return end_all(tracker, plan.grace) if tracker.all() else []
 
 
 def _write_end(plan: NodePlan, left: List[int]) -> Dict[str, Any]:
@@ -130,13 +130,13 @@ def _write_end(plan: NodePlan, left: List[int]) -> Dict[str, Any]:
         os.close(lock)
 
 
-def _prove(plan: NodePlan, census: Census, state: Dict[str, Any], before: Dict[int, Stat]) -> Dict[str, Any]:
+def _prove(plan: NodePlan, tracker: ProcessTracker, state: Dict[str, Any], before: Dict[int, Stat]) -> Dict[str, Any]:
     """Look until nothing is left, for at most ``PROOF`` seconds."""
     limit = time.monotonic() + PROOF
     port = state.get("port") if plan.rank == 0 else None
     host = plan.host or "127.0.0.1"
     while True:
-        living = census.all()
+        living = tracker.all()
         on_gpu = sorted(_on_gpus() & (set(living) | {pid for pid, stat in before.items() if _is(pid, stat)}))
         free = port is None or can_listen(host, int(port))
         if (not living and not on_gpu and free) or time.monotonic() >= limit:

@@ -84,7 +84,7 @@ def serve(stream: Stream, folder: Optional[str]) -> None:
             stream.say({"error": getattr(error, "strerror", None) or str(error)})
             continue
         with os.fdopen(fd, "rb", buffering=0) as file:
-            _send(stream, file)
+            send_file(stream, file)
 
 
 def _open_file(folder: Optional[str], asked: Dict[str, Any]) -> int:
@@ -103,7 +103,8 @@ def _open_file(folder: Optional[str], asked: Dict[str, Any]) -> int:
     return fd
 
 
-def _send(stream: Stream, file: Any) -> None:
+def send_file(stream: Stream, file: Any) -> None:
+    """Send an open file in pieces, with its size and modification time."""
     found = os.fstat(file.fileno())
     stream.say({"size": found.st_size, "mtime": found.st_mtime_ns})
     piece = memoryview(bytearray(PIECE))
@@ -369,7 +370,7 @@ class Copies:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = Caller(self._token, str(self._who["run"]), int(self._who["rank"]))
             sock.sendall(caller.first())
-            sock.sendall(caller.take(_line(sock)))
+            sock.sendall(caller.take(read_line(sock)))
             assert caller.session is not None
             stream = Stream(sock, caller.session)
             stream.say(dict(self._who, **purpose))
@@ -383,7 +384,7 @@ class Copies:
         return stream
 
 
-def _line(sock: socket.socket) -> bytes:
+def read_line(sock: socket.socket) -> bytes:
     """Read one line of the handshake, byte by byte: what follows belongs to the frames."""
     line = b""
     while not line.endswith(b"\n"):

@@ -32,7 +32,7 @@ from ..events import Events
 from ..node_plan import NodePlan
 from ..processes.proc import Stat, read
 from ..processes.ranks import Proc, of_ranks
-from ..supervisor.control import Inbox
+from ..supervisor.control import Control
 from .gpus import Gpus
 
 LIMIT = 64 << 20  # bytes of metrics.jsonl and the older part together
@@ -193,10 +193,10 @@ COMMUNICATES = 1 << 20
 class Metrics:
     """The samples of one attempt."""
 
-    def __init__(self, plan: NodePlan, inbox: Inbox, events: Events) -> None:
+    def __init__(self, plan: NodePlan, control: Control, events: Events) -> None:
         self._path = str(plan.logs / "metrics.jsonl")
         self._sampler = Sampler(plan.data.first_rank, str(plan.folder))
-        self._inbox, self._events = inbox, events
+        self._control, self._events = control, events
         self._known: Dict[str, Any] = {}  # of the progress
         self._due = 0.0
         self._writes = True
@@ -212,7 +212,7 @@ class Metrics:
         self._due = now + EVERY
         sample = dict(self._sampler.sample(members), attempt=self._events.attempt, **self._known)
         if communicates(sample):
-            self._inbox.communicated = now
+            self._control.communicated = now
         if self._writes and not append(self._path, sample):
             self._writes = False  # a full disk ends the log, not the run
             self._events.emit("notice", text="%s is no longer written: the disk is full" % self._path)

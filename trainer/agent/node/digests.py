@@ -63,14 +63,15 @@ def digests(paths: List[str], patience: float = PATIENCE) -> Dict[str, Dict[str,
                 del waiting[reader]
                 os.close(reader)
                 os.waitpid(pid, 0)
-                found[path] = _answer(bytes(said))
+                found[path] = parse_answer(bytes(said))
     for path, pid, _ in waiting.values():
         os.kill(pid, signal.SIGKILL)  # without waiting: it may be stuck in the kernel
         found[path] = _nothing("hung", "no answer within %g s" % (patience + _SPARE))
     return {path: found[path] for path in paths}
 
 
-def _answer(said: bytes) -> Dict[str, Any]:
+def parse_answer(said: bytes) -> Dict[str, Any]:
+    """Parse the answer of the process that read a path."""
     try:
         return parse_object(said, limit=_ANSWER)
     except UntrustedError:  # the reader was killed

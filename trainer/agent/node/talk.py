@@ -123,7 +123,7 @@ def _connect(token: str, arguments: List[str], _held: List[Any]) -> Iterator[str
     found: List[str] = []
 
     def one(peer: str, kind: str, address: str, port: str) -> None:
-        found.append("tried %s %s %s %s" % (peer, kind, port, _tried(token, peer, address, int(port), seconds)))
+        found.append("tried %s %s %s %s" % (peer, kind, port, try_connection(token, peer, address, int(port), seconds)))
 
     threads = [
         threading.Thread(target=one, args=arguments[at : at + 4], daemon=True) for at in range(1, len(arguments), 4)
@@ -136,7 +136,8 @@ def _connect(token: str, arguments: List[str], _held: List[Any]) -> Iterator[str
     yield "done"
 
 
-def _tried(token: str, peer: str, address: str, port: int, seconds: float) -> str:
+def try_connection(token: str, peer: str, address: str, port: int, seconds: float) -> str:
+    """Connect to a peer. Returns the result as in the module's table."""
     try:
         family, to = _found(address, port)
     except OSError:

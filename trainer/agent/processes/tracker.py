@@ -111,7 +111,7 @@ class Death(NamedTuple):
     status: Optional[int]
 
 
-class Census:
+class ProcessTracker:
     """The known processes of a run on this node."""
 
     def __init__(self, run: str, node: str, group: Optional[Group] = None, adopter: Optional[int] = None) -> None:
@@ -245,10 +245,10 @@ STUBBORN = 30.0  # seconds after SIGKILL until a process counts as stuck in the 
 class Ending:
     """Ends all processes of a run. Call ``step`` until it is true; ``left`` then has the processes that remain."""
 
-    def __init__(self, census: Census, grace: float) -> None:
+    def __init__(self, tracker: ProcessTracker, grace: float) -> None:
         self.left: List[int] = []
         self.refused: Set[int] = set()  # another user's: signals are not allowed
-        self._census = census
+        self._tracker = tracker
         self._grace = grace
         self._began: Optional[float] = None
         self._told: Set[int] = set()
@@ -264,7 +264,7 @@ class Ending:
         self._living = {pid: stat for pid, stat in self._living.items() if _lives(pid, stat)}
         if not self._living or now - self._looked >= CERTAIN:
             self._looked = now
-            self._living = self._census.all()
+            self._living = self._tracker.all()
         if not self._living:
             self.left = []
             return True
@@ -272,7 +272,7 @@ class Ending:
             self._began = now
         patience = self._began + self._grace
         if now >= patience:
-            self._census.kill()
+            self._tracker.kill()
         for pid, stat in self._living.items():
             if now >= patience:
                 self._send(pid, stat, signal.SIGKILL)
@@ -295,9 +295,9 @@ def _lives(pid: int, stat: Stat) -> bool:
     return now is not None and now.start == stat.start and now.state not in "ZX"
 
 
-def end_all(census: Census, grace: float) -> List[int]:
+def end_all(tracker: ProcessTracker, grace: float) -> List[int]:
     """End every process of the run and wait. Returns the pids that could not be ended."""
-    ending = Ending(census, grace)
+    ending = Ending(tracker, grace)
     while True:
         reap_all()
         if ending.step(time.monotonic()):

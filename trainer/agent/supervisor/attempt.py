@@ -15,11 +15,11 @@ from ..events import Events
 from ..metrics.samples import Metrics
 from ..node_plan import NodePlan
 from ..processes.proc import described, ended_by, send, stat_of
-from ..processes.tracker import HURRY, Census, Death, Ending, Group, end_all
+from ..processes.tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
 from ..state import State
 from ..watch.watch import Hangs, Watch
 from .command import Command, start
-from .control import Inbox
+from .control import Control
 from .decisions import KILLS, before_saving
 from .output import Output
 
@@ -35,16 +35,16 @@ class Saving:
     """
 
     def __init__(
-        self, census: Census, started: Iterable[int], output: Optional[Path], patience: float, now: float
+        self, tracker: ProcessTracker, started: Iterable[int], output: Optional[Path], patience: float, now: float
     ) -> None:
-        self._census = census
+        self._tracker = tracker
         self._output = output
         self._until = now + patience
         self._sign: Tuple[int, ...] = ()
         self._signed = now
         self._looked = now
-        census.look()
-        for pid in list(census.ranks) or started:
+        tracker.look()
+        for pid in list(tracker.ranks) or started:
             stat = stat_of(pid)
             if stat is not None:
                 send(pid, stat, signal.SIGTERM)
@@ -53,7 +53,7 @@ class Saving:
         """Whether the trainer may still be saving."""
         if now - self._looked >= SAVING_LOOK:
             self._looked = now
-            sign = (sum(stat.ticks for stat in self._census.look().values()), *_sizes(self._output))
+            sign = (sum(stat.ticks for stat in self._tracker.look().values()), *_sizes(self._output))
             if sign != self._sign:
                 self._sign, self._signed = sign, now
         return now < self._until and now - self._signed < QUIET
@@ -89,14 +89,16 @@ SHORT_GRACE = 2.0
 class Attempt:
     """One attempt. ``run`` does all of it and returns this node's outcome, see ``decisions.py``."""
 
-    def __init__(self, plan: NodePlan, decision: Dict[str, Any], inbox: Inbox, events: Events, state: State) -> None:
-        self._plan, self._inbox, self._events, self._state = plan, inbox, events, state
+    def __init__(
+        self, plan: NodePlan, decision: Dict[str, Any], control: Control, events: Events, state: State
+    ) -> None:
+        self._plan, self._control, self._events, self._state = plan, control, events, state
         self._decision = decision
         self._group = Group(plan.run, plan.node)
-        self._census = Census(plan.run, plan.node, self._group, inbox.guard_pid)
+        self._tracker = ProcessTracker(plan.run, plan.node, self._group, control.guard_pid)
         self._watch = Watch(plan.data)
-        self._hangs = Hangs(plan, self._watch, self._census, inbox, events)
-        self._metrics = Metrics(plan, inbox, events)
+        self._hangs = Hangs(plan, self._watch, self._tracker, control, events)
+        self._metrics = Metrics(plan, control, events)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -109,7 +111,7 @@ class Attempt:
     def run(self) -> Dict[str, Any]:
         """Start the command, follow it until it exits, and end its remaining processes."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._census.close)
+            stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
             try:
                 self._output = Output(self._plan, self._events, self._line, self._progress, self._bytes)
@@ -117,11 +119,11 @@ class Attempt:
                 self._group.make()
                 command = self._command = start(self._plan, self._decision, self._group)
             except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
-                end_all(self._census, SHORT_GRACE)  # other ranks may have been started
+                end_all(self._tracker, SHORT_GRACE)  # other ranks may have been started
                 why = "%s: %s" % (type(error).__name__, error)
-                self._inbox.fail(None, "the command could not be started: " + why)
+                self._control.fail(None, "the command could not be started: " + why)
                 return self._outcome(error=why)
-            self._census.started = command.running
+            self._tracker.started = command.running
             self._events.emit("started", pid=command.pid)
             self._state.set(state="running", phase=self._watch.phase, command=command.pid)
             self._follow(command)
@@ -133,7 +135,7 @@ class Attempt:
         """Follow the command until every process of the run has exited."""
         pipe = command.output
         with selectors.DefaultSelector() as selector:
-            self._inbox.register(selector)
+            self._control.register(selector)
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, selectors.EVENT_READ, self._take)
@@ -160,18 +162,18 @@ class Attempt:
 
     def _reap(self, command: Command) -> None:
         for ended in command.reap():
-            self._census.started = command.running
+            self._tracker.started = command.running
             if ended.status and ended.rank is None:
-                self._inbox.fail(None, "the command %s" % described(ended.status))
+                self._control.fail(None, "the command %s" % described(ended.status))
             elif ended.status and ended.rank is not None and self._saving is None and self._ending is None:
                 self._died(Death(ended.rank, ended.pid, ended.status))
 
     def _regular(self, selector: selectors.BaseSelector, now: float) -> None:
         """Do the periodic work, at intervals that do not depend on the amount of output."""
-        self._census.adopter = self._inbox.guard_pid
+        self._tracker.adopter = self._control.guard_pid
         ticking = now - self._ticked >= TICK
         if self._saving is None and self._ending is None:
-            for death in self._census.deaths(selector):
+            for death in self._tracker.deaths(selector):
                 self._died(death)
         if ticking:
             self._ticked = now
@@ -181,12 +183,12 @@ class Attempt:
         self._looked = now
         self._output.look()
         if self._ending is None:
-            if self._census.due(now):
-                self._census.look()
-                self._census.watch(selector)
+            if self._tracker.due(now):
+                self._tracker.look()
+                self._tracker.watch(selector)
             self._hangs.look(now)
-            self._inbox.look(now)
-            self._metrics.look(self._census.known, now)
+            self._control.look(now)
+            self._metrics.look(self._tracker.known, now)
         if self._watch.phase != self._state.fields.get("phase"):
             self._events.emit("phase", phase=self._watch.phase)
             self._state.set(phase=self._watch.phase)
@@ -199,7 +201,7 @@ class Attempt:
         number = ended_by(death.status)
         if number in KILLS and self._killed is None:
             self._killed = {"node": self._plan.node, "rank": death.rank, "text": text, "time": round(time.time(), 3)}
-        self._inbox.fail(death.rank, text, signal=number)
+        self._control.fail(death.rank, text, signal=number)
 
     def _bytes(self, rank: Optional[int], count: int) -> None:
         self._watch.bytes(rank, count, time.monotonic())
@@ -210,31 +212,31 @@ class Attempt:
     def _progress(self, fields: Dict[str, Any]) -> None:
         now = time.monotonic()
         self._watch.progress(fields, now)
-        self._inbox.moved = now
+        self._control.moved = now
         self._step = fields.get("step", self._step)
         self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
         self._metrics.progress(fields)
 
     def _over(self, command: Command, now: float) -> bool:
         """Take the next step of ending the attempt, if it must end. True when no process is left."""
-        inbox = self._inbox
-        if command.status is None and not inbox.over():
+        control = self._control
+        if command.status is None and not control.over():
             return False
-        if inbox.stop is not None and inbox.failure is None and command.status is None:
+        if control.stop is not None and control.failure is None and command.status is None:
             self._stopped = True
-            if inbox.stop.save and self._ending is None:
+            if control.stop.save and self._ending is None:
                 if self._saving is None:
                     self._state.set(state="ending")
                     self._before = before_saving(self._plan)
                     patience = self._plan.data.save_patience
-                    self._saving = Saving(self._census, command.running, self._plan.output, patience, now)
+                    self._saving = Saving(self._tracker, command.running, self._plan.output, patience, now)
                 if self._saving.going(now):
                     return False
         if self._ending is None:
             self._metrics.close()
-            self._ending = Ending(self._census, self._plan.grace)
+            self._ending = Ending(self._tracker, self._plan.grace)
             self._state.set(state="ending")
-        if inbox.failure is not None or (inbox.stop is not None and not inbox.stop.save):
+        if control.failure is not None or (control.stop is not None and not control.stop.save):
             self._ending.hurry(SHORT_GRACE)
         return self._ending.step(now)
 
@@ -247,5 +249,5 @@ class Attempt:
         left = self._ending.left if self._ending is not None else []
         said = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
         self._events.emit("exit", **said)
-        known = {"failed": self._inbox.failure, "killed": self._killed, "step": self._step, "before": self._before}
+        known = {"failed": self._control.failure, "killed": self._killed, "step": self._step, "before": self._before}
         return dict(ended, left=left, **known)

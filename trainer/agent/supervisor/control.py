@@ -37,7 +37,7 @@ class Stop(NamedTuple):
     who: str
 
 
-class Inbox:
+class Control:
     """See the module. ``link`` is set when the link exists."""
 
     def __init__(self, plan: NodePlan, events: Events, guard: Optional[int] = None) -> None:

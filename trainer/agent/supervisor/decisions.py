@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from ..checkpoints import selection as stock
+from ..checkpoints import selection
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, folder_name, number, text
 from ..link.link import LinkError
@@ -67,7 +67,7 @@ def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
     """This node's checkpoints, for ``selection.newest``."""
     if plan.output is None:
         return {}
-    return stock.offer(plan.output, plan.data.first_rank, plan.data.processes)
+    return selection.offer(plan.output, plan.data.first_rank, plan.data.processes)
 
 
 def offer_start(plan: NodePlan, resume: bool) -> Dict[str, Any]:
@@ -94,7 +94,7 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
         decision["port"] = free_port(host) or decision["port"]
     if not resume or plan.output is None:
         return decision
-    choice = stock.newest(offers, world_size)
+    choice = selection.newest(offers, world_size)
     refused = ["%s: %s" % each for each in choice.refused]
     if choice.name is not None:
         return dict(decision, checkpoint=choice.name, copy=choice.copy, refused=refused)
@@ -127,8 +127,8 @@ def kept(offers: Offers) -> Optional[int]:
     before = {rank: offer["before"] for rank, offer in offers.items() if offer.get("before") is not None}
     if not before:
         return None
-    step = stock.newest(offers, world_size).step
-    earlier = stock.newest(before, world_size).step
+    step = selection.newest(offers, world_size).step
+    earlier = selection.newest(before, world_size).step
     return step if step is not None and (earlier is None or step > earlier) else None
 
 

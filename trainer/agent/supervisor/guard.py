@@ -181,11 +181,11 @@ class _Guard:
 
 def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any:
     """End every process of a run without a supervisor. Returns the pids that could not be ended."""
-    from ..processes.tracker import Census, Group, end_all  # noqa: PLC0415
+    from ..processes.tracker import Group, ProcessTracker, end_all  # noqa: PLC0415
 
-    census = Census(plan.run, plan.node, Group(plan.run, plan.node), adopter)
-    left = end_all(census, grace)
-    census.close()
+    tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node), adopter)
+    left = end_all(tracker, grace)
+    tracker.close()
     return left
 
 

@@ -17,7 +17,7 @@ from ..node_plan import NodePlan
 from ..processes.tracker import STUBBORN
 from ..state import State
 from .attempt import Attempt
-from .control import Inbox
+from .control import Control
 from .decisions import (
     AGAIN,
     FAILED,
@@ -43,20 +43,20 @@ class Supervisor:
 
     def __init__(self, plan: NodePlan, events: Events, state: State, guard: Optional[int]) -> None:
         self._plan, self._events, self._state = plan, events, state
-        self._inbox = Inbox(plan, events, guard)
-        self._link = Link(plan.data, self._inbox.nudge)
+        self._control = Control(plan, events, guard)
+        self._link = Link(plan.data, self._control.nudge)
 
     def run(self) -> int:
         """Run all attempts and write the event ``end``. Returns the exit code: 0 when the run finished, else 1."""
-        self._inbox.open()
-        self._inbox.link = self._link
+        self._control.open()
+        self._control.link = self._link
         try:
             self._link.start()
             if self._plan.output is not None:
                 self._link.share(str(self._plan.output))
             verdict = self._attempts()
         except LinkError as error:  # rank 0 cannot listen
-            self._inbox.fail(None, str(error))
+            self._control.fail(None, str(error))
             verdict = self._alone({})
         try:
             return self._end(verdict)
@@ -67,7 +67,7 @@ class Supervisor:
         number = 1
         while True:
             self._events.attempt = number
-            self._inbox.begin()
+            self._control.begin()
             verdict = self._wait(number) or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
@@ -78,9 +78,9 @@ class Supervisor:
     def _wait(self, number: int) -> Optional[Dict[str, Any]]:
         """Pause before every attempt except the first. Returns a verdict when a stop or a failure comes first."""
         until = time.monotonic() + (self._plan.data.pause(number - 1) if number > 1 else 0.0)
-        while not self._inbox.over() and time.monotonic() < until:
-            self._inbox.wait(until - time.monotonic())
-        return self._alone({}) if self._inbox.over() else None
+        while not self._control.over() and time.monotonic() < until:
+            self._control.wait(until - time.monotonic())
+        return self._alone({}) if self._control.over() else None
 
     def _attempt(self, number: int) -> Dict[str, Any]:
         """Run one attempt from meeting to meeting. Returns the verdict (see ``decisions.judge``) with ``saved``."""
@@ -89,7 +89,7 @@ class Supervisor:
             decision = self._begin(number)
         except (LinkError, CopyError, OSError) as error:
             self._settle()
-            self._inbox.fail(None, str(error))
+            self._control.fail(None, str(error))
             return self._alone({})
         if decision.get("error"):
             why = {"node": decision["node"], "rank": None, "text": decision["error"]}
@@ -98,7 +98,7 @@ class Supervisor:
         self._state.set(
             checkpoint=decision["checkpoint"], port=decision["port"], world_size=decision["world_size"], step=None
         )
-        outcome = Attempt(self._plan, decision, self._inbox, self._events, self._state).run()
+        outcome = Attempt(self._plan, decision, self._control, self._events, self._state).run()
         self._link.tell("ended", text=self._said(outcome))
         return self._judge(outcome)
 
@@ -112,8 +112,8 @@ class Supervisor:
         resume = plan.data.resuming or number > 1
 
         def going() -> bool:
-            self._inbox.take()
-            return not self._inbox.over()
+            self._control.take()
+            return not self._control.over()
 
         decision = self._link.meet(
             offer_start(plan, resume), lambda offers: decide_start(plan, offers, number, resume), MEET, going
@@ -134,41 +134,41 @@ class Supervisor:
 
     def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         """Decide the outcome of the attempt with all agents."""
-        plan, inbox = self._plan, self._inbox
+        plan, control = self._plan, self._control
         more = self._events.attempt < plan.data.attempts
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
-            return decide_end(plan, offers, inbox.failure, more=more)
+            return decide_end(plan, offers, control.failure, more=more)
 
         def going() -> bool:
-            inbox.take()
-            return not inbox.broken and not inbox.lacking()
+            control.take()
+            return not control.broken and not control.lacking()
 
         patience = plan.grace + STUBBORN + SLACK
-        if inbox.stop is not None and inbox.stop.save:
+        if control.stop is not None and control.stop.save:
             patience += plan.data.save_patience
         offer = offer_end(plan, outcome)
         try:
-            verdict = self._link.meet(offer, decide, patience if inbox.over() else FOREVER, going)
+            verdict = self._link.meet(offer, decide, patience if control.over() else FOREVER, going)
             return check_end(plan, verdict)
         except LinkError as error:
             self._settle()
-            inbox.fail(None, str(error))
+            control.fail(None, str(error))
             return self._alone(offer)
 
     def _alone(self, offer: Dict[str, Any]) -> Dict[str, Any]:
         """Decide from what this node knows."""
-        stopped = self._inbox.stop is not None
+        stopped = self._control.stop is not None
         nothing: Dict[str, Any] = {"rc": None, "signal": None, "stopped": stopped, "left": [], "step": None}
-        verdict = judge({0: offer.get("outcome") or nothing}, self._inbox.failure, more=False)
+        verdict = judge({0: offer.get("outcome") or nothing}, self._control.failure, more=False)
         return dict(verdict, saved=kept({0: offer}) if verdict["state"] == STOPPED and offer else None)
 
     def _settle(self) -> None:
         """Take the messages that came before a meeting failed, and wait a moment for rank 0's reason."""
-        self._inbox.take()
+        self._control.take()
         until = time.monotonic() + RELAY
-        while self._plan.rank and not self._inbox.over() and time.monotonic() < until:
-            self._inbox.wait(until - time.monotonic())
+        while self._plan.rank and not self._control.over() and time.monotonic() < until:
+            self._control.wait(until - time.monotonic())
 
     def _said(self, outcome: Dict[str, Any]) -> str:
         if outcome["stopped"]:

@@ -26,8 +26,8 @@ from ..events import Events
 from ..node_plan import NodePlan
 from ..processes.proc import Stat
 from ..processes.ranks import Proc, mains, of_ranks
-from ..processes.tracker import Census
-from ..supervisor.control import Inbox
+from ..processes.tracker import ProcessTracker
+from ..supervisor.control import Control
 from . import phases, stacks
 from .silence import Silence
 
@@ -204,8 +204,8 @@ STACK = 20_000  # characters of each stack in the event
 class Hangs:
     """The hangs of one attempt on one node."""
 
-    def __init__(self, plan: NodePlan, watch: Watch, census: Census, inbox: Inbox, events: Events) -> None:
-        self._plan, self._watch, self._census, self._inbox, self._events = plan, watch, census, inbox, events
+    def __init__(self, plan: NodePlan, watch: Watch, tracker: ProcessTracker, control: Control, events: Events) -> None:
+        self._plan, self._watch, self._tracker, self._control, self._events = plan, watch, tracker, control, events
         self._stops = plan.data.hang.policy == "stop"
         self._others = set(plan.data.link.nodes if plan.data.link else ()) - {plan.node}
         self._hang: Optional[Hang] = None
@@ -215,44 +215,44 @@ class Hangs:
 
     def look(self, now: float) -> None:
         """Look for a hang, or continue with the current one."""
-        found = self._watch.look(self._census.known, now)
+        found = self._watch.look(self._tracker.known, now)
         for text in self._watch.notices():
             self._events.emit("notice", text=text)
-        if self._inbox.stacks_wanted and self._hang is None:
-            self._inbox.stacks_wanted = False
+        if self._control.stacks_wanted and self._hang is None:
+            self._control.stacks_wanted = False
             self._collect(tell=True)
         if found is not None and self._hang is None:
             self._hang, self._until, self._own = found, now + GATHER, None
-            self._inbox.stacks.clear()
-            self._inbox.answered.clear()
-            self._inbox.link.tell("stacks?")
+            self._control.stacks.clear()
+            self._control.answered.clear()
+            self._control.link.tell("stacks?")
             self._collect(tell=False)
         if self._hang is not None and (now >= self._until or self._gathered()):
             hang, self._hang = self._hang, None
             self._act(hang)
 
     def _gathered(self) -> bool:
-        return self._own is not None and self._others <= set(self._inbox.answered)
+        return self._own is not None and self._others <= set(self._control.answered)
 
     def _collect(self, tell: bool) -> None:
         """Collect this node's stacks in a thread, one at a time."""
         if self._collecting is not None and self._collecting.is_alive():
             return
-        members = dict(self._census.known)
+        members = dict(self._tracker.known)
 
         def work() -> None:
             collected = stacks.collect(members, self._plan.data.first_rank, self._plan.data.prefix)
             found = {rank: text[:STACK] for rank, text in collected.items()}
             if tell:
-                self._inbox.link.tell("stacks", rank_stacks=found)
+                self._control.link.tell("stacks", rank_stacks=found)
             self._own = found
-            self._inbox.nudge()
+            self._control.nudge()
 
         self._collecting = threading.Thread(target=work, name="stacks", daemon=True)
         self._collecting.start()
 
     def _act(self, hang: Hang) -> None:
-        found = dict(self._inbox.stacks)
+        found = dict(self._control.stacks)
         found.update(self._own or {})
         text = hang.text
         odd = [rank for rank in stacks.odd(found) if rank != hang.rank]
@@ -263,4 +263,4 @@ class Hangs:
             said["stacks"] = {str(rank): stack for rank, stack in sorted(found.items())}
         self._events.emit("hang", **said)
         if self._stops:
-            self._inbox.fail(hang.rank if hang.rank is not None or len(odd) != 1 else odd[0], "hangs: " + text)
+            self._control.fail(hang.rank if hang.rank is not None or len(odd) != 1 else odd[0], "hangs: " + text)
