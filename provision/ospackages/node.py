@@ -276,7 +276,7 @@ def judge(found: Facts, chosen: Sequence[Choice], replace: Sequence[str]) -> str
         return f"dpkg was interrupted: {', '.join(found.broken)} half installed; run there: dpkg --configure -a"
     if found.errors:
         return (
-            f"apt finds no way to install {', '.join(found.lacks)}: {'; '.join(found.errors)}; if the node is newer "
+            f"apt cannot install {', '.join(found.lacks)}: {'; '.join(found.errors)}; if the node is newer "
             "than the bundle, pack it again"
         )
     changes = found.changes or {}
