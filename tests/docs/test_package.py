@@ -23,7 +23,7 @@ def installed(tmp_path_factory):
 
 
 def run(*argv):
-    # From another folder, so that the checkout cannot be what is imported.
+    # From another folder, so that the checkout is not imported.
     return subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", timeout=60)
 
 
