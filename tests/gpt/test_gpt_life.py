@@ -6,7 +6,6 @@ import shutil
 import signal
 
 import pytest
-from forks import ROOT
 from trainings import HERE, TINY
 
 LONG = ("--max-iters", 100000, "--eval-interval", 0, "--schedule", "constant", "--keep", 2)
@@ -83,16 +82,15 @@ def test_every_moment_of_a_save_may_be_the_last(gpt):
     assert hidden == []
 
 
-def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "trainer/agent")
-    from checkpoints import stock
+def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole):
+    from trainer.agent.checkpoints import selection
 
     lost = gpt.folder / "lost"
     shutil.copytree(whole.out, lost)
     shutil.copytree(lost / "iter_40", lost / "iter_44")
     (lost / "iter_44/complete.json").unlink()  # as on a node whose disk lost it
     (lost / "latest").write_text("iter_44\n")
-    choice = stock.newest({0: stock.offer(lost, 0, 1)}, 1)
+    choice = selection.newest({0: selection.offer(lost, 0, 1)}, 1)
     assert (choice.name, choice.step, choice.copy) == ("iter_40", 40, {})
     assert [name for name, _ in choice.refused] == ["iter_44"]
     argv = ("--out", "lost", "--max-iters", 41, "--eval-interval", 0)

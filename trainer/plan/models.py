@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List
 
+from trainer.agent.contract.untrusted import LIMIT, UntrustedError, parse_object
 from trainer.bounds import Bound
-from trainer.untrusted import LIMIT, UntrustedError, parse_object
 
 
 @dataclass(frozen=True)
