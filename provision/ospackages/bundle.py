@@ -21,7 +21,7 @@ from provision.env.bundle import tar
 from provision.env.packing.temporary import create_file
 from provision.errors import BundleError, UsageError, shown_value
 from provision.ospackages.releases import Collected, Package, Wanted
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 SUFFIX = ".osb"
 MANIFEST = "manifest.json"

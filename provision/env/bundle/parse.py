@@ -22,7 +22,7 @@ from provision.env.bundle.manifest import (
     pause_collector,
 )
 from provision.errors import BundleError, shown_value
-from trainer.untrusted import parse_json
+from trainer.agent.contract.untrusted import parse_json
 
 LIMIT = 128 << 20  # bytes of a manifest; one of 200,000 files has 43 MB
 

@@ -37,7 +37,7 @@ from provision.env.bundle.parse import LIMIT, check_format, parse
 from provision.errors import BundleError
 from provision.model import Emit
 from provision.stages import stage
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 WINDOW = 128 << 20  # bytes of a zstd frame's window, which a reader holds in memory; `zstd --long=27` has as many
 

@@ -28,7 +28,7 @@ from provision.env.source.packages import is_record
 from provision.errors import BundleError
 from provision.model import Emit, Notice
 from provision.stages import stage
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 _REFUSED = {
     "zip": "a zip file, which has no symlinks and permissions",
