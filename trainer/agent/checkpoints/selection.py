@@ -1,12 +1,12 @@
-"""The newest checkpoint that all nodes together have whole, and which files each node lacks of it.
+"""Selects the newest checkpoint that all nodes together have completely, and lists the files that each node lacks.
 
-Every agent ``scan``s its own output folder and offers what it found; rank 0 puts the offers together with ``newest``.
-Where nodes have disks of their own, rank 0's node holds the weights and every node the files of its own ranks.
+Every agent scans its output folder (``scan``) and offers its checkpoints. Rank 0 combines the offers (``newest``). If
+nodes have separate disks, rank 0's node has the weights and every node the files of its own ranks.
 
 ========================  ===================================================================================
-``checkpoint-N/``         Hugging Face's Trainer and so LLaMA-Factory, also with DeepSpeed's folder inside
+``checkpoint-N/``         Hugging Face's Trainer and LLaMA-Factory, also with DeepSpeed's folder inside
 ``TAG/`` and ``latest``   DeepSpeed's own: ``TAG`` is usually ``global_stepN``
-``iter_N/``               with a ``complete.json`` in it
+``iter_N/``               trainer.gpt's, with a ``complete.json`` in it
 ========================  ===================================================================================
 """
 
@@ -33,12 +33,12 @@ from .rules import (
     why_incomplete,
 )
 
-NEWEST = 5  # checkpoints that are looked at; older ones are never offered
-DEEP = 4  # folders below a checkpoint's
+NEWEST = 5  # checkpoints that are read; older ones are never offered
+DEEP = 4  # levels of folders below a checkpoint's
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint as one node has it. ``says`` is what its index files and ``latest`` say, by name."""
+    """One node's copy of a checkpoint. ``says``: the content of its index files and ``latest``, by name."""
 
     name: str
     step: int
@@ -48,14 +48,14 @@ class Checkpoint(NamedTuple):
 
     @property
     def torn(self) -> List[str]:
-        """The files that were cut short."""
+        """The truncated files."""
         return sorted(name for name, file in self.files.items() if file.torn)
 
 
 class Choice(NamedTuple):
-    """What ``newest`` found. ``name`` is None where no checkpoint is complete; ``refused`` says why newer ones are not.
+    """The result of ``newest``. ``name`` is None if no checkpoint is complete; ``refused`` has reasons for newer ones.
 
-    ``copy`` is what each rank lacks: (name below the output folder, size, rank that has it).
+    ``copy``: the files that each rank lacks, as (name below the output folder, size, rank that has it).
     """
 
     name: Optional[str]
@@ -83,7 +83,7 @@ def _layout(folder: Path, name: str) -> Optional[str]:
 
 
 def _walk(folder: Path, below: str = "", depth: int = 0) -> Iterator[Tuple[str, Path]]:
-    """Name and path of every file; what cannot be read is not there, and links are not followed."""
+    """Name and path of every file. Skips unreadable folders and does not follow links."""
     try:
         entries = sorted(os.scandir(folder / below), key=lambda entry: entry.name)
     except OSError:
@@ -121,7 +121,7 @@ def _read(folder: Path, name: str, layout: str) -> Checkpoint:
 
 
 def scan(folder: Path) -> List[Checkpoint]:
-    """The newest checkpoints in an output folder, newest first; none where there is no folder."""
+    """The newest checkpoints in an output folder, newest first; empty without a folder."""
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except OSError:
@@ -131,7 +131,7 @@ def scan(folder: Path) -> List[Checkpoint]:
 
 
 def offer(folder: Path, first_rank: int, processes: int) -> Dict[str, Any]:
-    """What a node brings to the meeting: its checkpoints and which ranks it has."""
+    """A node's offer: its checkpoints and its ranks."""
     found = {}
     path = folder / LATEST
     if path.is_file() and not path.is_symlink():
@@ -144,17 +144,17 @@ def offer(folder: Path, first_rank: int, processes: int) -> Dict[str, Any]:
 
 
 class _Held(NamedTuple):
-    """A file's best version: the one that was written last, of those that are whole."""
+    """A file's best version: the last written of the complete ones."""
 
     file: File
     rank: int
 
 
 def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
-    """The newest checkpoint whose files are complete and whole on all nodes together.
+    """Select the newest checkpoint that is complete on all nodes together.
 
     Args:
-        offers: what ``offer`` gave, by the node's rank; other keys are ignored.
+        offers: the results of ``offer``, by the node's rank; other keys are ignored.
         world_size: ranks of the whole run.
     """
     nodes = {rank: {one["name"]: one for one in said.get("checkpoints", [])} for rank, said in offers.items()}
@@ -165,7 +165,7 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
     for name in sorted(layouts, key=lambda name: (step_of(name), name), reverse=True):
         versions: Dict[str, Dict[int, File]] = {}
         says: Dict[str, Any] = {}
-        for rank in sorted(nodes, reverse=True):  # what rank 0's node says stands
+        for rank in sorted(nodes, reverse=True):  # rank 0's node takes precedence
             one = nodes[rank].get(name, {"files": {}, "says": {}})
             says.update(one["says"])
             for file, facts in one["files"].items():
@@ -199,7 +199,7 @@ def _unite(versions: Dict[str, Dict[int, File]]) -> Tuple[Dict[str, _Held], Opti
 def _lacking(
     folder: str, held: Dict[str, _Held], versions: Dict[str, Dict[int, File]], rank: int, said: Dict[str, Any]
 ) -> List[Tuple[str, int, int]]:
-    """What the node of ``rank`` must get: files it has not, has torn, or has from an earlier time."""
+    """The files that the node of ``rank`` must copy: missing, truncated or outdated ones."""
     files = []
     first, count = said.get("ranks", (0, 0))
     elsewhere = {name for name, reader in readers(held).items() if not first <= reader < first + count}
@@ -214,7 +214,7 @@ def _lacking(
 
 
 def _add_latest(copy: Dict[int, List[Tuple[str, int, int]]], tags: Dict[int, Dict[str, Any]], latest: str) -> None:
-    """DeepSpeed looks for the file ``latest`` beside the tag's folder."""
+    """Add the file ``latest``, which DeepSpeed reads beside the tag's folder."""
     giver = next(rank for rank, found in sorted(tags.items()) if found["tag"] == latest)
     for rank, files in copy.items():
         if tags.get(rank, {}).get("tag") != latest:

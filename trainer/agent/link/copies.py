@@ -34,7 +34,7 @@ from .endpoint import whole
 from .frames import LINE, PIECE, SILENCE, CopyError, NotOursError, Session, Stream
 from .handshake import DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
 
-TEMPORARY = ".clusterctl-copy-"  # begins the name of a file that is being written
+TEMPORARY = ".clusterctl-copy-"  # prefix of the name of a file that is being written
 
 NAME = 4096  # bytes of a file's name
 
@@ -42,7 +42,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def parts_of(name: Any) -> List[str]:
-    """The parts of a relative name.
+    """Split a relative name into its parts.
 
     Raises:
         CopyError: it leads, or might lead, out of the folder.
@@ -54,7 +54,7 @@ def parts_of(name: Any) -> List[str]:
 
 
 def _open_folder(folder: str, parts: Sequence[str], make: bool) -> int:
-    """A descriptor of a folder below ``folder``; no part may be a symlink."""
+    """Open a folder below ``folder``; no part may be a symlink. Returns the descriptor."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in parts:
         try:
@@ -69,7 +69,7 @@ def _open_folder(folder: str, parts: Sequence[str], make: bool) -> int:
 
 
 def serve(stream: Stream, folder: Optional[str]) -> None:
-    """Answer what is asked for until the other side ends. Without a folder the answer is always no.
+    """Answer requests until the other side closes the connection. Without a folder every answer is a refusal.
 
     Raises:
         CopyError: the connection broke, or a file changed while it was sent.
@@ -118,12 +118,12 @@ def _send(stream: Stream, file: Any) -> None:
 
 
 def receive(stream: Stream, folder: str, name: str, size: int, label: str, told: Callable[[int], None]) -> None:
-    """Ask for one file and put it in its place. ``told`` is called with the bytes of each piece that has come.
+    """Request one file and put it in its place. ``told`` is called with the number of bytes of each piece.
 
-    ``label`` makes the temporary name this node's own, as nodes may share the folder.
+    ``label`` makes the temporary name unique to this node, because nodes may share the folder.
 
     Raises:
-        CopyError: it did not come whole; then nothing has changed.
+        CopyError: it did not arrive completely; then nothing has changed.
         OSError: it could not be written.
     """
     parts = parts_of(name)
@@ -174,10 +174,10 @@ def _write(stream: Stream, file: Any, name: str, size: int, told: Callable[[int]
 
 
 def pump(one: Stream, other: Stream) -> None:
-    """Carry frames between two connections, both ways, until one of them ends.
+    """Forward frames between two connections, both ways, until one of them closes.
 
     Raises:
-        CopyError: one of them broke, or nothing came for ``SILENCE`` seconds.
+        CopyError: one of them broke, or nothing arrived for ``SILENCE`` seconds.
     """
     piece = memoryview(bytearray(max(PIECE, LINE)))
     with selectors.DefaultSelector() as selector:
@@ -195,16 +195,16 @@ def pump(one: Stream, other: Stream) -> None:
                 target.write(piece[:count])
 
 
-COMES = 20.0  # seconds for the connection of a node that was asked to connect
-TRIES = 3  # for each node that gives files: connections break
-AT_ONCE = 8  # connections of one rank for which rank 0 works; an agent fetches over one after the other
+COMES = 20.0  # seconds in which a node connects after rank 0's request
+TRIES = 3  # for each node that sends files: connections break
+AT_ONCE = 8  # connections of one rank that rank 0 serves at once; an agent uses one at a time
 
 
 class Copies:
     """The copying of one agent.
 
     Args:
-        who: what this agent says of itself when it connects.
+        who: this agent's claim when it connects.
         token: the run's.
         address: family and socket address of rank 0.
         ask: sends a message to a rank over the link.
@@ -213,7 +213,7 @@ class Copies:
     def __init__(
         self, who: Dict[str, Any], token: str, address: Tuple[Any, Any], ask: Callable[[int, Dict[str, Any]], None]
     ) -> None:
-        self.folder: Optional[str] = None  # what is shared: given and taken below it only
+        self.folder: Optional[str] = None  # the shared folder: files are read and written only below it
         self._who = who
         self._token = token
         self._address = address
@@ -221,11 +221,11 @@ class Copies:
         self._open: Set[socket.socket] = set()
         self._closed = False
         self._tickets: Dict[str, Optional[Stream]] = {}
-        self._served: Dict[int, int] = {}  # by rank, its connections for which rank 0 is at work
+        self._served: Dict[int, int] = {}  # by rank, the connections that rank 0 serves
         self._changed = threading.Condition()
 
     def close(self) -> None:
-        """End everything that is under way."""
+        """End all copies."""
         with self._changed:
             self._closed = True
             for sock in self._open:
@@ -234,7 +234,7 @@ class Copies:
             self._changed.notify_all()
 
     def accept(self, hello: Dict[str, Any], sock: socket.socket, session: Session) -> None:
-        """Rank 0: take a connection whose other end has proved that it belongs to the run."""
+        """Rank 0: serve an authenticated connection."""
         rank = hello["rank"]
         with self._changed:
             busy = self._served.get(rank, 0) >= AT_ONCE
@@ -253,7 +253,7 @@ class Copies:
                 self._served[rank] -= 1
 
     def asked(self, ticket: str) -> None:
-        """Another rank: rank 0 wants files from here."""
+        """Another rank: connect to rank 0, which requests files from here."""
         self._begin(lambda: self._give(self._connect({"purpose": "give", "ticket": ticket})))
 
     def fetch(
@@ -262,10 +262,10 @@ class Copies:
         alive: Callable[[], bool] = lambda: True,
         told: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Get files, given as (name, size, rank that has it), into the shared folder.
+        """Copy files, given as (name, size, rank that has it), into the shared folder.
 
         Raises:
-            CopyError: one could not be had; those before it are in place.
+            CopyError: a file could not be copied; those before it are in place.
             OSError: the disk refuses.
         """
         folder = self.folder
@@ -291,7 +291,7 @@ class Copies:
         alive: Callable[[], bool],
         told: Callable[[int], None],
     ) -> None:
-        """Get the files of one rank; what has come is taken out of ``wanted``."""
+        """Copy the files of one rank; copied files are removed from ``wanted``."""
         with self._kept(self._channel(rank)) as stream:
             stream.alive = lambda: alive() and not self._closed
             while wanted:
@@ -301,7 +301,7 @@ class Copies:
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
-            # The side that wants the file sees its connection end, and says so.
+            # The receiving side sees that its connection closes, and reports it.
             with contextlib.suppress(CopyError, OSError):
                 work()
 
@@ -309,7 +309,7 @@ class Copies:
 
     @contextlib.contextmanager
     def _kept(self, stream: Stream) -> Iterator[Stream]:
-        """Have ``close`` end this connection too; closed at the end."""
+        """Register a connection, so that ``close`` ends it too. Closes it at the end."""
         with stream.sock as sock:
             with self._changed:
                 if self._closed:
@@ -345,7 +345,7 @@ class Copies:
                 pump(stream, other)
 
     def _channel(self, rank: int) -> Stream:
-        """A connection at whose other end that rank answers."""
+        """Open a connection that the given rank serves."""
         if self._who["rank"] != 0:
             return self._connect({"purpose": "copy", "from": rank})
         ticket = secrets.token_hex(16)
@@ -361,7 +361,7 @@ class Copies:
         return stream
 
     def _connect(self, purpose: Dict[str, Any]) -> Stream:
-        """Connect to rank 0 and greet."""
+        """Connect to rank 0, with the handshake."""
         sock = socket.socket(self._address[0], socket.SOCK_STREAM)
         try:
             sock.settimeout(DEADLINE)
@@ -384,7 +384,7 @@ class Copies:
 
 
 def _line(sock: socket.socket) -> bytes:
-    """One line of the greeting. Byte by byte: what follows belongs to the frames."""
+    """Read one line of the handshake, byte by byte: what follows belongs to the frames."""
     line = b""
     while not line.endswith(b"\n"):
         byte = sock.recv(1)

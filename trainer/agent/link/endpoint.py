@@ -25,17 +25,17 @@ from .frames import MESSAGE, READ, Connection, EndedError, NotOursError, encode
 from .handshake import RefusedError, StrangerError
 
 TICK = 0.25  # seconds between looks at the clock
-HURRY = 0.05  # the same, while somebody is missing
+HURRY = 0.05  # the same, while a connection is missing
 
 
 class Loop:
     """Calls handlers of connections, posted work and ``tick`` from one thread, so that they need no locks.
 
-    ``tick(now, late)`` is true when it wants to be called again soon; ``late`` is by how many seconds this thread was
-    held up (the process was stopped, the machine slept): silence of others in that time means nothing.
+    ``tick(now, late)`` returns true to be called again soon. ``late``: the seconds for which this thread was delayed
+    (the process was stopped, the machine slept). The silence of others in that time means nothing.
 
-    ``lose(connection, error)`` is called with whatever a connection's handler raises. What ``tick`` and posted work
-    raise ends the loop, and ``broken`` is called.
+    ``lose(connection, error)`` gets the exceptions of connections' handlers. An exception of ``tick`` or of posted
+    work ends the loop, and ``broken`` is called.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Loop:
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Have ``work`` done by the thread, soon and in order."""
+        """Let the thread do ``work``, soon and in order."""
         self._posted.append(work)
-        with contextlib.suppress(OSError):  # it is full: the thread is about to look; or the loop has ended
+        with contextlib.suppress(OSError):  # it is full, so the thread is about to look; or the loop has ended
             self._mouth.send(b"\0")
 
     def stop(self, patience: float) -> None:
-        """End the thread after what was posted."""
+        """End the thread after the posted work."""
         self.post(self._end)
         if self._thread.ident is None:
             self._close()
@@ -76,9 +76,9 @@ class Loop:
             self._thread.join(patience)
 
     def watch(self, connection: Connection, handler: Callable[[int], None]) -> None:
-        """Call ``handler(events)`` when the connection can be read or, while it has something to write, written.
+        """Call ``handler(events)`` when the connection is readable or, while it has bytes to write, writable.
 
-        The handler stays the first one until the connection is forgotten.
+        The first handler stays until ``forget``.
         """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waiting else 0)
         key = self.selector.get_map().get(connection.fileno())
@@ -88,7 +88,7 @@ class Loop:
             self.selector.modify(connection, events, key.data)
 
     def forget(self, connection: Any) -> None:
-        """Watch it no longer."""
+        """Stop watching the connection."""
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(connection)
 
@@ -121,7 +121,7 @@ class Loop:
                 now = time.monotonic()
                 if now >= due:
                     due = now + (HURRY if self._tick(now, max(0.0, now - due - 1.0)) else TICK)
-        except Exception as error:  # noqa: BLE001 - a link that has broken must be known, whatever broke it
+        except Exception as error:  # noqa: BLE001 - any failure of the link must be reported
             self._broken(error)
         finally:
             self._close()
@@ -133,44 +133,44 @@ class Loop:
 
 
 BEAT = 1.0  # seconds between heartbeats
-RETURN = 3.0  # seconds in which a peer whose kernel closed the connection may come back
+RETURN = 3.0  # seconds in which a peer whose kernel closed the connection may reconnect
 WAITING = 32 << 20  # bytes kept for a peer that does not acknowledge
-WRAPPED = 64  # bytes that a message's number takes
-_NUMBERS = 1 << 62  # also a time in nanoseconds is below this
+WRAPPED = 64  # bytes of a message's number
+_NUMBERS = 1 << 62  # a time in nanoseconds is below this too
 
 
 def whole(value: Any) -> Optional[int]:
-    """A number of at least 0 that another agent sent; None where it is none."""
+    """The value, if it is a whole number of at least 0; else None."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBERS:
         return value
     return None
 
 
 class Peer:
-    """The other agent: what is on the way to it, and when it was last heard. Used by the link's thread only."""
+    """Another agent: the messages for it, and when it was last heard. Used by the link's thread only."""
 
     def __init__(self, rank: int, node: str) -> None:
         self.rank = rank
         self.node = node
         self.connection: Optional[Connection] = None
-        self.instance = ""  # of the process there; empty: it has never come
+        self.instance = ""  # the id of its process; empty: it has never connected
         self.address = ""
-        self.received = 0  # the highest number that has come from it
-        self.heard = 0.0  # when anything came last
+        self.received = 0  # the highest number that it sent
+        self.heard = 0.0  # when anything last arrived
         self.closed: Optional[float] = None  # when its kernel closed the connection
         self.lost = False
         self.gone = False
-        self.left = False  # it said that it ends
+        self.left = False  # it has said goodbye
         self._kept: Deque[Tuple[int, bytes]] = collections.deque()
         self._size = 0
         self._number = 0  # of the last message for it
-        self._written = 0  # of the last one that went into the present connection
+        self._written = 0  # of the last message written to the current connection
         self._told = 0  # the last acknowledgement that was sent
 
     def tell(self, body: bytes) -> bool:
-        """Queue a message, encoded. False: too much waits already, and it was dropped (what came first matters most).
+        """Queue an encoded message. False: it was dropped, because too much is waiting (earlier messages matter more).
 
-        Peers share the bytes of a message that all of them get.
+        Peers share the bytes of a message for all of them.
         """
         if self.left or len(body) > MESSAGE - WRAPPED or self._size + len(body) > WAITING:
             return False
@@ -180,7 +180,7 @@ class Peer:
         return True
 
     def known_as(self, instance: str) -> bool:
-        """The process there says which it is. True when it is a successor: its numbers begin anew."""
+        """Record the id of the peer's process. True for a new process, whose numbers start again."""
         before, self.instance = self.instance, instance
         if before in ("", instance):
             return False
@@ -194,7 +194,7 @@ class Peer:
         return True
 
     def attach(self, connection: Connection, received: int, now: float) -> Optional[Connection]:
-        """Go on over a new connection, to a peer that has ``received`` so much. The connection before, to be closed."""
+        """Continue over a new connection, after message ``received``. Returns the old connection, for closing."""
         before, self.connection = self.connection, connection
         received = min(received, self._number)
         self._acknowledged(received)
@@ -204,13 +204,13 @@ class Peer:
         return before
 
     def detach(self, by_peer: bool, now: float) -> None:
-        """The connection has ended."""
+        """Record that the connection ended."""
         self.connection = None
         if by_peer:
             self.closed = now
 
     def take(self, line: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-        """The message of a line, unless it has come before or the line is none."""
+        """The message in a line, unless it is a duplicate or invalid."""
         if "bye" in line:
             self.left = True
         self._acknowledged(whole(line.get("ack")) or 0)
@@ -221,7 +221,7 @@ class Peer:
         return message
 
     def pump(self, beat: bool = False) -> None:
-        """Move what is to be said into the connection, never more than it can soon write."""
+        """Move messages to the connection, never more than it can write soon."""
         connection = self.connection
         if connection is None:
             return
@@ -236,11 +236,11 @@ class Peer:
             self._told = self.received
 
     def said_all(self) -> bool:
-        """Whether everything has been acknowledged."""
+        """Whether all messages are acknowledged."""
         return not self._kept
 
     def judge(self, now: float, lost_after: float) -> Optional[str]:
-        """``lost``, ``gone`` or ``back`` when that has just become true."""
+        """Return ``lost``, ``gone`` or ``back`` when that has just become true."""
         if self.left or not self.instance:
             return None
         silent = now - self.heard
@@ -262,12 +262,12 @@ class Peer:
             self._size -= len(self._kept.popleft()[1])
 
 
-PATIENCE = 3.0  # seconds of silence that are never too many: one heartbeat may be late
-LOGGED = 20  # failures of connections that are logged; a peer must not fill the disk
+PATIENCE = 3.0  # seconds of silence that are always allowed: one heartbeat may be late
+LOGGED = 20  # number of logged failures of connections: a peer must not fill the disk
 
 
 class End:
-    """One agent's end. ``deliver(message)`` gets what has come for this agent, in the link's thread."""
+    """One agent's end. ``deliver(message)`` gets the messages for this agent, in the link's thread."""
 
     def __init__(self, plan: Plan, link: Link, peers: List[Peer], deliver: Callable[[Dict[str, Any]], None]) -> None:
         self.run = plan.run
@@ -280,24 +280,24 @@ class End:
         self._deliver = deliver
         self._beaten = 0.0
         self._closing = False
-        self._over = False  # the goodbye was said: no new connection
+        self._over = False  # goodbye was sent: no new connection
         self._logged = 0
         self._said = threading.Event()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self.loop.start()
 
     def tell(self, message: Dict[str, Any]) -> None:
-        """Tell all others. Rank 0 is told by everybody and relays."""
+        """Send a message to all others. Rank 0 gets all messages and relays them."""
         self.loop.post(lambda: self._tell_all(message))
 
     def tell_one(self, rank: int, message: Dict[str, Any]) -> None:
-        """Tell the agent of one rank, to which this end must have a connection."""
+        """Send a message to one rank, which must be a peer of this end."""
         self.loop.post(lambda: self._tell(self.peers[rank], encode(message)))
 
     def close(self, patience: float) -> None:
-        """Say what is still to be said (for at most ``patience`` seconds), say goodbye, and end."""
+        """Flush the messages (for at most ``patience`` seconds), say goodbye, and end."""
         self.loop.post(self._close)
         self._said.wait(patience)
         self.loop.post(self._goodbye)
@@ -327,10 +327,10 @@ class End:
         self._deliver({"kind": "broken", "text": "%s: %s" % (type(error).__name__, error)})
 
     def _lose(self, connection: Connection, error: Exception) -> None:
-        """Turns any failure of one connection into the loss of that connection only, and logs it.
+        """End one connection after a failure, and log the failure. Other connections continue.
 
-        The handlers of connections raise, and the loop calls this. An exception that is not one of the link's own is a
-        mistake in this program, which only what came over this connection has shown.
+        The loop calls this with the exception of a connection's handler. An exception that is not the link's own is a
+        bug in this program that the data of this connection triggered.
         """
         peer = next((peer for peer in self.peers.values() if peer.connection is connection), None)
         if not isinstance(error, (EndedError, NotOursError, StrangerError, RefusedError)):
@@ -352,7 +352,7 @@ class End:
         self._cut(connection)
 
     def _lose_stranger(self, connection: Connection, error: Exception) -> None:
-        """A connection is lost that belongs to no peer yet."""
+        """Handle the loss of a connection that belongs to no peer yet."""
         raise NotImplementedError
 
     def _log(self, text: str) -> None:
@@ -390,7 +390,7 @@ class End:
             peer.pump(beat)
             connection.flush()
             self.loop.watch(connection, lambda events: self._ready(peer, connection, events))
-        except Exception as error:  # noqa: BLE001 - a link that has broken must be known, whatever broke it
+        except Exception as error:  # noqa: BLE001 - see _lose
             self._lose(connection, error)
 
     def _ready(self, peer: Peer, connection: Connection, events: int) -> None:
@@ -404,8 +404,8 @@ class End:
         self._pump(peer)
 
     def _hear(self, peer: Peer, connection: Connection) -> None:
-        """Take all messages that have come whole."""
-        while peer.connection is connection:  # a message may have led to its end
+        """Handle all complete messages."""
+        while peer.connection is connection:  # a message may have ended it
             line = connection.message()
             if line is None:
                 return
@@ -415,15 +415,15 @@ class End:
                 self._come(peer, message)
 
     def _come(self, peer: Peer, message: Dict[str, Any]) -> None:
-        """A message has come."""
+        """Handle a message of a peer."""
         raise NotImplementedError
 
     def _news(self, peer: Peer, message: Dict[str, Any]) -> None:
-        """A peer was lost, is back or is gone."""
+        """Handle that a peer is lost, back or gone."""
         raise NotImplementedError
 
     def _more(self, now: float) -> bool:
-        """What else is done at a tick. True: do it again soon."""
+        """Do the periodic work. True: call again soon."""
         raise NotImplementedError
 
     def _tick(self, now: float, late: float) -> bool:

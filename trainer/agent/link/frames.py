@@ -32,9 +32,9 @@ from ..contract.untrusted import UntrustedError, parse_object
 
 MESSAGE = 16 << 20  # bytes of a frame from an agent of the run
 READ = 256 << 10  # bytes read at a time
-PARTS = 64  # pieces of messages written at a time
+PARTS = 64  # buffers written at a time
 MAC = 16  # bytes
-VALUES = 1 << 20  # of a message: each takes some 70 bytes of memory, however short it is in JSON
+VALUES = 1 << 20  # of a message: each needs about 70 bytes of memory, however short its JSON is
 
 _LENGTH = struct.Struct(">I")
 _NUMBERED = struct.Struct(">QI")
@@ -44,9 +44,9 @@ Data = Union[bytes, bytearray, memoryview]
 
 
 class EndedError(Exception):
-    """The connection is no more. ``by_peer``: the other side's kernel closed or reset it, so the process is gone.
+    """The connection ended. ``by_peer``: the other side's kernel closed or reset it, so the process has exited.
 
-    Everything else (a timeout, no route) tells of the network and nothing of the process.
+    Other reasons (a timeout, no route) concern the network and say nothing about the process.
     """
 
     def __init__(self, text: str, by_peer: bool) -> None:
@@ -55,7 +55,7 @@ class EndedError(Exception):
 
 
 class NotOursError(Exception):
-    """The bytes are not of this protocol, or another host changed them. The text says what the other end did."""
+    """The bytes violate the protocol, or another host changed them. The text says what the other end did."""
 
 
 class Seal:
@@ -66,14 +66,14 @@ class Seal:
         self._number = 0
 
     def head(self, *payload: Data) -> bytes:
-        """What is sent before the payload, given in parts, of the next frame."""
+        """The header of the next frame, whose payload is given in parts."""
         return _LENGTH.pack(sum(map(len, payload))) + self._mac(*payload)
 
     def check(self, mac: Data, payload: Data) -> None:
         """Check the next frame.
 
         Raises:
-            NotOursError: it is not the one that the other end sent next.
+            NotOursError: it is not the next frame of the other end.
         """
         if not hmac.compare_digest(self._mac(payload), bytes(mac)):
             raise NotOursError("sent a frame with a wrong MAC: a host between the nodes changed or repeated it")
@@ -88,19 +88,19 @@ class Seal:
 
 
 class Session(NamedTuple):
-    """Both directions of a connection whose ends have proved that they know the token."""
+    """Both directions of an authenticated connection."""
 
     sent: Seal
     received: Seal
 
 
 def encode(message: Dict[str, Any]) -> bytes:
-    """The payload of a message."""
+    """Encode a message as a payload."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def parse(payload: Data) -> Dict[str, Any]:
-    """The message of a payload, from an agent of the run that may be broken or lie.
+    """Decode a payload of an agent of the run, which may be broken or lie.
 
     Raises:
         NotOursError: it is not a JSON object, or has too many values.
@@ -115,7 +115,7 @@ def parse(payload: Data) -> Dict[str, Any]:
 
 
 def length_of(head: Data, limit: int) -> int:
-    """The payload's length.
+    """The length of the payload, from the header.
 
     Raises:
         NotOursError: it is longer than ``limit``.
@@ -127,24 +127,24 @@ def length_of(head: Data, limit: int) -> int:
 
 
 class Connection:
-    """One TCP connection, used by one thread. ``session`` is set once the other end has proved who it is."""
+    """One TCP connection, used by one thread. ``session`` is set when the other end is authenticated."""
 
     def __init__(self, sock: socket.socket, limit: int) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self.limit = limit  # bytes that a line or a frame may have
+        self.limit = limit  # bytes of a line or a frame
         self.session: Optional[Session] = None
         self.waiting = 0  # bytes to write
         self._out: Deque[memoryview] = collections.deque()
         self._come = bytearray()
 
     def fileno(self) -> int:
-        """For a selector."""
+        """The descriptor, for a selector."""
         return self.sock.fileno()
 
     def send(self, *parts: bytes) -> None:
-        """Queue bytes, which are not copied; ``flush`` writes them."""
+        """Queue bytes without copying them; ``flush`` writes them."""
         for part in parts:
             self.waiting += len(part)
             self._out.append(memoryview(part))
@@ -155,10 +155,10 @@ class Connection:
         self.send(self.session.sent.head(*payload), *payload)
 
     def flush(self) -> None:
-        """Write what the kernel takes now.
+        """Write what the kernel accepts now.
 
         Raises:
-            EndedError: the connection is no more.
+            EndedError: the connection ended.
         """
         try:
             while self._out:
@@ -176,10 +176,10 @@ class Connection:
             self._out[0] = self._out[0][count:]
 
     def fill(self) -> int:
-        """Read what has come, at most ``READ`` bytes, so that one peer cannot starve the others.
+        """Read what has arrived, at most ``READ`` bytes, so that one peer cannot starve the others.
 
         Raises:
-            EndedError: the connection is no more; ``line`` and ``message`` still give what came before.
+            EndedError: the connection ended; ``line`` and ``message`` still return what arrived before.
         """
         try:
             data = self.sock.recv(READ)
@@ -193,7 +193,7 @@ class Connection:
         return len(data)
 
     def line(self) -> Optional[bytes]:
-        """The next line of the greeting, with its newline; None where it has not come yet.
+        """The next line of the handshake, with its newline; None until it is complete.
 
         Raises:
             NotOursError: it is longer than ``limit``.
@@ -208,16 +208,16 @@ class Connection:
         return line
 
     def message(self) -> Optional[Dict[str, Any]]:
-        """The next message; None where it has not come yet.
+        """The next message; None until it is complete.
 
         Raises:
-            NotOursError: the frame is too long, has a wrong MAC, or holds no message.
+            NotOursError: the frame is too long, has a wrong MAC, or is not a message.
         """
         payload = self.payload()
         return None if payload is None else parse(payload)
 
     def payload(self) -> Optional[bytes]:
-        """The same without parsing."""
+        """The next payload; None until it is complete."""
         assert self.session is not None
         if len(self._come) < HEAD:
             return None
@@ -230,7 +230,7 @@ class Connection:
         return payload
 
     def receive(self) -> List[Dict[str, Any]]:
-        """Read, and all messages that are whole then.
+        """Read, and return all complete messages.
 
         Raises:
             EndedError, NotOursError: as ``fill`` and ``message``.
@@ -244,11 +244,11 @@ class Connection:
         return messages
 
     def rest(self) -> int:
-        """Bytes that came and were not used."""
+        """Bytes that arrived and were not used."""
         return len(self._come)
 
     def close(self) -> None:
-        """Close it; what was not written is lost."""
+        """Close the connection; unwritten bytes are lost."""
         self.sock.close()
 
 
@@ -259,20 +259,19 @@ def _ended(error: OSError) -> EndedError:
 LINE = 64 << 10  # bytes of a message
 PIECE = 1 << 20  # bytes of a file in one frame
 SILENCE = 60.0  # seconds without a byte after which a copy has failed
-CANCEL_CHECK = 0.5  # seconds between questions whether to go on
+CANCEL_CHECK = 0.5  # seconds between checks for a cancellation
 
 
 class CopyError(Exception):
-    """A file could not be copied. The text says which, and why."""
+    """A file could not be copied. The text names it and says why."""
 
 
 class Stream:
-    """Messages and pieces of files over one socket that blocks. ``alive`` is asked while it waits.
+    """Messages and pieces of files over one blocking socket. It calls ``alive`` while it waits.
 
-    Every frame has a MAC, see ``frames.py``: ``hear`` and ``read`` give only what the other end sent, in its order.
+    Every frame has a MAC: ``hear`` and ``read`` return only what the other end sent, in its order.
 
-    Raises, from every method:
-        CopyError: the other side has ended, is silent or does not keep to the protocol, or ``alive`` says no.
+    Every method raises CopyError when the other side exited, is silent or violates the protocol, or ``alive`` is false.
     """
 
     def __init__(self, sock: socket.socket, session: Session, alive: Callable[[], bool] = lambda: True) -> None:
@@ -296,7 +295,7 @@ class Stream:
             self._send(piece)
 
     def hear(self) -> Optional[Dict[str, Any]]:
-        """The next message; None at the end."""
+        """Receive the next message; None at the end."""
         buffer = memoryview(bytearray(LINE))
         count = self.read(buffer)
         if count is None:
@@ -307,7 +306,7 @@ class Stream:
             raise CopyError("the other side %s" % error) from None
 
     def read(self, view: memoryview) -> Optional[int]:
-        """The next frame's payload, into the beginning of ``view``. Its length; None at the end."""
+        """Read the next frame's payload into the start of ``view``. Returns its length; None at the end."""
         head = memoryview(bytearray(HEAD))
         count = self._fill(head)
         if not count:
@@ -327,7 +326,7 @@ class Stream:
             view = view[self._patiently(functools.partial(self.sock.send, view)) :]
 
     def _fill(self, view: memoryview) -> int:
-        """Read until ``view`` is full. The number of bytes; fewer only at the end."""
+        """Read until ``view`` is full. Returns the number of bytes; fewer only at the end."""
         size = len(view)
         while view:
             count = self._patiently(functools.partial(self.sock.recv_into, view))
@@ -337,7 +336,7 @@ class Stream:
         return size - len(view)
 
     def _patiently(self, work: Callable[[], int]) -> int:
-        """Do ``work`` as soon as the socket is ready for it."""
+        """Call ``work`` until the socket is ready for it."""
         limit = time.monotonic() + SILENCE
         while time.monotonic() < limit:
             if not self.alive():

@@ -1,15 +1,15 @@
-"""The greeting: both ends prove that they know the run's token, and the token never travels.
+"""The handshake: both ends prove that they know the run's token, and never send it.
 
-Three lines of ASCII, each in one fixed form and so never parsed as JSON::
+It has three lines of ASCII in a fixed form, which are never parsed as JSON::
 
     caller  clusterctl-link 2 RUN RANK NONCE
     host    clusterctl-link 2 NONCE PROOF
     caller  PROOF
 
 A nonce is 16 random bytes in hex. A proof is the HMAC-SHA-256 with the token over the side's role and the raw bytes of
-the lines before it, so it covers both nonces and what the caller claims: it cannot be used again or turned round. The
-caller leaves before it has proved anything when the host's proof is wrong. ``RUN`` and ``RANK`` only serve messages
-about strangers.
+the lines before it, so it covers both nonces and the caller's claim. It can be neither replayed nor reflected. When
+the host's proof is wrong, the caller leaves without a proof of its own. ``RUN`` and ``RANK`` only serve messages about
+rejected connections.
 
 Each direction's key for the frames that follow (see ``frames.py``) comes from the token and all three lines. The first
 frames are the caller's ``{"rank", "instance", "purpose", …}`` and the host's ``{"welcome": true, …}`` or
@@ -27,9 +27,9 @@ from typing import Any, Dict, NamedTuple, Optional
 
 from .frames import Seal, Session
 
-HELLO = 512  # bytes that a line may have before anything is proved
+HELLO = 512  # bytes of a line before the other end is authenticated
 CLAIM = 4096  # bytes of the caller's first frame, and of the answer to it
-DEADLINE = 5.0  # seconds for all of it
+DEADLINE = 5.0  # seconds for the whole handshake
 
 _NAME = b"clusterctl-link 2 "
 _FIRST = re.compile(_NAME + rb"([!-~]{1,200}) ([0-9]{1,6}) [0-9a-f]{32}\n")
@@ -38,15 +38,15 @@ _THIRD = re.compile(rb"([0-9a-f]{64})\n")
 
 
 class StrangerError(Exception):
-    """The other end does not belong to this run. The text says what it did."""
+    """The other end does not belong to this run. The text says what it sent."""
 
 
 class RefusedError(Exception):
-    """The other end belongs to the run and says no. The text says why."""
+    """The other end belongs to the run and refuses. The text says why."""
 
 
 class Claim(NamedTuple):
-    """What a caller says before it has proved anything."""
+    """What a caller claims before it is authenticated."""
 
     run: str
     rank: int
@@ -65,7 +65,7 @@ def _key(token: str, direction: bytes, lines: bytes) -> bytes:
 
 
 class Caller:
-    """The side that connects. ``session`` is set once the host has proved that it belongs to the run."""
+    """The side that connects. ``session`` is set when the host is authenticated."""
 
     def __init__(self, token: str, run: str, rank: int) -> None:
         self._token = token
@@ -78,7 +78,7 @@ class Caller:
         return self._first
 
     def take(self, line: bytes) -> bytes:
-        """The answer to the host's line, which is the last line of the greeting.
+        """Return the answer to the host's line: the last line of the handshake.
 
         Raises:
             StrangerError: the host does not know the token.
@@ -97,7 +97,7 @@ class Caller:
 
 
 class Host:
-    """The side that listens. ``session`` is set once the caller has proved that it belongs to the run."""
+    """The side that listens. ``session`` is set when the caller is authenticated."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -106,10 +106,10 @@ class Host:
         self.session: Optional[Session] = None
 
     def take(self, line: bytes) -> bytes:
-        """The answer to a line of the caller; empty after its last one.
+        """Return the answer to a line of the caller; empty after its last one.
 
         Raises:
-            StrangerError: it is no agent of this run.
+            StrangerError: it is not an agent of this run.
         """
         if self.claimed is None:
             found = _FIRST.fullmatch(line)
@@ -129,10 +129,10 @@ class Host:
 
 
 def admitted(answer: Dict[str, Any]) -> Dict[str, Any]:
-    """The host's answer to what the caller wants.
+    """Return the host's answer.
 
     Raises:
-        RefusedError: it says no.
+        RefusedError: the host refuses.
     """
     if "refused" in answer or not answer.get("welcome"):
         raise RefusedError(str(answer.get("refused"))[:1000])

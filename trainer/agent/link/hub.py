@@ -27,19 +27,19 @@ from .frames import MESSAGE, Connection, EndedError, NotOursError, Session, enco
 from .handshake import CLAIM, DEADLINE, HELLO, Host, StrangerError
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
-RATE = 4 << 20  # bytes in a second, all the time
-LEAST = 16 << 10  # bytes that a message counts for: every one is relayed to all others
+RATE = 4 << 20  # bytes per second in the long run
+LEAST = 16 << 10  # minimal bytes that a message counts for: every one is relayed to all others
 
 
 class Allowance:
-    """A bucket of bytes that fills with time."""
+    """A token bucket of bytes. It limits an agent that is broken or lies, and would fill the others' memory."""
 
     def __init__(self) -> None:
         self._room = float(BURST)
         self._at = 0.0
 
     def take(self, size: int, now: float) -> bool:
-        """Whether a message of this size may pass now; it is counted if so."""
+        """Whether a message of this size may pass now; if so, it is counted."""
         self._room = min(float(BURST), self._room + (now - self._at) * RATE)
         self._at = now
         size = max(size, LEAST)
@@ -49,14 +49,14 @@ class Allowance:
         return True
 
 
-SHARE = 16  # slots of one address, and one more for each node: all agents may share an address
-ROOM = 64  # slots of all addresses together, and four more for each node
+SHARE = 16  # slots of one address, plus one for each node: all agents may share an address
+ROOM = 64  # slots of all addresses together, plus four for each node
 
 _RANDOM = random.SystemRandom()
 
 
 class Guest:
-    """One such connection. ``address`` is the text for messages."""
+    """A connection that is not authenticated yet. ``address`` is the text for messages."""
 
     def __init__(self, connection: Connection, address: str, token: str) -> None:
         self.connection = connection
@@ -66,14 +66,14 @@ class Guest:
 
 
 def _network(address: str) -> str:
-    """What shares a share: an IPv4 address; of IPv6 a /64, all of which one machine may use."""
+    """The network that has one share: an IPv4 address, or an IPv6 /64, all of which one machine may use."""
     if ":" not in address:
         return address
     return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
 
 
 class Guests:
-    """All of them."""
+    """The connections that are not authenticated yet."""
 
     def __init__(self, nodes: int, choose: Callable[[List[Guest]], Guest] = _RANDOM.choice) -> None:
         self._share = SHARE + nodes
@@ -86,11 +86,11 @@ class Guests:
         return iter(list(self._all.values()))
 
     def find(self, connection: Connection) -> Optional[Guest]:
-        """The guest of a connection."""
+        """Find the guest of a connection."""
         return self._all.get(id(connection))
 
     def add(self, guest: Guest) -> None:
-        """Add one, for which ``crowded`` has said that there is room."""
+        """Add one after ``crowded`` returned None."""
         self._all[id(guest.connection)] = guest
         self._by_network.setdefault(_network(guest.address), {})[id(guest.connection)] = guest
 
@@ -104,7 +104,7 @@ class Guests:
             self._by_network.pop(network, None)
 
     def crowded(self, address: str) -> Optional[Guest]:
-        """Who must go before a connection from this address is added; None where there is room."""
+        """The guest to drop before a connection from this address is added; None if there is room."""
         same = self._by_network.get(_network(address), {})
         if len(same) >= self._share:
             return self._one_of(same)
@@ -117,9 +117,9 @@ class Guests:
         return self._choose(silent or list(guests.values()))
 
 
-SEEN = 8  # things remembered of guests that did not belong
-ACCEPTED = 64  # connections accepted before the others' turn
-OWN = ("lost", "gone", "back", "broken")  # kinds of messages that a link makes itself
+SEEN = 8  # remembered messages about rejected guests
+ACCEPTED = 64  # connections accepted before others are served
+OWN = ("lost", "gone", "back", "broken")  # kinds of messages that only the link itself creates
 INSTANCE = 64  # characters
 
 
@@ -159,7 +159,7 @@ class Hub(End):
         self.loop.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self, patience: float) -> None:
-        """The same, and listen no more."""
+        """Close as ``End.close``, and stop listening."""
         super().close(patience)
         self._listener.close()
 
@@ -205,14 +205,14 @@ class Hub(End):
         for _ in range(ACCEPTED):
             try:
                 sock, address = self._listener.accept()
-            except OSError:  # nobody is left, or there are no descriptors; the selector says when to try again
+            except OSError:  # none is waiting, or there are no descriptors; the selector reports when to try again
                 return
             crowding = self._guests.crowded(address[0])
             if crowding is not None:
                 self._turn_away(crowding, "connected and did not identify itself")
             try:
                 self._invite(Guest(Connection(sock, HELLO), address[0], self.token))
-            except OSError:  # it has gone already
+            except OSError:  # it is already closed
                 sock.close()
 
     def _invite(self, guest: Guest) -> None:
@@ -234,14 +234,14 @@ class Hub(End):
         if isinstance(error, (NotOursError, StrangerError)):
             self._turn_away(guest, str(error))
         elif claimed and isinstance(error, EndedError) and error.by_peer:
-            # it has seen this run's proof, and did not like it
+            # it left after this run's proof
             said = (claimed.rank, claimed.run)
             self._turn_away(guest, "claimed to be rank %s of run %s, but has another token" % said)
         else:
             self._turn_away(guest, "connected and disconnected (%s)" % error)
 
     def _greet(self, guest: Guest) -> None:
-        """Go on with the greeting as far as the guest has come. Nothing is parsed before it has proved who it is."""
+        """Continue the handshake with the new data. Nothing is parsed before the guest is authenticated."""
         connection = guest.connection
         connection.fill()
         while guest.host.session is None:
@@ -261,7 +261,7 @@ class Hub(End):
             self._let_in(guest, hello)
 
     def _let_in(self, guest: Guest, hello: Dict[str, Any]) -> None:
-        """Somebody has proved that it belongs to the run."""
+        """Admit an authenticated connection."""
         rank, instance = whole(hello.get("rank")), hello.get("instance")
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
             raise NotOursError("did not identify its agent")
@@ -278,7 +278,7 @@ class Hub(End):
             self._join(peer, instance, guest, hello)
 
     def _join(self, peer: Peer, instance: str, guest: Guest, hello: Dict[str, Any]) -> None:
-        """An agent has come, come back, or come in the stead of one that was killed."""
+        """Connect an agent that is new, reconnects, or replaces one that was killed."""
         if peer.known_as(instance):
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
         peer.address = guest.address
@@ -290,7 +290,7 @@ class Hub(End):
         self._hear(peer, connection)
 
     def _answer(self, guest: Guest, message: Dict[str, Any], hello: Optional[Dict[str, Any]] = None) -> None:
-        """Say the last word of the greeting; then the socket is for files, or no more."""
+        """Send the last message of the handshake; then the socket is used for files, or closed."""
         connection = guest.connection
         connection.say(encode(message))
         with contextlib.suppress(EndedError):

@@ -13,20 +13,24 @@ wait. The order::
     … link.tell("failed", text=…), link.take() …
     link.close()
 
-``take`` gives what has come, each a dict with ``kind``, and with the ``node`` and ``rank`` it is about, as rank 0 knows
-them from the sender's connection. What an agent ``tell``s reaches all others once and in order, also over a
-connection that broke meanwhile. These come from the link itself:
+``take`` returns the messages that arrived. Each is a dict with ``kind``, and with the ``node`` and ``rank`` that it is
+about; rank 0 takes these from the sender's connection. A message of ``tell`` reaches all others exactly once and in
+order, also when a connection breaks meanwhile. The link itself creates these:
 
 ===========  =====================================================================================
-``lost``     nothing was heard for ``silent`` seconds (more than ``lost_after``): the network, or
-             the machine. The peer may well be training
-``gone``     its kernel closed the connection, and it has not come back: the agent has ended
-``back``     it is heard again
-``broken``   the link here has failed (``text``): a mistake in this program
+``lost``     nothing was heard for ``silent`` seconds (more than ``lost_after``): a fault of the
+             network or the machine. The peer may still be training
+``gone``     its kernel closed the connection, and it did not reconnect: the agent exited
+``back``     its heartbeats arrive again
+``broken``   the link of this agent failed (``text``): a bug in this program
 ===========  =====================================================================================
 
-An agent that ends by ``close`` is neither lost nor gone. Where an agent was killed, another process may make a Link
-with its plan and speak in its stead.
+An agent that ends with ``close`` is neither lost nor gone. When an agent was killed, another process may create a Link
+with its plan and replace it.
+
+A meeting: every agent sends an offer with a number, rank 0 decides, and every agent receives the decision. An agent
+that gives up withdraws its offer, and an answer is valid only for the offer with its number. So agents that gave up at
+different times still meet the next time.
 """
 
 from __future__ import annotations
@@ -45,15 +49,15 @@ from .endpoint import whole
 from .hub import Hub
 from .spoke import Spoke, reason
 
-LOOK = 0.2  # seconds between questions whether to go on
+LOOK = 0.2  # seconds between checks for a cancellation
 REASON = 4000  # characters of rank 0's reason
-ANSWER = 15.0  # seconds that rank 0 may be later than this agent in giving up
+ANSWER = 15.0  # seconds by which rank 0 may give up later than this agent
 
 Offers = Dict[int, Dict[str, Any]]
 
 
 class LinkError(Exception):
-    """The agents could not meet. The text names who is missing and why."""
+    """The agents could not meet. The text names the missing nodes and the reason."""
 
 
 class HubMeeting:
@@ -67,12 +71,12 @@ class HubMeeting:
 
     @staticmethod
     def plain(decision: Dict[str, Any]) -> Dict[str, Any]:
-        """What JSON makes of a decision, so that it is the same on every node."""
+        """Convert a decision to JSON values, so that it is the same on every node."""
         result: Dict[str, Any] = json.loads(json.dumps(decision))
         return result
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """An offer has come, or is withdrawn."""
+        """Handle an offer or its withdrawal."""
         number = whole(message.get("number"))
         if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
             self._offers[message["rank"]] = (number, message["offer"])
@@ -152,7 +156,7 @@ class SpokeMeeting:
         self._answer: Optional[Dict[str, Any]] = None
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Rank 0 has answered."""
+        """Handle rank 0's answer."""
         if kind == "_answer" and message.get("number") == self._number:
             if "refused" not in message and not isinstance(message.get("decision"), dict):
                 message = {"refused": "%s (rank 0) sent an invalid decision" % self._spoke.hub.node}
@@ -202,13 +206,13 @@ class SpokeMeeting:
 
 UNTAKEN = 20_000  # messages that wait for ``take``; more are dropped
 TICKET = 64  # characters
-GOODBYE = 2.0  # seconds that ``close`` waits until everything said has been acknowledged
+GOODBYE = 2.0  # seconds that ``close`` waits for acknowledgements
 
 __all__ = ["Link", "LinkError"]
 
 
 def place_of(host: str, port: int) -> str:
-    """How an address is written for people."""
+    """An address as text."""
     return "[%s]:%d" % (host, port) if ":" in host else "%s:%d" % (host, port)
 
 
@@ -220,7 +224,7 @@ def _address(host: str, port: int) -> Tuple[Any, Any]:
 class Link:
     """This agent's link to all others; see the module. ``wake`` is called, from a thread, when ``take`` has something.
 
-    With one node everything works and nobody else is there.
+    With one node every method works without other agents.
     """
 
     def __init__(self, plan: Plan, wake: Callable[[], None]) -> None:
@@ -233,10 +237,10 @@ class Link:
         self._copies: Optional[Copies] = None
 
     def start(self) -> None:
-        """Listen (rank 0) or begin to connect.
+        """Listen (rank 0) or start to connect.
 
         Raises:
-            LinkError: rank 0 cannot listen, or the address is none.
+            LinkError: rank 0 cannot listen, or the address is invalid.
         """
         plan = self._plan
         link = plan.link
@@ -260,14 +264,14 @@ class Link:
         self._end.start()
 
     def take(self) -> List[Dict[str, Any]]:
-        """The messages that have come since the last call."""
+        """Return the messages that arrived since the last call."""
         with self._changed:
             come = list(self._come)
             self._come.clear()
             return come
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Tell all others. A message of more than 16 MiB is not sent, nor one to a peer for which 32 MiB wait."""
+        """Send to all others. Drops a message of more than 16 MiB, and one for a peer with 32 MiB waiting."""
         if self._end is not None:
             self._end.tell(dict(fields, kind=kind))
 
@@ -278,15 +282,17 @@ class Link:
         patience: float = 120.0,
         alive: Callable[[], bool] = lambda: True,
     ) -> Dict[str, Any]:
-        """Wait until all agents are here; rank 0 then decides from what each offers, and all get the decision.
+        """Wait until all agents are here. Rank 0 then decides from all offers, and all receive the decision.
 
-        It is what JSON makes of it: keys are text. ``alive`` is asked several times a second, in this thread; it may
-        ``take`` messages, and gives the meeting up with False. Nobody is kept waiting by one that gave up.
+        The decision passes through JSON, so its keys are text. ``alive`` is called several times a second in this
+        thread. It may ``take`` messages, and cancels the meeting by returning False. An agent that gives up does not
+        block the others.
 
         Raises:
-            LinkError: somebody has not come (named, with what was seen instead), has ended or has given up, or no
-                connection to rank 0 can be made. Whatever ``decide`` raises is raised on rank 0, and a LinkError
-                with its text on all others.
+            LinkError: an agent is missing (named, with what was seen instead), exited or gave up, or no connection to
+            rank 0
+                is possible. An exception of ``decide`` is raised on rank 0, and as a LinkError with its text on all
+                others.
         """
         if self._meeting is None:
             return HubMeeting.plain(decide({0: offer}))
@@ -303,17 +309,19 @@ class Link:
         alive: Callable[[], bool] = lambda: True,
         told: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Copy files, each (name below the shared folder, size, rank that has it). ``told`` gets bytes as they come.
+        """Copy files, each (name below the shared folder, size, rank that has it).
+
+        ``told`` gets the number of new bytes.
 
         Raises:
-            CopyError: one could not be had.
+            CopyError: a file could not be copied.
             OSError: the disk refuses.
         """
         if self._copies is not None:
             self._copies.fetch(files, alive, told)
 
     def close(self) -> None:
-        """Say what is still to be said, say goodbye, and end."""
+        """Flush the messages, say goodbye, and end."""
         if self._copies is not None:
             self._copies.close()
         if self._end is not None:
@@ -324,7 +332,7 @@ class Link:
             self._end.tell_one(rank, message)
 
     def _deliver(self, message: Dict[str, Any]) -> None:
-        """A message has come; called in the link's thread."""
+        """Handle a message; called in the link's thread."""
         kind = str(message.get("kind"))
         if kind == "_give":
             if self._copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files

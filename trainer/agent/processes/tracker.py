@@ -23,12 +23,12 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Set
 
 from .proc import Stat, environment_of, marked, members, open_pidfd, pids, read, reap_all, send, spared, stat_of
 
-BUSY = 1.0  # seconds in which the kernel lets go of processes that have ended
+BUSY = 1.0  # seconds in which the kernel removes processes that have exited
 RETRY = 0.01  # seconds between tries
 
 
 def mounted(table: str = "/proc/self/mounts") -> Optional[str]:
-    """Where cgroup v2 is mounted."""
+    """The mount point of cgroup v2."""
     for line in read(table).decode("utf-8", "replace").splitlines():
         fields = line.split()
         if len(fields) > 2 and fields[2] == "cgroup2":
@@ -37,7 +37,7 @@ def mounted(table: str = "/proc/self/mounts") -> Optional[str]:
 
 
 class Group:
-    """One run's cgroup on one node; ``path`` is None where there is none, and everything is empty then."""
+    """A run's cgroup on one node; ``path`` is None without one, and every list is empty then."""
 
     def __init__(self, run: str, node: str) -> None:
         root = mounted()
@@ -46,7 +46,7 @@ class Group:
         self._made = self.path is not None and os.path.isdir(self.path)  # noqa: PTH112
 
     def make(self) -> bool:
-        """Make it, or take the one that is there. False where that is not possible."""
+        """Create the cgroup, or use the existing one. False if that is not possible."""
         if self.path is None:
             return False
         with contextlib.suppress(OSError):
@@ -55,13 +55,13 @@ class Group:
         return self._made
 
     def entering(self) -> Callable[[], None]:
-        """For ``preexec_fn``: the process goes in before it becomes the command."""
+        """For ``preexec_fn``: the process enters the cgroup before it becomes the command."""
         path = "%s/cgroup.procs" % self.path if self._made else None
 
         def enter() -> None:
             if path is None:
                 return
-            with contextlib.suppress(OSError):  # then the marks must do
+            with contextlib.suppress(OSError):  # then the marks must suffice
                 fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
                 os.write(fd, b"0")
                 os.close(fd)
@@ -69,13 +69,13 @@ class Group:
         return enter
 
     def pids(self) -> List[int]:
-        """The processes that are in it."""
+        """The processes in the cgroup."""
         if not self._made:
             return []
         return [int(word) for word in read("%s/cgroup.procs" % self.path).split() if word != b"0"]
 
     def kill(self) -> None:
-        """SIGKILL to all of them at once (Linux 5.14; older ones have no such file)."""
+        """Send SIGKILL to all of them at once (Linux 5.14; older ones have no such file)."""
         if self._made:
             with contextlib.suppress(OSError):
                 fd = os.open("%s/cgroup.kill" % self.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -83,10 +83,10 @@ class Group:
                 os.close(fd)
 
     def remove(self) -> None:
-        """Take it away; one that still holds a process after ``BUSY`` seconds stays."""
+        """Remove the cgroup; one that still has a process after ``BUSY`` seconds stays."""
         limit = time.monotonic() + BUSY
         while self._made and not self._removed() and time.monotonic() < limit:
-            time.sleep(RETRY)  # what was just ended is still on its way out; nothing tells when it is
+            time.sleep(RETRY)  # processes that were just killed are still exiting; no event tells when they are gone
 
     def _removed(self) -> bool:
         try:
@@ -104,7 +104,7 @@ SHARE = 0.003  # of one core that looking may take
 
 
 class Death(NamedTuple):
-    """A rank's process that has ended; ``status`` is its wait status, None when its parent was faster than we."""
+    """A rank's process that has exited; ``status`` is its wait status, None when its parent has reaped it."""
 
     rank: int
     pid: int
@@ -112,28 +112,28 @@ class Death(NamedTuple):
 
 
 class Census:
-    """What is known of a run's processes on this node."""
+    """The known processes of a run on this node."""
 
     def __init__(self, run: str, node: str, group: Optional[Group] = None, adopter: Optional[int] = None) -> None:
-        self.started: Set[int] = set()  # running children of this process, with all that descends from them
+        self.started: Set[int] = set()  # running children of this process; their descendants belong to the run
         self.adopter = adopter  # the guard, while it lives
         self.known: Dict[int, Stat] = {}
         self.ranks: Dict[int, int] = {}  # pid: global rank
         self._run, self._node = run, node
         self._group = group or Group(run, node)
-        self._young: Set[int] = set()  # seen for the first time in the last look: may yet become another program
+        self._young: Set[int] = set()  # first seen in the last look: may still become another program
         self._strangers: Set[int] = set()
-        self._blank: Set[int] = set()  # showed no environment: a stranger's, or in the midst of an exec
+        self._blank: Set[int] = set()  # without a readable environment: another user's, or during an exec
         self._handles: Dict[int, int] = {}  # pid of a rank: pidfd
         self._due = 0.0
 
     def due(self, now: float) -> bool:
-        """Whether it is time for another look."""
+        """Whether the next look is due."""
         return now >= self._due
 
     def look(self) -> Dict[int, Stat]:
-        """The living processes of the run; reads only what is new and what is known to be ours."""
-        began = time.thread_time()  # on a busy machine a look takes long and costs no more
+        """Return the living processes of the run. Reads only new processes and the run's own."""
+        began = time.thread_time()  # a look takes longer on a busy machine, but costs the same
         present = pids()
         self._strangers &= present
         self._blank &= present
@@ -158,11 +158,11 @@ class Census:
         return alive
 
     def _ours(self, fresh: Dict[int, Stat], alive: Dict[int, Stat]) -> Dict[int, Stat]:
-        """Those of the new processes that belong to the run."""
+        """The new processes that belong to the run."""
         above = spared()
         grouped = set(self._group.pids())
         found: Dict[int, Stat] = {}
-        for pid in sorted(fresh):  # parents come before their children, but for the rare turn of the pids
+        for pid in sorted(fresh):  # parents come before their children, except when pids wrap around
             stat = fresh[pid]
             if pid in above:
                 self._strangers.add(pid)
@@ -180,7 +180,7 @@ class Census:
         return found
 
     def _see(self, pid: int, stat: Stat, environment: Dict[str, str]) -> None:
-        """Keep a process in mind if it is a rank: it was given a rank, and its parent was not."""
+        """Record a process if it is a rank: it has a rank in its environment, and its parent has none."""
         rank = environment.get("RANK", "")
         if pid in self.ranks:
             return
@@ -191,14 +191,14 @@ class Census:
                 self._handles[pid] = handle
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Let a selector wake up when a rank ends. The keys carry no data."""
+        """Let a selector wake up when a rank exits. The keys have no data."""
         watched = selector.get_map()
         for handle in self._handles.values():
             if handle not in watched:
                 selector.register(handle, selectors.EVENT_READ, None)
 
     def deaths(self, selector: selectors.BaseSelector) -> List[Death]:
-        """The ranks that have ended since the last call, or whose end has begun and is known not to be a good one."""
+        """The ranks that have exited since the last call, or are exiting with a failure."""
         found = []
         for pid, rank in list(self.ranks.items()):
             stat = stat_of(pid)
@@ -215,7 +215,7 @@ class Census:
         return found
 
     def all(self) -> Dict[int, Stat]:
-        """Every living process of the run, for certain: all of /proc is read."""
+        """All living processes of the run. Exact: reads all of /proc."""
         found = members(self._run, self._node, self.started, self.adopter)
         above = spared()
         for pid in self._group.pids():
@@ -226,28 +226,28 @@ class Census:
         return found
 
     def kill(self) -> None:
-        """SIGKILL to all that the cgroup holds."""
+        """Send SIGKILL to all processes in the cgroup."""
         self._group.kill()
 
     def close(self) -> None:
-        """Let go of the descriptors, and of the cgroup when it is empty."""
+        """Close the descriptors, and remove the cgroup if it is empty."""
         while self._handles:
             os.close(self._handles.popitem()[1])
         self.ranks.clear()
         self._group.remove()
 
 
-HURRY = 0.02  # seconds between looks at those that are known
-CERTAIN = 0.5  # seconds between looks at all of /proc while some are known to live
-STUBBORN = 30.0  # seconds after SIGKILL until a process is given up: it hangs in the kernel
+HURRY = 0.02  # seconds between looks at known processes
+CERTAIN = 0.5  # seconds between looks at all of /proc while known ones are alive
+STUBBORN = 30.0  # seconds after SIGKILL until a process counts as stuck in the kernel
 
 
 class Ending:
-    """One ending. ``step`` is called until it is true; then ``left`` are those that nothing could end."""
+    """Ends all processes of a run. Call ``step`` until it is true; ``left`` then has the processes that remain."""
 
     def __init__(self, census: Census, grace: float) -> None:
         self.left: List[int] = []
-        self.refused: Set[int] = set()  # another user's: a signal was not allowed
+        self.refused: Set[int] = set()  # another user's: signals are not allowed
         self._census = census
         self._grace = grace
         self._began: Optional[float] = None
@@ -256,11 +256,11 @@ class Ending:
         self._looked = 0.0
 
     def hurry(self, grace: float) -> None:
-        """Shorten the grace."""
+        """Shorten the grace period."""
         self._grace = min(self._grace, grace)
 
     def step(self, now: float) -> bool:
-        """Look, and signal those that live. True when none is left or the rest is given up."""
+        """Look, and signal the living ones. True when none is left or the rest cannot be ended."""
         self._living = {pid: stat for pid, stat in self._living.items() if _lives(pid, stat)}
         if not self._living or now - self._looked >= CERTAIN:
             self._looked = now
@@ -279,7 +279,7 @@ class Ending:
             elif pid not in self._told:
                 self._told.add(pid)
                 self._send(pid, stat, signal.SIGTERM)
-                self._send(pid, stat, signal.SIGCONT)  # one that was stopped would sleep through the grace
+                self._send(pid, stat, signal.SIGCONT)  # a stopped process would not react to SIGTERM
         self.left = sorted(self._living)
         if self._living.keys() <= self.refused:
             return True
@@ -296,10 +296,10 @@ def _lives(pid: int, stat: Stat) -> bool:
 
 
 def end_all(census: Census, grace: float) -> List[int]:
-    """End every process of the run, and wait for it. Returns the pids that nothing could end."""
+    """End every process of the run and wait. Returns the pids that could not be ended."""
     ending = Ending(census, grace)
     while True:
         reap_all()
         if ending.step(time.monotonic()):
             return ending.left
-        time.sleep(HURRY)  # most of them are no children of ours: nothing tells of their end
+        time.sleep(HURRY)  # most are not children of this process, so no event tells of their end
