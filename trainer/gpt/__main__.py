@@ -35,11 +35,11 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     given = read(argv)
     source = start.find(given)
     config = start.complete(given, source)
-    asked = listen_for_signals()
+    signals = listen_for_signals()
 
     # Ranks
-    everyone = ranks.join(config.device)
-    device, world = everyone.device, everyone.world
+    group = ranks.join(config.device)
+    device, world = group.device, group.world
     config = start.keep_batch(config, given, source, world)
     micro_steps = accumulation(config, world)
     torch.set_float32_matmul_precision("high")
@@ -48,35 +48,35 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     sets = data.open_sets(config.data, "train", config.block_size)
     data.check_tokens(sets)
     train = Samples(sets, config.block_size, config.seed)
-    watched = {"train": Samples(sets, config.block_size, config.seed + 1)}
+    evaluated = {"train": Samples(sets, config.block_size, config.seed + 1)}
     held_back = data.with_split(config.data, "val")
     if held_back:
         opened = data.open_sets(held_back, "val", config.block_size)
-        watched["val"] = Samples(opened, config.block_size, config.seed + 1)
+        evaluated["val"] = Samples(opened, config.block_size, config.seed + 1)
 
     # Model
-    begun = start.choose(config, source, sets)
-    folder = Folder(Path(config.out), everyone, config.keep)
+    origin = start.choose(config, source, sets)
+    folder = Folder(Path(config.out), group, config.keep)
     folder.prepare()
-    log = Log(config, everyone.is_first)
-    keeper = Keeper(config, everyone, folder, log)
+    log = Log(config, group.is_first)
+    keeper = Keeper(config, group, folder, log)
     log.phase("loading")
-    model = start.make_model(begun, config, everyone, micro_steps)
+    model = start.make_model(origin, config, group, micro_steps)
 
     # Engine
     watch = Watch(device)
-    motor = make_engine(model, config, everyone, micro_steps, watch)
+    engine = make_engine(model, config, group, micro_steps, watch)
     step = 0
-    if begun.taken:
-        with begun.taken.reader() as reader:
-            motor.load(reader, None)
-    if begun.resumed:
-        step = keeper.resume(begun.resumed)
-        with begun.resumed.reader() as reader:
-            motor.load(reader, begun.resumed.state.updates)
-        if motor.scale.is_used:
-            motor.scale.value = begun.resumed.state.scale
-        log.say("resumed from %s at step %d" % (begun.resumed.folder, step))
+    if origin.taken:
+        with origin.taken.reader() as reader:
+            engine.load(reader, None)
+    if origin.resumed:
+        step = keeper.resume(origin.resumed)
+        with origin.resumed.reader() as reader:
+            engine.load(reader, origin.resumed.state.updates)
+        if engine.scale.is_used:
+            engine.scale.value = origin.resumed.state.scale
+        log.say("resumed from %s at step %d" % (origin.resumed.folder, step))
         for line in start.changes(config, given, source):
             log.say("resume: %s" % line)
         if step == config.max_iters:
@@ -86,18 +86,18 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         rest = "evaluations use %s" % (", ".join(held_back) if held_back else "training data")
         log.say("warning: %s: no val-*.bin, so it is not evaluated; %s" % (", ".join(without), rest))
     samples = config.batch_size * world * micro_steps
-    figures = Figures(config, begun.shape, samples * config.block_size, world, device)
+    figures = Figures(config, origin.shape, samples * config.block_size, world, device)
     log.say(
-        "%.1f M parameters, %s on %d x %s, " % (begun.shape.parameters / 1e6, motor.name, world, device.type)
+        "%.1f M parameters, %s on %d x %s, " % (origin.shape.parameters / 1e6, engine.name, world, device.type)
         + "%d samples of %d tokens per step " % (samples, config.block_size)
         + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
     )
 
     # A step's figures are read one step later, so that the GPU can start the next step in the meantime.
-    def is_asked_to_stop(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
+    def report_step(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
         lap.wait()  # the figures have arrived as well
         rows = gathered.tolist()
-        figures.check(number, rows, motor.scale.is_used, keeper.last)
+        figures.check(number, rows, engine.scale.is_used, keeper.last)
         due = number % config.log_interval == 0 or number == config.max_iters
         if due:
             log.step(number, figures.of(lap, rows, rate))
@@ -107,49 +107,49 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     waiting: Optional[Any] = None
     stopped, why = 0, ""
     log.phase("training")
-    with fastest_attention(device), Feed(train, everyone, step, micro_steps, config.batch_size) as feed:
+    with fastest_attention(device), Feed(train, group, step, micro_steps, config.batch_size) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
             if config.dropout:  # a resumed training drops the same activations
-                torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + everyone.rank) % 2**64)
+                torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + group.rank) % 2**64)
             watch.begin()
             loss = torch.zeros((), device=device)
             for number in range(micro_steps):
-                loss += motor.micro_step(*feed.take(), number) / micro_steps
-            norm = motor.step(rate)
-            stop = torch.full((), float(asked[0] if asked else 0), device=device)
-            gathered = everyone.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
+                loss += engine.micro_step(*feed.take(), number) / micro_steps
+            norm = engine.step(rate)
+            stop = torch.full((), float(signals[0] if signals else 0), device=device)
+            gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
             lap = watch.end()
             step += 1
 
             is_last = step == config.max_iters
             evaluates = bool(config.eval_interval) and (step % config.eval_interval == 0 or is_last)
             saves = bool(config.save_interval) and step % config.save_interval == 0
-            stopped = is_asked_to_stop(*waiting) if waiting else 0
+            stopped = report_step(*waiting) if waiting else 0
             waiting = (lap, gathered, step, rate)
             if device.type != "cuda" or evaluates or saves or stopped or is_last:
                 # Check the step's numbers first: a checkpoint must not contain NaN.
-                stopped = is_asked_to_stop(*waiting) or stopped
+                stopped = report_step(*waiting) or stopped
                 waiting = None
             if stopped:
                 why = signal.Signals(stopped).name
                 break
             if evaluates:
                 log.phase("evaluating")
-                losses = evaluate(motor, watched, config.eval_iters, config.batch_size, everyone)
+                losses = evaluate(engine, evaluated, config.eval_iters, config.batch_size, group)
                 log.evaluation(step, losses)
                 better = keeper.is_better(step, list(losses.values())[-1])
                 saves = saves or better or (config.always_save and not config.save_interval)
-                if keeper.gives_up:
+                if keeper.stops_early:
                     why = "no lower loss in %d evaluations" % keeper.worse
             if saves:
-                keeper.save(step, motor, begun)
+                keeper.save(step, engine, origin)
             if saves or evaluates:
                 log.phase("training")
 
     # End
     log.phase("finishing")
-    keeper.save(step, motor, begun, is_final=not stopped)
+    keeper.save(step, engine, origin, is_final=not stopped)
     if keeper.failure:
         what = "the last checkpoint could not be saved: %s" % keeper.failure
         raise FailedError(what, "free disk space, then --resume latest")
@@ -192,7 +192,7 @@ class Keeper:
         return loss < self.best
 
     @property
-    def gives_up(self) -> bool:
+    def stops_early(self) -> bool:
         """Whether the loss has not improved for ``patience`` evaluations."""
         return 0 < self._config.patience <= self.worse
 

@@ -16,7 +16,6 @@ dictionary (RFC 1951, 1952).
 
 from __future__ import annotations
 
-import hashlib
 import importlib.resources
 import os
 import posixpath
@@ -38,7 +37,7 @@ from provision.env.bundle.manifest import FOLDERS, Entry, Manifest
 from provision.env.bundle.reader import Bundle, Stream
 from provision.env.packing import temporary
 from provision.env.relocation import rewrite
-from provision.env.relocation.relocate import stale_bytecode
+from provision.env.relocation.relocate import stale_bytecode, update_size
 from provision.env.relocation.rewrite import Search, plain
 from provision.errors import UsageError
 from provision.model import Emit, Notice
@@ -388,7 +387,7 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
             content = search.replace(data, _at(PLACEHOLDER, search)) if script is None else script
             if PLACEHOLDER.encode() in content:
                 found.records.append((entry.path, PLACEHOLDER, "text"))
-        found.files[entry.path] = _sized(entry, content)
+        found.files[entry.path] = update_size(entry, content)
     names = {path for path, _, _ in found.records} | {path for path, _ in found.scripts}
     copies = _copies(manifest, found, names)
     lists = _update_lists(manifest, found, names | copies)
@@ -478,7 +477,7 @@ def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tup
         if path not in names and rewrite.update_hashes(path, data, later, PLACEHOLDER) == data:
             continue
         lists.append(path)
-        found.files[path] = _sized(entry, rewrite.update_hashes(path, data, changed, PLACEHOLDER))
+        found.files[path] = update_size(entry, rewrite.update_hashes(path, data, changed, PLACEHOLDER))
         changed[path] = found.files[path][0]
         later[path] = replace(changed[path], sha256="0" * 64)
     return tuple(lists)
@@ -499,7 +498,3 @@ def _copies(manifest: Manifest, found: _Collected, names: set[str]) -> set[str]:
 def _stale(manifest: Manifest, names: set[str]) -> frozenset[str]:
     """.pyc files of .py files that conda-unpack rewrites: Python might load the outdated .pyc files."""
     return stale_bytecode(manifest, names) - {entry.target for entry in manifest.files if entry.type == "hard"}
-
-
-def _sized(entry: Entry, data: bytes) -> tuple[Entry, bytes]:
-    return replace(entry, size=len(data), sha256=hashlib.sha256(data).hexdigest()), data

@@ -20,7 +20,13 @@ from provision.model import Inventory, Node
 from provision.script import compile_steps, parse
 
 TARS = [tar for tar in (["tar"], ["busybox", "tar"], ["bsdtar"]) if shutil.which(tar[0])]
-OURS = {".clusterctl", ".clusterctl/files", ".clusterctl/complete", ".clusterctl/links", ".clusterctl/release.json"}
+OWN_FOLDER = {
+    ".clusterctl",
+    ".clusterctl/files",
+    ".clusterctl/complete",
+    ".clusterctl/links",
+    ".clusterctl/release.json",
+}
 
 
 def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
@@ -96,7 +102,7 @@ def test_a_node_gets_the_tree(bundle, prefix, checkout, tmp_path, helpers, tar, 
     found = helpers.tree(Path(places.release))
     lists_there = {path for path in found if path.startswith(".clusterctl/files/")}
     ours = {path for path in found if path.split("/")[0] == ".clusterctl"}
-    assert ours - lists_there == OURS | {".clusterctl/stale"}
+    assert ours - lists_there == OWN_FOLDER | {".clusterctl/stale"}
     assert {path: what for path, what in found.items() if path not in ours} == expected_tree(
         helpers, prefix, checkout, relocated
     )

@@ -20,10 +20,11 @@ ROOT = Path(__file__).parents[3]
 PACK = """
 import sys
 from pathlib import Path
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.errors import ClusterctlError
+options = PackOptions(split=int(sys.argv[3]))
 try:
-    pack(Path(sys.argv[1]), Path(sys.argv[2]), name="b", emit=lambda event: None, split=int(sys.argv[3]))
+    pack(Path(sys.argv[1]), Path(sys.argv[2]), name="b", emit=lambda event: None, options=options)
 except ClusterctlError as error:
     sys.exit(f"{error.exit_code}: {error} ({error.hint})")
 """

@@ -102,7 +102,7 @@ def test_a_file_that_is_swept_away_before_it_is_locked_is_made_anew(tmp_path, mo
             swept.extend(tmp_path.iterdir())
             swept[0].unlink()
 
-    monkeypatch.setattr(temporary, "_lock", lock)
+    monkeypatch.setattr(temporary, "lock", lock)
     with temporary.create_file(tmp_path / "x") as file:
         file.write(b"x")
     assert len(swept) == 1
