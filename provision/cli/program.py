@@ -129,9 +129,9 @@ OVERVIEW = """Deploy a conda environment to air-gapped GPU nodes and train on th
 
 
 _MODULES = {
-    "pack-env": "environment",
-    "pack-os": "os_packages",
-    "pack-tool": "tool",
+    "pack-env": "bundles",
+    "pack-os": "bundles",
+    "pack-tool": "bundles",
     "inspect": "bundles",
     "diff": "bundles",
     "deploy": "nodes",

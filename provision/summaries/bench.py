@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
-from provision.output_text import Line, duration
-from provision.summaries._summary import Summary
+from provision.output_text import Line, Summary, duration
 
 if TYPE_CHECKING:
     from provision.netbench.pairs import Judgement
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def measured(result: BenchResult) -> Summary:
+def bench_output(result: BenchResult) -> Summary:
     """The numbers, and one sentence; ``measured_rows`` has the tables. Bandwidths are bytes a second."""
     data: dict[str, Any] = {
         "nodes": list(result.nodes),
@@ -57,7 +56,7 @@ def measured(result: BenchResult) -> Summary:
     return data, text
 
 
-def measured_rows(result: BenchResult) -> list[Line]:
+def bench_rows(result: BenchResult) -> list[Line]:
     """The tables."""
     lines: list[Line] = []
     if result.rows:

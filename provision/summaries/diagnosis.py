@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
-from provision.output_text import duration
-from provision.summaries._summary import Summary
+from provision.output_text import Summary, duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,16 +21,16 @@ _PROGRAM = "clusterctl\N{NO-BREAK SPACE}"
 _LONG = 4 * WIDTH  # characters of a line of a log that are shown
 
 
-def diagnosed(result: Diagnosis) -> Summary:
+def diagnosis_output(result: Diagnosis) -> Summary:
     """The verdict and the conditions; times of ``--json`` are epoch seconds of the node's clock."""
-    lines = (_filled(line, result) for line in _lines(result))
+    lines = (fill_commands(line, result) for line in _lines(result))
     data = _data(result)
     for part in (data["verdict"] or {}, *data["conditions"]):
-        part["fix"] = [_filled(each, result) for each in part.get("fix", ())]
-    return data, "\n".join(row for line in lines for row in (_wrapped(line) if line else [""]))
+        part["fix"] = [fill_commands(each, result) for each in part.get("fix", ())]
+    return data, "\n".join(row for line in lines for row in (wrap_line(line) if line else [""]))
 
 
-def _filled(text: str, result: Diagnosis) -> str:
+def fill_commands(text: str, result: Diagnosis) -> str:
     """The commands of an advice with the run, rank and node that they are about; of log files nothing is known."""
     if not result.run or "clusterctl " not in text:
         return text
@@ -186,7 +185,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
 
 
-def _wrapped(line: str) -> list[str]:
+def wrap_line(line: str) -> list[str]:
     """Wraps a line. Further rows are indented by two; paths are not broken."""
     if line.removeprefix("try:").lstrip().startswith("clusterctl run "):
         return [line]  # a command to paste

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from provision.checks import load
 from provision.env.report.text import number
 from provision.inventory import fold
-from provision.output_text import Line, Style, clean, fold_equal
-from provision.summaries._summary import Summary
+from provision.output_text import Line, Style, Summary, clean, fold_equal
 
 if TYPE_CHECKING:
     from provision.model import Finding
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 _WORST_FIRST: Mapping[str, Style] = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "yellow", "OK": "green", "N/A": "dim"}
 
 
-def checked(result: CheckResult) -> Summary:
+def check_output(result: CheckResult) -> Summary:
     """The numbers; ``finding_rows`` has the words."""
     counts = {verdict: len(result.having(verdict)) for verdict in _WORST_FIRST}
     data: dict[str, Any] = {

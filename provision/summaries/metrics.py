@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from provision.output_text import Line
-from provision.summaries._summary import Summary
+from provision.output_text import Line, Summary
 
 if TYPE_CHECKING:
     from provision.tasks.metrics import Metrics
@@ -55,7 +54,7 @@ def metrics_lines(found: Metrics, last: int | None) -> list[Line]:
     return lines
 
 
-def metrics_said(found: Metrics, last: int | None) -> Summary:
+def metrics_output(found: Metrics, last: int | None) -> Summary:
     """All of it for ``--json``, and one line for people."""
     series = found.series
     rows = list(series) if last is None else series.last(last)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from provision.checks.kit.measures import Offset, shown, skews
 from provision.inventory import fold
-from provision.output_text import fold_equal
-from provision.summaries._summary import Summary
+from provision.output_text import Summary, fold_equal
 from provision.summaries.runs import run_lines, runs_data
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH = 80  # columns; a wider clock matrix is not shown, since the lines above it say the same
 
 
-def status_shown(result: Status, now: float = 0.0) -> Summary:
+def status_output(result: Status, now: float = 0.0) -> Summary:
     """Nodes, clocks and runs; times of ``--json`` are seconds, ``now`` is seconds since the epoch."""
     pairs = skews(result.offsets)
     data = {
