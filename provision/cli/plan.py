@@ -15,7 +15,7 @@ from provision.output import Reporter
 from provision.output_text import Line, Style
 from trainer import ds_config
 from trainer import plan as plans
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
 _LINK_HINT = "clusterctl bench nccl --json >bench.json, then --link bench.json; or a number, such as --link 25"

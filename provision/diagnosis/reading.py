@@ -14,7 +14,7 @@ from trainer import reader as trainers
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# The lines of run.log (trainer/agent/life/supervise.py).
+# The lines of run.log (trainer/agent/supervisor/supervisor.py).
 _OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d{1,6})\] (.*)")
 # torch puts the rank before exceptions and its C++ messages; torchrun's --tee uses another prefix.
 _RANK = re.compile(r"\s*\[(?:rank|default)(\d{1,6})\]:\s?")

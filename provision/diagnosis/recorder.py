@@ -11,7 +11,7 @@ import pickle
 import re
 from typing import Any
 
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 _PICKLE = b"\x80"
 

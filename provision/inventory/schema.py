@@ -22,6 +22,11 @@ from provision.inventory.names import split_target
 if TYPE_CHECKING:
     from provision.inventory.document import Document, Place
 
+# While this module creates its models: pydantic would read the metadata of every installed package to find plugins.
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+_plugins_before = os.environ.get(_PLUGINS)
+os.environ[_PLUGINS] = "__all__"
+
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOGIN = re.compile(
     r"""[^\s/:'"`$;&<>|(){}\[\]*?!#%~-][^\s/:'"`$;&<>|(){}\[\]*?!#%~]{0,255}(?<!\\)"""
@@ -242,6 +247,12 @@ class TopSection(Section):
     groups: Any = None
     services: Any = None
     checks: Any = None
+
+
+if _plugins_before is None:
+    del os.environ[_PLUGINS]
+else:
+    os.environ[_PLUGINS] = _plugins_before
 
 
 # --- a section and its mistakes ------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""The family of Debian and Ubuntu: an apt with folders of its own solves and fetches.
+"""Packages of Debian and Ubuntu: an apt with separate folders and settings resolves and fetches them.
 
-It needs ``apt-get`` on the machine, of any release; no rights of root, and nothing of the machine is changed.
+It needs ``apt-get`` of any release, and no root. It changes nothing on the machine, and uses only the network settings
+of the machine's own apt.
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ class Apt:
         if not found.keyring.is_file():
             known = archive(release, architecture)
             raise UsageError(
-                f"{found.keyring} is missing: without it nothing proves that packages of {release.name} are the "
-                "archive's own",
+                f"{found.keyring} is missing: it is needed to verify the packages of {release.name}",
                 hint="--keyring FILE" + ("" if keyring else f", or apt-get install {known.keyring_package}"),
             )
         return found
@@ -55,8 +55,8 @@ class Apt:
         """See ``families.Family.collect``."""
         if not shutil.which("apt-get"):
             raise UsageError(
-                f"packages of {wanted.release.name} are collected by apt-get, which this machine lacks",
-                hint="on a machine with Debian or Ubuntu, of any release: clusterctl pack-os",
+                f"packages of {wanted.release.name} are collected with apt-get, which is not installed here",
+                hint="on a machine with Debian or Ubuntu (any release): clusterctl pack-os",
             )
         folder = cache.absolute() / f"{wanted.release.name}-{wanted.architecture}"
         with _alone(folder):
@@ -79,7 +79,7 @@ def _collect(wanted: Wanted, folder: Path, emit: Emit) -> Collected:
 
 
 def _solve(wanted: Wanted, folder: Path) -> dict[Package, apt_output.Stanza]:
-    """The packages that apt would install, with their stanzas."""
+    """The packages that apt would install, with their index entries."""
     _write_settings(wanted, folder)
     updated = _apt(folder, "apt-get", "update")
     if updated.returncode:
@@ -98,9 +98,9 @@ def _solve(wanted: Wanted, folder: Path) -> dict[Package, apt_output.Stanza]:
 
 
 def _fetch(wanted: Wanted, folder: Path, packages: tuple[Package, ...], emit: Emit) -> None:
-    """Bring what is not there yet into ``archives``; apt compares what it fetches with the signed index.
+    """Fetch missing packages into ``archives``; apt compares them with the signed index.
 
-    Of what lies there already it only looks at the size, so that is compared here.
+    Of existing files apt compares only the size, so their digests are compared here.
     """
     missing = 0
     for each in packages:
@@ -112,11 +112,11 @@ def _fetch(wanted: Wanted, folder: Path, packages: tuple[Package, ...], emit: Em
     result = _apt(folder, "apt-get", "--yes", "--download-only", "install", *wanted.packages)
     if result.returncode:
         raise apt_output.unsolved(wanted, result.stdout + result.stderr)
-    _apt(folder, "apt-get", "autoclean")  # of older versions, which the mirror has no more
+    _apt(folder, "apt-get", "autoclean")  # deletes versions that the mirror no longer has
 
 
 def _fetched(folder: Path, package: Package) -> Path:
-    """Where apt puts a package: with a colon of its version written as in addresses."""
+    """The path of a package in apt's cache, where a colon in its version is percent-encoded."""
     version = package.version.replace(":", "%3a")
     return folder / "archives" / f"{package.name}_{version}_{package.architecture}.deb"
 
@@ -148,7 +148,7 @@ def _apt(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of two processes that collect for one release, one waits."""
+    """Lock the folder: one process at a time collects packages for a release."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -160,7 +160,7 @@ SCHEMES = ("http://", "https://", "file:", "copy:")
 
 @dataclass(frozen=True)
 class Archive:
-    """A distribution's archive, as its own installer writes it into sources.list(5)."""
+    """A distribution's archive, as in the sources.list(5) of its installer."""
 
     main: str
     security: str
@@ -187,7 +187,7 @@ _PORTS = "http://ports.ubuntu.com/ubuntu-ports"  # of Ubuntu, all but PCs
 
 
 def archive(release: Release, architecture: str) -> Archive:
-    """Where a release of Debian or Ubuntu lies for everybody."""
+    """The public archive of a release of Debian or Ubuntu."""
     if release.distribution == "debian":
         return _DEBIAN
     if architecture in ("amd64", "i386"):
@@ -196,20 +196,20 @@ def archive(release: Release, architecture: str) -> Archive:
 
 
 def security_beside(main: str) -> str | None:
-    """Where a mirror of Debian keeps security updates, by the custom of its mirrors: ``debian-security``."""
+    """The security updates of a Debian mirror, by convention in ``debian-security``."""
     head, _, last = main.rstrip("/").rpartition("/")
     return f"{head}/debian-security" if last == "debian" else None
 
 
 def address(given: str) -> str:
-    """An address that apt takes. ``file:`` becomes ``copy:``, so that packages lie in our folder like fetched ones.
+    """An address for apt. ``file:`` becomes ``copy:``, so that packages are copied to the cache like fetched ones.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a valid address.
     """
     if not given.startswith(SCHEMES) or re.search(r"[\s\[\]]", given):
         raise UsageError(
-            f"{given!r} is no address of a mirror", hint="such as http://mirror.example/debian or file:/srv/debian"
+            f"{given!r} is not a mirror's address", hint="such as http://mirror.example/debian or file:/srv/debian"
         )
     return re.sub(r"^file:", "copy:", given.rstrip("/"))
 
@@ -225,16 +225,15 @@ def sources(wanted: Wanted) -> str:
 
 
 def configuration(folder: Path, architecture: str, network: Iterable[str]) -> str:
-    """An apt.conf for ``$APT_CONFIG``, which is read first: no other file of the machine is read after it.
+    """An apt.conf for ``$APT_CONFIG``, which is read first and excludes the machine's other settings.
 
     Args:
-        folder: holds all that this apt writes.
-        architecture: of the packages.
-        network: lines of ``apt-config dump`` that are kept, see ``network_settings``.
+        folder: the folder for everything that this apt writes.
+        architecture: the packages' architecture.
+        network: the lines of ``apt-config dump`` to keep, see ``network_settings``.
     """
     settings = {
-        # An empty status: what a package needs is never left out because this machine happens to have it, so the
-        # closure is one for a minimal installation and for a full server.
+        # An empty status: no dependency is omitted because this machine has it, so the bundle suits a minimal node.
         "Dir::State": folder,
         "Dir::State::lists": folder / "lists",
         "Dir::State::status": folder / "status",
@@ -251,7 +250,7 @@ def configuration(folder: Path, architecture: str, network: Iterable[str]) -> st
         "Dir::Etc::trustedparts": "/dev/null",
         "APT::Architecture": architecture,
         "APT::Install-Recommends": "false",
-        "APT::Get::Always-Include-Phased-Updates": "true",  # Ubuntu's: else it is a lot drawn by each machine
+        "APT::Get::Always-Include-Phased-Updates": "true",  # Ubuntu: else each machine decides at random
         "APT::Update::Error-Mode": "any",  # a list that could not be fetched is an error, not a warning
         "Acquire::Languages": "none",
         "Acquire::Retries": "2",
@@ -262,15 +261,14 @@ def configuration(folder: Path, architecture: str, network: Iterable[str]) -> st
     return "\n".join([*lines, f'APT::Architectures {{ "{architecture}"; }};', *network, ""])
 
 
-# Of the machine's own apt: how it reaches the network (proxies, certificates, bandwidth), and whether it believes the
-# archives' dates. What it fetches, and where it takes it from, is none of ours.
+# Settings of the machine's apt to keep: network access (proxies, certificates, bandwidth), and the check of dates.
 _KEPT = re.compile(
     r"^Acquire::(?!IndexTargets|Languages|AllowInsecure|AllowWeak|AllowDowngrade|cdrom)[\w:.-]+ \".+\";$"
 )
 
 
 def network_settings(dump: str) -> tuple[str, ...]:
-    """The lines of ``apt-config dump`` that tell how this machine reaches mirrors."""
+    """The lines of ``apt-config dump`` with this machine's network settings."""
     return tuple(line for line in dump.splitlines() if _KEPT.match(line))
 
 
@@ -286,7 +284,7 @@ def mirrors(
     """See ``families.Family.mirrors``.
 
     Raises:
-        UsageError: an address that is none, or one that does not tell where security updates lie.
+        UsageError: an invalid address, or no known address of security updates.
     """
     known = archive(release, architecture)
     usual = own.get(release.codename) or known.main
@@ -299,8 +297,8 @@ def mirrors(
         second = security_beside(first)
         if second is None:
             raise UsageError(
-                f"{main} does not tell where its security updates lie",
-                hint="--security-mirror URL, or --security-mirror none to do without",
+                f"the address of security updates is not known for {main}",
+                hint="--security-mirror URL, or --security-mirror none to omit them",
             )
     elif main:
         second = first  # Ubuntu's mirrors have it with the rest

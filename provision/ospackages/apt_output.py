@@ -1,4 +1,7 @@
-"""What apt printed, read back: a simulation's packages, and why it failed in words of ours. Pure."""
+"""Parses apt's output: the packages of a simulation, the reason of a failure, and the index of packages. Pure.
+
+It also writes the index of a bundle: deb822(5) describes ``Packages`` and ``Release``.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +36,25 @@ def installed(simulation: str) -> list[tuple[str, str]]:
 
 
 def unreachable(wanted: Wanted, text: str) -> UsageError:
-    """Why ``apt-get update`` failed: which mirror, and whether it is away, lacks the release, or is not proven."""
+    """Why ``apt-get update`` failed: a mirror does not answer, lacks the release, or has no valid signature."""
     if match := _UNSIGNED.search(text) or _BADLY_SIGNED.search(text):
         why = " ".join(match["why"].split()) if "why" in match.groupdict() else "it has no signature"
         return UsageError(
             f"the mirror {match['uri']} is not signed by a key of {wanted.mirrors.keyring}: {why}",
-            hint="--keyring FILE with the keys of who signs it, or another --mirror URL",
+            hint="--keyring FILE with the keys of its signer, or another --mirror URL",
         )
     if match := _ABSENT.search(text):
         option = "--security-mirror" if match[2].endswith("-security") else "--mirror"
         return UsageError(
             f"the mirror {match[1]} has no {match[2]}",
-            hint=f"{option} URL with one that has {wanted.release.name}"
-            + (", or none to do without" if option == "--security-mirror" else ""),
+            hint=f"{option} URL of a mirror with {wanted.release.name}"
+            + (", or none to omit security updates" if option == "--security-mirror" else ""),
         )
     return _failed(wanted, text)
 
 
 def unsolved(wanted: Wanted, text: str) -> UsageError:
-    """Why ``apt-get install`` found no way."""
+    """Why ``apt-get install`` could not resolve the packages."""
     release = wanted.release.name
     if match := _VIRTUAL.search(text):
         return virtual(wanted, [match[1]], sorted(line.split()[0] for line in match[2].splitlines()))
@@ -61,16 +64,14 @@ def unsolved(wanted: Wanted, text: str) -> UsageError:
         return UsageError(f"{release} has no package {names}", hint="check the spelling: apt-cache search WORD")
     if match := _UNMET.search(text):
         said = "; ".join(" ".join(line.split()) for line in match[1].splitlines())
-        return UsageError(
-            f"these packages of {release} do not go together: {said}", hint="pack them into bundles of their own"
-        )
+        return UsageError(f"these packages of {release} conflict: {said}", hint="pack them into separate bundles")
     return _failed(wanted, text)
 
 
 def virtual(wanted: Wanted, names: Sequence[str], providers: Sequence[str]) -> UsageError:
-    """Why names that apt knows cannot be asked for: whether a node has them is a question about another name."""
+    """The error for virtual packages, of which a node cannot tell whether they are installed."""
     return UsageError(
-        f"{', '.join(names)} is no package of {wanted.release.name}, only something that others provide",
+        f"{', '.join(names)} is a virtual package of {wanted.release.name}, which other packages provide",
         hint=f"name one of {', '.join(providers)}" if providers else "name a package that provides it",
     )
 
@@ -79,23 +80,23 @@ def _failed(wanted: Wanted, text: str) -> UsageError:
     if match := _FETCH.search(text):
         return UsageError(
             f"the mirror {match[1]} failed: {' '.join(match[2].split())}",
-            hint="check the network and apt's proxy (apt-config dump Acquire), or --mirror URL with another one",
+            hint="check the network and apt's proxy (apt-config dump Acquire), or use another --mirror URL",
         )
     return UsageError(
         f"apt could not collect packages of {wanted.release.name} from {wanted.mirrors.main}: {_trouble(text)}",
-        hint="--mirror URL with another mirror",
+        hint="use another mirror: --mirror URL",
     )
 
 
 def _trouble(text: str) -> str:
     lines: Sequence[str] = [line for line in text.splitlines() if line.startswith(("E:", "W:"))]
-    return "; ".join(line[3:] for line in lines[:3]) or text.strip()[-300:] or "it said nothing"
+    return "; ".join(line[3:] for line in lines[:3]) or text.strip()[-300:] or "no message"
 
 
 FOLDER = "debs"
 
-# What a solver and dpkg need of a package, in the order in which archives write it. Everything else (translations,
-# tags, what a version of apt adds) is left out, so that equal packages give an equal index.
+# The fields that a solver and dpkg need, in the order of archives. Others (translations, tags, fields added by apt) are
+# omitted, so that equal packages have equal indexes.
 _FIELDS = (
     "Package",
     "Source",
@@ -124,23 +125,23 @@ _FIELDS = (
 )
 _FIELD = re.compile(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
 
-# A date that nothing is older than: the folder is trusted by its digest, and its bytes must not depend on the day.
+# A constant date: the bundle is verified by its digest, and its bytes must not depend on the day.
 _DATE = "Thu, 01 Jan 1970 00:00:00 UTC"
 
 Stanza = Mapping[str, str]
 
 
 def stanzas(text: str) -> list[Stanza]:
-    """The packages of an index, or of what ``apt-cache show`` prints, each a mapping of fields."""
+    """The packages of an index, or of the output of ``apt-cache show``, each a mapping of fields."""
     found = [dict(_FIELD.findall(block)) for block in re.split(r"\n\s*\n", text)]
     return [stanza for stanza in found if "Package" in stanza]
 
 
 def package(stanza: Stanza) -> Package:
-    """What a stanza says of its package.
+    """The package of an index entry.
 
     Raises:
-        ClusterctlError: it lacks what proves the package.
+        ClusterctlError: the entry lacks a field, such as the digest.
     """
     try:
         return Package(
@@ -153,7 +154,7 @@ def package(stanza: Stanza) -> Package:
         )
     except (KeyError, ValueError) as error:
         name = stanza.get("Package", "a package")
-        raise ClusterctlError(f"the mirror's index does not describe {name} whole: {error} is missing") from error
+        raise ClusterctlError(f"the mirror's index entry of {name} is incomplete: {error} is missing") from error
 
 
 def providers(found: Iterable[Stanza], names: Collection[str]) -> list[str]:
@@ -166,7 +167,7 @@ def providers(found: Iterable[Stanza], names: Collection[str]) -> list[str]:
 
 
 def packages_file(found: Iterable[tuple[Package, Stanza]]) -> bytes:
-    """The ``Packages`` of a folder that holds these packages, sorted by name."""
+    """The ``Packages`` file of a folder with these packages, sorted by name."""
     blocks = []
     for each, stanza in sorted(found, key=lambda pair: pair[0].name):
         fields = {**stanza, "Filename": f"./{each.file}", "SHA256": each.sha256}
@@ -176,7 +177,7 @@ def packages_file(found: Iterable[tuple[Package, Stanza]]) -> bytes:
 
 
 def release_file(release: str, architecture: str, index: bytes) -> bytes:
-    """The ``Release`` of that folder, by which apt knows that ``Packages`` is whole."""
+    """The ``Release`` file of that folder, with which apt verifies ``Packages``."""
     return (
         "Origin: clusterctl\n"
         "Label: clusterctl\n"

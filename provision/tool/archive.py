@@ -1,7 +1,8 @@
-"""The tool's archive: a tar of plain files, compressed with gzip, which is wherever tar is.
+"""The tool's archive: a tar of plain files, compressed with gzip, which most machines have.
 
 Equal files give equal bytes: times, owners and modes are fixed. The compressed stream is a sequence of gzip members
-(RFC 1952, 2.2), made on all processors; ``gzip -d`` and busybox join them.
+(RFC 1952, 2.2), compressed on all processors; ``gzip -d`` and busybox join them. ``stripped`` removes symbols from ELF
+files where there is no ``strip``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LEVEL = 6  # 9 takes three times as long, for one percent
 
 
 class _Compressor(io.RawIOBase):
-    """Takes a tar and writes gzip members, in their order; ``digest`` is the sha256 of the tar."""
+    """Receives a tar and writes gzip members in order; ``digest`` is the sha256 of the tar."""
 
     def __init__(self, file: BinaryIO, pool: ThreadPoolExecutor, ahead: int) -> None:
         self._file = file
@@ -71,7 +72,7 @@ def write(items: Mapping[str, Item], file: BinaryIO, emit: Emit) -> tuple[str, i
     """Write the archive.
 
     Returns:
-        The sha256 of the tar, and its size in bytes: what the tool takes once it is unpacked.
+        The sha256 of the tar and its size in bytes, which is the size of the unpacked tool.
 
     Raises:
         UsageError: a file cannot be read.
@@ -110,7 +111,7 @@ _WIDE = 2  # EI_CLASS of a 64-bit file
 def stripped(data: bytes) -> bytes:
     """An ELF file up to the last byte that is loaded, with a table of the sections that are left.
 
-    What is no 64-bit ELF file, a damaged one, or laid out in another way than linkers do comes back as it is.
+    A file that is not 64-bit ELF, is damaged, or has an unusual layout is returned unchanged.
     """
     try:
         return _stripped(data)
@@ -128,7 +129,7 @@ def _stripped(data: bytes) -> bytes:
     sections = [section.unpack_from(data, table + index * size) for index in range(count)]
     kept = 1 + max(index for index, each in enumerate(sections) if each[2] & _ALLOCATED)
     if not all(each[2] & _ALLOCATED for each in sections[1:kept]) or size != section.size:
-        return data  # a section would get another number, and symbols name them by number
+        return data  # symbols refer to sections by number, which would change
     ends = [each[4] + each[5] for each in sections[1:kept] if each[1] != _NO_BITS]
     end = max(*ends, *(piece.stop for piece in elf.loaded(data)))
     _, _, _, _, offset, length, *_ = sections[names]

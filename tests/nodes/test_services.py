@@ -150,7 +150,7 @@ def test_a_step_that_fails_says_why_and_a_rerun_completes(box, services):
     on(box, "node03", "sh", "-c", "cp -p /etc/hosts /root/hosts; printf '# BEGIN clusterctl nodes\\n' >>/etc/hosts")
     result = services("apply", "hosts")
     assert result.returncode == 5
-    assert "do not pair; mend them by hand" in " ".join(result.stderr.split())
+    assert "do not match; fix them by hand" in " ".join(result.stderr.split())
     assert "node03" in result.stderr
     on(box, "node03", "sh", "-c", "cat /root/hosts >/etc/hosts")
     assert services("apply", "hosts").returncode == 0

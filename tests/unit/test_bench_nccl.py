@@ -187,7 +187,7 @@ def test_a_reason_leaves_out_stacks_and_chatter():
 def test_a_stage_tells_who_did_not_come():
     failed = {"event": "failed", "rank": 0, "why": "Timed out after 120 seconds waiting for clients", "log": []}
     met = [{"event": "met", "rank": rank} for rank in range(2)]
-    assert "rank 1 did not come" in stage([met[0], failed], 2)
+    assert "rank 1 did not reach" in stage([met[0], failed], 2)
     assert "not one another" in stage([*met, failed], 2)
     assert stage([*met, dict(failed, why="out of memory")], 2) == ""
     ready = [{"event": "ready", "rank": rank} for rank in range(2)]

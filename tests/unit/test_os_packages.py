@@ -62,7 +62,7 @@ def test_a_mapping_may_use_codenames(inventory, tmp_path):
     ("options", "kind", "said"),
     [
         ({"bundle": "absent.osb"}, UsageError, "absent.osb: no such file"),
-        ({"bundle": "inventory.yaml"}, BundleError, "is no bundle of OS packages"),
+        ({"bundle": "inventory.yaml"}, BundleError, "is not a bundle of OS packages"),
         (
             {"bundle": {"ubuntu22.04": "a.osb"}},
             UsageError,
@@ -145,7 +145,10 @@ LACKS = "name debian12-amd64\nlacks chrony opensm\n"
         (LACKS + "new chrony\nnew opensm\nupgrade perl-base 5.36.0-7 5.36.0-8\nfree 99999999999\n", ""),
         (LACKS + "remove systemd-timesyncd\nfree 99999999999\n", ""),
         (LACKS + "holder 12 unattended-upgr\nfree 99999999999\n", ""),
-        ("refused no bundle is for rocky9-amd64, only for debian12-amd64\n", "no bundle is for rocky9-amd64"),
+        (
+            "refused there is no bundle for rocky9-amd64, only for debian12-amd64\n",
+            "there is no bundle for rocky9-amd64",
+        ),
         (LACKS + "broken man-db\n", "dpkg was interrupted: man-db half installed; run there: dpkg --configure -a"),
         (
             LACKS + "remove ntpsec\nremove systemd-timesyncd\n",

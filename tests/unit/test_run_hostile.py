@@ -27,7 +27,7 @@ from provision.tasks.measures import clock
 from provision.tasks.status import RunStatus
 from provision.tasks.stop import parse_proof
 from provision.transfer.fetch import parse_list
-from trainer import offers
+from trainer.agent.contract import offers
 
 NESTED = "[" * 5000
 DEEP = '{"state": ' + "[" * 985 + "]" * 985 + "}"

@@ -16,7 +16,7 @@ from provision.summaries.runs import train_output
 from provision.tasks.resume import refuse_plans, renewed
 from provision.tasks.start import Following, Start
 from provision.tasks.train import Training, find_config, linked, run_id, visible
-from trainer.contract import Link, Plan, Resume
+from trainer.agent.contract.plan import Link, Plan, Resume
 
 PROVED = '{"event": "stopped", "left": []}\nproved processes\nproved ports\nproved gpus\n'
 NAMES = ("node01", "node02")

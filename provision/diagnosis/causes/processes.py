@@ -21,7 +21,7 @@ AGENT_FAILED = Cause(
         "its agent.log has the traceback: report it as a bug of clusterctl",
         "clusterctl resume RUN starts new agents and resumes from the newest complete checkpoint",
     ),
-    source="trainer/agent/life/guard.py",
+    source="trainer/agent/supervisor/guard.py",
     events=(
         {"event": "end", "why": _CRASHED},
         {
@@ -41,7 +41,7 @@ NODE_SILENT = Cause(
         "check its agent: clusterctl status, and agent.log in the run's logs on that node",
         "clusterctl resume RUN resumes from the newest complete checkpoint",
     ),
-    source="trainer/agent/life/inbox.py",
+    source="trainer/agent/supervisor/control.py",
     events=({"event": "peer", "node": r"(?P<lost>.+)", "state": r"^lost$", "text": r"(?P<text>.*)"},),
     grade="ended",
 )
@@ -83,7 +83,7 @@ CAUSES = (
             ),
             "if the work is slow on purpose: a longer hang limit (--hang-after), or none",
         ),
-        source="trainer/agent/watch/hangs.py",
+        source="trainer/agent/watch/watch.py",
         events=(
             {"event": "hang", "text": r"(?P<text>.*elsewhere than the others: rank (?P<odd>\d+).*)"},
             {"event": "hang", "text": r"(?P<text>.*)"},
@@ -101,7 +101,7 @@ CAUSES = (
                 "KillUserProcesses=yes kills a user's processes at logout"
             ),
         ),
-        source="trainer/agent/life/guard.py",
+        source="trainer/agent/supervisor/guard.py",
         events=(
             {
                 "event": "end",
@@ -118,7 +118,7 @@ CAUSES = (
             "it lost power, crashed, or its network is down: look at its console, dmesg and last -x",
             "clusterctl check, then clusterctl resume RUN --exclude NODE, or on all nodes once it is back",
         ),
-        source="trainer/agent/life/inbox.py",
+        source="trainer/agent/supervisor/control.py",
         events=(
             {"event": "peer", "node": r"(?P<lost>.+)", "state": r"^lost$", "text": r"(?P<text>.*)"},
             {

@@ -147,7 +147,7 @@ CAUSES = (
             "clusterctl verify checks the release on every node, clusterctl deploy repairs it",
             "give a script as a relative path, which is sent with the run, or as an absolute path on every node",
         ),
-        source="trainer/agent/life/attempt.py",
+        source="trainer/agent/supervisor/attempt.py",
         events=({"event": "exit", "error": r"(?P<why>.+)"},),
     ),
 )

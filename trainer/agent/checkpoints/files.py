@@ -1,4 +1,4 @@
-"""Whether a file of a checkpoint is whole, from little of it: a process that was killed leaves files cut short.
+"""Checks whether a file of a checkpoint is complete, and reads little of it. Killed processes leave truncated files.
 
 ============  ==================================================================================================
 safetensors   8 bytes (little endian): the length of a JSON header, whose ``data_offsets`` say how long the file
@@ -8,8 +8,8 @@ torch.save    a zip whose central directory comes last and names every member wi
 JSON          must parse
 ============  ==================================================================================================
 
-A ``mark`` tells two files of equal size apart without reading them: where the format has checksums those, else the
-beginning, the end and some places between. It shows that a file was written anew, not that a disk has gone bad.
+A ``mark`` distinguishes two files of equal size without reading them completely. It covers the format's checksums, or
+else the start, the end and some blocks between. It detects a rewritten file, but not a bad disk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Optional, Tuple
 
-from contract.untrusted import UntrustedError, parse_json, parse_object
+from ..contract.untrusted import UntrustedError, parse_json, parse_object
 
 HEADER = 100 << 20  # bytes that safetensors allows its header
 JSON = 64 << 20  # bytes; a trainer's state after very many steps has a few
-DEPTH = 200  # levels of a trainer's own JSON
+DEPTH = 200  # levels of a trainer's JSON
 BLOCK = 4 << 10
 PLACES = 8  # blocks of a file that its mark covers
 TORCH = (".pt", ".pth", ".bin", ".distcp")
@@ -44,7 +44,7 @@ class TornError(Exception):
 
 
 def look(path: Path) -> Tuple[File, Any]:
-    """A file as it is now, and what its JSON holds when it is an index or a trainer's state.
+    """Examine a file. Returns its facts, and the content of a JSON file.
 
     Raises:
         OSError: it cannot be read.
@@ -68,7 +68,7 @@ def look(path: Path) -> Tuple[File, Any]:
 
 
 def _places(file: BinaryIO, size: int) -> bytes:
-    """Blocks from the beginning, the end and between."""
+    """Blocks from the start, the end and between."""
     step = max(BLOCK, (size - BLOCK) // (PLACES - 1))
     return b"".join(os.pread(file.fileno(), BLOCK, at) for at in range(0, max(size, 1), step))
 
@@ -92,7 +92,7 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
 
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
     # Imported with the first such file: zipfile and pickle are a tenth of an agent's start.
-    from checkpoints import torch_files  # noqa: PLC0415
+    from . import torch_files  # noqa: PLC0415
 
     start = file.read(4)
     if start == b"PK\x03\x04":

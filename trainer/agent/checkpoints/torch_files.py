@@ -7,7 +7,7 @@ import struct
 import zipfile
 from typing import Any, BinaryIO, Dict
 
-from checkpoints.files import TornError
+from .files import TornError
 
 # What torch.serialization writes first without zip: its magic number and protocol version.
 _LEGACY = (0x1950A86A20F9469CFC6C, 1001)
@@ -38,7 +38,7 @@ def zip_members(file: BinaryIO) -> bytes:
 
 
 class _Stub:
-    """Stands for every class that a pickle names: nothing of it is imported or run."""
+    """A stand-in for every class in a pickle: nothing of it is imported or run."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -63,14 +63,14 @@ class _Stub:
 
 
 class _Storages(pickle.Unpickler):
-    """Reads of torch's pickle only how long the storages behind it are."""
+    """Reads from torch's pickle only the lengths of the storages that follow it."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         self.bytes: Dict[str, int] = {}
 
     def find_class(self, _: str, name: str) -> Any:
-        """A class of that name, without the class."""
+        """A stand-in class with that name."""
         return type(name, (_Stub,), {})
 
     def persistent_load(self, pid: Any) -> Any:
@@ -96,7 +96,7 @@ def check_pickles(file: BinaryIO, size: int) -> None:
         storages.load()
         keys = _Storages(file).load()
         end = file.tell() + sum(8 + storages.bytes[str(key)] for key in keys)
-    except Exception as error:  # a cut pickle raises nearly anything
+    except Exception as error:  # a truncated pickle raises nearly anything
         raise TornError("its pickles are truncated") from error
     if not begins or end != size:
         raise TornError("it has %d of %d bytes" % (size, end))
