@@ -1,4 +1,4 @@
-"""The nouns. Frozen data that everything else passes around; this file imports nothing of ours."""
+"""The data types that all of clusterctl shares. They are frozen; this module imports no other module of clusterctl."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LOCAL = "local"  # the address of this machine itself, which needs no ssh
 
 @dataclass(frozen=True)
 class Ssh:
-    """How the nodes are reached. Paths are absolute once the inventory is loaded."""
+    """How ssh reaches the nodes. Paths are absolute once the inventory is loaded."""
 
-    user: str | None = None  # None: what ssh_config or the local login name says
-    port: int | None = None  # None: what ssh_config says, else 22
+    user: str | None = None  # None: ssh_config's, else the local login name
+    port: int | None = None  # None: ssh_config's, else 22
     key: Path | None = None  # private key; None: the agent and ssh's default keys
     known_hosts: Path = Path("known_hosts")  # the pinned host keys, beside the inventory
-    timeout: float = 10.0  # seconds until a connection attempt is given up
+    timeout: float = 10.0  # seconds until a connection attempt fails
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Node:
     data_address: str | None = None  # address on the fast network (IPoIB, 25 GbE)
     user: str | None = None  # overrides Ssh.user
     port: int | None = None  # overrides Ssh.port
-    gpus: int | None = None  # processes to start here; None: as many as the node has GPUs, 1 without any
+    gpus: int | None = None  # processes to start on this node; None: one per GPU, or one if it has none
 
     @property
     def train_address(self) -> str:
-        """The address other nodes reach this one at during training."""
+        """The address at which other nodes reach this one during training."""
         return self.data_address or ("127.0.0.1" if self.is_local else self.address)
 
     @property
     def is_local(self) -> bool:
-        """Whether it is the machine that this program runs on, reached without ssh."""
+        """Whether the node is this machine, which needs no ssh."""
         return self.address == LOCAL
 
 
 @dataclass(frozen=True)
 class TrainDefaults:
-    """The inventory's ``train:`` section: what ``clusterctl train`` uses when it is not told otherwise."""
+    """The inventory's ``train:`` section: the defaults of ``clusterctl train``."""
 
     config: Path | None = None
     port: int | None = None  # MASTER_PORT; None: a free port is found on rank 0
@@ -56,7 +56,7 @@ class TrainDefaults:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """The inventory's ``checks:`` section: thresholds by check id and name, and checks that are not run."""
+    """The inventory's ``checks:`` section: thresholds by check id and name, and the checks to skip."""
 
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     off: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class CommandLine:
 
     Attributes:
         command: its name, such as ``services apply``; empty where no command line was parsed.
-        options: by name, the values of each option that was typed: none for a flag, several for a repeated one.
+        options: by name, the values of each typed option: none for a flag, several for a repeated one.
         words: the arguments.
     """
 
@@ -82,10 +82,10 @@ UNTYPED = CommandLine()  # where no command line was parsed
 
 @dataclass(frozen=True)
 class Inventory:
-    """A cluster, as its inventory file describes it.
+    """A cluster as its inventory file describes it.
 
-    ``prefix`` is the path by which people and jobs know the environment on every node. It is a symlink:
-    the environment itself lies in ``root/releases/<12 hex digits>``.
+    ``prefix`` is the path of the environment on every node. It is a symlink to the current release,
+    ``root/releases/<12 hex digits>``.
     """
 
     path: Path
@@ -97,12 +97,12 @@ class Inventory:
     warnings: tuple[str, ...] = ()
     checks: CheckOptions = CheckOptions()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of nodes, for --limit @GROUP
-    base: PurePosixPath | None = None  # in place of the prefix's parent, where that is not ours
-    alone: bool = False  # no file: this machine alone, whose runs are recorded beside ``path``
+    base: PurePosixPath | None = None  # replaces the prefix's parent as ``root``
+    alone: bool = False  # there is no inventory file: this machine is the only node
 
     @property
     def root(self) -> PurePosixPath:
-        """The folder that holds ``releases/`` and ``runs/``: ``base``, else the parent of ``prefix``."""
+        """The folder that contains ``releases/`` and ``runs/``: ``base``, else the parent of ``prefix``."""
         return self.base or self.prefix.parent
 
 
@@ -111,7 +111,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Result:
-    """What a script printed and how it ended."""
+    """A script's output and exit status."""
 
     rc: int
     out: str
@@ -120,7 +120,7 @@ class Result:
 
 
 class Remote(Protocol):
-    """The one way to a node: run a POSIX sh script there, with an optional byte stream on its stdin."""
+    """Runs POSIX sh scripts on one node, with an optional byte stream on their stdin. Nothing else reaches a node."""
 
     node: Node
 
@@ -136,16 +136,16 @@ class Remote(Protocol):
         """Run ``script`` under ``sh`` on the node.
 
         Args:
-            script: POSIX sh; it is not subject to the login shell's quoting.
-            stdin: bytes that the script's own stdin delivers; its end is the end of file.
-            on_line: called with every line of stdout as it arrives (then ``Result.out`` is empty).
-            deadline: seconds until the script is given up; the time in which a password is asked for does not count.
-            root: run it as root: through sudo where the ssh user is another one.
+            script: POSIX sh; the login shell never parses it.
+            stdin: bytes for the script's stdin.
+            on_line: called with every line of stdout as it arrives; ``Result.out`` is then empty.
+            deadline: seconds until the script times out, without the time that the user takes to type a password.
+            root: run the script as root, through sudo if the ssh user is not root.
 
         Raises:
-            provision.ssh.remote.NodeUnreachable: no connection, or it broke; the reason names the cause.
-            provision.ssh.remote.DeadlineExceeded: ``deadline`` seconds have passed.
-            provision.ssh.remote.RootRefused: it was to run as root, which the node does not allow; the reason says why.
+            provision.ssh.remote.NodeUnreachable: the connection failed or broke; the reason names the cause.
+            provision.ssh.remote.DeadlineExceeded: the script took longer than ``deadline``.
+            provision.ssh.remote.RootRefused: the node does not allow root; the reason says why.
         """
         ...
 
@@ -166,12 +166,12 @@ class Step:
     name: str
     do: str
     unless: str = "false"
-    stdin: bool = False  # ``do`` reads the bytes that the caller sends; every other step reads nothing
+    stdin: bool = False  # whether ``do`` reads the bytes that the caller sends
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What became of a step on one node. ``detail`` is its output when it failed."""
+    """The result of a step on one node. ``detail`` is the output of a failed step."""
 
     name: str
     state: StepState
@@ -179,9 +179,9 @@ class StepResult:
     seconds: float = 0.0
 
 
-# --- many bytes ------------------------------------------------------------------------------------
+# --- transfers -------------------------------------------------------------------------------------
 
-Wire = Literal["zstd", "plain"]  # compressed for nodes that have zstd, else as they will lie there
+Wire = Literal["zstd", "plain"]  # compressed for nodes that have zstd, else as they are unpacked
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ Verdict = Literal["OK", "WARN", "FAIL", "UNKNOWN", "N/A"]  # N/A: the node lacks
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check says about a node."""
+    """A check's verdict about a node."""
 
     check: str
     node: str
@@ -230,12 +230,12 @@ class Finding:
     fix: str = ""
 
 
-# --- what the core tells the outside ---------------------------------------------------------------
+# --- events ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage of a task begins. ``total`` bytes or items are expected when known."""
+    """A stage of a task starts. ``total`` is the expected number of bytes or items, if known."""
 
     stage: str
     title: str
@@ -245,7 +245,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class Progress:
-    """A stage came further: ``done`` of ``total``; ``note`` is a short present state."""
+    """A stage has progressed to ``done`` of ``total``; ``note`` is a short current state."""
 
     stage: str
     done: int
@@ -255,17 +255,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage ended. ``states`` maps node names to a short state; equal states are folded when shown.
+    """A stage has finished. ``states`` maps node names to a short state; equal states are folded when shown.
 
-    ``goes_on``: it did not end, only the command that showed it; what is said of it instead.
-    ``failed``: how many nodes failed, where no state says so.
+    ``running``: the message for a stage that is still running after the command stops showing it.
+    ``failed``: the number of failed nodes, for stages without ``states``.
     """
 
     stage: str
     seconds: float
     states: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
-    goes_on: str = ""
+    running: str = ""
     failed: int = 0
 
 
@@ -278,7 +278,7 @@ class Found:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a training log, as it arrives."""
+    """A line of a training log."""
 
     node: str
     rank: int | None

@@ -1,11 +1,11 @@
-"""Shows what happens. This file and ``cli.py`` are the only ones that print.
+"""Shows events and results. Only this module and ``provision.cli`` print.
 
 - stdout: results (``result``, ``show_steps``, ``show_findings``) and the lines of a training log.
-- stderr: progress, notices, findings as they are found, and errors.
+- stderr: progress, notices, findings during a command, and errors.
 
-So ``clusterctl … > file`` keeps results only, and with ``--json`` stdout holds exactly one JSON object, also when the
-command fails. On a terminal progress is a bar with an ETA; elsewhere (a pipe, CI, ``TERM=dumb``) it is a line when a
-stage begins, one when it ends, and at most one every ten seconds between. ``NO_COLOR`` is respected.
+So ``clusterctl … > file`` keeps results only. With ``--json``, stdout is exactly one JSON object, even when the command
+fails. On a terminal, progress is a bar with an ETA. Elsewhere (a pipe, CI, ``TERM=dumb``) it is a line when a stage
+starts, one when it finishes, and at most one every ten seconds between. ``NO_COLOR`` is respected.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from provision.errors import ClusterctlError
     from provision.screen import Screen
 
-SAY_EVERY = 10.0  # seconds between two lines about one stage where no bar can be drawn
+LINE_EVERY = 10.0  # seconds between two progress lines of a stage where no bar can be drawn
 
 
 class Reporter:
-    """An ``Emit`` for people, and the way a command shows its result. Events may come from any thread.
+    """Shows events to the user, and the command's result. Events may come from any thread.
 
-    A display that cannot be written to (a closed terminal, ``| head``) never ends the work that it shows: ``Reporter``
-    then drops events. Only showing a result raises ``BrokenPipeError``.
+    A display that is closed (a terminal, ``| head``) never stops the command: events are then dropped. Only showing a
+    result raises ``BrokenPipeError``.
     """
 
     def __init__(
@@ -70,25 +70,25 @@ class Reporter:
         self._meters: dict[str, Meter] = {}
         self._tasks: dict[str, TaskID] = {}
         self._live: Progress | None = None
-        self._data: Mapping[str, Any] | None = None  # of --json, until the command is over
+        self._data: Mapping[str, Any] | None = None  # of --json, until the command finishes
         self._log_node: str | None = None
         self._log_prefix = False
-        self.typed = model.UNTYPED  # what hints are completed from
+        self.typed = model.UNTYPED  # completes hints
 
     def configure(
         self, *, as_json: bool = False, quiet: bool = False, typed: model.CommandLine = model.UNTYPED
     ) -> None:
-        """Set what the command line asked for."""
+        """Apply the options of the command line."""
         self._json, self._quiet, self.typed = as_json, quiet, typed
 
     def close(self) -> None:
-        """Take the progress off the screen. To be called at the end, whatever happened."""
+        """Remove the progress from the screen. Must be called at the end, even after an error."""
         with self._lock, suppress(OSError):
             self._stop()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keeps the screen still, for a question to the user; events wait until it is answered."""
+        """Stops drawing during a question to the user; events wait for the answer."""
         with self._lock:
             self._stop()
             try:
@@ -113,8 +113,8 @@ class Reporter:
                 case model.Found(finding):
                     if not self._quiet or finding.verdict in {"WARN", "FAIL"}:
                         self._err.write(finding_lines([replace(finding, fix=complete(self.typed, finding.fix))]))
-                case model.Notice(said, level):
-                    text = complete(self.typed, said)
+                case model.Notice(notice, level):
+                    text = complete(self.typed, notice)
                     if level == "warning":
                         self._err.write([Line(f"warning: {clean(text)}", "yellow")])
                     elif not self._quiet:
@@ -143,8 +143,8 @@ class Reporter:
             return
         if self._live:
             self._live.update(self._tasks[event.stage], completed=meter.done, total=meter.total)
-        elif not self._bars and now - meter.said >= SAY_EVERY:
-            meter.said = now
+        elif not self._bars and now - meter.printed >= LINE_EVERY:
+            meter.printed = now
             self._err.write([meter.line(now)])
 
     def _finished(self, event: model.StageFinished) -> None:
@@ -178,7 +178,7 @@ class Reporter:
     # --- results -------------------------------------------------------------------------------
 
     def show_error(self, error: ClusterctlError) -> None:
-        """Say what went wrong on which nodes, and what to do next; with ``--json`` on stdout as an object as well."""
+        """Print what failed on which nodes and the next command; with ``--json``, also as an object on stdout."""
         error.complete(lambda text: complete(self.typed, text))
         with self._lock:
             self._stop()
@@ -189,14 +189,14 @@ class Reporter:
                 self.finish()
 
     def result(self, data: Mapping[str, Any], text: str = "") -> None:
-        """The command's result: ``text``, or ``data`` for the one object of ``--json``, which ``finish`` prints."""
+        """Show the command's result: ``text``, or with ``--json`` ``data``, which ``finish`` prints."""
         if self._json:
             self._data = {**(self._data or {}), **data}
         elif text:
             self.show([Line(clean(row)) for row in complete(self.typed, text).split("\n")])
 
     def finish(self) -> None:
-        """The command is over: with ``--json``, print its result and its error as one object."""
+        """Print the result and the error of ``--json`` as one object, when the command has finished."""
         with self._lock:
             self._stop()
             data, self._data = self._data, None
@@ -205,18 +205,18 @@ class Reporter:
                 self._out.write([Line(json.dumps(shown, indent=2, allow_nan=False), hang=None)], raw=True)
 
     def show(self, lines: Iterable[Line]) -> None:
-        """Lines of a result; nothing with ``--json``."""
+        """Print lines of a result; with ``--json``, nothing."""
         with self._lock:
             self._stop()
             if not self._json:
                 self._out.write(lines)
 
     def show_steps(self, results: Mapping[str, tuple[model.StepResult, ...]]) -> None:
-        """A table of what became of each step on every node."""
+        """Print a table of the steps' results."""
         self.show(step_lines(results))
 
     def show_findings(self, findings: Iterable[model.Finding]) -> None:
-        """All findings of a check, folded over the nodes."""
+        """Print all findings of a check, folded over the nodes."""
         self.show(finding_lines(findings))
 
     # --- the screen ----------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class _Stream:
         self.file = file
         self.console: Screen | None = None  # only on a terminal
         if file.isatty() and environ.get("TERM", "") not in {"dumb", "unknown"}:
-            from provision.screen import screen  # noqa: PLC0415 - rich, which a pipe needs none of
+            from provision.screen import screen  # noqa: PLC0415 - a pipe does not need rich
 
             self.console = screen(file, environ)
 
@@ -260,7 +260,7 @@ class _Stream:
             self._write(lines, raw=raw)
         except BrokenPipeError:
             raise
-        except OSError as error:  # a full disk: the error must say what cannot be written to
+        except OSError as error:  # a full disk: the error must name the stream
             raise OSError(error.errno, error.strerror, getattr(self.file, "name", "output").strip("<>")) from error
 
     def _write(self, lines: Iterable[Line], *, raw: bool) -> None:

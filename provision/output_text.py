@@ -1,4 +1,4 @@
-"""What is said to people, as lines of text: sizes, time spans, folded states, errors. Pure; ``output.py`` prints it."""
+"""Turns results into lines of text: sizes, time spans, folded states, errors. Pure; ``output.py`` prints the lines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from provision.model import Finding, Progress, StageFinished, StageStarted, StepResult
 
-Summary = tuple[Mapping[str, Any], str]  # of a finished command: data for --json, and a text
+Summary = tuple[Mapping[str, Any], str]  # a finished command's data for --json, and its text
 Style = Literal["", "bold", "dim", "green", "yellow", "red"]
 
-SPEED_WINDOW = 30.0  # seconds that a speed is the mean of: steady enough for an ETA, quick enough to show a stall
+SPEED_WINDOW = 30.0  # seconds over which a speed is averaged: steady enough for an ETA, short enough to show a stall
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # CSI, OSC, two-character
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -35,7 +35,7 @@ _STEP: Mapping[str, Style] = {"changed": "green", "would change": "yellow", "fai
 
 
 class Line(NamedTuple):
-    """One line and how it looks on a terminal. ``hang`` indents what does not fit; ``None`` leaves it unbroken."""
+    """One line and its style on a terminal. ``hang`` is the indent of wrapped text; ``None`` never wraps."""
 
     text: str
     style: Style = ""
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 def size(count: float) -> str:
-    """``1234567`` -> ``1.2 MB``: decimal units, as networks and disks are sold."""
+    """``1234567`` -> ``1.2 MB``: decimal units, as for networks and disks."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """``42 s``, ``8 min``, ``3 h``, ``2 d``: whole ones of the largest unit, where room is short."""
+    """``42 s``, ``8 min``, ``3 h``, ``2 d``: a time span in whole units, where space is short."""
     whole = int(max(seconds, 0))
     for unit, length, most in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48)):
         if whole < most * length:
@@ -76,13 +76,13 @@ def span(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``0:20``, ``1:02:03``: a time span where room is short."""
+    """``0:20``, ``1:02:03``: a time span where space is short."""
     minutes, rest = divmod(math.ceil(max(seconds, 0)), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 class Meter:
-    """How far a stage is, how fast, and how long it will still take. Times are seconds of a monotonic clock."""
+    """A stage's progress, speed and ETA. Times are seconds of a monotonic clock."""
 
     def __init__(self, started: StageStarted, now: float) -> None:
         self.title = clean(started.title)
@@ -90,11 +90,11 @@ class Meter:
         self.total = started.total
         self.done = 0
         self.note = ""
-        self.said = now  # when a line about it was last shown
+        self.printed = now  # when its last line was printed
         self._samples: deque[tuple[float, int]] = deque()
 
     def update(self, progress: Progress, now: float) -> None:
-        """Take in one event. The first one is the base of the speed: what a resumed transfer has is not its speed."""
+        """Apply one event. The first is the base of the speed, which excludes bytes that an earlier transfer sent."""
         self.done = progress.done
         self.total = self.total if progress.total is None else progress.total
         self.note = clean(progress.note)
@@ -104,7 +104,7 @@ class Meter:
             self._samples.popleft()
 
     def speed(self, now: float) -> float | None:
-        """Units a second, or ``None`` when it is too early to say."""
+        """Units per second; None until enough events have arrived."""
         if not self._samples:
             return None
         since, done = self._samples[0]
@@ -127,11 +127,11 @@ class Meter:
         return ", ".join(parts)
 
     def label(self) -> str:
-        """The title, and what the stage is about at present."""
+        """The title and the stage's current note."""
         return f"{self.title}: {self.note}" if self.note else self.title
 
     def line(self, now: float) -> Line:
-        """The stage's present state where no bar can be drawn."""
+        """The stage's current state, where no bar can be drawn."""
         percent = f"{min(100 * self.done // self.total, 100)} %" if self.total else ""
         return Line(f"{self.title}: " + ", ".join(part for part in (percent, self.numbers(now), self.note) if part))
 
@@ -140,7 +140,7 @@ class Meter:
 
 
 def clean(text: str) -> str:
-    """Text from a node without what a terminal would act upon: escape sequences and control characters."""
+    """Text from a node without escape sequences and control characters, which a terminal would obey."""
     if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").rstrip("\r")
@@ -149,7 +149,7 @@ def clean(text: str) -> str:
 
 
 def wrap(line: Line, width: int) -> list[str]:
-    """The line in pieces that fit; a word longer than ``width`` stays whole, so that paths can be copied."""
+    """The line wrapped to ``width``; a longer word stays whole, so that paths can be copied."""
     if line.hang is None or len(line.text) <= width:
         return [line.text]
     start = " " * (len(line.text) - len(line.text.lstrip()))
@@ -164,14 +164,14 @@ def wrap(line: Line, width: int) -> list[str]:
 
 
 def state_style(state: str) -> Style:
-    """Red for what went wrong, green for what was done, nothing for what stayed."""
+    """Red for a failure, green for a change, no style otherwise."""
     return "red" if _BAD.search(state) else "green" if _GOOD.search(state) else ""
 
 
 def fold_equal(values: Mapping[str, Hashable]) -> dict[Any, str]:
     """``{node: value}`` -> ``{value: folded nodes}``, in the order in which the values first appear.
 
-    Reasons that differ only in the node's own name, address or port are one, with words in place of these.
+    Reasons that differ only in the node's name, address or port are folded, with general words in place of these.
     """
     alike: dict[Hashable, dict[Hashable, list[str]]] = {}
     for node, value in values.items():
@@ -195,12 +195,12 @@ def state_lines(states: Mapping[str, str]) -> list[Line]:
 def finished_lines(
     title: str, event: StageFinished, marks: tuple[str, str, str] | None, nodes: int | None = None
 ) -> list[Line]:
-    """The end of a stage. ``marks`` are those of success, of a part that failed, and of failure; without, words say it.
+    """The end of a stage. ``marks`` stand for success, partial failure and failure; without them, words do.
 
-    ``nodes`` is how many took part, where that is known; else those with a state.
+    ``nodes`` is the number of nodes in the stage; None: those with a state.
     """
-    if event.goes_on:
-        return [Line(f"{title}: {event.goes_on}")]
+    if event.running:
+        return [Line(f"{title}: {event.running}")]
     bad = max(event.failed, sum(state_style(state) == "red" for state in event.states.values()))
     total = max(nodes or 0, len(event.states), bad)
     which = 0 if not bad else 1 if bad < total else 2
@@ -215,7 +215,7 @@ def finished_lines(
 
 
 def error_lines(error: ClusterctlError) -> list[Line]:
-    """What, where and the next command to type."""
+    """What failed, where, and the next command."""
     name = "" if isinstance(error, InterruptedByUser) else "error: "
     lines = _block(name, clean(str(error)), "red")
     if isinstance(error, InventoryError):
@@ -229,7 +229,7 @@ def error_lines(error: ClusterctlError) -> list[Line]:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[Line]:
-    """Findings with their reason and their fix; those that differ in the node only are folded."""
+    """Findings with their reason and fix; findings that differ only in the node are folded."""
     groups: dict[Finding, list[str]] = {}
     for finding in findings:
         groups.setdefault(dataclasses.replace(finding, node=""), []).append(finding.node)
@@ -246,7 +246,7 @@ def finding_lines(findings: Iterable[Finding]) -> list[Line]:
 
 
 def step_lines(results: Mapping[str, tuple[StepResult, ...]]) -> list[Line]:
-    """A table of steps: each step once, its states folded over the nodes, and a failed step's output below it."""
+    """A table of steps, with states folded over the nodes and a failed step's output below it."""
     steps: dict[str, dict[str, tuple[str, str]]] = {}
     for node, outcomes in results.items():
         for outcome in outcomes:
@@ -266,12 +266,12 @@ def step_lines(results: Mapping[str, tuple[StepResult, ...]]) -> list[Line]:
 
 
 def _to_paste(lines: list[Line]) -> list[Line]:
-    """A hint: one that names a command is never wrapped, since a line break would cut the command when it is pasted."""
+    """A hint. One that names a command is never wrapped, because a pasted line break would cut the command."""
     return [line._replace(hang=None if "clusterctl " in line.text else 4) for line in lines]
 
 
 def _block(head: str, text: str, style: Style = "") -> list[Line]:
-    """``head`` and a text of one line or more; where it is more, they begin below ``head``."""
+    """``head`` and a text; a text of several lines starts below ``head``."""
     first, *more = text.split("\n")
     if not more:
         return [Line(head + first, style)]
@@ -296,7 +296,7 @@ def error_data(error: ClusterctlError) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Anything of ours as JSON knows it: dataclasses as objects, paths as text, what is no number as null."""
+    """A value as JSON: dataclasses as objects, paths as text, NaN and infinity as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):

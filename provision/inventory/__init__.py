@@ -1,6 +1,6 @@
-"""The inventory: from a YAML file to the nodes that a command is to work on.
+"""Loads the inventory and selects a command's nodes.
 
-What reads the file is imported when it is asked for: pydantic takes longer to import than most commands to begin.
+The submodules are imported on first use, because importing pydantic takes longer than most commands need to start.
 """
 
 from __future__ import annotations

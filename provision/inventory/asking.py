@@ -1,4 +1,4 @@
-"""What a node says about itself: the answer to ``templates/enrol/ask.sh.j2``, as facts."""
+"""Parses the output of ``templates/enrol/ask.sh.j2`` into a node's facts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Interface:
     """A network interface.
 
     Attributes:
-        name: as the kernel calls it.
+        name: the kernel's name for it.
         addresses: its IPv4 addresses, each with its network.
         infiniband: whether it is IP over InfiniBand.
-        up: False where the kernel says that it is not.
-        speed: Mbit/s; None: not known.
+        up: False if the kernel reports it as down.
+        speed: Mbit/s; None: unknown.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of an InfiniBand or RoCE adapter, in sysfs's own words: ``4: ACTIVE``, ``400 Gb/sec (4X NDR)``."""
+    """A port of an InfiniBand or RoCE adapter, as in sysfs: ``4: ACTIVE``, ``400 Gb/sec (4X NDR)``."""
 
     device: str
     number: str
@@ -50,7 +50,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Facts:
-    """A node. ``reached`` is its own address of the connection over which it was asked, empty when not known."""
+    """A node's facts. ``reached`` is the node's address in the ssh connection, empty if unknown."""
 
     host: str
     reached: str = ""
@@ -60,21 +60,24 @@ class Facts:
 
 
 def read_facts(out: str) -> Facts:
-    """The facts in what the script has printed; lines of no known kind, and broken ones, say nothing."""
-    said: dict[str, list[str]] = {}
+    """The facts in the script's output. Unknown and malformed lines are skipped."""
+    values: dict[str, list[str]] = {}
     for line in out.splitlines():
         kind, tab, rest = line.partition("\t")
         if tab:
-            said.setdefault(kind, []).append(rest)
-    addresses = list(_from_ip(said["ip"]) if "ip" in said else _from_proc(said.get("trie", []), said.get("route", [])))
+            values.setdefault(kind, []).append(rest)
+    if "ip" in values:
+        addresses = list(_from_ip(values["ip"]))
+    else:
+        addresses = list(_from_proc(values.get("trie", []), values.get("route", [])))
     return Facts(
-        host="".join(said.get("host", [""])[:1]).strip(),
-        reached="".join(said.get("reached", [""])[:1]).strip(),
-        gpus=tuple(_gpu(text) for text in said.get("gpu", ())),
+        host="".join(values.get("host", [""])[:1]).strip(),
+        reached="".join(values.get("reached", [""])[:1]).strip(),
+        gpus=tuple(_gpu(text) for text in values.get("gpu", ())),
         interfaces=tuple(
-            _interface(line.split("\t"), addresses) for line in said.get("net", ()) if line.count("\t") == 3
+            _interface(line.split("\t"), addresses) for line in values.get("net", ()) if line.count("\t") == 3
         ),
-        ports=tuple(Port(*line.split("\t")) for line in said.get("port", ()) if line.count("\t") == 4),
+        ports=tuple(Port(*line.split("\t")) for line in values.get("port", ()) if line.count("\t") == 4),
     )
 
 
@@ -103,10 +106,10 @@ def _from_ip(lines: Sequence[str]) -> Iterator[tuple[str, IPv4Interface]]:
 
 
 def _from_proc(trie: Sequence[str], routes: Sequence[str]) -> Iterator[tuple[str, IPv4Interface]]:
-    """Addresses that ``/proc/net/fib_trie`` has as local, and the interface whose network in ``/proc/net/route`` fits.
+    """The local addresses of ``/proc/net/fib_trie``, each with the interface whose network in ``/proc/net/route`` fits.
 
-    Both are as fs/proc and net/ipv4/fib_trie.c of the kernel print them; the numbers of the second are in the byte
-    order of the machine, which is little-endian wherever GPUs are.
+    The kernel's fs/proc and net/ipv4/fib_trie.c define both formats. Numbers in ``route`` are in the machine's byte
+    order, which is little-endian on every machine with GPUs.
     """
     networks = []
     for line in routes:

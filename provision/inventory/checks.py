@@ -15,7 +15,7 @@ _MAX_CHECKS = 1000
 
 
 def check_options(document: Document, data: object) -> CheckOptions:
-    """What the section asks for; its mistakes are noted in ``document``."""
+    """The section's options. Records mistakes in ``document``."""
     if data is None:
         return CheckOptions()
     if not isinstance(data, dict):
@@ -40,7 +40,7 @@ def check_options(document: Document, data: object) -> CheckOptions:
 
 
 def _off(document: Document, off: object) -> list[str]:
-    """The checks that are not run."""
+    """The checks to skip."""
     if off is None:
         return []
     if isinstance(off, list) and all(isinstance(each, str) for each in off):

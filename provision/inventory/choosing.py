@@ -1,4 +1,4 @@
-"""From what was given and what nodes say to the nodes of an inventory: names, data addresses, GPUs. Pure."""
+"""Chooses names, data addresses and GPU counts for a new inventory, from the command line and nodes' facts. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from provision.inventory.asking import Facts, Interface
 
-# Interfaces that lead to no other node: of containers, virtual machines, tunnels and service processors.
+# Interfaces that reach no other node: containers, virtual machines, tunnels and service processors.
 _INWARD = re.compile(
     r"lo\d*|(docker|br-|virbr|veth|vnet|vmnet|vboxnet|cni|flannel|cali|kube|weave|cilium|lxc|lxd|podman|tun|tap"
     r"|tailscale|zt|wg|dummy|sit|gre|ip6tnl|idrac|usb).*"
@@ -31,9 +31,9 @@ _INWARD = re.compile(
 
 @dataclass(frozen=True)
 class Wanted:
-    """A node as somebody has named it; what is None is not known yet.
+    """A node as the command line or another tool's file names it. None: not known yet.
 
-    ``name`` is None where only an address was given; ``origin`` says who wrote it, such as ``hosts.ini line 3``.
+    ``name`` is None if only an address was given; ``origin`` is the source, such as ``hosts.ini line 3``.
     """
 
     address: str
@@ -46,10 +46,10 @@ class Wanted:
 
 
 def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
-    """What the command line names: each ``[NAME=]ADDRESS`` or ranges of both, such as ``gpu[1-4]=10.0.0.[1-4]``.
+    """The nodes of the command line: each ``[NAME=]ADDRESS`` or ranges of both, such as ``gpu[1-4]=10.0.0.[1-4]``.
 
     Raises:
-        UsageError: one cannot be understood, or a name or an address is there twice.
+        UsageError: a host cannot be parsed, or a name or an address is listed twice.
     """
     found: list[Wanted] = []
     for host in hosts:
@@ -76,49 +76,49 @@ def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
     ):
         twice = [value for (value, _), count in Counter(values).items() if value is not None and count > 1]
         if twice:
-            raise UsageError(f"the {what} {twice[0]} is there twice", hint="name every node once")
+            raise UsageError(f"the {what} {twice[0]} is listed twice", hint="name every node once")
     return tuple(found)
 
 
 def draft(hosts: Sequence[Wanted]) -> tuple[Node, ...]:
-    """The nodes before anybody was asked: one without a name is called as it is reached, or ``nodeN``."""
+    """The nodes before any of them reported facts. The default name is the address's host name, or ``nodeN``."""
     names = _names(hosts, {})
     return tuple(_node(each, name) for each, name in zip(hosts, names, strict=True))
 
 
 def described(hosts: Sequence[Wanted], facts: Mapping[int, Facts]) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-    """The nodes of an inventory, and what there is to say about the choice, one sentence each.
+    """The nodes of an inventory, and sentences that explain the choice.
 
     Args:
-        hosts: who was named.
-        facts: what those that could be asked have said, by their place in ``hosts``.
+        hosts: the nodes that were named.
+        facts: the facts of the nodes that answered, by index in ``hosts``.
     """
     names = _names(hosts, facts)
     nodes = [
         replace(_node(each, name), gpus=each.gpus or (len(facts[index].gpus) if index in facts else 0) or None)
         for index, (each, name) in enumerate(zip(hosts, names, strict=True))
     ]
-    notes = _told(names, facts)
+    notes = _hardware(names, facts)
     if not any(each.data_address for each in hosts):
         chosen, why = data_addresses(facts)
         nodes = [replace(node, data_address=chosen.get(index)) for index, node in enumerate(nodes)]
         notes += [why] if why else []
         silent = [node.name for index, node in enumerate(nodes) if chosen and index not in chosen]
         if silent:
-            notes.append(f"{fold(silent)}: no data_address, it gave no answer; the others have one")
+            notes.append(f"{fold(silent)}: no data_address, because it did not answer; the others have one")
     return tuple(nodes), tuple(notes)
 
 
 def data_addresses(facts: Mapping[int, Facts]) -> tuple[dict[int, str], str]:
-    """An address of each node on the network that is best for training, and why it was chosen; none when there is none.
+    """Each node's address on the best network for training, and why it was chosen; empty if there is no such network.
 
-    It is a network that every node has an address of its own in, and not the one over which they were reached: IP over
-    InfiniBand first, else the fastest. One that is known to be slower than the network of ssh is left alone.
+    Every node must have a separate address in the network, and ssh must not use it. IP over InfiniBand comes first,
+    then the fastest network. A network that is known to be slower than ssh's is not used.
     """
     if len(facts) < 2:
         return {}, ""
     mine = {index: known for index, node in facts.items() if (known := _reached(node))}
-    if len(mine) < len(facts):  # nobody knows which network is not that of ssh
+    if len(mine) < len(facts):  # ssh's network is unknown
         return {}, ""
     reached = [address.network for known in mine.values() for address in known.addresses]
     places: dict[IPv4Network, dict[int, tuple[Interface, str]]] = {}
@@ -160,7 +160,7 @@ def _node(host: Wanted, name: str) -> Node:
 
 
 def _names(hosts: Sequence[Wanted], facts: Mapping[int, Facts]) -> list[str]:
-    """The name that was given, or is reached; of a bare address what the node calls itself; else ``nodeN``."""
+    """The given name, or the host name; for a bare address the node's own host name; else ``nodeN``."""
     shared = {address for address, count in Counter(each.address for each in hosts).items() if count > 1}
     names = {
         index: each.name or each.address
@@ -182,7 +182,7 @@ def _names(hosts: Sequence[Wanted], facts: Mapping[int, Facts]) -> list[str]:
 
 
 def _sane(name: str) -> bool:
-    """Whether a machine's own name says which one it is."""
+    """Whether a machine's host name can identify it."""
     try:
         check_name(name)
     except ValueError:
@@ -199,7 +199,7 @@ def _is_address(text: str) -> bool:
 
 
 def _reached(node: Facts) -> Interface | None:
-    """The interface over which the node was asked."""
+    """The interface that ssh reached."""
     for interface in node.interfaces:
         if any(str(address.ip) == node.reached for address in interface.addresses):
             return interface
@@ -211,7 +211,7 @@ def _infiniband(there: Mapping[int, tuple[Interface, str]]) -> bool:
 
 
 def _pace(interfaces: Sequence[Interface]) -> int | None:
-    """The slowest speed among them; None when one is not known."""
+    """The lowest speed; None if one is unknown."""
     speeds = [interface.speed for interface in interfaces]
     known = [speed for speed in speeds if speed is not None]
     return min(known) if known and len(known) == len(speeds) else None
@@ -221,8 +221,8 @@ def _speed(pace: int | None) -> str:
     return "" if pace is None else f"{pace / 1000:g} Gbit/s" if pace >= 1000 else f"{pace} Mbit/s"
 
 
-def _told(names: Sequence[str], facts: Mapping[int, Facts]) -> list[str]:
-    """What nodes have, equal ones together."""
+def _hardware(names: Sequence[str], facts: Mapping[int, Facts]) -> list[str]:
+    """The nodes' GPUs and adapters, one sentence for equal nodes."""
     groups: dict[str, list[str]] = {}
     for index, node in facts.items():
         gpus = [f"{count} x {name}" for name, count in Counter(node.gpus).items()] or ["no GPU"]

@@ -1,8 +1,8 @@
-"""YAML text -> plain data that knows its lines, and the list of everything that is wrong with it.
+"""Reads YAML text into plain data, with the line of every key and a list of all mistakes.
 
-Only what an inventory needs is built: mappings, lists, text, truth values and nothing (``null``). Tags run no code.
-A plain number stays the text that was written, since YAML 1.1 would read ``022`` as 18, ``22:30`` as 1350 and ``1.10``
-as 1.1; only below the sections in ``typed`` do decimal numbers become numbers.
+Supports only what an inventory needs: mappings, lists, text, truth values and ``null``. Tags run no code. Plain numbers
+stay text, because YAML 1.1 would read ``022`` as 18, ``22:30`` as 1350 and ``1.10`` as 1.1. Decimal numbers become
+numbers only below the sections in ``typed``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Place = tuple[str, ...]  # where in the document: ("nodes", "gpu03", "port")
 
-MAX_BYTES = 1 << 20  # of a file: 4,096 nodes with every key of theirs take 0.6 MB
+MAX_BYTES = 1 << 20  # of a file: 4,096 nodes with all keys take 0.6 MB
 MAX_VALUES = 50_000  # aliases of aliases can make gigabytes out of ten lines; no cluster needs as many values
-MAX_SHOWN = 100  # mistakes that are listed
+MAX_SHOWN = 100  # mistakes in an error
 
 _LONGEST_KEY = 1024  # characters; YAML's own limit
 _CORE = "tag:yaml.org,2002:"
@@ -43,23 +43,22 @@ _ADVICE = {
 
 
 class NotYamlError(ValueError):
-    """The text is not YAML; the message says where and why."""
+    """The text is not YAML; the message names the place and the reason."""
 
 
 @dataclass
 class Document:
-    """What was read, the line of every key, and the mistakes found so far."""
+    """A document's data, the line of every key, and the mistakes found so far."""
 
     data: Any = None
     lines: dict[Place, int] = field(default_factory=dict)
     mistakes: list[tuple[int, str]] = field(default_factory=list)
-    origin: Callable[[Place], str] | None = (
-        None  # for generated text: who wrote the value at a place, in place of a line
-    )
+    # For generated text: the source of the value at a place, shown instead of a line.
+    origin: Callable[[Place], str] | None = None
     _noted: set[tuple[int, str]] = field(default_factory=set)
 
     def mistake(self, place: Place, text: str, *, line: int | None = None) -> None:
-        """Note what is wrong at ``place``. The line is that of the key, or of the nearest mapping around it."""
+        """Record a mistake at ``place``, with the line of the key or of the nearest mapping around it."""
         known = place
         while known and known not in self.lines:
             known = known[:-1]
@@ -76,21 +75,21 @@ class Document:
             self.mistakes.append(entry)
 
     def problems(self) -> tuple[str, ...]:
-        """The mistakes with their places, in the order of the file; of very many the first, and how many more."""
+        """The mistakes with their places, in the order of the file; beyond ``MAX_SHOWN``, only their number."""
         ordered = [text for _, text in sorted(self.mistakes, key=lambda mistake: mistake[0])]
         more = len(ordered) - MAX_SHOWN
         return (*ordered[:MAX_SHOWN], f"and {more:,} more") if more > 0 else tuple(ordered)
 
 
 def shown(text: str, *, limit: int = 60) -> str:
-    """``text`` as it may stand in a message: short, and with nothing that a terminal would act upon."""
+    """``text`` for a message: shortened, and escaped if it has control characters."""
     if not text.isprintable():
         text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def printable(text: str) -> str:
-    """``text`` with escapes in place of what a terminal would act upon."""
+    """``text`` with escapes in place of control characters."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
@@ -101,7 +100,7 @@ def read(text: str, *, typed: frozenset[str]) -> Document:
 
     Args:
         text: the file's content.
-        typed: the top-level keys below which plain numbers become numbers.
+        typed: the top-level keys whose plain numbers become numbers.
 
     Raises:
         NotYamlError: the text is not YAML.
@@ -145,7 +144,7 @@ def _explain(error: yaml.YAMLError, text: str) -> str:
 
 
 class _Builder:
-    """Walks the node graph once, with a bound on its size and an eye on graphs that hold themselves."""
+    """Walks the node graph once, with a limit on its size, and refuses graphs that contain themselves."""
 
     def __init__(self, typed: frozenset[str]) -> None:
         self.document = Document()
@@ -193,7 +192,7 @@ class _Builder:
             inner = (*place, key)
             if key in own:
                 first = self.document.lines[inner]
-                self.document.mistake(inner, f"is there twice, first on line {first}", line=line)
+                self.document.mistake(inner, f"is listed twice, first in line {first}", line=line)
                 continue
             self.document.lines[inner] = line
             own[key] = self.build(value_node, inner)

@@ -1,7 +1,7 @@
-"""Variables in ``train.env`` of an inventory's text, with everything else of the file left as it is. Pure.
+"""Edits variables in ``train.env`` of an inventory's text and changes nothing else. Pure.
 
-YAML is parsed to find where to write, and once more to see that what was written means what it should and nothing else
-has changed: a file in which that cannot be had is refused, with the lines to write by hand.
+Parses the YAML to find the place to edit. Parses the result again, to prove that only the variables changed. Otherwise
+raises an error with the lines to write by hand.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def with_env(text: str, values: Mapping[str, str], *, without: frozenset[str] = 
     Args:
         text: the file's content, an inventory that loads.
         values: the variables, in the order in which new ones are written.
-        without: variables that are not to be there; their lines go.
+        without: variables to remove.
 
     Raises:
-        UsageError: the file is written in a way that cannot be edited; the hint has the lines.
+        UsageError: the file's form cannot be edited; the hint has the lines.
     """
     before = _read(text)
     wanted = {name: value for name, value in _env(before).items() if name not in without} | dict(values)
@@ -47,12 +47,12 @@ def with_env(text: str, values: Mapping[str, str], *, without: frozenset[str] = 
                 edited = _set(edited, name, value)
         after = _read(edited)
         if _env(after) != wanted or _rest(after) != _rest(before):
-            raise _CannotError("it would not mean the same afterwards; is there an alias?")  # noqa: TRY301
+            raise _CannotError("the edit would change other values; does the file have an alias?")  # noqa: TRY301
     except _CannotError as error:
-        gone = [f"without {name}" for name in sorted(without & _env(before).keys())]
+        removals = [f"without {name}" for name in sorted(without & _env(before).keys())]
         raise UsageError(
             f"train.env of the inventory cannot be edited: {error}",
-            hint="by hand: " + ", ".join([*(f"{name}: {_scalar(value)}" for name, value in values.items()), *gone]),
+            hint="by hand: " + ", ".join([*(f"{name}: {_scalar(value)}" for name, value in values.items()), *removals]),
         ) from error
     return edited
 
@@ -86,7 +86,7 @@ def _set(text: str, name: str, value: str) -> str:
 
 
 def _inserted(text: str, mapping: Node, lines: tuple[str, ...], newline: str) -> str:
-    """A new last entry of a mapping; a second line is an entry below the first."""
+    """The text with a new last entry in a mapping; a second line is an entry below the first."""
     if not isinstance(mapping, MappingNode):
         raise _CannotError(f"line {mapping.start_mark.line + 1} is not a mapping")
     if mapping.flow_style:
@@ -100,7 +100,7 @@ def _inserted(text: str, mapping: Node, lines: tuple[str, ...], newline: str) ->
 
 
 def _after_line(text: str, key: Node, new: str, newline: str) -> str:
-    """New lines below a key that has nothing behind it but a comment."""
+    """The text with new lines below a key that has no value, only a comment at most."""
     at = _end_of_line(text, key.end_mark.index)
     if not re.fullmatch(r"\s*:\s*(#.*)?", text[key.end_mark.index : at].rstrip("\r\n")):
         raise _CannotError(f"{text[key.start_mark.index : at].strip()} is not a plain mapping")
@@ -108,25 +108,25 @@ def _after_line(text: str, key: Node, new: str, newline: str) -> str:
 
 
 def _removed(text: str, name: str) -> str:
-    """Without a variable: its line, where it has one of its own."""
+    """The text without a variable's line."""
     train = _entry(yaml.compose(text, Loader=yaml.SafeLoader), "train")
     env = _entry(train[1], "env") if train else None
     entry = _entry(env[1], name) if env else None
     if entry is None or not isinstance(env, tuple) or not _is_block(env[1]):
-        raise _CannotError(f"{name} has no line of its own")
+        raise _CannotError(f"{name} shares its line with other entries")
     start = text.rfind("\n", 0, entry[0].start_mark.index) + 1
     return text[:start] + text[_end_of_line(text, entry[1].end_mark.index) :]
 
 
 def _last(node: Node) -> int:
-    """Where the last value of a mapping ends: a mapping's own end mark stands behind the comments that follow it."""
+    """The end of a mapping's last value. The mapping's end mark is useless: it is behind the comments that follow."""
     while isinstance(node, MappingNode) and not node.flow_style and node.value:
         node = node.value[-1][1]
     return int(node.end_mark.index)
 
 
 def _entry(node: Node | None, name: str) -> tuple[Node, Node] | None:
-    """The key and the value of that name; not what an alias brings in."""
+    """The key and the value of that name, except through an alias."""
     if not isinstance(node, MappingNode):
         return None
     return next((pair for pair in node.value if isinstance(pair[0], ScalarNode) and pair[0].value == name), None)

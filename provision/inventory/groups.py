@@ -1,4 +1,4 @@
-"""The inventory's ``groups:`` section: names for sets of nodes, which may be made of each other."""
+"""The inventory's ``groups:`` section: names for sets of nodes and of other groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORM = "write GROUP: NODES, such as `storage: gpu[01-02]`"
 
 
 def read_groups(document: Document, data: object, nodes: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """The nodes of each group, in the inventory's order; mistakes are noted in ``document``."""
+    """The nodes of each group, in the inventory's order. Records mistakes in ``document``."""
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -42,13 +42,13 @@ def read_groups(document: Document, data: object, nodes: Sequence[str]) -> Mappi
 
 
 def resolve(document: Document, written: Mapping[str, str], nodes: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """The nodes of each group of another tool's file; mistakes are noted in ``document`` under the group's name."""
+    """The nodes of each group of another tool's file. Records mistakes in ``document`` under the group's name."""
     below = {name: references(text, written.keys()) for name, text in written.items()}
     return _resolved(document, written, below, nodes, ())
 
 
 def _read_group(name: str, value: object, nodes: set[str], groups: Collection[str]) -> tuple[str, set[str], str]:
-    """A group's text, the groups that it names, and what is wrong with it."""
+    """A group's text, the groups that it names, and its mistake."""
     try:
         if problem := group_problem(name, nodes):
             return "", set(), problem
@@ -59,7 +59,7 @@ def _read_group(name: str, value: object, nodes: set[str], groups: Collection[st
 
 
 def group_problem(name: str, nodes: Collection[str]) -> str:
-    """Why a group cannot have this name; empty where it can."""
+    """Why a group cannot have this name; empty if it can."""
     try:
         check_name(name)
     except ValueError:
@@ -88,7 +88,7 @@ def _resolved(
     nodes: Sequence[str],
     place: Place,
 ) -> dict[str, tuple[str, ...]]:
-    """Groups after those that they are made of; what is left in the end goes round in a circle."""
+    """Resolves each group after the groups that it names. The groups left at the end form a cycle."""
     found: dict[str, tuple[str, ...]] = {}
     broken = below.keys() - written.keys()
     left = dict(written)
@@ -96,7 +96,7 @@ def _resolved(
         for name in ready:
             text = left.pop(name)
             try:
-                if not below[name] & broken:  # else its mistake is that of the other group
+                if not below[name] & broken:  # else the mistake is in the other group
                     inside = members(text, nodes, found)
                     if not inside:
                         raise ValueError(f"{shown(text)} has no node")  # noqa: TRY301
@@ -108,7 +108,7 @@ def _resolved(
                 document.mistake((*place, name), str(error))
             broken = broken | {name}
     for name in left:
-        document.mistake((*place, name), f"is made of itself: {_circle(name, below, left.keys())}")
+        document.mistake((*place, name), f"contains itself: {_cycle(name, below, left.keys())}")
     return {name: found[name] for name in written if name in found}
 
 
@@ -122,9 +122,9 @@ def _unknown(error: UnknownError, nodes: Sequence[str], groups: Mapping[str, str
     return "; ".join(parts) + (f"; {advice}" if advice else "")
 
 
-def _circle(name: str, below: Mapping[str, set[str]], left: Collection[str]) -> str:
-    """``@a, @b, @a``: a way from a group back to itself, or into the circle that it waits for."""
-    way = [name]
-    while len(set(way)) == len(way):
-        way.append(min(each for each in below[way[-1]] if each in left))
-    return " -> ".join(f"@{shown(each)}" for each in way[:8]) + (" …" if len(way) > 8 else "")
+def _cycle(name: str, below: Mapping[str, set[str]], left: Collection[str]) -> str:
+    """``@a -> @b -> @a``: the path from a group back to itself, or into the cycle that it depends on."""
+    path = [name]
+    while len(set(path)) == len(path):
+        path.append(min(each for each in below[path[-1]] if each in left))
+    return " -> ".join(f"@{shown(each)}" for each in path[:8]) + (" …" if len(path) > 8 else "")

@@ -1,6 +1,6 @@
 """The inventory's JSON schema: editors complete keys with it and mark mistakes while the user types.
 
-``scripts/pages/schema.py`` writes it to ``schema.json``, beside this module. ``clusterctl init`` copies that file to
+``scripts/pages/schema.py`` writes it to ``schema.json``, next to this module. ``clusterctl init`` copies that file to
 the inventory's folder, because an editor without a network can only read a local schema. The schema accepts every
 inventory that ``load`` accepts; ``load`` finds more mistakes, such as two nodes with one address.
 """
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from provision import checks, services
 from provision.inventory.schema import NodeSection, Section, SshSection, Text, TopSection, TrainSection
 
-FILE = "inventory.schema.json"  # beside an inventory
+FILE = "inventory.schema.json"  # next to an inventory
 MODELINE = f"# yaml-language-server: $schema={FILE}\n"
 TITLE = "clusterctl inventory"
 _SHIPPED = Path(__file__).with_name("schema.json")
@@ -49,7 +49,7 @@ def build() -> dict[str, Any]:
 
 
 def copy_beside(inventory: Path) -> bool:
-    """Writes the schema beside an inventory. Replaces an older one, but no other file.
+    """Write the schema next to an inventory. Replaces an older schema, but no other file.
 
     Returns:
         Whether ``inventory.schema.json`` is now the inventory's schema.

@@ -1,4 +1,4 @@
-"""``inventory.yaml`` -> ``Inventory``: every mistake at once, each with its path and its line.
+"""Loads ``inventory.yaml`` into an ``Inventory``. Reports all mistakes at once, each with its path and line.
 
 ``inventory.example.yaml`` shows every key, ``docs/inventory.md`` explains them.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from provision.inventory.document import Document, Place
 
-_SHEBANG_LIMIT = 127  # bytes of a `#!` line that every Linux takes (BINPRM_BUF_SIZE was 128 before 5.1)
+_SHEBANG_LIMIT = 127  # bytes of a `#!` line that every Linux accepts (BINPRM_BUF_SIZE was 128 before 5.1)
 _ADDRESSES = ("address", "data_address")
 _HINT = "correct the file and run the command again; inventory.example.yaml shows every key"
 
@@ -50,21 +50,21 @@ def load(path: Path) -> Inventory:
     """Read an inventory file.
 
     Raises:
-        InventoryError: the file cannot be read, or holds mistakes; ``problems`` names all of them.
+        InventoryError: the file cannot be read or has mistakes; ``problems`` lists all of them.
     """
     return parse(_read_text(path), path)
 
 
 def parse(text: str, path: Path, *, origin: Callable[[Place], str] | None = None) -> Inventory:
-    """The inventory that ``text`` is at ``path``.
+    """The inventory with this text.
 
     Args:
         text: the file's content.
         path: the file; for generated text it need not exist.
-        origin: for generated text, which the user has not seen: who wrote the value at a place, in place of its line.
+        origin: the source of the value at a place, for generated text; shown instead of a line.
 
     Raises:
-        InventoryError: it holds mistakes; ``problems`` names all of them.
+        InventoryError: the text has mistakes; ``problems`` lists all of them.
     """
     try:
         document = read(text, typed=frozenset({"services", "checks"}))
@@ -82,7 +82,7 @@ def parse(text: str, path: Path, *, origin: Callable[[Place], str] | None = None
 
 
 def _hint(text: str, path: Path) -> str:
-    """The next command; for what has none of an inventory's keys, the one that reads other tools' files."""
+    """The next step. For a file without an inventory's keys it is the command that reads other tools' files."""
     if re.search(r"""(?m)^["']?(prefix|nodes)["']?\s*:|^\s*\{""", text) or not path.exists():
         return _HINT
     command = f"clusterctl init --from {shlex.quote(str(path))}"
@@ -121,7 +121,7 @@ def _build(document: Document, path: Path) -> Inventory | None:
     ssh = validate(document, SshSection, data.get("ssh"), ("ssh",))
     train = validate(document, TrainSection, data.get("train"), ("train",))
     services = data.get("services")
-    if isinstance(services, dict):  # `hosts:` with nothing after it asks for the service as it comes
+    if isinstance(services, dict):  # `hosts:` without a value means the service's defaults
         services = {name: {} if options is None else options for name, options in services.items()}
     chosen = validate(document, ServicesSection, services, ("services",))
     options = _services(document, chosen) if chosen else {}
@@ -157,7 +157,7 @@ def _build(document: Document, path: Path) -> Inventory | None:
 
 
 def _services(document: Document, chosen: Section) -> dict[str, Section]:
-    """The options of every service that is asked for, as its own file knows them."""
+    """The options of every service in the inventory, validated by the service."""
     found = {}
     for name, data in chosen:
         if data is not None:
@@ -198,7 +198,7 @@ def _nodes(document: Document, data: object, default_port: int) -> tuple[Node, .
         for name in names:
             if name in first:
                 line = document.lines["nodes", first[name]]
-                document.mistake(place, f"{name} is there twice, first in line {line} ({shown(first[name])})")
+                document.mistake(place, f"{name} is listed twice, first in line {line} ({shown(first[name])})")
             first.setdefault(name, pattern)
         nodes += _expanded(document, pattern, names, entry)
     _check_unique(document, nodes, first, default_port)
@@ -218,7 +218,7 @@ def _expanded(document: Document, pattern: str, names: list[str], entry: object)
     else:
         inner = (*place, "address")
     section = validate(document, NodeSection, entry, place)
-    if section is None:  # look at the addresses all the same: every mistake at once
+    if section is None:  # validate the addresses all the same, to report every mistake
         values = entry if isinstance(entry, dict) else {}
         address, data_address = (text if isinstance(text := values.get(key), str) else None for key in _ADDRESSES)
     else:
@@ -279,7 +279,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _check_unique(document: Document, nodes: list[Node], written: dict[str, str], default_port: int) -> None:
-    """No two nodes are one machine. ``written`` maps a node's name to the key that it was expanded from."""
+    """Report nodes with the same address. ``written`` maps a node's name to the key that contains it."""
     reached: dict[tuple[str, int], str] = {}
     at: dict[str, str] = {}
     for node in nodes:
@@ -315,7 +315,7 @@ def _warnings(inventory: Inventory) -> tuple[str, ...]:
     python = f"{inventory.root / 'releases' / ('0' * 12)}/bin/python"
     length = len(f"#!{python}".encode())
     if length > _SHEBANG_LIMIT or " " in python:
-        why = "holds a space" if " " in python else f"makes a first line of {length} bytes, over {_SHEBANG_LIMIT}"
+        why = "contains a space" if " " in python else f"makes a first line of {length} bytes, over {_SHEBANG_LIMIT}"
         warnings.append(
             f"prefix: {inventory.prefix} {why}; the environment's scripts start through /bin/sh instead of `#!…/python`"
         )

@@ -1,4 +1,4 @@
-"""This machine as a cluster of one node, for where there is no inventory file."""
+"""This machine as a cluster of one node, for commands without an inventory file."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 def local_inventory(
     prefix: Path | None = None, *, environ: Mapping[str, str] = os.environ, starts: bool = True
 ) -> Inventory:
-    """An inventory of this machine alone, which needs neither ssh nor a deployed release.
+    """An inventory of this machine alone. It needs no ssh and no deployed release.
 
-    Its environment is ``prefix``, else the active conda environment, else the active venv, else the one that clusterctl
-    itself runs in. Runs lie in ``$XDG_DATA_HOME/clusterctl/runs`` (``~/.local/share/clusterctl/runs``), wherever the
-    command is given. Checks that compare nodes, or look for a deployed release, are off.
+    Its environment is ``prefix``, else the active conda environment, else the active venv, else clusterctl's own. Runs
+    are in ``$XDG_DATA_HOME/clusterctl/runs`` (``~/.local/share/clusterctl/runs``), whatever the current directory.
+    Checks that compare nodes, or need a deployed release, are off.
 
     Args:
         prefix: of the environment.
         environ: the variables of this process.
-        starts: programs of the environment are to be started, so that it must be one.
+        starts: whether the command starts programs of the environment, which must then exist.
 
     Raises:
         UsageError: there is no environment.
@@ -37,7 +37,9 @@ def local_inventory(
     if starts and not (chosen / "bin/python").exists():
         raise UsageError(f"{chosen} is not an environment: {chosen / 'bin/python'} does not exist", hint=_HINT)
     return Inventory(
-        path=Path("this machine").absolute(),  # no file: its name is for messages, its folder for the record of a run
+        path=Path(
+            "this machine"
+        ).absolute(),  # not a file: the name is for messages, the folder for the records of runs
         alone=True,
         prefix=PurePosixPath(chosen.absolute()),
         nodes=(Node(_name(), LOCAL),),
@@ -47,7 +49,7 @@ def local_inventory(
 
 
 def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this machine's runs lie, in ``runs``, when there is no inventory (XDG Base Directory Specification)."""
+    """The folder of ``runs`` when there is no inventory (XDG Base Directory Specification)."""
     data = environ.get("XDG_DATA_HOME", "")
     return (Path(data) if data.startswith("/") else Path.home() / ".local/share") / "clusterctl"
 
@@ -63,5 +65,5 @@ def _active(environ: Mapping[str, str]) -> Path:
 
 
 def _name() -> str:
-    """The host's name, as far as a node can have it."""
+    """The host name, without the characters that a node's name cannot have."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).lstrip(".-")[:253] or LOCAL

@@ -1,4 +1,4 @@
-"""Names and addresses of nodes: their ranges, what they must look like, and the typing errors they tend to have."""
+"""Names and addresses of nodes: ranges, valid forms, and likely typing errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from provision.model import Inventory, Node
 
 MAX_NODES = 4096  # of one entry, and of an inventory; a range beyond this is a typing error
-MAX_TEXT = 1000  # characters of an entry beside its ranges; a name has 253 at most
+MAX_TEXT = 1000  # characters of an entry without its ranges; a name has 253 at most
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _BRACKETED = re.compile(r"\[(?P<host>(?:[^\[\]]|\[[^\[\]]*\])*)\](?::(?P<port>.*))?")  # a range in it has its own
@@ -28,21 +28,21 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?")
 
 
 def expand(pattern: str) -> list[str]:
-    """``gpu[01-03,07]`` -> its names in the order written, which ``gpu[02,01]`` keeps.
+    """``gpu[01-03,07]`` -> its names, in the written order: ``gpu[02,01]`` stays so.
 
-    The written order is why this is no NodeSet: names and addresses are paired in step.
+    A NodeSet would sort them, but names are paired with addresses by position.
 
     Raises:
-        ValueError: a bracket without its partner, a range that runs backwards, or more than ``MAX_NODES`` names.
+        ValueError: an unmatched bracket, a range that runs backwards, or more than ``MAX_NODES`` names.
     """
     parts = re.split(r"(\[[^\[\]]*\])", pattern)
     if any(re.search(r"[\[\]]", part) for part in parts[::2]):
-        raise ValueError(f"{shown(pattern)} has a bracket without its partner: a range is written gpu[01-04,07]")
+        raise ValueError(f"{shown(pattern)} has an unmatched bracket: write a range as gpu[01-04,07]")
     if sum(map(len, parts[::2])) > MAX_TEXT:
         raise ValueError(f"{shown(pattern)} is too long: more than {MAX_TEXT} characters")
     choices = [[part] if index % 2 == 0 else _numbers(part) for index, part in enumerate(parts)]
     if math.prod(len(choice) for choice in choices) > MAX_NODES:
-        raise ValueError(f"{shown(pattern)} stands for more than {MAX_NODES} names")
+        raise ValueError(f"{shown(pattern)} has more than {MAX_NODES} names")
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
@@ -51,7 +51,7 @@ def _numbers(brackets: str) -> list[str]:
     for item in brackets[1:-1].split(","):
         numbers += _span(item.strip(), brackets)
         if len(numbers) > MAX_NODES:
-            raise ValueError(f"{shown(brackets)} stands for more than {MAX_NODES} numbers")
+            raise ValueError(f"{shown(brackets)} has more than {MAX_NODES} numbers")
     return numbers
 
 
@@ -65,21 +65,21 @@ def _span(item: str, brackets: str) -> Iterator[str]:
     if first.startswith("0") and len(first) != len(last) and first != "0":
         raise ValueError(f"{shown(brackets)} mixes widths: write {first} to {last.zfill(len(first))}")
     if step == 0 or (int(last) - int(first)) // step >= MAX_NODES:
-        raise ValueError(f"{shown(brackets)} stands for more than {MAX_NODES} numbers")
+        raise ValueError(f"{shown(brackets)} has more than {MAX_NODES} numbers")
     return (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1, step))
 
 
 def check_name(name: str) -> None:
-    """Raise ``ValueError`` for what cannot be a node's name."""
+    """Raise ``ValueError`` if a node cannot have this name."""
     if not _NAME.fullmatch(name):
         advice = "; several nodes are written gpu[01,03]" if re.search(r"[,\s]", name) else ""
         raise ValueError(f"{shown(name) or 'nothing'} is not a node name (letters, digits, . _ - only){advice}")
 
 
 def split_target(text: str) -> tuple[str | None, str, str | None]:
-    """The login name, the address and the port of ``[USER@]ADDRESS[:PORT]``, as ssh's own ``-J`` takes them.
+    """The login name, the address and the port of ``[USER@]ADDRESS[:PORT]``, the syntax of ``ssh -J``.
 
-    An IPv6 address with a port stands in brackets: ``[fd00::1]:22``. Whether each part can be one is for others to say.
+    An IPv6 address with a port needs brackets: ``[fd00::1]:22``. The parts are not validated.
     """
     user, at, rest = text.rpartition("@")
     bracketed = _BRACKETED.fullmatch(rest)
@@ -93,7 +93,7 @@ def split_target(text: str) -> tuple[str | None, str, str | None]:
 
 
 def check_address(address: str) -> None:
-    """Raise ``ValueError`` for what is neither an IPv4 or IPv6 address nor a host name."""
+    """Raise ``ValueError`` unless ``address`` is an IPv4 or IPv6 address or a host name."""
     text = shown(address)
     if address.count(":") >= 2:
         number, percent, scope = address.partition("%")
@@ -106,7 +106,7 @@ def check_address(address: str) -> None:
         return
     labels = address.split(".")
     digits = sum(bool(re.fullmatch("[0-9]+", label)) for label in labels)
-    if digits == len(labels) or (digits >= 3 and len(labels) == 4):  # no host name: somebody meant an address
+    if digits == len(labels) or (digits >= 3 and len(labels) == 4):  # not a host name: an address with a mistake
         try:
             ipaddress.IPv4Address(address)
         except ValueError:
@@ -125,7 +125,7 @@ def _zeros(labels: list[str]) -> str:
 
 
 def likely_typo(inventory: Inventory, node: Node) -> str | None:
-    """One sentence when ``node``'s address stands apart from all others as a typing error would make it.
+    """A sentence if ``node``'s address differs from all others as a typing error would make it; else None.
 
     ``192.169.20.16`` among ``192.168.20.x`` is such an address; two racks with a network each are not.
     """

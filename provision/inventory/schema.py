@@ -1,6 +1,6 @@
-"""The sections of an inventory and what each value must look like.
+"""The sections of an inventory and the form of each value.
 
-Every ``as_…`` takes a value as YAML gave it and returns what the model wants; a ``ValueError`` is one sentence.
+Every ``as_…`` converts a value from YAML to the model's type, or raises a ``ValueError`` with one sentence.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def as_text(value: object) -> str:
     if not value.strip():
         raise ValueError("is empty")
     if not value.isprintable():
-        raise ValueError(f"holds a line break or a control character: {shown(value)}")
+        raise ValueError(f"contains a line break or a control character: {shown(value)}")
     if len(value) > MAX_TEXT:
         raise ValueError(f"is longer than {MAX_TEXT:,} characters")
     return value.strip()
@@ -62,12 +62,12 @@ def as_port(value: object) -> int:
 
 
 def as_gpus(value: object) -> int:
-    """How many processes a node runs."""
+    """The number of a node's processes."""
     return _whole_number(value, "a number of GPUs", 1, 1024)
 
 
 def as_seconds(value: object) -> float:
-    """A time span that is neither nothing nor for ever."""
+    """A time span from 0.1 s to an hour."""
     text = as_text(value)
     seconds = float(text) if _SECONDS.fullmatch(text) else math.nan
     if not 0.1 <= seconds <= 3600:
@@ -84,17 +84,17 @@ def as_user(value: object) -> str:
 
 
 def target(text: str) -> tuple[str | None, str, int | None]:
-    """The login name, the address and the port of ``[USER@]ADDRESS[:PORT]``; the address is not looked at.
+    """The login name, the address and the port of ``[USER@]ADDRESS[:PORT]``; the address is not validated.
 
     Raises:
-        ValueError: the login name or the port cannot be one.
+        ValueError: the login name or the port is invalid.
     """
     user, address, port = split_target(text)
     return None if user is None else as_user(user), address, None if port is None else as_port(port)
 
 
 def as_file(value: object) -> str:
-    """A path of this machine, ``~`` expanded; it need not exist."""
+    """A path on this machine with ``~`` expanded; it need not exist."""
     text = as_text(value)
     expanded = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if expanded.startswith("~"):
@@ -114,16 +114,16 @@ def as_prefix(value: object) -> PurePosixPath:
     if not text.startswith("/"):
         raise ValueError(f"{shown(text)} is not an absolute path: it must begin with /, such as /opt/llm/current")
     if ".." in text.split("/"):
-        raise ValueError(f"{shown(text)} holds `..`: write the path it stands for")
+        raise ValueError(f"{shown(text)} contains `..`: write the path without it")
     if ":" in text:
-        raise ValueError(f"{shown(text)} holds a colon, which would cut PATH in two")
+        raise ValueError(f"{shown(text)} contains a colon, which would split PATH")
     prefix = PurePosixPath(posixpath.normpath("/" + text.lstrip("/")))
     if prefix == PurePosixPath("/"):
-        raise ValueError("/ is the whole system: name a folder of its own, such as /opt/llm/current")
+        raise ValueError("/ is the whole system: choose a separate folder, such as /opt/llm/current")
     _check_path(str(prefix))
     if prefix.name in {"releases", "runs"}:
         raise ValueError(
-            f"{shown(str(prefix))} is taken: releases/ and runs/ lie beside the prefix; use {prefix.parent}/current"
+            f"{shown(str(prefix))} is reserved: releases/ and runs/ are next to the prefix; use {prefix.parent}/current"
         )
     return prefix
 
@@ -144,7 +144,7 @@ def as_env_value(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"must be text or a number, not {_kind(value)}")  # noqa: TRY004
     if "\0" in value:
-        raise ValueError("holds a NUL character, which no environment variable can")
+        raise ValueError("contains a NUL character, which an environment variable cannot")
     if len(value.encode()) > MAX_VALUE:
         raise ValueError(f"is longer than {MAX_VALUE:,} bytes")
     return value
@@ -196,7 +196,7 @@ Options = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A mapping that takes no key but its own."""
+    """A mapping that accepts only its own keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -232,13 +232,13 @@ class TrainSection(Section):
     env: Env = Field(default_factory=dict, description="environment variables of every process")
 
 
-# ``services:``, with a key for each service. A service's own ``Options`` read what is below it.
+# ``services:``, with a key for each service. The service's ``Options`` validate the keys below it.
 _SERVICES: dict[str, Any] = dict.fromkeys(services.names(), (Options | None, None))
 ServicesSection = create_model("ServicesSection", __base__=Section, **_SERVICES)
 
 
 class TopSection(Section):
-    """The file. The sections are looked at one by one, so that a mistake in one hides none in another."""
+    """The file. Sections are validated one by one, so that a mistake in one does not hide others."""
 
     prefix: Annotated[PurePosixPath, BeforeValidator(as_prefix)]
     nodes: Any
@@ -259,9 +259,9 @@ else:
 
 
 def validate(document: Document, model: type[S], data: object, place: Place) -> S | None:
-    """One section of the file, or ``None`` when its mistakes were noted in ``document``.
+    """One section of the file; None after recording its mistakes in ``document``.
 
-    A key of ours with nothing after it counts as not written.
+    A known key without a value counts as absent.
     """
     if data is None:
         data = {}
@@ -299,7 +299,7 @@ def _sentence(model: type[Section], entry: Any) -> str:
 
 
 def _advice(model: type[Section], name: str) -> str:
-    """What an unknown key may be meant to be: a known one, another tool's word for one, or one of another section."""
+    """Advice about an unknown key: a similar key, another tool's synonym, or a key of another section."""
     lower = name.lower()
     meant = _SYNONYMS.get(lower.removeprefix("ansible_").removeprefix("ssh_"))
     if meant in model.model_fields:

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def select(
     inventory: Inventory, *, count: int | None = None, limit: str | None = None, exclude: str | None = None
 ) -> tuple[Node, ...]:
-    """The nodes that a command works on, in the inventory's order.
+    """The command's nodes, in the inventory's order.
 
     Args:
         inventory: the cluster.
-        count: the first so many of those that ``limit`` and ``exclude`` leave.
-        limit: only these, such as ``gpu[01-04,07]``, ``gpu*`` or ``@storage``; see ``sets``.
-        exclude: not these.
+        count: how many nodes to take, after ``limit`` and ``exclude``.
+        limit: the nodes to take, such as ``gpu[01-04,07]``, ``gpu*`` or ``@storage``; see ``sets``.
+        exclude: the nodes to skip.
 
     Raises:
-        UsageError: an unknown name, an expression that is none, no node left, or fewer than ``count``.
+        UsageError: a name is unknown, an expression is invalid, or fewer than ``count`` nodes are left, or none.
     """
     wanted = _names(inventory, "--limit", limit) if limit is not None else {node.name for node in inventory.nodes}
     unwanted = _names(inventory, "--exclude", exclude) if exclude is not None else set()
@@ -67,7 +67,7 @@ def _names(inventory: Inventory, option: str, expression: str) -> set[str]:
 
 
 def _unknown(error: UnknownError) -> str:
-    """What the parts of an expression that match nothing are."""
+    """The parts of an expression that match nothing."""
     groups = [text for text in error.others if text.startswith("@")]
     patterns = [text for text in error.others if not text.startswith("@")]
     parts = [f"no node is called {shown(fold(sorted(error.names)))}"] if error.names else []
@@ -77,13 +77,13 @@ def _unknown(error: UnknownError) -> str:
 
 
 def _all(inventory: Inventory) -> str:
-    """Every node, and every group."""
+    """The inventory's nodes and groups, as text."""
     groups = ", ".join(f"@{name}" for name in list(inventory.groups)[:20])
     return fold(node.name for node in inventory.nodes) + (f" and the groups {groups}" if groups else "")
 
 
 def fold(names: Iterable[str]) -> str:
-    """``gpu01, gpu02, gpu07`` -> ``gpu[01-02,07]``; names that have no such form are joined by commas."""
+    """``gpu01, gpu02, gpu07`` -> ``gpu[01-02,07]``; other names are joined by commas."""
     unique = list(dict.fromkeys(names))
     if all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in unique):
         try:

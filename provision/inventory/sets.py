@@ -1,7 +1,7 @@
 """Sets of nodes as text: ``gpu[01-04],@storage,!gpu03``, ``gpu*``, ``@rack1&@a800``. Pure.
 
-The operators are ClusterShell's and work from left to right: ``,`` adds, ``!`` takes away, ``&`` keeps what both have.
-A range is limited (``names.MAX_NODES``), which a ClusterShell NodeSet is not.
+The operators are ClusterShell's, from left to right: ``,`` is union, ``!`` difference, ``&`` intersection. Unlike
+in ClusterShell's NodeSet, the size of a range is limited (``names.MAX_NODES``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from provision.inventory.names import expand
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-ALL = "all"  # the group that has every node and needs no definition
+ALL = "all"  # the predefined group of every node
 MAX_LENGTH = 65_536  # characters; 4,096 names of 15 letters
 
 _TOKEN = re.compile(r"\s*([,!&]|(?:\[[^\[\]]*\]|[^\s,!&\[\]])+|\S)")
@@ -28,7 +28,7 @@ class UnknownError(ValueError):
 
     Attributes:
         names: names that no node has.
-        others: groups that do not exist and patterns without a match, as they were written.
+        others: groups that do not exist and patterns without a match, as written.
     """
 
     def __init__(self, names: Sequence[str], others: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ class UnknownError(ValueError):
 
 
 def members(expression: str, nodes: Iterable[str], groups: Mapping[str, Collection[str]]) -> set[str]:
-    """The names of the nodes that an expression stands for.
+    """The names of an expression's nodes.
 
     Args:
         expression: the text; an empty one has no nodes.
@@ -46,8 +46,8 @@ def members(expression: str, nodes: Iterable[str], groups: Mapping[str, Collecti
         groups: the names of the nodes of each group.
 
     Raises:
-        UnknownError: parts of it match nothing.
-        ValueError: it is not an expression; the message says why.
+        UnknownError: parts of the expression match nothing.
+        ValueError: the expression is invalid; the message says why.
     """
     everything = frozenset(nodes)
     found: set[str] = set()
@@ -70,10 +70,10 @@ def members(expression: str, nodes: Iterable[str], groups: Mapping[str, Collecti
 
 
 def references(expression: str, groups: Collection[str]) -> set[str]:
-    """The groups that an expression names, of those that exist.
+    """The existing groups that an expression names.
 
     Raises:
-        ValueError: it is not an expression.
+        ValueError: the expression is invalid.
     """
     named = (part.removeprefix("!") for _, part in parts(expression))
     return {
@@ -87,7 +87,7 @@ def references(expression: str, groups: Collection[str]) -> set[str]:
 
 
 def suggestion(error: UnknownError, nodes: Sequence[str], groups: Iterable[str]) -> str:
-    """``did you mean gpu05?`` where every unknown part is close to a known one; else empty."""
+    """``did you mean gpu05?`` if every unknown part is close to a known one; else empty."""
     known = [*nodes, *(f"@{group}" for group in (*groups, ALL))]
     close: dict[str, None] = {}
     for text in [*error.names, *error.others][:20]:
@@ -99,7 +99,7 @@ def suggestion(error: UnknownError, nodes: Sequence[str], groups: Iterable[str])
 
 
 def parts(expression: str) -> Iterator[tuple[str, str]]:
-    """Each part with the operator before it; the first has none, but may begin with ``!``: all nodes without it."""
+    """Each part with its operator. The first part has none; if it starts with ``!``, it means all nodes but these."""
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"it is longer than {MAX_LENGTH:,} characters")
     operator, first, pending = "", True, ""
@@ -111,7 +111,7 @@ def parts(expression: str) -> Iterator[tuple[str, str]]:
             pending = token
             continue
         if token in {"[", "]"}:
-            raise ValueError("a bracket without its partner: a range is written gpu[01-04,07]")
+            raise ValueError("unmatched bracket: write a range as gpu[01-04,07]")
         operator = "" if first else pending or ","
         yield operator, f"!{token}" if first and pending == "!" else token
         first, pending = False, ""
@@ -126,7 +126,7 @@ def _atom(
     names: dict[str, None],
     others: dict[str, None],
 ) -> set[str]:
-    """The nodes of one part; what matches nothing is noted in ``names`` or ``others``."""
+    """The nodes of one part. Records unknown names in ``names``, other parts without a match in ``others``."""
     found: set[str] = set()
     if text.startswith("@"):
         for pattern in expand(text[1:]):

@@ -1,4 +1,4 @@
-"""Nodes to the text of an inventory: what is consecutive becomes a range. Pure."""
+"""Writes nodes as the text of an inventory, with ranges for consecutive nodes. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def text(
     """The inventory file.
 
     Args:
-        nodes: in the order that they shall have: the first of a run is rank 0.
+        nodes: the nodes in order; the first node of a run gets rank 0.
         prefix: see ``model.Inventory``.
-        ssh: the section of that name; left out when empty.
+        ssh: the section of that name; skipped if empty.
         groups: names of nodes by group.
-        notes: sentences that become comments at the top.
-        ranges: whether consecutive nodes share an entry; else each has its own.
+        notes: sentences for comments at the top.
+        ranges: whether consecutive nodes share an entry.
     """
     data: dict[str, Any] = {"prefix": prefix}
     if ssh:
@@ -51,7 +51,7 @@ def text(
 
 
 def runs(nodes: Sequence[Node]) -> list[list[Node]]:
-    """The nodes in runs that one entry can hold: names and addresses count up together, and all else is equal."""
+    """Groups consecutive nodes that fit one entry: names and addresses count up together, and all else is equal."""
     found: list[list[Node]] = []
     steps: list[tuple[_Step | None, ...]] = []
     for node in nodes:
@@ -66,11 +66,11 @@ def runs(nodes: Sequence[Node]) -> list[list[Node]]:
     return found
 
 
-_Step = tuple[int, tuple[str, ...]]  # which of a text's parts counts up, and the others
+_Step = tuple[int, tuple[str, ...]]  # the index of the part that counts up, and the other parts
 
 
 def _step(one: Node, two: Node) -> tuple[_Step | None, ...] | None:
-    """How the texts of two nodes differ; None when no range holds both."""
+    """How the texts of two nodes differ; None if no range contains both."""
     if (one.user, one.port, one.gpus) != (two.user, two.port, two.gpus):
         return None
     steps: list[_Step | None] = []
@@ -86,7 +86,7 @@ def _step(one: Node, two: Node) -> tuple[_Step | None, ...] | None:
 
 
 def _counted(one: str, two: str) -> _Step | None:
-    """Where ``two`` is ``one`` with one number in it raised by one; None when that is not all."""
+    """The step from ``one`` to ``two`` if one number rises by one; None if anything else differs."""
     first, second = re.split(r"([0-9]+)", one), re.split(r"([0-9]+)", two)
     if len(first) != len(second):
         return None

@@ -81,7 +81,7 @@ def test_variables_that_go_take_their_lines_along():
     assert with_env(before, {}, without=gone) == BASE + "train:\n  env:\n    A: 1\n    B: 2\n"
     alone = BASE + f"train:\n  env:\n    {SOCKETS}: 2\n"
     assert with_env(alone, {}, without=gone) == BASE + "train:\n  env:\n"
-    with pytest.raises(UsageError, match="line of its own"):
+    with pytest.raises(UsageError, match="shares its line"):
         with_env(BASE + f"train: {{env: {{{SOCKETS}: 2}}}}\n", {}, without=gone)
 
 

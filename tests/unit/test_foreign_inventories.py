@@ -206,7 +206,7 @@ def test_the_kind_shows_in_the_content(text, kind):
             "a slots=0\na slots=2\nb slot=3 slots=1\nc_! slots=1\n",
             ["line 1: 0 is not", "line 3: slot=3", "line 4: c_!"],
         ),
-        ("a slots=1\na slots=2\n", ["line 2: a is there twice, first in line 1"]),
+        ("a slots=1\na slots=2\n", ["line 2: a is listed twice, first in line 1"]),
     ],
 )
 def test_what_is_not_understood_is_named_with_its_line(text, problems):
@@ -227,4 +227,4 @@ def test_passwords_stay_out():
     found = read("a ansible_password=hunter2 ansible_ssh_common_args='-J x' ansible_connection=ssh\n", "f")
     assert "hunter2" not in repr(found)
     assert [note.split(" (")[0] for note in found.notes] == ["ansible_password", "ansible_ssh_common_args"]
-    assert "never kept" in found.notes[0]
+    assert "never stores it" in found.notes[0]

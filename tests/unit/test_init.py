@@ -183,7 +183,7 @@ def test_a_node_that_gave_no_answer_keeps_its_line():
         Node("node2", "192.168.20.2"),
         Node("gpu03", "192.168.20.3", "10.0.0.3"),
     )
-    assert "node2: no data_address, it gave no answer" in notes[-1]
+    assert "node2: no data_address, because it did not answer" in notes[-1]
 
 
 def test_gpus_that_were_given_stay_and_others_are_counted():

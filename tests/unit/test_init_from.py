@@ -140,7 +140,7 @@ def test_files_beside_it_that_are_not_used_are_named(files):
         ("ansible_host: '{{ ip }}'\n", "host_vars/gpu1.yml line 1: gpu1: its address is a template, {{ ip }}: write the value"),
         ("a: {\n", "host_vars/gpu1.yml line 2, column 1: expected the node content, but found '<stream end>' (the bracket opened in line 2 is not closed)"),
         ("- a\n", "host_vars/gpu1.yml is not a mapping of variables"),
-        ("a: 1\na: 2\n", "host_vars/gpu1.yml: a (line 2): is there twice, first on line 1"),
+        ("a: 1\na: 2\n", "host_vars/gpu1.yml: a (line 2): is listed twice, first in line 1"),
     ],
 )  # fmt: skip
 def test_a_mistake_beside_it_names_the_file_and_the_line(files, text, said):
@@ -316,9 +316,9 @@ def test_sources_of_groups():
     ("text", "said"),
     [
         ("a: b\nc: @d\n", "line 2: c: there is no group @d"),
-        ("a: @b\nb: @a\nc: d\n", "line 1: a: is made of itself: @a -> @b -> @a"),
+        ("a: @b\nb: @a\nc: d\n", "line 1: a: contains itself: @a -> @b -> @a"),
         ("a: -oX\n", "line 1: a: -oX is neither a host name nor an IP address"),
-        ("a: n[1-999999999]\n", "line 1: a: [1-999999999] stands for more than 4096 numbers"),
+        ("a: n[1-999999999]\n", "line 1: a: [1-999999999] has more than 4096 numbers"),
     ],
 )
 def test_group_files_that_cannot_be(text, said):

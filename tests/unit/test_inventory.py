@@ -201,8 +201,8 @@ def test_all_mistakes_at_once_in_the_order_of_the_file(write):
         "nodes.gpu03.address (line 7): 192.168.20.300 is not an IPv4 address (four numbers from 0 to 255)",
         "nodes.gpu03.port (line 8): 99999 is not a port (1-65535)",
         "nodes.gpu03.gpus (line 9): 04 is not a number of GPUs: omit the leading zero",
-        "nodes.gpu02 (line 10): gpu02 is there twice, first in line 5 (gpu[01-02])",
-        "nodes.gpu[05- (line 11): gpu[05- has a bracket without its partner: a range is written gpu[01-04,07]",
+        "nodes.gpu02 (line 10): gpu02 is listed twice, first in line 5 (gpu[01-02])",
+        "nodes.gpu[05- (line 11): gpu[05- has an unmatched bracket: write a range as gpu[01-04,07]",
         (
             "train.env.NCCL_IB_DISABLE (line 13): YAML reads this word as a truth value (true, yes, on, false, no, off): "
             'put the text in quotes, such as "1" or "true"'
@@ -214,14 +214,14 @@ def test_all_mistakes_at_once_in_the_order_of_the_file(write):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("/", "/ is the whole system: name a folder of its own, such as /opt/llm/current"),
-        ("/./", "/ is the whole system: name a folder of its own, such as /opt/llm/current"),
-        ("/opt/../etc", "/opt/../etc holds `..`: write the path it stands for"),
+        ("/", "/ is the whole system: choose a separate folder, such as /opt/llm/current"),
+        ("/./", "/ is the whole system: choose a separate folder, such as /opt/llm/current"),
+        ("/opt/../etc", "/opt/../etc contains `..`: write the path without it"),
         ("~/llm", "~/llm is not an absolute path: it must begin with /, such as /opt/llm/current"),
-        ("/opt/a:b", "/opt/a:b holds a colon, which would cut PATH in two"),
-        ("/opt/releases", "/opt/releases is taken: releases/ and runs/ lie beside the prefix; use /opt/current"),
-        (r'"/opt/a\nb"', r"holds a line break or a control character: /opt/a\nb"),
-        (r'"/opt/a\0b"', r"holds a line break or a control character: /opt/a\x00b"),
+        ("/opt/a:b", "/opt/a:b contains a colon, which would split PATH"),
+        ("/opt/releases", "/opt/releases is reserved: releases/ and runs/ are next to the prefix; use /opt/current"),
+        (r'"/opt/a\nb"', r"contains a line break or a control character: /opt/a\nb"),
+        (r'"/opt/a\0b"', r"contains a line break or a control character: /opt/a\x00b"),
         ('" "', "is empty"),
         ("[a]", "must be text, not a list"),
         ("yes", "YAML reads this word as a truth value (true, yes, on, false, no, off): put it in quotes"),
@@ -273,9 +273,9 @@ def test_prefixes_that_cannot_be(problems, value, said):
         ("a[01-2]: h[1-2]", "nodes.a[01-2] (line 3): [01-2] mixes widths: write 01 to 02"),
         ("a[]: h", "nodes.a[] (line 3): [] is not a range such as [01-04,07]"),
         ("a[x]: h", "nodes.a[x] (line 3): [x] is not a range such as [01-04,07]"),
-        ("a1]: h", "nodes.a1] (line 3): a1] has a bracket without its partner: a range is written gpu[01-04,07]"),
-        ("a[1-999999999]: h", "nodes.a[1-999999999] (line 3): [1-999999999] stands for more than 4096 numbers"),
-        ("a[1-99][1-99]: h", "nodes.a[1-99][1-99] (line 3): a[1-99][1-99] stands for more than 4096 names"),
+        ("a1]: h", "nodes.a1] (line 3): a1] has an unmatched bracket: write a range as gpu[01-04,07]"),
+        ("a[1-999999999]: h", "nodes.a[1-999999999] (line 3): [1-999999999] has more than 4096 numbers"),
+        ("a[1-99][1-99]: h", "nodes.a[1-99][1-99] (line 3): a[1-99][1-99] has more than 4096 names"),
     ],
 )  # fmt: skip
 def test_nodes_that_cannot_be(problems, entry, said):
@@ -293,8 +293,8 @@ def test_nodes_that_cannot_be(problems, entry, said):
             "nodes.b (line 4): b has the data_address of a: x",
         ),
         ("a: h\n  b: {address: i, data_address: h}", "nodes.b (line 4): b's data_address is the address of a: h"),
-        ("a: h\n  a: i", "nodes.a (line 4): is there twice, first on line 3"),
-        ("a[1-3]: h[1-3]\n  a[3-4]: h[4-5]", "nodes.a[3-4] (line 4): a3 is there twice, first in line 3 (a[1-3])"),
+        ("a: h\n  a: i", "nodes.a (line 4): is listed twice, first in line 3"),
+        ("a[1-3]: h[1-3]\n  a[3-4]: h[4-5]", "nodes.a[3-4] (line 4): a3 is listed twice, first in line 3 (a[1-3])"),
     ],
 )
 def test_no_two_nodes_are_one(problems, nodes, said):
@@ -317,7 +317,7 @@ def test_one_address_with_two_ports_is_two_nodes(write):
         ("train: {env: x}", "train.env (line 3): must be a mapping of keys"),
         ("train: {env: {A: }}", 'train.env.A (line 3): has no value: write "" for an empty one'),
         ("train: {env: {A: [b]}}", "train.env.A (line 3): must be text or a number, not a list"),
-        (r'train: {env: {A: "\0"}}', "train.env.A (line 3): holds a NUL character, which no environment variable can"),
+        (r'train: {env: {A: "\0"}}', "train.env.A (line 3): contains a NUL character, which an environment variable cannot"),
         (
             "train: {env: {1A: x}}",
             "train.env.1A (line 3): is not the name of an environment variable (letters, digits and _, not a digit first)",
@@ -336,7 +336,7 @@ def test_one_address_with_two_ports_is_two_nodes(write):
         ("services: {chrony: {head: !!binary aGk=}}",
          "services.chrony.head (line 3): the tag !!binary is not allowed in an inventory"),
         ("services: {limits: {nofile: 4096, nofile: 4097}}",
-         "services.limits.nofile (line 3): is there twice, first on line 3"),
+         "services.limits.nofile (line 3): is listed twice, first in line 3"),
         ("services: {nfs: {[a]: 1}}", "services.nfs (line 3): a key must be text, not a list or a mapping"),
         ("services: {nfs: {<<: 3}}", "services.nfs (line 3): `<<` takes the alias of a mapping"),
         (r'ssh: {user: "\ud800"}', "ssh.user (line 3): half of a surrogate pair is not a character"),
@@ -489,7 +489,7 @@ def test_a_prefix_too_long_or_with_a_space_for_a_shebang(write):
         "the environment's scripts start through /bin/sh instead of `#!…/python`"
     )
     (said,) = load(write(f"prefix: /opt/a b/current\n{NODES}")).warnings
-    assert said.startswith("prefix: /opt/a b/current holds a space; ")
+    assert said.startswith("prefix: /opt/a b/current contains a space; ")
 
 
 # --- select and fold -------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ def test_select(options, names):
         ),
         (
             {"limit": "gpu[01-"},
-            "--limit gpu[01-: not a set of nodes: a bracket without its partner: a range is written gpu[01-04,07]",
+            "--limit gpu[01-: not a set of nodes: unmatched bracket: write a range as gpu[01-04,07]",
             "write it as gpu[01-03,05]",
         ),
         ({"limit": ""}, "--limit '': names no node", "inventory.yaml has gpu[01-03,05]"),

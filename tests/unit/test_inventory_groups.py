@@ -57,7 +57,7 @@ def test_groups_are_made_of_nodes_patterns_and_each_other(loaded):
         ("a: x*", "groups.a (line 6): no node matches x*"),
         ("a: '@b'", "groups.a (line 6): there is no group @b"),
         ("rack: store\n  a: '@rakc'", "groups.a (line 7): there is no group @rakc; did you mean @rack?"),
-        ("a: '@a'", "groups.a (line 6): is made of itself: @a -> @a"),
+        ("a: '@a'", "groups.a (line 6): contains itself: @a -> @a"),
         ("all: gpu01", "groups.all (line 6): @all is every node already: choose another name"),
         ("store: gpu01", "groups.store (line 6): store is the name of a node: choose another name for the group"),
         ("a b: gpu01", "groups.a b (line 6): a b is not a group's name (letters, digits, . _ - only)"),
@@ -66,7 +66,7 @@ def test_groups_are_made_of_nodes_patterns_and_each_other(loaded):
         ("a: gpu01!gpu01", "groups.a (line 6): gpu01!gpu01 has no node"),
         ("a: {b: c}", "groups.a (line 6): must be text, not a mapping"),
         ("a: gpu01,,gpu02", "groups.a (line 6): a name or a group is missing before ,"),
-        ("a: gpu[01-", "groups.a (line 6): a bracket without its partner: a range is written gpu[01-04,07]"),
+        ("a: gpu[01-", "groups.a (line 6): unmatched bracket: write a range as gpu[01-04,07]"),
     ],
 )
 def test_groups_that_cannot_be(loaded, group, said):
@@ -76,10 +76,10 @@ def test_groups_that_cannot_be(loaded, group, said):
 def test_a_circle_of_groups_is_shown_for_each_of_them(loaded):
     said = problems(loaded, HEAD + NODES + "groups: {a: '@b', b: '@c', c: '@a', d: '@a', e: gpu01}")
     assert said == (
-        "groups.a (line 5): is made of itself: @a -> @b -> @c -> @a",
-        "groups.b (line 5): is made of itself: @b -> @c -> @a -> @b",
-        "groups.c (line 5): is made of itself: @c -> @a -> @b -> @c",
-        "groups.d (line 5): is made of itself: @d -> @a -> @b -> @c -> @a",
+        "groups.a (line 5): contains itself: @a -> @b -> @c -> @a",
+        "groups.b (line 5): contains itself: @b -> @c -> @a -> @b",
+        "groups.c (line 5): contains itself: @c -> @a -> @b -> @c",
+        "groups.d (line 5): contains itself: @d -> @a -> @b -> @c -> @a",
     )
 
 
@@ -192,7 +192,7 @@ def test_hosts_of_the_command_line_may_have_them_too():
     )
     nodes, _ = described(wanted(["h:21", "h:22"]), {})
     assert [(node.name, node.address, node.port) for node in nodes] == [("node1", "h", 21), ("node2", "h", 22)]
-    with pytest.raises(UsageError, match="the address h is there twice"):
+    with pytest.raises(UsageError, match="the address h is listed twice"):
         wanted(["h", "ada@h"])
     with pytest.raises(UsageError, match="-x is not a login name"):
         wanted(["-x@h"])

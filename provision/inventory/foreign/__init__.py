@@ -1,8 +1,8 @@
-"""Other tools' lists of nodes, read: Ansible's inventories, hostfiles, and ClusterShell's groups.
+"""Reads other tools' lists of nodes: Ansible's inventories, hostfiles, and ClusterShell's groups.
 
-Nothing is dropped in silence: what has no counterpart here is named with its line, and a line that is not understood is
-a mistake. Files are data: no plugin, script, template or vault of Ansible's is run, but each is named with the command
-that turns it into a file which can be read.
+Nothing is dropped silently: a note names every entry without a counterpart, with its line, and a line that cannot be
+parsed is a mistake. Files are data: Ansible's plugins, scripts, templates and vaults are never run. The error names the
+command that turns them into a readable file.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _PARSERS = {"ansible-ini": ini.parse, "ansible-yaml": yaml_groups.parse, "ansibl
 
 
 def read_file(path: Path, *, group: str | None = None) -> Found:
-    """The nodes of another tool's file, with Ansible's variables in ``group_vars/`` and ``host_vars/`` beside it.
+    """The nodes of another tool's file, with Ansible's ``group_vars/`` and ``host_vars/`` next to it.
 
     Raises:
-        UsageError: it cannot be read, or is none of the known kinds; the hint is the command that makes one of it.
-        InventoryError: lines that are not understood, all of them.
+        UsageError: the file cannot be read or is of no known kind; the hint is the command that converts it.
+        InventoryError: lines cannot be parsed; ``problems`` lists all of them.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a directory; Ansible reads every file in it", hint=_ask_ansible(str(path)))
@@ -72,18 +72,18 @@ def read_file(path: Path, *, group: str | None = None) -> Found:
 
 
 def read(text: str, name: str, *, group: str | None = None, beside: Sequence[VarsFile] = ()) -> Found:
-    """The nodes of another tool's file; what kind of file it is shows in its content.
+    """The nodes of another tool's file, whose kind follows from its content.
 
     Args:
         text: the file.
         name: its name, for messages.
-        group: only the hosts of this group, with those of the groups below it.
-        beside: files with variables, which belong to Ansible's inventories.
+        group: only the hosts of this group and of the groups below it.
+        beside: the files of variables next to an Ansible inventory.
 
     Raises:
         UsageError: there is no such group, or the file has no groups, or is a clusterctl inventory, or is not a list of
-            nodes; the hint is the command that makes one of it.
-        InventoryError: lines that are not understood, all of them.
+            nodes; the hint is the command that converts it.
+        InventoryError: lines cannot be parsed; ``problems`` lists all of them.
     """
     _refuse_programs(text, name)
     kind = kind_of(text)
@@ -145,7 +145,7 @@ def _ask_ansible(name: str) -> str:
 
 
 def _refuse_programs(text: str, name: str) -> None:
-    """Files that say how to get a list of nodes, and have none."""
+    """Refuse files that describe how to get a list of nodes but contain none."""
     hint = _ask_ansible(name)
     top = _top_keys(text)
     if text.startswith("#!"):
@@ -176,9 +176,9 @@ def _top_keys(text: str) -> set[str]:
 
 
 def kind_of(text: str) -> Kind:
-    """What kind of file this is.
+    """The file's kind.
 
-    A list of bare host names is all of them at once, and read as Ansible's INI.
+    A list of bare host names is valid in several formats and counts as Ansible's INI.
     """
     if listing.is_listing(text):
         return "ansible-json"

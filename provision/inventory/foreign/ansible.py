@@ -1,7 +1,7 @@
-"""Ansible's groups, hosts and variables to nodes: the part that both of its file formats share.
+"""Converts Ansible's groups, hosts and variables to nodes, for all of its file formats.
 
-What counts where is Ansible's own rule (docs.ansible.com, "How variables are merged"): a host's variable before that of
-a group, a child's before its parent's, of groups side by side that whose name comes last, and ``all`` comes last.
+The precedence is Ansible's (docs.ansible.com, "How variables are merged"): a host's variable overrides its group's, a
+child's overrides its parent's, among siblings the last name wins, and ``all`` has the lowest precedence.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ADDRESS = ("ansible_host", "ansible_ssh_host")
 _USER = ("ansible_user", "ansible_ssh_user")
 _PORT = ("ansible_port", "ansible_ssh_port")
 _KEY = ("ansible_ssh_private_key_file", "ansible_private_key_file")
-_MANY = 10  # variables that are named one by one
+_MANY = 10  # variables that get separate sentences
 _KNOWN = {*_ADDRESS, *_USER, *_PORT, *_KEY}
 
 _WHY = {
-    r"ansible_.*pass(word)?": "a password is asked for where it is needed, and never kept",
-    r"ansible_ssh_(common|extra)_args": "write what it says into ~/.ssh/config",
+    r"ansible_.*pass(word)?": "clusterctl asks for a password when it needs one, and never stores it",
+    r"ansible_ssh_(common|extra)_args": "write its options into ~/.ssh/config",
     r"ansible_become.*": "clusterctl uses sudo where it needs root",
 }
 
@@ -43,7 +43,7 @@ _NUMBERS = re.compile(
 
 @dataclass(frozen=True)
 class Var:
-    """A variable's value as text, and its line; 0: not known. ``file``: where it is not in the inventory itself."""
+    """A variable's value as text, and its line; 0: unknown. ``file`` is empty for the inventory itself."""
 
     value: str
     line: int
@@ -61,9 +61,9 @@ class Group:
 
 @dataclass
 class Parsed:
-    """An inventory of Ansible's as it was written; ``hosts`` maps each to its variables.
+    """An Ansible inventory as written; ``hosts`` maps each host to its variables.
 
-    ``beside`` has the variables of ``group_vars/`` and ``host_vars/``, by ``group`` or ``host`` and the owner's name.
+    ``beside`` has the variables of ``group_vars/`` and ``host_vars/``, by kind (``group`` or ``host``) and owner.
     """
 
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group(), "ungrouped": Group()})
@@ -75,11 +75,11 @@ class Parsed:
     beside_problems: list[str] = field(default_factory=list)
 
     def group(self, name: str) -> Group:
-        """The group of this name, made when it is first named."""
+        """The group of this name, created on first use."""
         return self.groups.setdefault(name, Group())
 
     def add(self, group: str, pattern: str, variables: Mapping[str, Var], line: int) -> None:
-        """Hosts of a group, written as one name or a range, with their variables."""
+        """Add hosts of a group, written as one name or a range, with their variables."""
         try:
             names = expand(pattern)
             if len(self.hosts) + len(names) > 2 * MAX_NODES:
@@ -95,10 +95,10 @@ class Parsed:
 
 
 def expand(pattern: str) -> list[str]:
-    """``gpu[01:03]`` -> ``gpu01``, ``gpu02``, ``gpu03``; ``[1:9:4]`` and ``[a:c]`` work too. Both ends belong to it.
+    """``gpu[01:03]`` -> ``gpu01``, ``gpu02``, ``gpu03``; ``[1:9:4]`` and ``[a:c]`` work too. Both ends are included.
 
     Raises:
-        ValueError: a range that is none.
+        ValueError: a range is invalid.
     """
     if len(pattern) > MAX_TEXT:
         raise ValueError(f"{shown(pattern)} is too long: more than {MAX_TEXT} characters")
@@ -117,13 +117,13 @@ def expand(pattern: str) -> list[str]:
         raise ValueError(f"{shown(found[0])} is not a range such as [01:04]")
     rests = expand(pattern[found.end() :])
     if len(numbers) * len(rests) > MAX_NODES:
-        raise ValueError(f"{shown(pattern)} stands for more than {MAX_NODES} hosts")
+        raise ValueError(f"{shown(pattern)} has more than {MAX_NODES} hosts")
     items = [str(number).zfill(len(first)) if first.isdigit() else chr(number) for number in numbers]
     return [f"{pattern[: found.start()]}{item}{rest}" for item in items for rest in rests]
 
 
 def resolve(parsed: Parsed, group: str, *, kind: str) -> Found:
-    """The hosts of a group and its children, each with the variables that count for it."""
+    """The hosts of a group and its children, each with its effective variables."""
     problems = [*parsed.problems, *_misplaced(parsed)]
     if problems or parsed.beside_problems:
         return Found(kind, (), problems=(*_sorted(problems), *parsed.beside_problems))
@@ -166,7 +166,7 @@ def resolve(parsed: Parsed, group: str, *, kind: str) -> Found:
 
 
 def _shared_key(keys: Sequence[Var | None], ssh: dict[str, Any]) -> list[Var]:
-    """Writes the key that all hosts have into ``ssh``; else the variables that name different ones."""
+    """Write the common key of all hosts into ``ssh``. If there is none, return the variables with different keys."""
     named = [var for var in keys if var]
     if len(named) < len(keys) or len({var.value for var in named}) != 1:
         return named
@@ -175,7 +175,7 @@ def _shared_key(keys: Sequence[Var | None], ssh: dict[str, Any]) -> list[Var]:
 
 
 def _host_or_problem(name: str, variables: Mapping[str, Var], line: int) -> Wanted | str:
-    """The node, or what is wrong with it and where."""
+    """The node, or its mistake with the place."""
     try:
         return replace(_host(name, variables), origin=_place(line, "") or shown(name))
     except _AtLineError as error:
@@ -185,7 +185,7 @@ def _host_or_problem(name: str, variables: Mapping[str, Var], line: int) -> Want
 
 
 def _variables(parsed: Parsed, host: str, groups: list[str]) -> dict[str, Var]:
-    """What counts for a host, in Ansible's order: the inventory's groups, ``group_vars``, the host, ``host_vars``."""
+    """A host's variables, in Ansible's order: the inventory's groups, ``group_vars``, the host, ``host_vars``."""
     variables = dict(parsed.groups["all"].vars)
     for each in groups:
         variables |= parsed.groups[each].vars
@@ -197,7 +197,7 @@ def _variables(parsed: Parsed, host: str, groups: list[str]) -> dict[str, Var]:
 
 
 def _ordered(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
-    """The groups but ``all``, those first that count least: by their depth, their priority and their name."""
+    """The groups except ``all``, lowest precedence first: by depth, priority and name."""
     depths: dict[str, int] = defaultdict(int)
     for name in parsed.groups:
         if name != "all":
@@ -212,7 +212,7 @@ def _ordered(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
 
 
 def _misplaced(parsed: Parsed) -> Iterator[tuple[int, str]]:
-    """Children that are no groups, and groups that are below themselves."""
+    """Report children that do not exist, and groups that contain themselves."""
     if len(parsed.groups) > MAX_GROUPS + 2:
         yield 0, f"there are more than {MAX_GROUPS:,} groups"
         return
@@ -225,7 +225,7 @@ def _misplaced(parsed: Parsed) -> Iterator[tuple[int, str]]:
 
 
 def _notes(left_out: Mapping[str, Iterable[Var]]) -> Iterator[str]:
-    """A sentence for each variable that is left out; many that only playbooks use share one."""
+    """A sentence for each skipped variable; many variables of playbooks share one sentence."""
     found = {shown(key): places(each) for key, each in left_out.items() if each}
     plain = [key for key in found if not key.startswith("ansible_")]
     for key, where in found.items():
@@ -240,7 +240,7 @@ def _notes(left_out: Mapping[str, Iterable[Var]]) -> Iterator[str]:
 
 
 def places(variables: Iterable[Var]) -> str:
-    """``lines 3, 9; group_vars/gpus.yml line 2``; empty where no line is known."""
+    """``lines 3, 9; group_vars/gpus.yml line 2``; empty if no line is known."""
     files: dict[str, list[int]] = {}
     for var in variables:
         files.setdefault(var.file, []).append(var.line)
@@ -295,7 +295,7 @@ def _hosts_of(parsed: Parsed, groups: Iterable[str]) -> Iterator[str]:
 
 
 def _below(parsed: Parsed, group: str) -> set[str]:
-    """The groups below a group; itself among them only when it is its own child."""
+    """The groups below a group, including the group itself if it is its own child."""
     found: set[str] = set()
     todo = [*parsed.groups[group].children]
     while todo:

@@ -1,7 +1,7 @@
-"""Ansible's ``group_vars/`` and ``host_vars/`` beside an inventory: which files are there, and whose they are.
+"""Finds Ansible's ``group_vars/`` and ``host_vars/`` files next to an inventory, and their owners.
 
-Ansible's own rule (its ``DataLoader.find_vars_files``): of a name's candidates the first counts, in the order without a
-suffix, ``.yml``, ``.yaml``, ``.json``. A folder stands for all files in and below it, in the order of their names.
+Follows Ansible's ``DataLoader.find_vars_files``: the first existing candidate of a name counts, in the order no suffix,
+``.yml``, ``.yaml``, ``.json``. A folder means all files in and below it, in the order of their names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MAX_BYTES = 4 << 20  # of an inventory, and of all files beside it
+MAX_BYTES = 4 << 20  # of an inventory, and of all variable files next to it
 MAX_FILES = 5000
 _SUFFIXES = ("", ".yml", ".yaml", ".json")
 _FOLDERS: dict[str, Literal["group", "host"]] = {"group_vars": "group", "host_vars": "host"}
@@ -21,14 +21,14 @@ _FOLDERS: dict[str, Literal["group", "host"]] = {"group_vars": "group", "host_va
 
 @dataclass(frozen=True)
 class VarsFile:
-    """A file with variables of a group or a host.
+    """A file of variables of a group or a host.
 
     Attributes:
-        kind: whose variables they are.
-        owner: the group's or the host's name.
-        name: the file's, relative to the inventory's folder.
-        text: what is in it; None where it is not read.
-        why: why it is not read.
+        kind: of the owner.
+        owner: the name of the group or host.
+        name: the file's path, relative to the inventory's folder.
+        text: the content; None if the file is not read.
+        why: the reason why the file is not read.
     """
 
     kind: Literal["group", "host"]
@@ -39,7 +39,7 @@ class VarsFile:
 
 
 def vars_files(inventory: Path) -> tuple[VarsFile, ...]:
-    """The files beside an inventory, in the order in which a later one counts before an earlier one."""
+    """The variable files next to an inventory; a later file overrides an earlier one."""
     return tuple(_limited(inventory.parent, _all(inventory.parent)))
 
 
@@ -88,7 +88,7 @@ def _suffix(path: Path) -> str:
 
 
 def _below(path: Path, *, levels: int = 10) -> Iterator[Path]:
-    """The file, or those of a folder."""
+    """The file, or the files of a folder."""
     if not path.is_dir():
         yield path
     elif levels:
@@ -98,7 +98,7 @@ def _below(path: Path, *, levels: int = 10) -> Iterator[Path]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder but hidden files and copies of editors, sorted; nothing where it cannot be read."""
+    """A folder's entries, sorted, without hidden files and editors' backups; empty if it cannot be read."""
     try:
         return sorted(each for each in folder.iterdir() if not each.name.startswith(".") and each.name[-1] != "~")
     except OSError:

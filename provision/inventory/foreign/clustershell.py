@@ -1,6 +1,6 @@
-"""ClusterShell's files of groups: ``GROUP: NODES`` a line (``groups.d/local.cfg``), and ``cluster.yaml``.
+"""ClusterShell's group files: lines of ``GROUP: NODES`` (``groups.d/local.cfg``), and ``cluster.yaml``.
 
-A group of ``cluster.yaml`` belongs to a source; a reference without one is to a group of the same source.
+A group of ``cluster.yaml`` belongs to a source; a reference without a source means a group of the same source.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _is_nodes(text: str) -> bool:
 
 
 def is_sources(data: Any) -> bool:
-    """Whether this is the content of a ``cluster.yaml``: sources, each with groups that are texts or lists of texts."""
+    """Whether this is the content of a ``cluster.yaml``: sources with groups, each a text or a list of texts."""
     return (
         isinstance(data, dict)
         and bool(data)
@@ -53,7 +53,7 @@ def _is_texts(value: Any) -> bool:
 
 
 def read_flat(text: str) -> Found:
-    """The nodes and groups of a flat file; a group on several lines has the nodes of all of them."""
+    """The nodes and groups of a flat file; a group on several lines has the nodes of all these lines."""
     written: dict[str, str] = {}
     lines: dict[str, int] = {}
     for number, raw in enumerate(text.splitlines(), 1):
@@ -115,7 +115,7 @@ def _found(written: dict[str, str], lines: dict[str, int], names: dict[str, str]
 
 
 def _named(document: Document, group: str, text: str) -> list[str]:
-    """The nodes that an expression names itself."""
+    """The nodes that an expression names directly."""
     try:
         atoms = [part.removeprefix("!") for _, part in parts(text)]
         named = [(atom, expand(atom.removeprefix("@"))) for atom in atoms]

@@ -1,4 +1,4 @@
-"""What was found in another tool's file."""
+"""The nodes and groups of another tool's file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from provision.inventory.names import check_address, check_name
 
 @dataclass(frozen=True)
 class Found:
-    """Nodes of another tool's file.
+    """The nodes and groups of another tool's file.
 
     Attributes:
-        kind: what kind of file it is, for people.
+        kind: the file's kind, for messages.
         hosts: the nodes.
-        ssh: ``user``, ``port`` and ``key`` where all nodes have the same.
-        groups: the groups' names, and the places of their nodes in ``hosts``.
-        notes: what has no counterpart and is left out, one sentence each with its lines.
-        problems: what is not understood, with its line; then ``hosts`` is of no use.
-        name: the file's.
+        ssh: ``user``, ``port`` and ``key``, if equal for all nodes.
+        groups: the groups' names, and the indexes of their nodes in ``hosts``.
+        notes: a sentence for each skipped entry, with its lines.
+        problems: the mistakes with their lines; ``hosts`` is then invalid.
+        name: the file's name.
     """
 
     kind: str
@@ -36,10 +36,10 @@ class Found:
     name: str = ""
 
     def kept_groups(self, names: Sequence[str]) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...]]:
-        """The groups as the inventory can have them, and a sentence for each that it cannot.
+        """The groups that the inventory can have, and a sentence for each skipped group.
 
         Args:
-            names: the names that the nodes have in the inventory, in the order of ``hosts``.
+            names: the nodes' names in the inventory, in the order of ``hosts``.
         """
         kept: dict[str, tuple[str, ...]] = {}
         notes: list[str] = []
@@ -57,10 +57,10 @@ class Found:
 
 
 def host(name: str, address: str | None = None, *, origin: str = "") -> Wanted:
-    """The node that another tool calls ``name``; a bare address is no name.
+    """The node that another tool calls ``name``; a bare address is not a name.
 
     Raises:
-        ValueError: it can be neither.
+        ValueError: the name or the address is invalid.
     """
     address = address or name
     check_address(address)
@@ -73,7 +73,7 @@ def host(name: str, address: str | None = None, *, origin: str = "") -> Wanted:
 
 
 def shared(hosts: Iterable[Wanted]) -> tuple[tuple[Wanted, ...], dict[str, Any]]:
-    """The hosts without what all of them have in common, and that."""
+    """The hosts without their common values, and the common values."""
     hosts = tuple(hosts)
     common: dict[str, Any] = {}
     users, ports = {each.user for each in hosts}, {each.port for each in hosts}

@@ -1,7 +1,7 @@
-"""Hostfiles: of DeepSpeed and Open MPI (``worker-1 slots=8``), of MPICH (``worker-1:8``), and plain lists of hosts.
+"""Hostfiles of DeepSpeed and Open MPI (``worker-1 slots=8``) and of MPICH (``worker-1:8``), and plain lists of hosts.
 
-``HOST:N`` is a number of slots, as MPICH writes it. It is a port where N cannot be a number of slots (22, or more than
-1,024), or where the line has ``slots=`` too.
+``HOST:N`` means N slots, as in MPICH. N is a port if it cannot be a number of slots (22, or more than 1,024), or if the
+line also has ``slots=``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SSH = "22"
 
 
 def is_hostfile(lines: list[str]) -> bool:
-    """Whether a line has what only hostfiles have: slots, ``user@host``, a number after a colon, or our ranges."""
+    """Whether a line has a form that only hostfiles have: slots, ``user@host``, ``HOST:N``, or clusterctl's ranges."""
     if any(re.search(r"\s(max[-_])?slots\s*=|\s(binding|ifhn)=", line) for line in lines):
         return True
     words = [line.partition("#")[0].split() for line in lines]
@@ -34,7 +34,7 @@ def is_hostfile(lines: list[str]) -> bool:
 
 
 def read(text: str) -> Found:
-    """The nodes of a hostfile. Its slots are the processes of a node, one a GPU."""
+    """The nodes of a hostfile. The slots are the node's processes, one per GPU."""
     hosts: dict[tuple[str, int | None], Wanted] = {}
     first: dict[tuple[str, int | None], int] = {}
     left_out: dict[str, list[int]] = defaultdict(list)
@@ -59,7 +59,7 @@ def read(text: str) -> Found:
             for name in names:
                 node = replace(host(name), user=user, port=port, gpus=gpus, origin=f"line {number}")
                 if (name, port) in hosts:
-                    problems.append(f"line {number}: {name} is there twice, first in line {first[name, port]}")
+                    problems.append(f"line {number}: {name} is listed twice, first in line {first[name, port]}")
                 hosts.setdefault((name, port), node)
                 first.setdefault((name, port), number)
         except ValueError as error:
@@ -74,7 +74,7 @@ def read(text: str) -> Found:
 
 
 def _options(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The ``KEY=VALUE`` words that are known, and the words that are not."""
+    """The known ``KEY=VALUE`` words, and the unknown words."""
     options: dict[str, str] = {}
     unknown: list[str] = []
     for word in words:
@@ -103,13 +103,13 @@ def _is_port(number: str) -> bool:
 
 
 def _named(hosts: list[Wanted]) -> tuple[Wanted, ...]:
-    """A host with several ports is several nodes, of which none can have its name."""
+    """A host with several ports is several nodes, so none of them can have its name."""
     counts = Counter(each.address for each in hosts)
     return tuple(replace(each, name=None) if counts[each.address] > 1 else each for each in hosts)
 
 
 def _reading(read_as: dict[str, list[int]]) -> list[str]:
-    """How ``HOST:N`` was read, where no line has ``slots=``."""
+    """Notes about how ``HOST:N`` was read, if no line has ``slots=``."""
     notes = []
     if slots := read_as.get("slots"):
         notes.append(

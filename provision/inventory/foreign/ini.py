@@ -16,7 +16,7 @@ _WITH_PORT = re.compile(r"(?P<host>[^:\[\]]*(?:\[[^\]]*\][^:\[\]]*)*):(?P<port>[
 
 
 def parse(text: str) -> Parsed:
-    """The groups, hosts and variables of the file, as they were written."""
+    """The groups, hosts and variables of the file, as written."""
     parsed = Parsed()
     group, kind = "ungrouped", ""
     for number, raw in enumerate(text.splitlines(), 1):
@@ -34,7 +34,7 @@ def parse(text: str) -> Parsed:
             group, kind = found["group"].strip(), found["kind"] or ""
             parsed.group(group)
         elif not group:
-            continue  # its section was no section, which has been said
+            continue  # the section's mistake has been recorded
         elif kind == "vars":
             key, equals, value = line.partition("=")
             if equals:
@@ -74,7 +74,7 @@ def _host_line(parsed: Parsed, group: str, line: str, number: int) -> None:
 
 
 def _value(text: str) -> str:
-    """A variable of a group, which Ansible reads as a literal of Python's, and as text where it is none."""
+    """A group's variable, which Ansible reads as a Python literal, or else as text."""
     text = re.sub(r"\s[#;].*", "", f" {text}").strip()
     with suppress(ValueError, SyntaxError):
         literal = ast.literal_eval(text)

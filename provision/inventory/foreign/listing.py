@@ -1,4 +1,4 @@
-"""What ``ansible-inventory --list`` prints, and every script inventory of Ansible's: groups and ``_meta.hostvars``."""
+"""The JSON of ``ansible-inventory --list`` and of Ansible's inventory scripts: groups and ``_meta.hostvars``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def is_listing(text: str) -> bool:
-    """Whether this is JSON in which groups are lists of hosts, or have lists of them."""
+    """Whether the text is JSON whose groups are lists of hosts, or contain such lists."""
     if not text.lstrip().startswith("{"):
         return False
     try:
@@ -74,7 +74,7 @@ def _items(values: Any) -> Iterable[Any]:
 
 
 def _add(parsed: Parsed, group: str, host: str, variables: dict[str, Var]) -> None:
-    """A host; its name is no pattern here."""
+    """Add a host. Names are not patterns in this format."""
     if "[" in host or "]" in host:
         parsed.problems.append((0, f"{shown(host)} is not a host"))
     else:

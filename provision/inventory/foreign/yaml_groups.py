@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parse(text: str) -> Parsed:
-    """The groups, hosts and variables of the file, as they were written."""
+    """The groups, hosts and variables of the file, as written."""
     parsed = Parsed()
     try:
         document = read(text, typed=frozenset())
@@ -22,7 +22,7 @@ def parse(text: str) -> Parsed:
         parsed.problems.append((0, str(error)))
         return parsed
     for line, mistake in document.mistakes:
-        if "the tag " in mistake:  # !vault and !unsafe: values that are left out
+        if "the tag " in mistake:  # !vault and !unsafe: the values are skipped
             parsed.notes.append(f"{mistake}; its value is skipped")
         else:
             parsed.problems.append((line, mistake))
@@ -35,7 +35,7 @@ def parse(text: str) -> Parsed:
 
 
 def add_files(parsed: Parsed, files: Sequence[VarsFile]) -> None:
-    """The variables in ``group_vars/`` and ``host_vars/``, and what there is to say about files that are not used."""
+    """Add the variables in ``group_vars/`` and ``host_vars/``, and notes about files that are not used."""
     for file in files:
         known = parsed.groups if file.kind == "group" else parsed.hosts
         if file.owner not in known:
