@@ -18,7 +18,7 @@ from provision.tasks.deploy import DeployOptions, deploy
 from provision.tasks.failed import remember_failed
 from provision.tasks.interchange import bundle_of
 from provision.tasks.push import push
-from provision.tasks.releases import prune, releases, rollback, verify
+from provision.tasks.releases import prune, releases, rollback, verify_release
 
 
 @click.command("deploy")
@@ -138,7 +138,7 @@ def verify_command(
     inventory = load_inventory(inventory_path, reporter)
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
-        result = verify(session, release)
+        result = verify_release(session, release)
     reporter.result(*summaries.verify_output(result.findings))
     changed = [each.node for each in result.findings if each.verdict != "OK" and each.node not in result.absent]
     parts = {

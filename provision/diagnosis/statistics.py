@@ -1,4 +1,4 @@
-"""Robust statistics over short series. Pure; those of the standard library are for clean data."""
+"""Robust statistics over short series. Pure; the standard library's need clean data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def rolling(values: Sequence[float], width: int) -> list[float]:
 def noise(values: Sequence[float]) -> float:
     """The standard deviation of the values around their trend.
 
-    It is based on the median of the absolute differences, which a few spikes do not change. For normal noise this
-    median is 0.954 of the standard deviation (0.6745 times the square root of 2).
+    Uses the median of the absolute differences, which a few spikes do not change. For normal noise this median is 0.954
+    of the standard deviation (0.6745 times the square root of 2).
     """
     steps = [abs(after - before) for before, after in itertools.pairwise(values)]
     return median(steps) / 0.954 if steps else 0.0
@@ -35,6 +35,6 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value below which the share ``part`` of all values lies."""
+    """The value below which the share ``part`` of all values is."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

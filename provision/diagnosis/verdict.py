@@ -39,7 +39,7 @@ class Verdict:
         node: the node of the first failure, also without an explanation.
         rank: the rank of the first failure; None: the launcher, or unknown.
         last: without an explanation, the last lines of that rank.
-        said: the agents' own reason for the first failure.
+        reason: the agents' reason for the first failure.
         place: the file and line number of the last line in ``last``.
         by_file: the logs' times cannot be compared, so the order of the files counts.
     """
@@ -51,7 +51,7 @@ class Verdict:
     node: str = ""
     rank: int | None = None
     last: tuple[str, ...] = ()
-    said: str = ""
+    reason: str = ""
     by_file: bool = False
     place: str = ""
 
@@ -68,16 +68,16 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     found = once(sorted(signs(evidence), key=lambda sign: _order(sign, places, by_file=by_file)))
     if not ended:
         found = tuple(sign for sign in found if _holds(sign, evidence))
-    said = _said(evidence)
+    reason = _reason(evidence)
     first = _first_of_files(found, evidence) if by_file else _first(found, places)
     if first is None:
         node, rank = _whose(found, evidence)
         record = next((each for each in evidence.records if each.node == node), None)
         last = _last(record, rank) if record else ()
-        said = said or _exit(found)
+        reason = reason or _exit(found)
         texts = tuple(line.text for line in last)
         place = place_of(last[-1]) if last else ""
-        return Verdict(None, (), found, node=node, rank=rank, last=texts, said=said, by_file=by_file, place=place)
+        return Verdict(None, (), found, node=node, rank=rank, last=texts, reason=reason, by_file=by_file, place=place)
     same = [sign for sign in found if sign.cause is first.cause and sign is not first]
     same = [sign for sign in same if sign.node != first.node or sign.rank is not None]  # the launcher repeats it
     also = tuple(sign for sign in same if _near(sign, first) and not (by_file and sign.node != first.node))
@@ -88,7 +88,7 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     )
     nodes = {sign.node for sign in same} - {first.node}
     alone = len(evidence.records) > 1 and not nodes
-    return Verdict(first, also, echoes, alone, first.node, first.rank, said=said, by_file=by_file)
+    return Verdict(first, also, echoes, alone, first.node, first.rank, reason=reason, by_file=by_file)
 
 
 def _holds(sign: Sign, evidence: Evidence) -> bool:
@@ -113,7 +113,7 @@ def _first(found: Sequence[Sign], places: dict[str, int]) -> Sign | None:
 
 
 def _first_of_files(found: Sequence[Sign], evidence: Evidence) -> Sign | None:
-    """The strongest explanation among the files' first failures; of equal ones that of the file named first."""
+    """The strongest explanation among the files' first failures; of equal ones, the first file's."""
     places = {record.node: record.node_rank for record in evidence.records}
     firsts = [_first([sign for sign in found if sign.node == record.node], places) for record in evidence.records]
     return min(
@@ -157,7 +157,7 @@ def _order(sign: Sign, places: dict[str, int], *, by_file: bool) -> tuple[int, f
     return (places.get(sign.node, 0) if by_file else 0, _when(sign), places.get(sign.node, 0), rank, sign.order)
 
 
-def _said(evidence: Evidence) -> str:
+def _reason(evidence: Evidence) -> str:
     """The agents' reason: the field ``why`` of the event ``end``."""
     for record in evidence.records:
         for event in reversed(record.events):

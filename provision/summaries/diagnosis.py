@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80  # columns
 _PROGRAM = "clusterctl\N{NO-BREAK SPACE}"
-_LONG = 4 * WIDTH  # characters of a line of a log that are shown
+_LONG = 4 * WIDTH  # characters of a log line that are shown
 
 
 def diagnosis_output(result: Diagnosis) -> Summary:
@@ -31,7 +31,7 @@ def diagnosis_output(result: Diagnosis) -> Summary:
 
 
 def fill_commands(text: str, result: Diagnosis) -> str:
-    """The commands of an advice with the run, rank and node that they are about; of log files nothing is known."""
+    """Insert the run, rank and node into the commands of an advice; log files have none of these."""
     if not result.run or "clusterctl " not in text:
         return text
     verdict = result.verdict
@@ -64,8 +64,8 @@ def _fine(result: Diagnosis) -> str:
     name = f"run {result.run}" if result.run else "these logs"
     match result.state:
         case "running" if result.missing:
-            # What is here says so, and may be old.
-            return f"{name} was running when it last reported; its state now is not known without all nodes"
+            # The known events may be old.
+            return f"{name} was running when it last reported; its current state is unknown without all nodes"
         case "running":
             return f"{name} is running, and no problem was found"
         case "finished":
@@ -87,7 +87,7 @@ def _verdict(verdict: Verdict, run: str) -> Iterator[str]:
     failed = "" if unresolved else " did not arrive" if "missing" in first.captured else " failed first"
     yield f"{who}{failed}: {first.says}{alone}"
     if verdict.by_file:
-        yield "  the logs have no common time: of equal causes, that of the file named first counts"
+        yield "  the logs have no common time: of equal causes, the one in the first file counts"
     if verdict.also:
         yield f"  at the same moment on {_places(verdict.also)}"
     yield from (f"  {_cut(line)}" for line in first.before)
@@ -101,7 +101,7 @@ def _verdict(verdict: Verdict, run: str) -> Iterator[str]:
 
 def _unknown(verdict: Verdict) -> Iterator[str]:
     who = _who(verdict.node, verdict.rank) if verdict.node else "the run"
-    said = f": {verdict.said}" if verdict.said else ""
+    said = f": {verdict.reason}" if verdict.reason else ""
     yield f"{who} failed first{said}; no line of the logs says why"
     if verdict.last:
         yield "  its last lines:"
@@ -141,7 +141,7 @@ def _condition(condition: Condition, run: str) -> Iterator[str]:
 
 def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
     for number, verdict in enumerate(verdicts, 1):
-        said = verdict.first.says if verdict.first else verdict.said or "no line of the logs says why"
+        said = verdict.first.says if verdict.first else verdict.reason or "no line of the logs says why"
         yield f"attempt {number}: {_who(verdict.node, verdict.rank)}: {said}"
 
 
@@ -186,7 +186,7 @@ def _cut(text: str) -> str:
 
 
 def wrap_line(line: str) -> list[str]:
-    """Wraps a line. Further rows are indented by two; paths are not broken."""
+    """Wrap a line. Further rows are indented by two; paths stay whole."""
     if line.removeprefix("try:").lstrip().startswith("clusterctl run "):
         return [line]  # a command to paste
     head = len(line) - len(line.lstrip())
@@ -217,7 +217,7 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
         "cause": first.cause.id if first else None,
         "node": verdict.node or None,
         "rank": verdict.rank,
-        "says": first.says + (first.cause.alone if verdict.alone else "") if first else verdict.said or None,
+        "says": first.says + (first.cause.alone if verdict.alone else "") if first else verdict.reason or None,
         "fix": list(first.fix) if first else [],
         "time": first.time if first else None,
         "line": first.text if first else None,

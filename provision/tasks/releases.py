@@ -127,7 +127,7 @@ def prune(session: Session, keep: int = 2) -> Pruned:
     return Pruned(removed, {name: names for name, names in in_use.items() if names}, dry_run=session.dry_run)
 
 
-def verify(session: Session, release: str | None = None) -> Verified:
+def verify_release(session: Session, release: str | None = None) -> Verified:
     """Compare the current release of every node, or ``release``, with the deployed files. Reads every file.
 
     Raises:

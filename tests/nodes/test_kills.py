@@ -28,7 +28,7 @@ from provision.model import StageStarted, ignore
 from provision.script import compile_steps
 from provision.session import Session, session
 from provision.tasks.deploy import deploy
-from provision.tasks.releases import prune, rollback, verify
+from provision.tasks.releases import prune, rollback, verify_release
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1200)]
 
@@ -71,7 +71,7 @@ class Cluster:
             on(self.box, node, "env", "-i", f"{ROOT}/releases/{self.old_id}/bin/tool")
         result = self.deploy(self.new)
         assert set(result.states.values()) <= {"deployed", "unchanged"}, note
-        findings = do(self.inventory, verify).findings
+        findings = do(self.inventory, verify_release).findings
         assert [finding.verdict for finding in findings] == ["OK", "OK"], (note, findings)
         for node in ("node01", "node02"):
             left = set(on(self.box, node, "ls", "-A", f"{ROOT}/releases").split())
@@ -239,7 +239,7 @@ def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
         assert int(size) << 10 <= 1.2 * cluster.new.stat().st_size
     result = do(mine, deploy, cluster.new)
     assert result.states["node02"] == "deployed"
-    assert [finding.verdict for finding in do(mine, verify).findings] == ["OK", "OK"]
+    assert [finding.verdict for finding in do(mine, verify_release).findings] == ["OK", "OK"]
     left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
     expected = {f"{name}{end}" for name in (first.release_id, cluster.new_id) for end in ("", ".ok")}
     assert left == {".clusterctl", ".history", *expected}

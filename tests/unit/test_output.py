@@ -330,10 +330,10 @@ def test_a_terminal_wraps_reasons_and_commands_between_words():
     ]
 
 
-def test_a_stage_that_is_let_go_of_is_not_done():
+def test_a_detached_stage_is_not_done():
     event = StageFinished("train", 96.0, {"node01": "running"}, running="is still running")
     assert finished_lines("Training r1", event, None) == finished_lines("Training r1", event, ("+", "-"))
-    assert [line.text for line in finished_lines("Training r1", event, None)] == ["Training r1: goes on"]
+    assert [line.text for line in finished_lines("Training r1", event, None)] == ["Training r1: is still running"]
 
 
 def test_spans_have_one_unit():

@@ -59,7 +59,7 @@ def inventory(*names):
 
 def verify(*names, release=None):
     cluster = inventory(*names)
-    return releases.verify(session.Session(cluster), release)
+    return releases.verify_release(session.Session(cluster), release)
 
 
 def test_a_node_without_a_release_keeps_no_other_from_being_verified():

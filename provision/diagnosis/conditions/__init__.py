@@ -1,6 +1,6 @@
-"""What is wrong with how a run trains, though it runs: from its progress and its samples.
+"""Rules that find problems of a running training in its progress and samples.
 
-A rule is silent when in doubt. One file a subject, a rule a row; each rule has its thresholds with the reason for them.
+A rule reports nothing when in doubt. Each subject is a file, and each rule a row with its thresholds and their reasons.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ RULES: tuple[Rule, ...] = (*loss.RULES, *gpus.RULES, *speed.RULES)
 
 
 def conditions(evidence: Evidence) -> tuple[Condition, ...]:
-    """All rules that hold for a run, in the order of the table."""
+    """The problems of a run, in the order of the table."""
     found = ((rule, tuple(rule.look(evidence, rule.limits))) for rule in RULES)
     return tuple(Condition(rule.id, says, rule.fix, rule.leads) for rule, says in found if says)

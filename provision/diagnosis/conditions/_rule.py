@@ -1,4 +1,4 @@
-"""What every rule about a run that trains is, and how it reads a run's progress and samples."""
+"""The type of a rule, and functions that read a run's progress and samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limit:
-    """A threshold and why it is what it is."""
+    """A threshold and the reason for it."""
 
     value: float
     why: str
@@ -20,15 +20,15 @@ class Limit:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can be wrong with how a run trains.
+    """A problem that a training can have.
 
     Attributes:
         id: ``subject.word``; stable.
-        title: what is wrong, for the page.
-        look: gives a sentence for each place where it is so.
-        fix: what to do, the first thing first.
+        title: the problem, for docs/troubleshooting.md.
+        look: yields a sentence for each place with the problem.
+        fix: what to do, the most useful step first.
         limits: the thresholds by name.
-        leads: whether it may also be what a failure came of.
+        leads: whether the problem can cause a failure.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Condition:
-    """A rule that was found to hold: what is wrong and what to do."""
+    """A problem that a rule found, and its fix."""
 
     id: str
     says: tuple[str, ...]
@@ -50,7 +50,7 @@ class Condition:
 
 
 def steps(evidence: Evidence) -> list[Event]:
-    """The run's progress by step: of the node that tells most; of a step that was made again the last telling."""
+    """The run's progress by step, from the node with the most steps. Of a repeated step the last report counts."""
     best: dict[int, Event] = {}
     for record in evidence.records:
         found: dict[int, Event] = {}
@@ -68,15 +68,15 @@ def series(events: Iterable[Event], name: str) -> list[float]:
 
 
 def training(record: Record) -> list[Event]:
-    """The node's samples while it trained: those of the phase training, or all but the first two where none is told."""
-    told = [sample for sample in record.samples if sample.get("phase")]
-    if told:
-        return [sample for sample in told if sample["phase"] == "training"]
+    """The node's samples of the phase training, or all but the first two if no sample has a phase."""
+    phased = [sample for sample in record.samples if sample.get("phase")]
+    if phased:
+        return [sample for sample in phased if sample["phase"] == "training"]
     return list(record.samples[2:])
 
 
 def gpus(samples: Iterable[Event]) -> dict[int, list[Mapping[str, Any]]]:
-    """What was said of each GPU, by its index."""
+    """The samples of each GPU, by its index."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for sample in samples:
         for gpu in sample.get("gpus") or ():
@@ -86,12 +86,12 @@ def gpus(samples: Iterable[Event]) -> dict[int, list[Mapping[str, Any]]]:
 
 
 def numbers(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
-    """The numbers of a field in rows that have one."""
+    """The numbers of a field, without rows that lack it."""
     return [float(value) for row in rows if isinstance(value := row.get(name), int | float)]
 
 
 def rates(samples: Iterable[Event]) -> Iterator[tuple[str, list[float]]]:
-    """Each interface and port with its larger direction, in bytes a second."""
+    """Each interface and port with its rates in bytes per second, each the larger of both directions."""
     found: dict[str, list[float]] = {}
     for sample in samples:
         for kind in ("network", "infiniband"):

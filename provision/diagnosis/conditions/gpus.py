@@ -1,7 +1,7 @@
-"""How the GPUs are used, and what they wait for.
+"""How busy the GPUs are, and what they wait for.
 
-nvidia-smi's "use" is the share of time in which any kernel ran, NCCL's waiting ones among them: low use is idleness,
-high use proves nothing (https://docs.nvidia.com/deploy/nvml-api/structnvmlUtilization__t.html).
+nvidia-smi's "use" is the share of time in which any kernel ran, including NCCL's waiting kernels. So low use means
+idle, but high use proves nothing (https://docs.nvidia.com/deploy/nvml-api/structnvmlUtilization__t.html).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = Limit(6, "samples, one every 10 s: a minute of training")
 _BUSY = Limit(80, "per cent: a training that keeps its GPUs fed is above 90")
-_PACKED = "packing: true and flash_attn: fa2, so that no padding is computed; bf16 in place of fp32"
+_PACKED = "packing: true and flash_attn: fa2, so that no padding is computed; bf16 instead of fp32"
 
 
 def _mean_use(rows: list[Mapping[str, Any]]) -> float | None:
@@ -28,7 +28,7 @@ def _mean_use(rows: list[Mapping[str, Any]]) -> float | None:
 
 
 def _low(record: Record, limits: Mapping[str, Limit]) -> dict[int, float]:
-    """The GPUs of a node that are used too little, each with its mean use; those not used at all are left out."""
+    """The GPUs of a node with low mean use, without unused GPUs."""
     samples = training(record)
     if len(samples) < limits["samples"].value:
         return {}
@@ -41,7 +41,7 @@ def _unused(rows: list[Mapping[str, Any]]) -> bool:
 
 
 def _network(record: Record, limits: Mapping[str, Limit]) -> tuple[str, float, float | None] | None:
-    """The interface that is at its limit, what it carries and what it can carry."""
+    """The interface that is at its limit, its traffic and its capacity."""
     for name, values in rates(training(record)):
         if len(values) < limits["samples"].value:
             continue
@@ -54,7 +54,7 @@ def _network(record: Record, limits: Mapping[str, Limit]) -> tuple[str, float, f
 
 
 def _processors(record: Record, limits: Mapping[str, Limit]) -> float | None:
-    """Cores that the run's ranks use, where that is so much that they may be what the GPUs wait for."""
+    """The number of cores that the run's ranks use, if the GPUs may wait for them; else None."""
     samples = [sample["cpu"] for sample in training(record) if sample.get("cpu")]
     if len(samples) < limits["samples"].value:
         return None
@@ -114,13 +114,13 @@ def _full(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
 _NETWORK = {
     "samples": _SAMPLES,
     "busy": _BUSY,
-    "link": Limit(0.8, "of the link's rate: TCP carries at most 0.94 of it, and traffic comes in bursts"),
-    "unknown": Limit(100e6, "bytes/s where the link's rate is not known: a link of 1 Gbit/s carries 118e6"),
+    "link": Limit(0.8, "of the link's rate: TCP reaches at most 0.94 of it, and traffic comes in bursts"),
+    "unknown": Limit(100e6, "bytes/s if the link's rate is unknown: a link of 1 Gbit/s carries 118e6"),
 }
 _CORES = {
     **_NETWORK,
     "cores": Limit(0.8, "of the node's cores: workers that do more wait for a core themselves"),
-    "rank": Limit(1.5, "cores for each rank: a rank whose workers rest uses about 1, for launching kernels"),
+    "rank": Limit(1.5, "cores for each rank: a rank whose workers are idle uses about 1, for launching kernels"),
 }
 
 RULES = (
@@ -133,7 +133,7 @@ RULES = (
             (
                 "gradient_checkpointing: true, or per_device_train_batch_size down and "
                 "gradient_accumulation_steps up by the "
-                "same factor: the same training"
+                "same factor, which does not change the training"
             ),
             "the next ZeRO stage, more nodes; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
         ),
@@ -145,7 +145,7 @@ RULES = (
         limits={"samples": _SAMPLES},
         fix=(
             (
-                "as many processes as GPUs: gpus: of that node in the inventory, --gpus-per-node; look into "
+                "start as many processes as GPUs: gpus: of that node in the inventory, or --gpus-per-node; check "
                 "CUDA_VISIBLE_DEVICES in train.env"
             ),
         ),
@@ -158,15 +158,14 @@ RULES = (
         fix=(
             (
                 "clusterctl bench nccl --tune measures what the network can do, and sets NCCL_SOCKET_NTHREADS, "
-                "NCCL_NSOCKS_PERTHREAD and NCCL_MIN_NCHANNELS (a factor of 4 was seen on sockets)"
+                "NCCL_NSOCKS_PERTHREAD and NCCL_MIN_NCHANNELS (up to 4 times faster on sockets)"
             ),
-            "InfiniBand where there is one: the run's log must say NET/IB, not NET/Socket (clusterctl check: ib.state)",
+            "use InfiniBand if there is one: the log must have NET/IB, not NET/Socket (clusterctl check: ib.state)",
             (
-                "gradient_accumulation_steps up: gradients travel once a step; ZeRO stage 2 in place of "
-                "3 where it fits: "
-                "stage 3 sends the parameters too"
+                "gradient_accumulation_steps up: gradients are sent once per step; ZeRO stage 2 instead of "
+                "3 if it fits: stage 3 sends the parameters too"
             ),
-            "a model that fits one node and is small trains as fast on that node alone",
+            "a small model that fits on one node trains as fast on that node alone",
         ),
     ),
     Rule(
@@ -175,12 +174,12 @@ RULES = (
         look=_bound_by_data,
         limits=_CORES,
         fix=(
-            "tokenise once before the training: tokenized_path in LLaMA-Factory; data on the node's own disk, not NFS",
+            "tokenize once before the training: tokenized_path in LLaMA-Factory; data on the node's own disk, not NFS",
             (
-                "dataloader_num_workers: 4 to 8 for each GPU, but no more in all than the node has cores; "
+                "dataloader_num_workers: 4 to 8 per GPU, but not more than the node's cores in total; "
                 "dataloader_pin_memory and dataloader_prefetch_factor: 2"
             ),
-            "OMP_NUM_THREADS must not be larger than cores / processes (clusterctl train sets it so)",
+            "OMP_NUM_THREADS must not exceed cores / processes (clusterctl train sets it)",
         ),
     ),
     Rule(
@@ -192,10 +191,10 @@ RULES = (
             (
                 "per_device_train_batch_size up (and gradient_accumulation_steps down by the same "
                 "factor) as far as memory "
-                "goes"
+                "allows"
             ),
-            "dataloader_num_workers: 4 where it is 0: then the rank itself loads the data while its GPU waits",
-            "less often: eval_steps, save_steps, logging_steps; offloading to cpu only where it does not fit without",
+            "dataloader_num_workers: 4 instead of 0: with 0 the rank itself loads the data while its GPU waits",
+            "larger eval_steps, save_steps, logging_steps; offload to the CPU only if the model does not fit otherwise",
             _PACKED,
         ),
     ),

@@ -1,4 +1,4 @@
-"""The loss: flat, oscillating, diverging, overfitting, no number."""
+"""The loss: flat, oscillating, diverging, overfitting, or NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provision.diagnosis.statistics import noise, rolling, slope
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Evidence
 
-_FEW = Limit(40, "points of the log: with fewer, a trend is not to be told from noise")
+_FEW = Limit(40, "points of the log: with fewer, a trend looks like noise")
 _JUMPS = Limit(0.3, "of its value from point to point; single examples (batch 1) give about 0.15")
 
 
@@ -24,7 +24,7 @@ def _flat(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     first, last = median(losses[:part]), median(losses[-2 * part :])
     _, certain = slope(losses)
     if (first - last) / first < limits["drop"].value and abs(certain) < limits["certain"].value:
-        yield f"the loss stays where it was: {first:.4g} at the beginning, {last:.4g} after {len(losses)} points"
+        yield f"the loss does not fall: {first:.4g} at the start, {last:.4g} after {len(losses)} points"
 
 
 def _oscillates(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
@@ -59,9 +59,9 @@ def _nan(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
                 broken.append(int(event.get("step") or 0))
             zeros = zeros + 1 if event["loss"] == 0 else 0
     if broken:
-        yield f"the loss is no number (NaN or infinite) since step {min(broken)}"
+        yield f"the loss is NaN or infinite since step {min(broken)}"
     elif zeros >= limits["zeros"].value:
-        yield f"the loss is exactly 0 in the last {zeros} points: the gradients are no numbers, or no label counts"
+        yield f"the loss is exactly 0 in the last {zeros} points: the gradients are NaN, or all labels are ignored"
 
 
 def _overfits(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _overfits(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     if median(since[-part:]) < median(before[-part:]):
         yield (
             f"overfitting: eval loss was {best:.4g} at step {found[place].get('step')} and is {after[-1]:.4g} now, "
-            f"while the training loss goes on falling"
+            f"while the training loss keeps falling"
         )
 
 
@@ -95,13 +95,13 @@ def _no_rate(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
 RULES = (
     Rule(
         id="loss.nan",
-        title="The loss is no number, or exactly 0",
+        title="The loss is NaN, or exactly 0",
         look=_nan,
-        limits={"zeros": Limit(3, "points in a row: transformers logs 0.0 where a step's gradients were NaN")},
+        limits={"zeros": Limit(3, "points in a row: transformers logs 0.0 if a step's gradients were NaN")},
         fix=(
-            "stop it: weights that are NaN stay so; go on from a checkpoint before that step (clusterctl resume RUN)",
-            "bf16 in place of fp16, a lower learning_rate, warm-up, max_grad_norm: 1.0",
-            "look for examples whose answer is empty or is cut off by cutoff_len: no label of theirs counts",
+            "stop: NaN weights stay NaN; resume from a checkpoint before that step (clusterctl resume RUN)",
+            "bf16 instead of fp16, a lower learning_rate, warm-up, max_grad_norm: 1.0",
+            "look for examples whose answer is empty or cut off by cutoff_len: all their labels are ignored",
         ),
     ),
     Rule(
@@ -109,14 +109,14 @@ RULES = (
         title="The loss rises again",
         look=_diverges,
         limits={
-            "points": Limit(20, "points of the log: what is shorter may be warm-up"),
-            "rise": Limit(1.3, "times its best value: more than one batch differs from another after smoothing over 5"),
-            "noise": Limit(4, "standard deviations of its noise: chance does that once in some ten thousand points"),
+            "points": Limit(20, "points of the log: fewer may all be warm-up"),
+            "rise": Limit(1.3, "times its best value: batches differ by less after smoothing over 5"),
+            "noise": Limit(4, "standard deviations of its noise: by chance once in some ten thousand points"),
         },
         fix=(
             "a lower learning_rate (a third), longer warm-up (warmup_ratio: 0.03 to 0.1), max_grad_norm: 1.0",
-            "a larger global batch by gradient_accumulation_steps; bf16 in place of fp16",
-            "go on from the checkpoint before it rose: clusterctl resume RUN",
+            "a larger global batch by gradient_accumulation_steps; bf16 instead of fp16",
+            "resume from the checkpoint before the rise: clusterctl resume RUN",
         ),
         leads=True,
     ),
@@ -125,12 +125,12 @@ RULES = (
         title="Overfitting: the eval loss rises while the training loss falls",
         look=_overfits,
         limits={
-            "evaluations": Limit(4, "evaluations: a best one, and two after it that are worse, are no chance"),
+            "evaluations": Limit(4, "evaluations: a best one followed by two worse ones is not chance"),
             "rise": Limit(1.02, "times the best eval loss: evaluations on the same data differ by less"),
         },
         fix=(
-            "take the best checkpoint, not the last: load_best_model_at_end: true, or an early stop",
-            "fewer epochs, more or more various data; lora_dropout, weight_decay, a smaller LoRA rank",
+            "use the best checkpoint, not the last: load_best_model_at_end: true, or early stopping",
+            "fewer epochs; more or more diverse data; lora_dropout, weight_decay, a smaller LoRA rank",
         ),
     ),
     Rule(
@@ -143,8 +143,8 @@ RULES = (
         },
         fix=(
             "a lower learning_rate (a third), and longer warm-up (warmup_ratio: 0.03 to 0.1)",
-            "a larger global batch: gradient_accumulation_steps up (nothing more is needed of memory)",
-            "packing, or grouped lengths, where examples differ much in length",
+            "a larger global batch: gradient_accumulation_steps up (needs no more memory)",
+            "packing, or group_by_length, if examples differ much in length",
         ),
     ),
     Rule(
@@ -153,34 +153,36 @@ RULES = (
         look=_flat,
         limits={
             "points": _FEW,
-            "drop": Limit(0.01, "of its first value: what trains loses several per cent in as many points"),
+            "drop": Limit(
+                0.01, "of its first value: a training that works drops by several per cent in as many points"
+            ),
             "certain": Limit(2.0, "(Student's t) below which a trend in either direction may be chance"),
         },
         fix=(
-            "a higher learning_rate: 1e-5 for full fine-tuning, 1e-4 for LoRA are usual; look that it is not 0",
+            "a higher learning_rate: 1e-5 is usual for full fine-tuning, 1e-4 for LoRA; check that it is not 0",
             (
-                "look at a tokenised example in rank 0's log: template: must be the model's own chat "
+                "look at a tokenized example in rank 0's log: template: must be the model's chat "
                 "format, and labels must "
                 "not all be -100"
             ),
-            "the data's columns as dataset_info.json names them; answers not empty, not cut off by cutoff_len",
-            "the intended parameters are trained: the log names trainable params",
+            "the data's columns must match dataset_info.json; answers must not be empty or cut off by cutoff_len",
+            "check in the log's trainable params that the intended parameters are trained",
         ),
     ),
     Rule(
         id="loss.no_rate",
-        title="The learning rate is 0 in the midst of the run",
+        title="The learning rate is 0 in the middle of the run",
         look=_no_rate,
         limits={
-            "points": Limit(20, "points in a row: the first step of a warm-up is 0 by right"),
-            "of": Limit(0.95, "of all steps, from which on a schedule ends at 0 by right"),
+            "points": Limit(20, "points in a row: the first step of a warm-up is rightly 0"),
+            "of": Limit(0.95, "of all steps: later a schedule may rightly reach 0"),
         },
         fix=(
             (
-                'scheduler and learning_rate in one place: with "scheduler" in the DeepSpeed configuration, '
-                "that one counts"
+                'set scheduler and learning_rate in one place: "scheduler" in the DeepSpeed configuration '
+                "overrides the trainer's"
             ),
-            "fp16 that skips every step (overflow) does not advance the schedule: bf16, or a lower initial loss scale",
+            "fp16 that skips every step (overflow) never advances the schedule: bf16, or a lower initial loss scale",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""How fast the run goes, against what it did before and what it spends its time on; and what is about to run out."""
+"""The run's speed compared with earlier steps, where its time is spent, and what is about to run out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _slower(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     part = len(paces) // 4
     before, now = median(paces[part : 2 * part]), median(paces[-part:])  # the first quarter warms up
     if now > limits["slower"].value * before:
-        yield f"a step takes {now:.3g} s, and took {before:.3g} s before"
+        yield f"a step takes {now:.3g} s; earlier it took {before:.3g} s"
 
 
 def _evaluates(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
@@ -44,14 +44,14 @@ def _host_memory(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[st
         last = record.samples[-int(limits["samples"].value) :]
         free, total = numbers(last, "memory_available"), numbers(last, "memory_total")
         if len(last) == limits["samples"].value and free and total and max(free) < limits["free"].value * total[-1]:
-            yield f"{record.node}: {size(free[-1])} of the host's memory is left, of {size(total[-1])}"
+            yield f"{record.node}: {size(free[-1])} of the host's {size(total[-1])} of memory is left"
 
 
 def _disk(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     for record in evidence.records:
         free = numbers(record.samples[-1:], "disk_free")
         if free and free[0] < limits["free"].value:
-            yield f"{record.node}: {size(free[0])} is left on the disk that the run lies on"
+            yield f"{record.node}: {size(free[0])} is left on the run's disk"
 
 
 RULES = (
@@ -61,12 +61,12 @@ RULES = (
         look=_slower,
         limits={
             "points": Limit(40, "points of the log: ten in each quarter of the run"),
-            "slower": Limit(1.3, "times the pace of the second quarter; steps of equal work differ by a few per cent"),
+            "slower": Limit(1.3, "times a step of the second quarter; equal steps differ by a few per cent"),
         },
         fix=(
             "clusterctl check finds hot and throttled GPUs, other users' processes, lost links and swapping",
             "clusterctl bench nccl compares pairs of nodes and names the slow one",
-            "longer examples later in the data are slower by right: shuffle, or packing: true",
+            "longer examples later in the data are rightly slower: shuffle, or packing: true",
         ),
     ),
     Rule(
@@ -75,11 +75,11 @@ RULES = (
         look=_evaluates,
         limits={
             "samples": Limit(30, "samples, one every 10 s: five minutes"),
-            "part": Limit(0.25, "of the time: more is seldom worth what it tells"),
+            "part": Limit(0.25, "of the time: more is rarely worth it"),
         },
         fix=(
             "eval_steps and save_steps larger, a smaller val_size (or fewer eval_iters), per_device_eval_batch_size up",
-            "save_only_model: true where nobody will resume from these checkpoints; save to the node's own disk",
+            "save_only_model: true if you will not resume from these checkpoints; save to the node's own disk",
         ),
     ),
     Rule(
@@ -88,11 +88,11 @@ RULES = (
         look=_host_memory,
         limits={
             "samples": Limit(3, "samples in a row"),
-            "free": Limit(0.05, "of all memory: below it the kernel begins to kill"),
+            "free": Limit(0.05, "of all memory: below it the kernel starts to kill processes"),
         },
         fix=(
-            "fewer data loader and preprocessing workers; without offloading to cpu, or with more nodes",
-            "memory that grows from step to step is kept by the script: losses to be logged with .item()",
+            "fewer data loader and preprocessing workers; no offloading to the CPU, or more nodes",
+            "memory that grows from step to step is a leak in the script: log losses with .item()",
         ),
         leads=True,
     ),
@@ -103,7 +103,7 @@ RULES = (
         limits={"free": Limit(5e9, "bytes: less than a checkpoint of any model worth a cluster")},
         fix=(
             "save_total_limit: 2; clusterctl prune removes old releases; output_dir on a larger disk",
-            "a checkpoint that is cut off is recognised, and clusterctl resume RUN skips it",
+            "clusterctl resume RUN recognizes an incomplete checkpoint and skips it",
         ),
         leads=True,
     ),
