@@ -10,7 +10,7 @@ import paramiko
 
 from provision.ssh.framing import BOOTSTRAP, frame
 from provision.ssh.login import hang_up
-from provision.ssh.wire import STOP
+from provision.ssh.wire import STOP, drain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class ChannelStream:
         """Stop the script before closing the channel, which would look to it like the end of its input."""
         stopper = threading.Thread(target=self._end, daemon=True)
         stopper.start()
-        stopper.join(4)
+        stopper.join(6)
         if stopper.is_alive():  # the connection takes no more bytes
             hang_up(self._channel.get_transport())
 
@@ -78,6 +78,8 @@ class ChannelStream:
                 while beside.recv(1 << 10):
                     pass
                 beside.close()
+            if self.group and not channel.closed:
+                drain(self)
         self._hang_up()
 
     def _hang_up(self) -> None:

@@ -26,6 +26,7 @@ from provision.ssh.wire import (
     NodeUnreachable,
     RootRefused,
     converse,
+    drain,
     too_long,
 )
 
@@ -224,6 +225,7 @@ class ProcessStream:
         if self._control and self.group and self._process.poll() is None:
             with suppress(ClusterctlError):
                 self._control.run(STOP.format(group=self.group), deadline=2)
+                drain(self)
         self._kill()
 
     def close(self) -> None:

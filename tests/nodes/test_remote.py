@@ -173,10 +173,14 @@ def test_huge_output_on_both_streams_while_input_flows(remote):
 def test_a_node_that_never_stops_sending_is_given_up(remote, monkeypatch, tmp_path):
     monkeypatch.setattr(framing, "TOTAL_LIMIT", 1 << 20)
     flag = tmp_path / "ended"
+    begin = "x=$(head -c 100000 /dev/zero | tr '\\0' x)"
+    last = "echo $x >&2"  # a trap that prints gets as far as its next command
     for target in ("", " >&2"):
         with pytest.raises(NodeUnreachable, match="output is larger than 1 MiB"):
-            remote.run(f"trap 'touch {flag}; exit 1' TERM; while :; do head -c 65536 /dev/zero{target}; done")
-        wait_until(flag.exists, "the script is told to end", 60)
+            remote.run(
+                f"{begin}; trap '{last}; touch {flag}; exit 1' TERM; while :; do head -c 65536 /dev/zero{target}; done"
+            )
+        wait_until(flag.exists, "the script cleans up", 60)
         flag.unlink()
     assert remote.run("echo still here").out == "still here\n"
 
