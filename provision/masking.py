@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 HIDDEN = "***"
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from provision.model import Finding, Progress, StageFinished, StageStarted, StepResult
 
+Summary = tuple[Mapping[str, Any], str]  # of a finished command: data for --json, and a text
 Style = Literal["", "bold", "dim", "green", "yellow", "red"]
 
 SPEED_WINDOW = 30.0  # seconds that a speed is the mean of: steady enough for an ETA, quick enough to show a stall

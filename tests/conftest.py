@@ -9,19 +9,19 @@ import pytest
 
 LAB = Path(__file__).resolve().parent.parent / "scripts/lab"
 LAB_FIXTURES = {"lab_env", "lab_project"}
-LAB_TIMEOUT = 1800  # the first test that asks for the environment waits for its build
+LAB_TIMEOUT = 1800  # the first test that needs the environment waits for its build
 
-# A shell starts background jobs, and so some CI systems their scripts, with SIGINT ignored, and children inherit that.
+# A shell, and so some CI systems, start background jobs with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline and no complaint about slow generators: how long an example takes says how busy the machine is.
+# No deadline and no warning about slow generators: on a busy machine an example may take any time.
 BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-# The same examples in each run, so that a failure is the change's; `scripts/test fuzz` tries 10,000 new ones of each.
+# The same examples in each run, so that a failure comes from a change. `scripts/test fuzz` tries 10,000 new ones.
 hypothesis.settings.register_profile("clusterctl", derandomize=True, **BUSY)
 hypothesis.settings.register_profile("nightly", max_examples=10_000, print_blob=True, **BUSY)
 hypothesis.settings.load_profile("clusterctl")
 
-# last, so that nothing of ours hides an installed module
+# last, so that these modules hide no installed one
 sys.path += [str(LAB), str(LAB.parent / "benchmarks")]
 
 
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
 def lab_env():
     """The prefix of a real conda environment with torch, DeepSpeed and LLaMA-Factory; never written to."""
     if os.environ.get("CLUSTERCTL_SKIP_LAB") == "1":
-        pytest.skip("CLUSTERCTL_SKIP_LAB=1: the rehearsal environment is not wanted")
+        pytest.skip("CLUSTERCTL_SKIP_LAB=1: tests with the rehearsal environment are skipped")
     from lab_env import build_env
 
     return Path(build_env()["prefix"])
@@ -46,9 +46,9 @@ def lab_env():
 
 @pytest.fixture(scope="session")
 def small():
-    """A small real conda environment and what makes more of them, see ``scripts/lab/small_env.py``."""
+    """A small real conda environment and the means to make more: see ``scripts/lab/small_env.py``."""
     if os.environ.get("CLUSTERCTL_SKIP_LAB") == "1":
-        pytest.skip("CLUSTERCTL_SKIP_LAB=1: no environment is wanted")
+        pytest.skip("CLUSTERCTL_SKIP_LAB=1: tests with an environment are skipped")
     from small_env import build_small
 
     return build_small()

@@ -57,7 +57,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from provision.errors import UsageError
+from provision.errors import ClusterctlError, UsageError
 from provision.model import CheckOptions, Finding, Inventory, Node, Verdict
 
 if TYPE_CHECKING:
@@ -216,8 +216,13 @@ def _declared(subject: str) -> Mapping[str, Check]:
     """The checks that a subject file declares."""
     if subject not in _files():
         return {}
-    names = vars(import_module(f"provision.checks.{subject}"))
-    return {each.id: each for each in (*names.get("CHECKS", ()), *names.values()) if isinstance(each, Check)}
+    module = import_module(f"provision.checks.{subject}")
+    names = vars(module)
+    found = {each.id: each for each in (*names.get("CHECKS", ()), *names.values()) if isinstance(each, Check)}
+    for check in found:
+        if not check.startswith(f"{subject}."):
+            raise ClusterctlError(f"{module.__file__} declares the check {check}: its ids must start with {subject}.")
+    return found
 
 
 def known(check: str) -> bool:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from provision.cli.cluster import load_or_here, on_nodes, session_on
-from provision.cli.numbers import COUNT, number
-from provision.cli.options import reporting
+from provision.cli.options import COUNT, number, reporting
 from provision.errors import UsageError
 from provision.inventory import select
 from provision.netbench import OPS, SIZES, parse_ops, parse_sizes
 from provision.output import Reporter
-from provision.summaries.bench import measured, measured_rows
+from provision.summaries.bench import bench_output, bench_rows
 from provision.tasks.bench import Backend, BenchOptions, bench, write_tuning
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ def nccl_command(
     options = BenchOptions(chosen, parse_sizes(sizes), backend, pairs, tune)
     with session_on(reporter, inventory, nodes) as session:
         result = bench(session, options)
-    data, text = measured(result)
-    reporter.show(measured_rows(result))
+    data, text = bench_output(result)
+    reporter.show(bench_rows(result))
     if result.tuning is None:
         reporter.result(data, text)
     else:

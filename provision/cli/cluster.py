@@ -51,7 +51,7 @@ relaying = click.option(
     type=click.Choice(["on", "off"]),
     default="on",
     show_default=True,
-    help="Let nodes copy from one another (three nodes or more).",
+    help="Let nodes copy from one another.",
 )
 
 

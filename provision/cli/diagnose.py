@@ -11,7 +11,7 @@ from provision.cli.options import reporting
 from provision.errors import UsageError
 from provision.inventory import select
 from provision.output import Reporter
-from provision.summaries.diagnosis import diagnosed
+from provision.summaries.diagnosis import diagnosis_output
 from provision.tasks.diagnose import diagnose, diagnose_files
 
 
@@ -41,7 +41,7 @@ def diagnose_command(
     newest run.
     """
     if logs:
-        reporter.result(*diagnosed(diagnose_files([*logs, *map(Path, run)])))
+        reporter.result(*diagnosis_output(diagnose_files([*logs, *map(Path, run)])))
         return
     if len(run) > 1:
         raise UsageError(f"one run at a time, not {len(run)}", hint=f"clusterctl diagnose {run[0]}")
@@ -49,7 +49,7 @@ def diagnose_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     word = run[0] if run else None
     with session_on(reporter, inventory, nodes) as session:
-        reporter.result(*diagnosed(diagnose(session, word)))
+        reporter.result(*diagnosis_output(diagnose(session, word)))
 
 
 COMMANDS = (diagnose_command,)

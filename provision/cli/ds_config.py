@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from provision.cli.numbers import Number, number
-from provision.cli.options import reporting
+from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
 from provision.model import Notice
 from provision.output import Reporter

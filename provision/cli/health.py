@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from provision import summaries
-from provision.cli import numbers
 from provision.cli.cluster import load_or_here, on_nodes, session_on
-from provision.cli.options import reporting
+from provision.cli.options import DEADLINE as NODE_DEADLINE
+from provision.cli.options import Number, number, reporting
 from provision.env.bundle.reader import open_bundle
 from provision.errors import NodesError, NodesFailedError, PreflightError
 from provision.inventory import fold, select
@@ -22,9 +22,9 @@ from trainer.bounds import Bound
 
 @click.command("check")
 @on_nodes
-@numbers.number(
+@number(
     "--level",
-    type=numbers.Number(int, Bound(low=0, high=1)),
+    type=Number(int, Bound(low=0, high=1)),
     default=0,
     show_default=True,
     help="0: each node alone; 1: also ports, clocks and shares between nodes.",
@@ -35,10 +35,10 @@ from trainer.bounds import Bound
     default=None,
     help="Ask for the sudo password, or run without root.  [default: root if no password is needed]",
 )
-@numbers.number(
+@number(
     "--deadline",
     metavar="SECONDS",
-    type=numbers.DEADLINE,
+    type=NODE_DEADLINE,
     default=DEADLINE,
     show_default=True,
     help="Time limit of each node.",
@@ -71,7 +71,7 @@ def check_command(
     with session_on(reporter, inventory, nodes, asks_sudo=bool(root)) as session:
         result = check(session, options)
     reporter.show(summaries.finding_rows(result, verbose=verbose))
-    reporter.result(*summaries.checked(result))
+    reporter.result(*summaries.check_output(result))
     if error := _refusal(session, result):
         raise error
 

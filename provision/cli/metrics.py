@@ -9,13 +9,12 @@ from pathlib import Path
 import click
 
 from provision.cli.cluster import load_or_here, on_nodes, session_on
-from provision.cli.numbers import COUNT, INDEX, Number, number
-from provision.cli.options import reporting
+from provision.cli.options import COUNT, INDEX, Number, number, reporting
 from provision.errors import UsageError
 from provision.inventory import select
 from provision.output import Reporter
 from provision.output_text import Line
-from provision.summaries.metrics import loss_curve, metrics_lines, metrics_said
+from provision.summaries.metrics import loss_curve, metrics_lines, metrics_output
 from provision.tasks.metrics import Log, Metrics, open_log, read_logs, read_run
 from trainer.bounds import Bound
 from trainer.reader import as_csv
@@ -81,7 +80,7 @@ def _show(reporter: Reporter, found: Metrics, last: int | None, *, as_csv_too: b
         rows = series if count is None else series.last(count)
         reporter.show(Line(row, hang=None) for row in as_csv(rows, counted=series.counted))
         return
-    data, text = metrics_said(found, count)
+    data, text = metrics_output(found, count)
     if not as_json:
         reporter.show(metrics_lines(found, count))
         if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():

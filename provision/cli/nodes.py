@@ -8,8 +8,7 @@ import click
 
 from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, relaying, retrying, session_on, to_work_on
-from provision.cli.numbers import COUNT, number
-from provision.cli.options import reporting
+from provision.cli.options import COUNT, number, reporting
 from provision.env.bundle.layout import find_bundle
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
@@ -71,7 +70,7 @@ def deploy_command(
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = deploy(session, bundle_of(bundle or find_bundle(Path()), emit=reporter), options)
-    reporter.result(*summaries.deployed(result, inventory))
+    reporter.result(*summaries.deploy_output(result, inventory))
 
 
 @click.command("releases")
@@ -83,7 +82,7 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         found = releases(session)
-    reporter.result(*summaries.listed(found.ok))
+    reporter.result(*summaries.releases_output(found.ok))
     if found.failed:
         raise NodesFailedError(
             f"no answer from {len(found.failed)} of {len(nodes)} nodes",
@@ -104,7 +103,7 @@ def rollback_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         result = rollback(session, to)
-    reporter.result(*summaries.switched(result))
+    reporter.result(*summaries.rollback_output(result))
 
 
 @click.command("prune")
@@ -125,7 +124,7 @@ def prune_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
         result = prune(session, keep)
-    reporter.result(*summaries.pruned(result))
+    reporter.result(*summaries.prune_output(result))
 
 
 @click.command("verify")
@@ -140,7 +139,7 @@ def verify_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         result = verify(session, release)
-    reporter.result(*summaries.verified(result.findings))
+    reporter.result(*summaries.verify_output(result.findings))
     changed = [each.node for each in result.findings if each.verdict != "OK" and each.node not in result.absent]
     parts = {
         "changed": changed,
@@ -189,7 +188,7 @@ def push_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
         result = push(session, source, destination, relay=relay == "on")
-    reporter.result(*summaries.pushed(result))
+    reporter.result(*summaries.push_output(result))
 
 
 COMMANDS = (deploy_command, push_command, releases_command, rollback_command, prune_command, verify_command)

@@ -8,15 +8,14 @@ from typing import Any, cast
 
 import click
 
-from provision.cli.numbers import Number, number
-from provision.cli.options import reporting
+from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
 from provision.hints import again
 from provision.output import Reporter
 from provision.output_text import Line, Style
 from trainer import ds_config
 from trainer import plan as plans
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
 _LINK_HINT = "clusterctl bench nccl --json >bench.json, then --link bench.json; or a number, such as --link 25"

@@ -1,4 +1,4 @@
-"""The command line: arguments in, one task called, its result shown. Nothing is decided here."""
+"""The command line: parses arguments, calls one task, and shows its result."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def run(words: Sequence[str], closed: AbstractSet[str] = frozenset()) -> NoRetur
 
 
 def _failed(reporter: Reporter, error: ClusterctlError) -> int:
-    """Show an error; the exit code. Where even that cannot be written, the exit code alone tells."""
+    """Show an error and return its exit code. An error that cannot be written is dropped."""
     with suppress(OSError):
         reporter.show_error(error)
     return error.exit_code
 
 
 def _refused(reporter: Reporter, error: click.ClickException, words: Sequence[str]) -> int:
-    """Show click's error in our words; the help itself where a command was called with nothing."""
+    """Show click's error as a ``UsageError``; the help if a command was called without arguments."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         error.show()
         return UsageError.exit_code
@@ -75,7 +75,7 @@ def _refused(reporter: Reporter, error: click.ClickException, words: Sequence[st
 
 
 def _let_go_of_streams() -> None:
-    """Write out what is left; what cannot be written any more is dropped, or Python would fail at it once more."""
+    """Flush the streams. Output that cannot be written is dropped, or Python would fail again at exit."""
     for stream in (sys.stdout, sys.stderr):
         _let_go(stream)
 
@@ -91,7 +91,7 @@ def _let_go(stream: TextIO) -> None:
 
 
 def _unusable(error: OSError) -> UsageError:
-    """What nobody nearer has found better words for: a file or folder of this machine that does not do what it must."""
+    """An error for an ``OSError`` that no task has handled: a file or directory that cannot be used."""
     why = error.strerror or str(error)
     if error.filename is None and _no_folder():
         return _folder_gone()
@@ -129,9 +129,9 @@ OVERVIEW = """Deploy a conda environment to air-gapped GPU nodes and train on th
 
 
 _MODULES = {
-    "pack-env": "environment",
-    "pack-os": "os_packages",
-    "pack-tool": "tool",
+    "pack-env": "bundles",
+    "pack-os": "bundles",
+    "pack-tool": "bundles",
     "inspect": "bundles",
     "diff": "bundles",
     "deploy": "nodes",
@@ -161,7 +161,7 @@ _MODULES = {
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for: no command needs half of what they need together."""
+    """Imports only the command that is called: all commands together take much longer to import."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return sorted(_MODULES)
@@ -205,6 +205,6 @@ def _finish(command: click.Command, path: str) -> None:
 )
 @click.version_option(__version__, prog_name="clusterctl")
 def cli() -> None:
-    """All commands; their help is what ``OVERVIEW`` and their docstrings say."""
+    """The group of all commands."""
     if _no_folder():
         raise _folder_gone()

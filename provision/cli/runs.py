@@ -9,9 +9,8 @@ import click
 
 from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, session_on
-from provision.cli.interrupts import asking, asking_which, letting_go
-from provision.cli.numbers import COUNT, INDEX, Number, number
-from provision.cli.options import reporting
+from provision.cli.options import COUNT, INDEX, Number, number, reporting
+from provision.cli.terminal import asking, asking_which, letting_go
 from provision.errors import NodesFailedError
 from provision.inventory import fold, select
 from provision.model import Notice
@@ -135,7 +134,7 @@ def stop_command(
     ask = None if yes else asking_which(reporter)
     with session_on(reporter, inventory, nodes) as session:
         result = stop(session, run, save=save, others_too=yes, ask=ask)
-    reporter.result(*summaries.stopped_shown(result))
+    reporter.result(*summaries.stop_output(result))
     result.raise_failed()
 
 
@@ -169,7 +168,7 @@ def resume_command(
     options = ResumeOptions(force, count, restarts, Following(detach, asking(reporter)))
     with letting_go(), session_on(reporter, inventory, nodes) as session:
         result = resume(session, run, options)
-    reporter.result(*summaries.trained(result))
+    reporter.result(*summaries.train_output(result))
 
 
 @click.command("collect")
@@ -199,7 +198,7 @@ def collect_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         result = collect(session, run, folder, only=only, fp32=fp32)
-    reporter.result(*summaries.collected(result))
+    reporter.result(*summaries.collect_output(result))
     if result.failed:
         raise NodesFailedError(
             f"run {result.run} was not copied completely from {len(result.failed)} of its nodes",

@@ -9,8 +9,7 @@ import click
 
 from provision import sandbox, summaries
 from provision.cli.cluster import INVENTORY, load_inventory, prompts_of
-from provision.cli.numbers import Number, number
-from provision.cli.options import reporting
+from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
 from provision.inventory.choosing import wanted
 from provision.output import Reporter
@@ -62,7 +61,7 @@ def init_command(
             raise UsageError("--user and --prefix need hosts: they are written into a new inventory")
         inventory = load_inventory(path, reporter)
         with Session(inventory, typed=reporter.typed, prompts=prompts, emit=reporter) as session:
-            reporter.result(*summaries.enrolled(init(session)))
+            reporter.result(*summaries.enroll_output(init(session)))
         return
     found = foreign(source, group=group, emit=reporter) if source else None
     ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}
@@ -70,7 +69,7 @@ def init_command(
     created = create(
         path, named, ssh=ssh, prefix=prefix, found=found, prompts=prompts, emit=reporter, typed=reporter.typed
     )
-    reporter.result(*summaries.created(created))
+    reporter.result(*summaries.inventory_output(created))
     created.raise_failed()
 
 
@@ -101,7 +100,7 @@ def sandbox_up(reporter: Reporter, **options: Any) -> None:
     Writes inventory.yaml, known_hosts and the ssh key id_ed25519 to this directory. Nodes with the minimal file system
     have no Python, zstd or rsync. Nodes with the host file system see a copy-on-write view of this machine.
     """
-    reporter.result(*summaries.sandbox_up(sandbox.up(directory=Path.cwd(), emit=reporter, **options)))
+    reporter.result(*summaries.sandbox_up(sandbox.up(sandbox.Options(directory=Path.cwd(), **options), emit=reporter)))
 
 
 @sandbox_group.command("list")

@@ -12,8 +12,8 @@ from provision.cli.options import reporting
 from provision.errors import NodesFailedError
 from provision.inventory import select
 from provision.output import Reporter
-from provision.summaries.runs import run_shown
-from provision.summaries.status import status_shown
+from provision.summaries.runs import run_output
+from provision.summaries.status import status_output
 from provision.tasks.status import run_status, status
 
 
@@ -33,12 +33,12 @@ def status_command(
     if run is not None:
         with session_on(reporter, inventory, nodes) as session:
             one = run_status(session, run)
-        reporter.result(*run_shown(one, time.time()))
+        reporter.result(*run_output(one, time.time()))
         unreachable = one.unreachable
     else:
         with session_on(reporter, inventory, nodes) as session:
             result = status(session)
-        reporter.result(*status_shown(result, time.time()))
+        reporter.result(*status_output(result, time.time()))
         unreachable = result.unreachable
     if unreachable:
         raise NodesFailedError(

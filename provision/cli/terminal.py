@@ -1,7 +1,7 @@
-"""The person at the terminal: who is asked about host keys and passwords while many nodes are worked on.
+"""Prompts at the terminal: host keys, passwords, and what Ctrl-C does to a run.
 
-Questions come from threads of their own, and Ctrl-C reaches the main thread. So nothing waits in a read that cannot be
-left: an interrupt ends the question, and the terminal shows again what is typed.
+Worker threads ask, while Ctrl-C reaches the main thread. So no read blocks: an interrupt ends the question and restores
+the terminal's echo.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ import select
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from provision.errors import InterruptedByUser
+from provision.inventory import fold
+from provision.tasks.attach import Ask, Choice, HungUp
+
 if TYPE_CHECKING:
     from provision.model import Node
     from provision.output import Reporter
+    from provision.run.found import Run
 
 
 class Terminal:
-    """Asks the person at the terminal, with the progress display out of the way; ``ssh.prompts.Prompts``.
+    """Asks at the terminal, with the progress display paused; implements ``ssh.prompts.Prompts``.
 
-    To be made in the main thread. Without a terminal every answer is no, or none.
+    Create it in the main thread. Without a terminal every answer is no, or None.
     """
 
     def __init__(self, reporter: Reporter, *, accept_host_keys: bool) -> None:
@@ -44,15 +49,15 @@ class Terminal:
         if not sys.stdin.isatty():
             return False
         with self._reporter.paused():
-            click.echo(f"{node.name} ({node.address}) shows the host key {key_type} {fingerprint}", err=True)
+            click.echo(f"{node.name} ({node.address}) has the host key {key_type} {fingerprint}", err=True)
             while True:
-                answer = self._answer("Is that its key? [y/N]: ")
+                answer = self._answer("Trust this key? [y/N]: ")
                 word = (answer or "").strip().lower()
                 if word in {"y", "yes"}:
                     return True
                 if word in {"", "n", "no"}:
                     return False
-                click.echo("yes or no?", err=True)
+                click.echo("Please answer yes or no.", err=True)
 
     def password(self, user: str, where: str) -> str | None:
         """Ask without echo."""
@@ -71,7 +76,7 @@ class Terminal:
         return answer or None
 
     def _answer(self, question: str) -> str | None:
-        """A line of text; None when there will be none: the end of file, or an interrupt."""
+        """A line of text; None at the end of the input or after an interrupt."""
         click.echo(question, nl=False, err=True)
         typed = b""
         while not typed.endswith(b"\n"):
@@ -85,7 +90,7 @@ class Terminal:
         return typed[:-1].decode(sys.stdin.encoding or "utf-8", "surrogateescape")
 
     def _leave_on(self, number: signal.Signals) -> None:
-        """A signal ends the question first, and then does what it does."""
+        """Ends the question when a signal arrives, then calls the previous handler."""
         before: Any = signal.getsignal(number)
         if callable(before):
 
@@ -98,7 +103,7 @@ class Terminal:
 
 @contextmanager
 def _unseen(terminal: int) -> Iterator[None]:
-    """What is typed is not shown; what was typed before is dropped."""
+    """Turns echo off and drops text typed before."""
     before = termios.tcgetattr(terminal)
     hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     termios.tcsetattr(terminal, termios.TCSAFLUSH, hidden)
@@ -106,3 +111,73 @@ def _unseen(terminal: int) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+_QUESTION = "[d]etach and let it run, [s]top it on every node, or [c]ontinue? "
+_CHOICES: dict[str, Choice] = {"d": "detach", "s": "stop", "c": "continue"}
+
+
+def asking(reporter: Reporter) -> Ask | None:
+    """A prompt for what Ctrl-C does; None without a terminal. Another Ctrl-C stops the run."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
+    def ask() -> Choice:
+        with reporter.paused():
+            try:
+                while True:
+                    click.echo(f"\n{_QUESTION}", nl=False, err=True)
+                    line = sys.stdin.readline()
+                    if not line:  # the terminal is gone
+                        return "detach"
+                    if choice := _CHOICES.get(line.strip().lower()[:1]):
+                        return choice
+            except HungUp:
+                raise
+            except KeyboardInterrupt:
+                click.echo("\nstopping the run; press Ctrl-C again to leave it as it is", err=True)
+                return "stop"
+
+    return ask
+
+
+def asking_which(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
+    """A prompt for the run to stop, with a confirmation; None without a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
+    def ask(runs: Sequence[Run]) -> Run:
+        with reporter.paused():
+            for number, run in enumerate(runs, 1):
+                step = run.head.number("step")
+                at = "" if step is None else f", step {step:.0f}"
+                head = f"{number}  " if len(runs) > 1 else ""
+                click.echo(f"{head}{run.id}  on {fold(run.nodes)}, of {run.owner}{at}", err=True)
+            if len(runs) == 1:
+                if click.confirm("Stop it on every node?", default=False, err=True):
+                    return runs[0]
+            else:
+                said = click.prompt(f"Which one to stop? [1-{len(runs)}]", default="", show_default=False, err=True)
+                if said.strip().isascii() and said.strip().isdigit() and 1 <= int(said) <= len(runs):
+                    return runs[int(said) - 1]
+        raise InterruptedByUser("nothing was stopped")
+
+    return ask
+
+
+@contextmanager
+def letting_go() -> Iterator[None]:
+    """Within this, SIGTERM and SIGHUP detach from the followed run instead of stopping it."""
+
+    def hang_up(_number: int, _frame: FrameType | None) -> None:
+        raise HungUp
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # nohup
+                signal.signal(number, hang_up)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,9 +13,8 @@ import click
 
 from provision import launchers, summaries
 from provision.cli.cluster import load_or_here, on_nodes, refuse_alone, session_on
-from provision.cli.interrupts import asking, letting_go
-from provision.cli.numbers import COUNT, INDEX, SECONDS, number
-from provision.cli.options import reporting
+from provision.cli.options import COUNT, INDEX, SECONDS, number, reporting
+from provision.cli.terminal import asking, letting_go
 from provision.errors import UsageError
 from provision.inventory import select
 from provision.inventory.document import shown
@@ -173,7 +172,7 @@ def train_command(
         return
     with letting_go(), session_on(reporter, inventory, nodes) as session:
         result = tasks.train(session, asked)
-    reporter.result(*summaries.trained(result))
+    reporter.result(*summaries.train_output(result))
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:

@@ -1,4 +1,4 @@
-"""click's usage errors as ours: what is wrong, and the command that is probably meant."""
+"""Turns click's usage errors into ``UsageError``, with the command that was probably meant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUE = "--env"  # may stand before a value that is not to be shown again
 
 
 def usage_error(error: click.ClickException, words: Sequence[str]) -> UsageError:
-    """An error of click's in our words.
+    """A ``UsageError`` for an error of click's.
 
     Args:
         error: what click has raised.
@@ -59,7 +59,7 @@ def _path(ctx: click.Context | None, words: Sequence[str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The sentence of click, as ours begin and end."""
+    """Click's message without capital letter and full stop."""
     text = " ".join(text.split()).removesuffix(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
@@ -82,7 +82,7 @@ def _commands(ctx: click.Context | None) -> tuple[str, ...]:
 
 
 def _corrected(words: Sequence[str], wrong: str, known: Iterable[str]) -> str:
-    """The command line with what is wrong in it replaced by what is nearest; empty where nothing is near."""
+    """The command line with the wrong word replaced by the closest known one; empty if none is close."""
     bare = {each.lstrip("-"): each for each in known}
     found = get_close_matches(wrong.lstrip("-"), list(bare), n=1) if wrong else []
     if not found or any(word.startswith(_VALUE) for word in words):

@@ -1,10 +1,10 @@
-"""What went wrong with a run, or is going wrong, from its logs, events and samples. Pure.
+"""Finds out why a run failed, or what is wrong with it, from its logs, events and samples. Pure.
 
-- ``evidence``, ``reading``: what a run left behind, as data
-- ``arrivals``, ``recorder``: which rank did not arrive at a collective, by logs and by torch's flight recorder
+- ``evidence``, ``reading``: a run's logs, events and samples as data
+- ``arrivals``, ``recorder``: the rank that did not arrive at a collective, from logs and torch's flight recorder
 - ``cause``, ``causes/``: the table of causes, a row each
-- ``signs``, ``verdict``: a failed run: the first failure among its echoes
-- ``conditions/``, ``statistics``: a run that goes on, or went through: is it any good
+- ``signs``, ``verdict``: for a failed run, the first failure among its echoes
+- ``conditions/``, ``statistics``: for a running or finished run, whether it trains well
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ FINAL = ("finished", "failed", "stopped")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer.
+    """The result of ``diagnose``.
 
     Attributes:
-        run: its id; "" for files given by hand.
-        state: running, finished, failed, stopped, or "" where nothing tells.
-        verdict: why it failed, or what holds it up while it goes on; None where nothing did.
-        conditions: what is wrong with how it trains; of a failed run only what led to it.
-        attempts: how often it was begun.
-        earlier: verdicts of the attempts before, the first one first.
-        missing: nodes of which nothing could be read, each with the reason.
+        run: its id; "" for log files.
+        state: running, finished, failed, stopped, or "" if unknown.
+        verdict: why it failed, or what blocks it while it is running; None if nothing does.
+        conditions: problems of the training; for a failed run only those that can cause a failure.
+        attempts: how often it was started.
+        earlier: verdicts of earlier attempts, the oldest first.
+        missing: nodes without logs, each with the reason.
     """
 
     run: str
@@ -46,7 +46,7 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Say what is wrong with a run."""
+    """Find out what is wrong with a run."""
     state = state_of(evidence)
     count = attempts(evidence)
     last = phased(_with_progress(attempt(evidence, count)))
@@ -64,13 +64,13 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def state_of(evidence: Evidence) -> str:
-    """The run's state: what its agents have written last, else what its record says, else how its commands ended."""
+    """The run's state: the last state of its agents, else that of its record, else from how its commands ended."""
     ends = [event for record in evidence.records for event in record.events if event.get("event") == "end"]
-    said = [str(event.get("state")) for event in ends] or [
+    states = [str(event.get("state")) for event in ends] or [
         str(record.state["state"]) for record in evidence.records if record.state.get("state") in FINAL
     ]
     for state in ("failed", "stopped", "finished"):
-        if state in said:
+        if state in states:
             return state
     if evidence.state:
         return evidence.state
@@ -85,7 +85,7 @@ def state_of(evidence: Evidence) -> str:
 
 
 def _with_progress(evidence: Evidence) -> Evidence:
-    """The evidence with what trainers print as progress, where the agents have none."""
+    """The evidence with progress from the trainers' lines, if the agents reported none."""
     if any(event.get("event") == "progress" for record in evidence.records for event in record.events):
         return evidence
     return replace(

@@ -1,9 +1,9 @@
-"""Which rank did not arrive at a collective that timed out, from the sequence numbers in every rank's log. Pure.
+"""Finds the rank that did not arrive at a collective that timed out, from sequence numbers in the logs. Pure.
 
-torch's watchdog numbers the collectives of a process group. A rank that waited prints the number at which it waited. It
-also prints the last number that it enqueued, and so do ranks that did not wait: on another rank's signal they dump what
-they have (``Received a dump signal``). A rank whose last enqueued number is lower did not arrive. With
-TORCH_NCCL_DESYNC_DEBUG=1 torch names such ranks itself.
+torch's watchdog numbers the collectives of a process group. A waiting rank prints the number at which it waits, and the
+last number that it enqueued. The other ranks print their last number too, on a signal of the waiting rank (``Received a
+dump signal``). A rank whose last enqueued number is lower did not arrive. With TORCH_NCCL_DESYNC_DEBUG=1 torch names
+such ranks itself.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Arrival:
 
 
 def arrival(evidence: Evidence) -> Arrival | None:
-    """The first collective that timed out; None: none did."""
+    """The first collective that timed out; None if none did."""
     waits: dict[int, tuple[int, str]] = {}  # by rank: number and operation of the earliest
-    groups: dict[int, str] = {}  # by rank: the process group that its watchdog spoke of
+    groups: dict[int, str] = {}  # by rank: the process group that its watchdog named
     last: dict[tuple[str, int], int] = {}  # by group and rank: the highest number that it enqueued
     for line in _lines(evidence):
         if found := _WAITED.search(line.text):
@@ -75,7 +75,7 @@ def arrival(evidence: Evidence) -> Arrival | None:
 
 
 def _silent(evidence: Evidence, heard: set[int]) -> tuple[int, ...]:
-    """Ranks whose logs are here and whose watchdog printed nothing; none where several nodes' logs lack ranks."""
+    """Ranks with a log whose watchdog printed nothing; none if this holds for too many ranks."""
     seen = {line.rank for line in _lines(evidence) if line.rank is not None}
     silent = tuple(sorted(seen - heard))
     return silent if len(silent) < len(heard) else ()
@@ -87,12 +87,12 @@ def _lines(evidence: Evidence) -> Iterator[Line]:
 
 
 def _global(line: Line, found: re.Match[str]) -> int:
-    """A rank of the whole run: torch's own prefix names it, and the text names the rank inside its group."""
+    """The global rank: torch's prefix of the line names it; the text only names the rank in its group."""
     return line.rank if line.rank is not None else int(found["rank"])
 
 
 def node_of(evidence: Evidence, rank: int) -> str | None:
-    """The node, or the file, of a rank: the one whose log has its lines, else the one with its place."""
+    """The node or file of a rank: the one whose log has its lines, else the one that its number belongs to."""
     for record in evidence.records:
         if any(line.rank == rank for line in record.lines):
             return record.node

@@ -1,4 +1,4 @@
-"""A row of the table of causes: what is looked for, what it means, and what mends it."""
+"""A row of the table of causes: the pattern, its meaning and the fix."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from functools import cached_property
 from typing import Any, Literal
 
 Grade = Literal["cause", "unknown", "ended", "late", "echo"]
-GRADES: tuple[Grade, ...] = ("cause", "unknown", "ended", "late", "echo")  # what explains more comes first
+GRADES: tuple[Grade, ...] = ("cause", "unknown", "ended", "late", "echo")  # the strongest explanation first
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One thing that makes a run fail.
+    """One cause of a failed run.
 
-    ``says`` and ``fix`` may name what the patterns captured as ``{name}``. A part in ``[brackets]``, or a whole line of
-    ``fix``, that names something which was not captured is left out.
+    ``says`` and ``fix`` can use captured groups as ``{name}``. A part in ``[brackets]``, or a whole line of ``fix``, is
+    omitted if one of its names was not captured.
 
     Attributes:
         id: ``subject.word``; stable, for ``--json`` and for links into the page.
         says: what happened, a sentence without its full stop.
-        fix: what to do, the first thing first.
-        source: where the text that is looked for is from: a URL, or ``recorded`` and with what.
-        lines: patterns over one line of a log.
-        events: patterns over fields of one event of the agent.
-        context: a pattern of which one of the lines before it, of the same rank, must hold.
-        grade: ``cause`` explains by itself. ``unknown`` is an exception that no row knows. ``ended``: a process or a
-            node was ended from outside. ``late`` explains when nothing better is seen: a peer that failed gives the
-            same picture. ``echo`` only says that others failed.
-        lasting: it counts although the run went on for a while.
-        alone: said in addition when no other node shows it.
-        differs: it counts only where the captured values differ between nodes.
-        more: lines after it that belong to what it says.
+        fix: what to do, the most likely fix first.
+        source: the source of the pattern: a URL, or ``recorded`` and with which programs.
+        lines: patterns for one line of a log.
+        events: patterns for fields of one event of the agent.
+        context: a pattern that one of the earlier lines of the same rank must match.
+        grade: ``cause`` explains the failure. ``unknown`` is an exception without a row. ``ended``: a process or a node
+            was killed from outside. ``late`` explains only without a better sign, because a failed peer causes the
+            same lines. ``echo`` only follows from another failure.
+        lasting: it counts even if the run continued for a while.
+        alone: added to ``says`` if no other node shows it.
+        differs: it counts only if the captured values differ between nodes.
+        more: following lines that belong to it.
     """
 
     id: str
@@ -60,14 +60,14 @@ class Cause:
         return re.compile(self.context)
 
     def read(self, text: str) -> dict[str, str] | None:
-        """What a line captures; None when it does not match."""
+        """The captured groups of a line; None if it does not match."""
         for pattern in self.patterns:
             if found := pattern.search(text):
                 return {name: value for name, value in found.groupdict().items() if value}
         return None
 
     def take(self, event: Mapping[str, Any]) -> dict[str, str] | None:
-        """What an event captures; None when it does not match."""
+        """The captured groups of an event; None if it does not match."""
         for wanted in self.events:
             captured: dict[str, str] = {}
             for key, pattern in wanted.items():
@@ -82,19 +82,19 @@ class Cause:
 
 @dataclass(frozen=True)
 class Sign:
-    """A cause that was seen somewhere.
+    """A match of a cause in a log or an event.
 
     Attributes:
         cause: the row.
-        node: where.
-        rank: None: the launcher, or the node as a whole.
-        time: epoch seconds of that node's clock; None where nothing tells.
-        text: the line, or what the event said.
-        captured: values by the names that the patterns give them.
-        order: its place among the signs of its node and rank.
-        more: the lines after it that belong to it.
-        before: the last frames of the Python traceback that it ends.
-        place: the file and the number of the line, as a person opens them; "" where nothing tells it.
+        node: the node's name.
+        rank: None: the launcher, or the whole node.
+        time: epoch seconds of that node's clock; None if unknown.
+        text: the line, or the event's text.
+        captured: the captured groups.
+        order: its index among the signs of its node and rank.
+        more: the following lines that belong to it.
+        before: the innermost frames of the Python traceback that it ends.
+        place: the file and the line number; "" if unknown.
     """
 
     cause: Cause
@@ -124,7 +124,7 @@ class Sign:
 
 
 def filled(template: str, captured: Mapping[str, str]) -> str:
-    """``says`` or a line of ``fix`` with its values; parts in brackets only where their values are there."""
+    """``says`` or a line of ``fix`` with its values; a part in brackets is omitted if one of its values is missing."""
 
     def part(found: re.Match[str]) -> str:
         names = re.findall(r"\{(\w+)\}", found[1])

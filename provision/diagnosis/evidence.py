@@ -1,4 +1,4 @@
-"""What a run left behind, as data: lines with their times, events, samples, node by node."""
+"""A run's logs, events and samples as data, node by node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 Event = Mapping[str, Any]
 
-BEFORE = 1.0  # seconds that a line may be older than the event that begins its attempt: two writers, one clock
+BEFORE = 1.0  # seconds that a line may be older than the event that starts its attempt: two writers, one clock
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,12 @@ class Line:
     """A line of a log.
 
     Attributes:
-        text: without the time and the rank that the agent put before it.
-        node: whose log it is; for a file given by hand the file's name.
-        rank: None: the launcher's own.
-        time: epoch seconds of the node's clock; None where nothing tells it.
-        file: the file it is in, as a person opens it; "" where nothing tells it.
-        number: its number in that file; 0: not known.
+        text: without the agent's time and rank.
+        node: the node; for a log file, its name.
+        rank: None: the launcher.
+        time: epoch seconds of the node's clock; None if unknown.
+        file: the path of its file; "" if unknown.
+        number: its line number in that file; 0 if unknown.
     """
 
     text: str
@@ -38,18 +38,18 @@ class Record:
 
     Attributes:
         node: its name.
-        node_rank: its place in the run.
+        node_rank: its rank among the nodes.
         first_rank: the global rank of its local rank 0.
-        lines: those of all its ranks and of the launcher, each rank's in their own order.
-        events: what the agent wrote into ``events.jsonl`` (``trainer/agent/__main__.py``).
-        samples: what it wrote into ``metrics.jsonl`` (``trainer/agent/metrics/samples.py``).
+        lines: the lines of all its ranks and of the launcher, in order for each rank.
+        events: the events in ``events.jsonl`` (``trainer/agent/__main__.py``).
+        samples: the samples in ``metrics.jsonl`` (``trainer/agent/metrics/samples.py``).
         state: its ``state.json``.
-        links: what each interface can carry, in bytes a second, as far as the node tells.
-        cores: how many processors it has; None where it does not tell.
-        dated: its times can be compared with other nodes'; False: its lines name no year, or no time at all.
-        agent: the lines of its ``agent.log``: what the agent itself printed.
-        folder: where its files are, as a person finds them; "" where nothing tells.
-        boot: when the machine was booted, in epoch seconds; None where it does not tell.
+        links: the capacity of its interfaces, in bytes per second, if known.
+        cores: its number of processors; None if unknown.
+        dated: its times can be compared with other nodes; False: its lines have no year, or no time.
+        agent: the lines of its ``agent.log``, which the agent itself printed.
+        folder: the folder of its files; "" if unknown.
+        boot: when the machine booted, in epoch seconds; None if unknown.
     """
 
     node: str
@@ -69,13 +69,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of a run.
+    """All data about a run.
 
     Attributes:
         records: its nodes, in the order of their ranks.
-        run: its id; "" for files given by hand.
-        state: what the record of the run says: running, finished, failed, stopped; "" when it says nothing.
-        missing: nodes of which nothing could be read, each with the reason.
+        run: its id; "" for log files.
+        state: the state in the run's record: running, finished, failed, stopped; "" if unknown.
+        missing: nodes without logs, each with the reason.
     """
 
     records: tuple[Record, ...]
@@ -85,12 +85,12 @@ class Evidence:
 
 
 def comparable(evidence: Evidence) -> bool:
-    """Whether the times of different records say what was first; one record's own times always do."""
+    """Whether the times of different records can be compared; the times of a single record always can."""
     return len(evidence.records) < 2 or all(record.dated for record in evidence.records)
 
 
 def attempts(evidence: Evidence) -> int:
-    """How often the run was begun; 1 where nothing tells."""
+    """How often the run was started; 1 if unknown."""
     return max((number(event) for record in evidence.records for event in record.events), default=1)
 
 
@@ -100,19 +100,19 @@ def attempt(evidence: Evidence, wanted: int) -> Evidence:
 
 
 def phased(evidence: Evidence) -> Evidence:
-    """The evidence with the phase of the run in every sample: rank 0's node tells it, by events."""
+    """The evidence with the run's phase in every sample, from the events of rank 0's node."""
     head = min(evidence.records, key=lambda record: record.node_rank, default=None)
-    told = [event for event in head.events if event.get("event") == "phase" and "time" in event] if head else []
-    if not told:
+    phases = [event for event in head.events if event.get("event") == "phase" and "time" in event] if head else []
+    if not phases:
         return evidence
 
-    def of(sample: Event) -> Event:
-        before = [event for event in told if event["time"] <= sample.get("time", 0)]
+    def add_phase(sample: Event) -> Event:
+        before = [event for event in phases if event["time"] <= sample.get("time", 0)]
         return sample if "phase" in sample or not before else {**sample, "phase": before[-1].get("phase")}
 
     return replace(
         evidence,
-        records=tuple(replace(each, samples=tuple(map(of, each.samples))) for each in evidence.records),
+        records=tuple(replace(each, samples=tuple(map(add_phase, each.samples))) for each in evidence.records),
     )
 
 
@@ -122,13 +122,13 @@ def number(event: Event) -> int:
 
 
 def _cut(record: Record, wanted: int) -> Record:
-    begins = _began(record, wanted)
-    ends = _ended(record, wanted)
+    start = _start(record, wanted)
+    end = _end(record, wanted)
 
     def inside(time: float | None) -> bool:
         if time is None:
             return True
-        return (begins is None or time >= begins - BEFORE) and (ends is None or time < ends)
+        return (start is None or time >= start - BEFORE) and (end is None or time < end)
 
     return replace(
         record,
@@ -138,14 +138,14 @@ def _cut(record: Record, wanted: int) -> Record:
     )
 
 
-def _began(record: Record, wanted: int) -> float | None:
+def _start(record: Record, wanted: int) -> float | None:
     times = [event["time"] for event in record.events if number(event) == wanted and "time" in event]
     return min(times, default=None)
 
 
-def _ended(record: Record, wanted: int) -> float | None:
-    """When the next attempt begins, or the run is over: the kernel goes on to speak of others."""
-    after = _began(record, wanted + 1)
+def _end(record: Record, wanted: int) -> float | None:
+    """When the next attempt starts or the run ends: later lines of the kernel's log concern other programs."""
+    after = _start(record, wanted + 1)
     if after is not None:
         return after - BEFORE
     times = [event["time"] for event in record.events if event.get("event") == "end" and "time" in event]

@@ -1,6 +1,6 @@
-"""Looks a line up in the table of causes, fast: logs have ten thousands of lines, and the table hundreds of patterns.
+"""Matches lines with the table of causes. It is fast: logs have tens of thousands of lines, the table hundreds of rows.
 
-Most patterns hold some plain text that every match has. To look for that text first costs a tenth of the pattern.
+Every match of most patterns contains some plain text. Searching for that text first takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from provision.diagnosis.causes import TABLE
 
 
 def needed(pattern: str) -> str:
-    """The longest plain text that every match of a pattern holds; "" where none is to be seen.
+    """The longest plain text that every match of a pattern contains; "" if there is none.
 
-    Only what stands outside of groups and character classes, and is not repeated or optional, is looked at.
+    It looks only outside of groups and character classes, at text that is not repeated or optional.
     """
     if "(?i" in pattern:
         return ""
-    parts: list[str] = [""]  # runs of plain text; a new one begins at whatever is none
+    parts: list[str] = [""]  # pieces of plain text, split at everything else
     depth = place = 0
     while place < len(pattern):
         sign = pattern[place]
@@ -55,7 +55,7 @@ COMPARING = tuple(cause for cause in TABLE if cause.differs)
 
 
 def rows(text: str) -> Iterator[tuple[Cause, dict[str, str]]]:
-    """The rows that know a line, in the order of the table, with what they capture; not those that compare nodes."""
+    """The rows that match a line, in the order of the table, with the captured groups; not those that compare nodes."""
     last = None
     for plain, pattern, cause in _PATTERNS:
         if plain in text and cause is not last and (found := pattern.search(text)):
@@ -64,7 +64,7 @@ def rows(text: str) -> Iterator[tuple[Cause, dict[str, str]]]:
 
 
 def rows_of(event: Mapping[str, Any]) -> Iterator[tuple[Cause, dict[str, str]]]:
-    """The rows that know an event."""
+    """The rows that match an event."""
     for cause in _OF_EVENTS:
         if (captured := cause.take(event)) is not None:
             yield cause, captured

@@ -1,4 +1,4 @@
-"""Reads what lies in a run's folder of logs, and logs of other launchers. Torn and foreign lines never raise."""
+"""Reads the files in a run's log folder, and logs of other launchers. Truncated and unknown lines never raise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trainer import reader as trainers
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# What trainer/agent/life/supervise.py writes into run.log.
+# The lines of run.log (trainer/agent/supervisor/supervisor.py).
 _OURS = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z \[(launcher|\d{1,6})\] (.*)")
-# torch puts the rank before what an exception or its own C++ code says; torchrun's --tee has a word of its own.
+# torch puts the rank before exceptions and its C++ messages; torchrun's --tee uses another prefix.
 _RANK = re.compile(r"\s*\[(?:rank|default)(\d{1,6})\]:\s?")
 # 2024-06-01 16:22:16,125 (transformers, DeepSpeed), 2026-11-22T07:15:00.123 (many)
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
@@ -28,10 +28,10 @@ _SYSLOG = re.compile(
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _REPORTED = re.compile(r"\s*rank +: (\d{1,6}) \(local_rank: (\d{1,6})\)")
-_ROW = 4200  # characters of a line that are looked at; of clusterctl's own no line has more
-_TIME_WITHIN = 80  # characters: a time stands at the beginning of a line
+_ROW = 4200  # characters of a line that are read; clusterctl's lines are never longer
+_TIME_WITHIN = 80  # characters at the start of a line in which a time can be
 _NO_YEAR = 1970
-_HALF_YEAR = 180 * 86400.0  # seconds; a time without a year that goes back by more is of the next year
+_HALF_YEAR = 180 * 86400.0  # seconds; a time without a year that jumps back by more belongs to the next year
 
 _LOSSES = {"loss", "eval_loss"}
 
@@ -49,13 +49,13 @@ def record(
 
     Args:
         node: its name.
-        files: texts by file name: ``run.log``, ``events.jsonl``, ``metrics.jsonl``, ``state.json``, ``machine``; where
-            there is no ``run.log``, ``launcher.log`` and ``rank<N>.log``, which have no times. ``where`` is the folder
-            in which a person finds them; ``skipped`` has a line ``<name> <lines>`` for each file that was cut.
-        node_rank: its place in the run.
-        first_rank: the global rank of its local rank 0; None: told from the lines.
-        events: further ones, behind those of ``events.jsonl``.
-        file: the path of ``run.log``, where it has another name.
+        files: texts by file name: ``run.log``, ``events.jsonl``, ``metrics.jsonl``, ``state.json``, ``machine``;
+            without ``run.log``, ``launcher.log`` and ``rank<N>.log``, which have no times. ``where`` is their folder;
+            ``skipped`` has a line ``<name> <lines>`` for each file that was cut.
+        node_rank: its rank among the nodes.
+        first_rank: the global rank of its local rank 0; None: derived from the lines.
+        events: further events after those of ``events.jsonl``.
+        file: the path of ``run.log`` if it has another name.
     """
 
     def read(name: str, rank: int | None = None) -> tuple[Line, ...]:
@@ -74,15 +74,15 @@ def record(
         dated = any(is_dated(files[name]) for name in names)
     agent = read("agent.log") if "agent.log" in files else ()
     state = objects(files.get("state.json", ""))
-    told = (*objects(files.get("events.jsonl", "")), *events)
-    dated = dated or not lines or any("time" in event for event in told)
+    events = (*objects(files.get("events.jsonl", "")), *events)
+    dated = dated or not lines or any("time" in event for event in events)
     lines += kernel(files.get("kernel", ""), files.get("machine", ""), node)
     return Record(
         node,
         node_rank,
         _first_rank(lines) if first_rank is None else first_rank,
         lines,
-        told,
+        events,
         objects(files.get("metrics.jsonl", "")),
         state[-1] if state else {},
         *machine(files.get("machine", "")),
@@ -94,7 +94,7 @@ def record(
 
 
 def _first_rank(lines: tuple[Line, ...]) -> int:
-    """The global rank of local rank 0: from torchrun's report of a failure, else the lowest that has a line."""
+    """The global rank of local rank 0: from torchrun's failure report, else the lowest rank with a line."""
     for line in lines:
         if found := _REPORTED.match(line.text):
             return int(found[1]) - int(found[2])
@@ -102,7 +102,7 @@ def _first_rank(lines: tuple[Line, ...]) -> int:
 
 
 def machine(text: str) -> tuple[dict[str, float], int | None]:
-    """Links and processors, from what ``templates/run/evidence.sh.j2`` prints of a node.
+    """Links and processors, from the output of ``templates/run/evidence.sh.j2``.
 
     ``cores 64``, ``link eth0 1000`` (Mbit/s, /sys/class/net/NAME/speed) and ``link mlx5_0/1 200000``.
     """
@@ -114,31 +114,26 @@ def machine(text: str) -> tuple[dict[str, float], int | None]:
 
 
 def kernel(text: str, clock: str, node: str) -> tuple[Line, ...]:
-    """What dmesg says, with times from the line ``clock EPOCH UPTIME`` of ``machine``; without that, nothing.
+    """The lines of dmesg, with times from the line ``clock EPOCH UPTIME`` of ``machine``; none without that line.
 
-    Lines of before the run are told from its own by their times.
+    Their times tell earlier lines from those of the run.
     """
     boot = booted(clock)
     if boot is None:
         return ()
     found = re.findall(r"^\[ *(\d{1,12}\.\d{1,12})\] (.+)$", text, re.MULTILINE)
-    return tuple(Line(said, node, None, boot + float(seconds), f"{node}: dmesg") for seconds, said in found)
+    return tuple(Line(text, node, None, boot + float(seconds), f"{node}: dmesg") for seconds, text in found)
 
 
 def booted(machine: str) -> float | None:
-    """When a node was booted, from the line ``clock EPOCH UPTIME`` of ``machine``."""
+    """When a node booted, from the line ``clock EPOCH UPTIME`` of ``machine``."""
     at = re.search(r"^clock (\d{1,12}) (\d{1,12}(?:\.\d+)?)$", machine, re.MULTILINE)
     return int(at[1]) - float(at[2]) if at else None
 
 
 def objects(text: str) -> tuple[Event, ...]:
-    """The JSON objects of a text, one a line; what is not one is left out, and so is a field of another type."""
-    found = []
-    for line in text.splitlines():
-        said = fields.read(line)
-        if said is not None:
-            found.append(said)
-    return tuple(found)
+    """The JSON objects of a text, one per line. Skips other lines, and fields of a wrong type."""
+    return tuple(found for line in text.splitlines() if (found := fields.read(line)) is not None)
 
 
 def is_dated(text: str) -> bool:
@@ -147,7 +142,7 @@ def is_dated(text: str) -> bool:
 
 
 def log(text: str, node: str, rank: int | None = None, file: str = "", skipped: int = 0) -> tuple[Line, ...]:
-    """The lines of a log, our own ``run.log`` or anybody's.
+    """The lines of a log, clusterctl's ``run.log`` or any other.
 
     Args:
         text: the file's; of a progress bar's states the last one counts.
@@ -179,8 +174,8 @@ def log(text: str, node: str, rank: int | None = None, file: str = "", skipped: 
 def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
     """Progress events from the losses that trainers print, for logs without events.
 
-    The step of transformers' lines is their number: they do not name it. What is not finite is None, as the agent
-    writes it.
+    The lines of transformers do not name a step, so they are counted. A value that is not finite becomes None, as in
+    the agent's events.
     """
     return tuple(_progress(lines))
 
@@ -188,10 +183,10 @@ def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
 def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
     count = 0
     for line in lines:
-        said = trainers.said(line.text)
-        if said is None or not said.values.keys() & _LOSSES:
+        reading = trainers.said(line.text)
+        if reading is None or not reading.values.keys() & _LOSSES:
             continue
-        found = {name: value if math.isfinite(value) else None for name, value in said.values.items()}
+        found = {name: value if math.isfinite(value) else None for name, value in reading.values.items()}
         if "step" not in found:
             count += "loss" in found
             found["step"] = count
@@ -217,13 +212,13 @@ def _time(row: str, before: float | None, year: int) -> tuple[float | None, int]
     at = _epoch(str(year), *parts)
     if at is None:
         return before, year
-    if before is not None and before - at > _HALF_YEAR:  # the new year has begun
+    if before is not None and before - at > _HALF_YEAR:  # a new year started
         return _epoch(str(year + 1), *parts), year + 1
     return at, year
 
 
 def _year(text: str) -> int:
-    """The first year that a log names; ``_NO_YEAR`` where it names none: its times are right among each other only."""
+    """The first year in a log. ``_NO_YEAR`` without one: its times can only be compared with each other."""
     for row in text.split("\n"):
         found = _OURS.match(row) or _ISO.search(row[:_TIME_WITHIN])
         if found and _epoch(*found.groups()[:6], None) is not None:
@@ -234,7 +229,7 @@ def _year(text: str) -> int:
 def _epoch(*parts: str | None) -> float | None:
     """Year, month, day, hour, minute, second and its fraction as epoch seconds; times without a zone are UTC.
 
-    None: there is no such date.
+    None: the date does not exist.
     """
     year, month, day, hour, minute, second = (int(part or 0) for part in parts[:6])
     if not 1970 <= year <= 2999 or not 1 <= month <= 12:

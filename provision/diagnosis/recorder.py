@@ -1,7 +1,7 @@
-"""torch's flight recorder: a file of each rank with its last collectives, as lines that ``arrivals`` reads. Pure.
+"""Converts a dump of torch's flight recorder, a rank's last collectives, to lines that ``arrivals`` reads. Pure.
 
-A dump is a pickle (``nccl_trace_rank_N``) or JSON. Only plain values are taken out of a pickle: whatever else it names
-is refused, so that a dump from elsewhere runs no code.
+A dump is a pickle (``nccl_trace_rank_N``) or JSON. A pickle may contain only plain values: classes and functions are
+refused, so that a dump from an unknown source runs no code.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import pickle
 import re
 from typing import Any
 
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 _PICKLE = b"\x80"
 
 
 class _Plain(pickle.Unpickler):
-    """Values without any class."""
+    """Unpickles plain values only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse."""
+        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 def is_dump(name: str, data: bytes) -> bool:
-    """Whether a file is one of the flight recorder's."""
+    """Whether a file is a dump of the flight recorder."""
     return rank_of(name) is not None and data[:1] in {_PICKLE, b"{"} and b"pg_status" in data
 
 
@@ -36,10 +36,10 @@ def rank_of(name: str) -> int | None:
 
 
 def lines(name: str, data: bytes) -> str:
-    """A line for each process group: what the rank enqueued last, in the words of torch's watchdog.
+    """A line for each process group with the rank's last collective, in the format of torch's watchdog.
 
     Raises:
-        UntrustedError: the file is no dump.
+        UntrustedError: the file is not a dump.
     """
     try:
         dump = _Plain(io.BytesIO(data)).load() if data[:1] == _PICKLE else parse_object(data, limit=len(data))
@@ -47,7 +47,7 @@ def lines(name: str, data: bytes) -> str:
     except UntrustedError:
         raise
     except Exception as error:  # noqa: BLE001 - a pickle fails in many ways
-        raise UntrustedError(f"is no flight recorder dump: {type(error).__name__}") from None
+        raise UntrustedError(f"is not a flight recorder dump: {type(error).__name__}") from None
     rank = rank_of(name)
     return "".join(
         f"[rank{rank}]: [PG ID {group} PG GUID {group} Rank {rank}] flight recorder: last enqueued work: {enqueued}, "

@@ -1,4 +1,4 @@
-"""Finds the table's causes in what a run left behind."""
+"""Finds matches of the table of causes in a run's logs and events."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from provision.inventory import fold
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Event, Evidence, Line, Record
 
-CONTEXT = 120  # lines before a sign that may tell what was going on: a traceback of a trainer has about 60
-_SOURCE = re.compile(r'\s*(?:\|\s*)?File "[^"]+", line \d+')  # of a traceback: the line after it is the program's
+CONTEXT = 120  # lines before a sign that give its context: a trainer's traceback has about 60
+_SOURCE = re.compile(r'\s*(?:\|\s*)?File "[^"]+", line \d+')  # a frame of a traceback; source code follows
 _TRACEBACK = "Traceback (most recent call last):"
-_FRAMES = 4  # of a traceback that are shown, the innermost ones
-_LINES = 200  # of a traceback that are looked through
-_BEHIND = frozenset({"nccl.timeout", "nccl.timeout.evaluating"})  # where sequence numbers name who did not arrive
-WENT_ON = 2.0  # seconds before the last progress in which a failure may lie: progress is written down late
+_FRAMES = 4  # innermost frames of a traceback that are shown
+_LINES = 200  # lines of a traceback that are searched
+_BEHIND = frozenset({"nccl.timeout", "nccl.timeout.evaluating"})  # sequence numbers can name the missing rank
+SURVIVED = 2.0  # seconds before the last progress in which a failure may be: progress is written late
 
 
 def signs(evidence: Evidence) -> tuple[Sign, ...]:
-    """All signs, but those after which the run went on: they were survived."""
+    """All signs, without those that the run survived."""
     found = [sign for record in evidence.records for sign in _of_record(record)]
     found = _with_missing_rank(found, evidence)
     found = [_of_lost_node(sign, evidence) for sign in found]
@@ -43,11 +43,11 @@ def signs(evidence: Evidence) -> tuple[Sign, ...]:
 
 
 def _is_fatal(sign: Sign, alive: float | None) -> bool:
-    return sign.cause.lasting or alive is None or sign.time is None or sign.time >= alive - WENT_ON
+    return sign.cause.lasting or alive is None or sign.time is None or sign.time >= alive - SURVIVED
 
 
 def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
-    """The signs with the rank that did not arrive, in place of the ranks that waited for it."""
+    """The signs with the rank that did not arrive instead of the ranks that waited for it."""
     if not any(sign.cause.id in _BEHIND for sign in found):
         return found
     met = arrival(evidence)
@@ -55,9 +55,9 @@ def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
         return found
     rank = met.missing[0]
     node = node_of(evidence, rank)
-    told = {"missing": named(met.missing), "late": str(rank)}
+    values = {"missing": named(met.missing), "late": str(rank)}
     return [
-        replace(sign, node=node or sign.node, rank=rank, captured={**sign.captured, **told})
+        replace(sign, node=node or sign.node, rank=rank, captured={**sign.captured, **values})
         if sign.cause.id in _BEHIND
         else sign
         for sign in found
@@ -65,7 +65,7 @@ def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
 
 
 def _of_lost_node(sign: Sign, evidence: Evidence) -> Sign:
-    """A node that fell silent. Only its own machine says that it went down: its log may name another cause."""
+    """The sign of a silent node with its real cause: an agent's traceback, or a machine that stayed up."""
     if sign.cause.id != "node.lost":
         return sign
     record = next((each for each in evidence.records if each.node == sign.node), None)
@@ -97,7 +97,7 @@ def _of_record(record: Record) -> Iterator[Sign]:
 
 
 def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
-    known: dict[str, tuple[Cause, dict[str, str]] | None] = {}  # progress bars aside, logs repeat themselves
+    known: dict[str, tuple[Cause, dict[str, str]] | None] = {}  # logs repeat many lines
     for order, line in enumerate(lines):
         if line.text not in known:
             known[line.text] = next(rows(line.text), None)
@@ -107,7 +107,7 @@ def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
         for cause, captured in rows(line.text):
             if cause.context and not any(cause.around.search(each.text) for each in reversed(before)):
                 continue
-            after = 0 if "local_rank" in captured else cause.more  # behind a launcher's word comes its own traceback
+            after = 0 if "local_rank" in captured else cause.more  # a launcher's line is followed by its own traceback
             more = tuple(each.text for each in lines[order + 1 : order + 1 + after])
             rank = _rank(line.rank, captured, record)
             frames = _frames(lines, order)
@@ -116,7 +116,7 @@ def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
 
 
 def _frames(lines: Sequence[Line], order: int) -> tuple[str, ...]:
-    """The innermost frames of the traceback that the line of an exception ends; none where it ends none."""
+    """The innermost frames of the traceback that ends with this line; none if no traceback does."""
     start = order
     for start in range(order - 1, max(-1, order - _LINES), -1):
         text = lines[start].text
@@ -131,35 +131,35 @@ def _frames(lines: Sequence[Line], order: int) -> tuple[str, ...]:
 
 
 def place_of(line: Line) -> str:
-    """The file and the line that a person opens."""
+    """The file and line number of a line."""
     return f"{line.file}, line {line.number}" if line.file and line.number else line.file
 
 
 def _rank(rank: int | None, captured: dict[str, str], record: Record) -> int | None:
-    """Whose sign it is: a launcher names the process that failed."""
+    """The rank of a sign: a launcher names the process that failed."""
     if rank is None and (local := _whole(captured.get("local_rank"))) is not None:
         return record.first_rank + local
     return _whole(captured.get("rank")) if rank is None else rank
 
 
 def _whole(text: str | None) -> int | None:
-    """The number of a rank; None where it is none."""
+    """The text as a rank; None if it is not one."""
     return int(text) if text and re.fullmatch(r"\d{1,6}", text) else None
 
 
 def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
     for cause, captured in rows_of(event):
         why = event.get("why")
-        told = why if isinstance(why, dict) else event
-        rank = told.get("rank")
+        source = why if isinstance(why, dict) else event
+        rank = source.get("rank")
         if rank is None and "odd" in captured:
             rank = _whole(captured["odd"])
         yield Sign(
             cause,
-            str(captured.get("lost") or (told.get("node") if told is why else None) or record.node),
+            str(captured.get("lost") or (source.get("node") if source is why else None) or record.node),
             rank if isinstance(rank, int) else None,
             _time(event),
-            str(told.get("text") or event.get("error") or _described(event)),
+            str(source.get("text") or event.get("error") or _described(event)),
             captured,
             order,
             place=f"{record.folder}/events.jsonl" if record.folder else "",
@@ -173,7 +173,7 @@ def _described(event: Event) -> str:
 
 
 def _differences(evidence: Evidence) -> Iterator[Sign]:
-    """A sign for what differs between nodes, on the node that most others differ from."""
+    """A sign for each value that differs between nodes, on the node with the rarest value."""
     for cause in COMPARING:
         seen: dict[str, dict[str, Line]] = {}  # name: {value: first line}
         where: dict[str, dict[str, set[str]]] = {}  # name: {value: nodes}
@@ -187,13 +187,13 @@ def _differences(evidence: Evidence) -> Iterator[Sign]:
         for name, values in where.items():
             if len(values) > 1 and len(set().union(*values.values())) > 1:
                 odd = min(values, key=lambda value: (len(values[value]), value))
-                told = ", ".join(f"{value} on {fold(sorted(nodes))}" for value, nodes in sorted(values.items()))
+                text = ", ".join(f"{value} on {fold(sorted(nodes))}" for value, nodes in sorted(values.items()))
                 line = seen[name][odd]
-                yield Sign(cause, line.node, None, line.time, line.text, {"what": name, "values": told})
+                yield Sign(cause, line.node, None, line.time, line.text, {"what": name, "values": text})
 
 
 def _last_progress(records: Sequence[Record]) -> float | None:
-    """When the run was last seen to make a step."""
+    """The time of the run's last reported step."""
     events = (event for record in records for event in record.events if event.get("event") == "progress")
     printed = (event for record in records for event in progress(record.lines))
     return max((time for event in [*events, *printed] if (time := _time(event)) is not None), default=None)
@@ -205,7 +205,7 @@ def _time(event: Event) -> float | None:
 
 
 def once(found: Iterable[Sign]) -> tuple[Sign, ...]:
-    """The first sign of each cause on each rank; a rank's own words rather than what its launcher says of it."""
+    """The first sign of each cause on each rank; a rank's own line is preferred to its launcher's."""
     first: dict[tuple[str, str, int | None], Sign] = {}
     for sign in found:
         key = sign.cause.id, sign.node, sign.rank

@@ -1,4 +1,4 @@
-"""A few robust statistics over short series. Pure; the standard library's are for clean data."""
+"""Robust statistics over short series. Pure; those of the standard library are for clean data."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def rolling(values: Sequence[float], width: int) -> list[float]:
 
 
 def noise(values: Sequence[float]) -> float:
-    """The standard deviation from one value to the next around whatever trend there is.
+    """The standard deviation of the values around their trend.
 
-    By the median of the absolute differences, so that a few spikes do not count: for normal noise it is 0.954 of the
-    standard deviation of a value (0.6745 times the square root of 2).
+    It is based on the median of the absolute differences, which a few spikes do not change. For normal noise this
+    median is 0.954 of the standard deviation (0.6745 times the square root of 2).
     """
     steps = [abs(after - before) for before, after in itertools.pairwise(values)]
     return median(steps) / 0.954 if steps else 0.0
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
-    """The least-squares slope for each place, and that slope over its standard error (Student's t)."""
+    """The least-squares slope per index, and the slope over its standard error (Student's t)."""
     count = len(values)
     middle, level = (count - 1) / 2, fmean(values)
     spread = sum((place - middle) ** 2 for place in range(count))
@@ -35,6 +35,6 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value that ``part`` of all are below."""
+    """The value below which the share ``part`` of all values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -1,8 +1,8 @@
-"""Which rank failed first and why: the cause among its echoes. Pure.
+"""Finds the rank that failed first, and the cause among its echoes. Pure.
 
-Lines carry the time at which the agent read them, up to a quarter of a second late, and nodes' clocks differ by some
-milliseconds. So what lies within ``CLOSE`` counts as simultaneous, and then what explains more comes first. An earlier
-exception that a run has survived is told from the fatal one by the quiet that follows it.
+A line has the time at which the agent read it, up to a quarter of a second late, and clocks differ by milliseconds. So
+signs within ``CLOSE`` count as simultaneous, and the strongest explanation of them comes first. A quiet period after an
+exception shows that the run survived it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from provision.diagnosis.signs import last_lines, once, place_of, signs
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Evidence, Line, Record
 
-CLOSE = 0.5  # seconds within which no order is believed: the agent's look (0.25 s), and clocks that differ
-QUIET = 60.0  # seconds after which an exception was survived, if others followed: a failed run is ended sooner
-LAST = 15  # lines that are shown where nothing is known
+CLOSE = 0.5  # seconds within which the order of signs is unknown: the agent's interval (0.25 s) and clock differences
+QUIET = 60.0  # seconds after which a run has survived an exception, if others follow: a failed run is stopped sooner
+LAST = 15  # last lines that are shown if no cause was found
 
-_NO_RANK = 1 << 30  # what names no rank says less than what names one
+_NO_RANK = 1 << 30  # a sign without a rank sorts after signs with one
 _PLACE = {cause.id: place for place, cause in enumerate(TABLE)}
 
 
@@ -32,16 +32,16 @@ class Verdict:
     """Why a run failed.
 
     Attributes:
-        first: what happened first; None where no row of the table explains it.
-        also: the same cause on other ranks at the same moment.
-        echoes: other signs, in the order of their times: consequences.
-        alone: whether no other node shows the cause, although there are others.
-        node: of the first failure, also where nothing explains it.
-        rank: of the first failure; None: the launcher, or unknown.
-        last: where nothing explains it, the last lines of that rank.
-        said: what the agents themselves say of the first failure.
-        place: the file and the number of the last of ``last``.
-        by_file: the logs' times cannot be compared: they count in the order of the files.
+        first: the first failure; None if no row of the table explains it.
+        also: the same cause on other ranks at the same time.
+        echoes: the other signs, in the order of their times: consequences.
+        alone: only one of several nodes shows the cause.
+        node: the node of the first failure, also without an explanation.
+        rank: the rank of the first failure; None: the launcher, or unknown.
+        last: without an explanation, the last lines of that rank.
+        said: the agents' own reason for the first failure.
+        place: the file and line number of the last line in ``last``.
+        by_file: the logs' times cannot be compared, so the order of the files counts.
     """
 
     first: Sign | None
@@ -60,8 +60,8 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     """Find the first failure.
 
     Args:
-        evidence: of one attempt.
-        ended: whether the run has ended; while it goes on, what may be survived or late is no failure yet.
+        evidence: the evidence of one attempt.
+        ended: whether the run has ended; while it is running, a sign that it may survive is not a failure.
     """
     places = {record.node: record.node_rank for record in evidence.records}
     by_file = not comparable(evidence)
@@ -79,7 +79,7 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
         place = place_of(last[-1]) if last else ""
         return Verdict(None, (), found, node=node, rank=rank, last=texts, said=said, by_file=by_file, place=place)
     same = [sign for sign in found if sign.cause is first.cause and sign is not first]
-    same = [sign for sign in same if sign.node != first.node or sign.rank is not None]  # the launcher tells it again
+    same = [sign for sign in same if sign.node != first.node or sign.rank is not None]  # the launcher repeats it
     also = tuple(sign for sign in same if _near(sign, first) and not (by_file and sign.node != first.node))
     echoes = tuple(
         sign
@@ -92,7 +92,7 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
 
 
 def _holds(sign: Sign, evidence: Evidence) -> bool:
-    """Whether a sign is a failure although the run goes on: its rank has fallen silent after it."""
+    """Whether a sign of a running run is a failure: its rank has been silent since."""
     if sign.cause.grade != "cause":
         return sign.cause.grade == "ended" or sign.cause.id == "rank.hangs"
     record = next((each for each in evidence.records if each.node == sign.node), None)
@@ -101,7 +101,7 @@ def _holds(sign: Sign, evidence: Evidence) -> bool:
 
 
 def _first(found: Sequence[Sign], places: dict[str, int]) -> Sign | None:
-    """The sign that explains the failure; None where all only echo it."""
+    """The sign that explains the failure; None if all are echoes."""
     fatal = _final([sign for sign in found if sign.cause.grade in {"cause", "unknown"}])
     for grades in ({"cause", "unknown"}, {"ended"}, {"late"}):
         pool = fatal if "cause" in grades else [sign for sign in found if sign.cause.grade in grades]
@@ -113,7 +113,7 @@ def _first(found: Sequence[Sign], places: dict[str, int]) -> Sign | None:
 
 
 def _first_of_files(found: Sequence[Sign], evidence: Evidence) -> Sign | None:
-    """Of every file's own first failure the one that explains most; of equals that of the file named first."""
+    """The strongest explanation among the files' first failures; of equal ones that of the file named first."""
     places = {record.node: record.node_rank for record in evidence.records}
     firsts = [_first([sign for sign in found if sign.node == record.node], places) for record in evidence.records]
     return min(
@@ -128,7 +128,7 @@ def _number(rank: int | None) -> int:
 
 
 def _final(found: Sequence[Sign]) -> list[Sign]:
-    """What comes after the last quiet: what was before it has been survived."""
+    """The signs after the last quiet period: the run survived the earlier ones."""
     final: list[Sign] = []
     for sign in sorted(found, key=_when):
         if final and _when(sign) - _when(final[-1]) > QUIET:
@@ -146,7 +146,7 @@ def _near(one: Sign, other: Sign) -> bool:
 
 
 def _weight(sign: Sign, places: dict[str, int]) -> tuple[int, int, int, int, int]:
-    """What explains more is less: of the same, the lowest rank."""
+    """The sort key: the strongest explanation first, then the lowest rank."""
     rank = sign.rank if sign.rank is not None else _NO_RANK
     first_of_rank = sign.order if sign.time is None else 0
     return (GRADES.index(sign.cause.grade), first_of_rank, _PLACE[sign.cause.id], places.get(sign.node, 0), rank)
@@ -158,7 +158,7 @@ def _order(sign: Sign, places: dict[str, int], *, by_file: bool) -> tuple[int, f
 
 
 def _said(evidence: Evidence) -> str:
-    """The agents' own word: why of the event end."""
+    """The agents' reason: the field ``why`` of the event ``end``."""
     for record in evidence.records:
         for event in reversed(record.events):
             why = event.get("why")
@@ -168,13 +168,13 @@ def _said(evidence: Evidence) -> str:
 
 
 def _exit(found: Sequence[Sign]) -> str:
-    """How the launcher says that its process ended."""
+    """The exit code of the launcher's process."""
     codes = [sign.captured["rc"] for sign in found if "rc" in sign.captured]
     return f"ended with exit code {codes[0]}" if codes else ""
 
 
 def _whose(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
-    """Node and rank of the first failure where nothing explains it: the agents' word, else the first echo's."""
+    """Node and rank of a first failure without explanation: those of the agents' reason, else of the first echo."""
     for record in evidence.records:
         for event in reversed(record.events):
             why = event.get("why")
@@ -194,7 +194,7 @@ def _failed(record: Record) -> bool:
 
 
 def _last(record: Record, rank: int | None) -> tuple[Line, ...]:
-    """The last lines of that rank, of the launcher where it has none, else of any rank."""
+    """The last lines of that rank; if it has none, of the launcher, else of any rank."""
     ranks = sorted({line.rank for line in record.lines if line.rank is not None})
     for each in [rank, None, *ranks]:
         if lines := last_lines(record, each, LAST):

@@ -32,7 +32,7 @@ def check_options(document: Document, data: object) -> CheckOptions:
         if isinstance(values, dict):
             limits[check] = values
         elif values is not None:
-            wish = f"must be a mapping of thresholds, not {shown(str(values))}; to leave it out: off: [{check}]"
+            wish = f"must be a mapping of thresholds, not {shown(str(values))}; to skip it: off: [{check}]"
             document.mistake(("checks", check), wish)
     for place, sentence in problems(off, limits):
         document.mistake(("checks", *place), sentence)

@@ -55,14 +55,14 @@ def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
     for host in hosts:
         name, equals, address = host.rpartition("=")
         if (equals and not name) or not address:
-            raise UsageError(f"{host!r} is no [NAME=]ADDRESS")
+            raise UsageError(f"{host!r} is not [NAME=]ADDRESS")
         try:
             user, address, port = target(address)
             addresses = expand(address)
             names: Sequence[str | None] = expand(name) if equals else [None] * len(addresses)
         except ValueError as error:
             raise UsageError(
-                f"{host!r:.200} is no host and no range of hosts: {error}",
+                f"{host!r:.200} is neither a host nor a range of hosts: {error}",
                 hint="write [NAME=][USER@]ADDRESS[:PORT], such as gpu[01-04]=root@10.0.0.[1-4]",
             ) from error
         if len(names) != len(addresses):

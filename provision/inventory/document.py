@@ -161,7 +161,7 @@ class _Builder:
                 self.document.mistake(place, f"more than {MAX_VALUES:,} values: aliases of aliases?", line=line)
             return None
         if any(node is outer for outer in self._open):
-            self.document.mistake(place, "an alias that refers to what it stands in", line=line)
+            self.document.mistake(place, "an alias that contains itself", line=line)
             return None
         if isinstance(node, ScalarNode):
             return self._scalar(node, place)
@@ -234,5 +234,5 @@ class _Builder:
     def _refuse_tag(self, node: Node, place: Place) -> None:
         tag = "!!" + node.tag.removeprefix(_CORE) if node.tag.startswith(_CORE) else node.tag
         self.document.mistake(
-            place, f"the tag {shown(tag)} has no place in an inventory", line=node.start_mark.line + 1
+            place, f"the tag {shown(tag)} is not allowed in an inventory", line=node.start_mark.line + 1
         )

@@ -88,7 +88,7 @@ def _set(text: str, name: str, value: str) -> str:
 def _inserted(text: str, mapping: Node, lines: tuple[str, ...], newline: str) -> str:
     """A new last entry of a mapping; a second line is an entry below the first."""
     if not isinstance(mapping, MappingNode):
-        raise _CannotError(f"line {mapping.start_mark.line + 1} is no mapping")
+        raise _CannotError(f"line {mapping.start_mark.line + 1} is not a mapping")
     if mapping.flow_style:
         end = mapping.value[-1][1].end_mark.index if mapping.value else mapping.start_mark.index + 1
         entry = lines[0] if len(lines) == 1 else f"{lines[0]} {{{lines[1]}}}"

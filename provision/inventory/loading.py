@@ -95,7 +95,7 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InventoryError(f"there is no {path}", hint=hint) from None
+        raise InventoryError(f"{path} does not exist", hint=hint) from None
     except IsADirectoryError:
         raise InventoryError(f"{path} is a folder, not an inventory file", hint=hint) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

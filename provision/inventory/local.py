@@ -35,7 +35,7 @@ def local_inventory(
     """
     chosen = prefix or _active(environ)
     if starts and not (chosen / "bin/python").exists():
-        raise UsageError(f"{chosen} is no environment: there is no {chosen / 'bin/python'}", hint=_HINT)
+        raise UsageError(f"{chosen} is not an environment: {chosen / 'bin/python'} does not exist", hint=_HINT)
     return Inventory(
         path=Path("this machine").absolute(),  # no file: its name is for messages, its folder for the record of a run
         alone=True,
@@ -52,7 +52,7 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(data) if data.startswith("/") else Path.home() / ".local/share") / "clusterctl"
 
 
-_HINT = "activate the environment: conda activate NAME; or name an inventory: --inventory FILE"
+_HINT = "activate the environment: conda activate NAME; or use an inventory: --inventory FILE"
 
 
 def _active(environ: Mapping[str, str]) -> Path:

@@ -22,6 +22,11 @@ from provision.inventory.names import split_target
 if TYPE_CHECKING:
     from provision.inventory.document import Document, Place
 
+# While this module creates its models: pydantic would read the metadata of every installed package to find plugins.
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+_plugins_before = os.environ.get(_PLUGINS)
+os.environ[_PLUGINS] = "__all__"
+
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOGIN = re.compile(
     r"""[^\s/:'"`$;&<>|(){}\[\]*?!#%~-][^\s/:'"`$;&<>|(){}\[\]*?!#%~]{0,255}(?<!\\)"""
@@ -93,7 +98,7 @@ def as_file(value: object) -> str:
     text = as_text(value)
     expanded = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if expanded.startswith("~"):
-        raise ValueError(f"{shown(text)}: there is no such user on this machine")
+        raise ValueError(f"{shown(text)}: this machine has no such user")
     _check_path(expanded)
     return expanded
 
@@ -135,7 +140,7 @@ def as_env_value(value: object) -> str:
     if value is None:
         raise ValueError('has no value: write "" for an empty one')
     if value is True or value is False:
-        raise ValueError(f'{_TRUTH}: put the text that programs shall see in quotes, such as "1" or "true"')
+        raise ValueError(f'{_TRUTH}: put the text in quotes, such as "1" or "true"')
     if not isinstance(value, str):
         raise ValueError(f"must be text or a number, not {_kind(value)}")  # noqa: TRY004
     if "\0" in value:
@@ -148,7 +153,7 @@ def as_env_value(value: object) -> str:
 def _whole_number(value: object, what: str, low: int, high: int) -> int:
     text = as_text(value)
     if re.fullmatch(r"0[0-9]+", text):
-        raise ValueError(f"{shown(text)} is not {what}: leave out the leading zero")
+        raise ValueError(f"{shown(text)} is not {what}: omit the leading zero")
     if not re.fullmatch(r"0|[1-9][0-9]{0,17}", text) or not low <= int(text) <= high:
         raise ValueError(f"{shown(text)} is not {what} ({low}-{high})")
     return int(text)
@@ -242,6 +247,12 @@ class TopSection(Section):
     groups: Any = None
     services: Any = None
     checks: Any = None
+
+
+if _plugins_before is None:
+    del os.environ[_PLUGINS]
+else:
+    os.environ[_PLUGINS] = _plugins_before
 
 
 # --- a section and its mistakes ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which nodes a command works on, and many names written as few."""
+"""Selects the nodes of a command, and folds names: ``gpu[01-04]``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ def select(
     unwanted = _names(inventory, "--exclude", exclude) if exclude is not None else set()
     left = tuple(node for node in inventory.nodes if node.name in wanted - unwanted)
     if not left:
-        raise UsageError("no node is left to work on", hint=f"{inventory.path.name} has {_all(inventory)}")
+        raise UsageError("no node is selected", hint=f"{inventory.path.name} has {_all(inventory)}")
     if count is None:
         return left
     if count < 1:
-        raise UsageError(
-            f"--nodes {count}: at least one node is needed", hint=f"--nodes {len(left)} takes all there are"
-        )
+        raise UsageError(f"--nodes {count}: at least one node is needed", hint=f"for all nodes: --nodes {len(left)}")
     if count > len(left):
         file, names = inventory.path.name, fold(node.name for node in left)
         if len(left) < len(inventory.nodes):

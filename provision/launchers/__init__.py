@@ -7,8 +7,6 @@ what launchers share. docs/launchers.md explains the names.
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -21,9 +19,10 @@ from provision.launchers.kit.network import network
 from provision.launchers.kit.options import VARIABLES, with_variables
 from provision.launchers.kit.plans import node_plan, notices, require, resume
 from provision.masking import mask_words, secret_option
+from provision.registry import load_module, module_names
 from provision.run import LIMIT, Job, Launch, RunFiles, RunSpec, code, world_size
 from provision.run.job import of_module, of_target, override
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 __all__ = [
     "DEFAULT",
@@ -67,7 +66,7 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 @functools.cache
 def names() -> tuple[str, ...]:
     """Every launcher's name, which is its file's."""
-    return tuple(sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.ispkg))
+    return module_names(__name__)
 
 
 @functools.cache
@@ -80,10 +79,7 @@ def get(name: str) -> ModuleType:
     """
     if name not in names():
         raise UsageError(f"there is no launcher {shown(name)}", hint=f"--launcher {' | '.join(('auto', *names()))}")
-    module = importlib.import_module(f"{__name__}.{name}")
-    for wanted, kind in REQUIRED.items():
-        if not isinstance(getattr(module, wanted, None), kind) or getattr(module, wanted, None) is None:
-            raise ClusterctlError(f"{module.__file__} is not a launcher: it does not define {wanted}")
+    module = load_module(__name__, name, "a launcher", REQUIRED)
     if name != module.NAME:
         raise ClusterctlError(f"{module.__file__} is not a launcher: its NAME is {module.NAME}, not {name}")
     return module

@@ -24,7 +24,7 @@ from provision.launchers.kit import PORT, Command, Options, by_name, names, pars
 from provision.model import Notice
 from provision.run import WORK, Job, RunFiles, RunSpec
 from provision.run.config_text import load_either
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 NAME = "accelerate"
 ABOUT = "`accelerate launch`"

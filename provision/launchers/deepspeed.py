@@ -30,7 +30,7 @@ from provision.launchers.kit import (
     ranks,
 )
 from provision.run import Job, RunSpec, Worker
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 NAME = "deepspeed"
 ABOUT = "`deepspeed.launcher.launch`, without `deepspeed`"

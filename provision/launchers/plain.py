@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from provision.errors import UsageError
 from provision.launchers.kit import Command, Options
 from provision.run import Job, RunSpec
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 NAME = "plain"
 ABOUT = "one process for each rank, which the agent starts itself"

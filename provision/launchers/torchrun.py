@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from provision.launchers.kit import PORT, USE_ENV, Command, Options, by_name, names, parse_options, put, ranks
 from provision.run import Job, RunSpec
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 NAME = "torchrun"
 ABOUT = "`python -m torch.distributed.run`, static rendezvous"

@@ -1,6 +1,6 @@
-"""What a measured network means: bandwidths, who is slow, and which settings are worth keeping. Pure.
+"""Evaluates a network measurement: bandwidths, slow nodes, and the best settings. Pure.
 
-``trainer/network`` measures; its events, which it documents, are what is judged here.
+``trainer/network`` measures and documents its events.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def bus_factor(op: str, world: int) -> float:
-    """Bus bandwidth over algorithm bandwidth.
+    """The ratio of bus bandwidth to algorithm bandwidth.
 
-    The definitions of NCCL's own tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): what each
-    rank has to send and receive at least, so that the figure compares with the hardware's whatever the number of ranks.
+    Defined as in NCCL's tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the least that
+    each rank must send and receive, so that the figure is comparable with the hardware's for any number of ranks.
     """
     if op == "all_reduce":
         return 2 * (world - 1) / world
@@ -40,9 +40,9 @@ class Row:
     Attributes:
         op: one of ``OPS``.
         size: S of NCCL's tests, in bytes.
-        world: how many processes took part.
-        times: seconds of every iteration.
-        wrong: elements of the result that were not what they should be.
+        world: the number of processes.
+        times: the seconds of every iteration.
+        wrong: the number of wrong elements in the result.
     """
 
     op: str
@@ -58,17 +58,17 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """Bytes a second, as the program sees it."""
+        """Bytes a second, from the program's point of view."""
         return self.size / self.seconds
 
     @property
     def busbw(self) -> float:
-        """Bytes a second, as the hardware sees it."""
+        """Bytes a second, from the hardware's point of view."""
         return self.algbw * bus_factor(self.op, self.world)
 
     @property
     def spread(self) -> float:
-        """How far the middle half of the iterations lies apart, as a part of the median."""
+        """The interquartile range of the iterations, relative to the median."""
         if len(self.times) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.times, n=4, method="inclusive")
@@ -88,12 +88,14 @@ def parse_ops(text: str) -> tuple[str, ...]:
     """``all_reduce,sendrecv`` -> the operations, each once.
 
     Raises:
-        UsageError: one of them is none.
+        UsageError: one of them is unknown.
     """
     names = tuple(dict.fromkeys(word.strip().replace("-", "_") for word in text.split(",") if word.strip()))
     unknown = [name for name in names if name not in OPS]
     if unknown or not names:
-        raise UsageError(f"--ops {text}: {', '.join(unknown) or 'nothing'} is no operation", hint=f"of {','.join(OPS)}")
+        raise UsageError(
+            f"--ops {text}: {', '.join(unknown) or 'nothing'} is not an operation", hint=f"use some of {','.join(OPS)}"
+        )
     return names
 
 
@@ -108,7 +110,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         low, colon, high = part.strip().partition(":")
         first, last = _size(low, text), _size(high, text) if colon else _size(low, text)
         if first > last:
-            raise UsageError(f"--sizes {text}: {high} is less than {low}", hint=f"the smaller one first: {high}:{low}")
+            raise UsageError(f"--sizes {text}: {high} is less than {low}", hint=f"swap them: {high}:{low}")
         while first < last:
             sizes.append(first)
             first *= FACTOR
@@ -121,6 +123,6 @@ def _size(word: str, text: str) -> int:
     size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
     if not 1024 <= size <= _LARGEST:
         raise UsageError(
-            f"--sizes {text}: {word or 'nothing'} is no size from 1K to 16G", hint="such as --sizes 8M:512M"
+            f"--sizes {text}: {word or 'nothing'} is not a size from 1K to 16G", hint="such as --sizes 8M:512M"
         )
     return size

@@ -1,12 +1,13 @@
-"""Reads the lines of ``trainer/network``: a line that a node wrote and that is no event of it is none. Pure."""
+"""Parses the events of ``trainer/network``, and explains failed ranks. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 _LINE = 4 << 20  # characters: a row holds the time of every iteration
 _MOST = 1 << 53
@@ -45,11 +46,11 @@ _FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
 
 
 def parse(line: str, nodes: int) -> dict[str, Any] | None:
-    """The event of a line; None where it is none, as what a program of the node's own prints.
+    """The event in a line; None if it is not an event, such as another program's output.
 
     Args:
-        line: what a node wrote.
-        nodes: how many take part: a pair is of two of them.
+        line: a line of a node's output.
+        nodes: the number of nodes.
     """
     try:
         event = parse_object(line, limit=_LINE)
@@ -61,3 +62,32 @@ def parse(line: str, nodes: int) -> dict[str, Any] | None:
     if kind == "pair" and max(event["a"], event["b"]) >= nodes:
         return None
     return event
+
+
+_STACK = re.compile(r"\n?(Exception raised from|frame #\d+|Traceback \(most recent)")
+_NOISE = re.compile(r"NCCL INFO|Exception raised from|^\s*frame #\d+|^\s*$|Traceback \(most recent")
+_TELLING = re.compile(r"(?i)error|warn|fail|refused|timed out|no such|not found")
+_WAITED = re.compile(r"(?i)time[d-]?\s?out|connection (reset|refused|closed)|failed to connect|no output for")
+_TEXT = 400  # characters of torch's message
+
+
+def reason(event: Mapping[str, Any]) -> str:
+    """Why a rank failed, from the event ``failed``: its message, and the relevant lines of its log."""
+    why = _STACK.split(str(event["why"]), maxsplit=1)[0].strip()
+    why = " ".join(why.split())[:_TEXT]
+    said = [line.strip() for line in event["log"] if not _NOISE.search(line) and _TELLING.search(line)]
+    more = [line for line in dict.fromkeys(said) if why[:60] not in " ".join(line.split())][-4:]
+    return "\n".join([f"rank {event['rank']}: {why}", *more])
+
+
+def stage(events: Sequence[Mapping[str, Any]], world: int) -> str:
+    """How far the ranks came before they timed out; "" for another failure."""
+    if not any(event["event"] == "failed" and _WAITED.search(str(event["why"])) for event in events):
+        return ""
+    seen = {kind: {event["rank"] for event in events if event["event"] == kind} for kind in ("met", "ready")}
+    if len(seen["ready"]) == world:
+        return ""
+    if len(seen["met"]) == world:
+        return "all ranks reached rank 0, but not one another: is there a firewall between the nodes?"
+    missing = sorted(set(range(world)) - seen["met"])
+    return f"rank {', '.join(map(str, missing))} did not reach rank 0's port"

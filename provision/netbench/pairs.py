@@ -1,4 +1,4 @@
-"""Which pairs of nodes are measured when, and which node or link is slow. Pure."""
+"""The order in which pairs of nodes are measured, and the slow nodes and links. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SLOW = 0.75  # of what a usual node reaches with its best partner: below it a pair is slow
-SIZE = 64 << 20  # bytes at most in each direction: enough that the start of a transfer does not count
+SLOW = 0.75  # of a typical node's rate with its best partner: a pair below it is slow
+SIZE = 64 << 20  # bytes at most in each direction: enough that the start of a transfer does not matter
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the pairs tell.
+    """The slow nodes and links.
 
     Attributes:
-        usual: bytes a second that a usual node reaches with its best partner.
-        nodes: slow ones; each with how many of its pairs are slow, and how many it has.
+        usual: bytes a second of a typical node with its best partner.
+        nodes: slow nodes, each with the numbers of its slow pairs and of its pairs.
         links: slow pairs that no slow node explains.
-        compared: whether there is more than one pair, without which nothing can be called slow.
+        compared: whether there are several pairs to compare.
     """
 
     usual: float
@@ -32,9 +32,9 @@ class Judgement:
 
 
 def tournament(count: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which everybody meets everybody once, as many at a time as there can be (the circle method).
+    """Rounds in which every node meets every other node once, with as many pairs at a time as possible (circle method).
 
-    With an odd count one rests in every round.
+    With an odd count, one node rests in every round.
     """
     seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     found = []
@@ -51,10 +51,9 @@ def tournament(count: int) -> list[list[tuple[int, int]]]:
 
 
 def rates(events: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[Pair, float]:
-    """Bytes a second in each direction of every pair of nodes: what its processes do together.
+    """Bytes a second in each direction of every pair of nodes, summed over its processes.
 
-    It counts what a pair reached in the better half of its iterations: others may use the network at the same time, and
-    that is not what is asked here.
+    Only the better half of a pair's iterations counts, because other programs may use the network at the same time.
     """
     found: dict[Pair, float] = defaultdict(float)
     for event in events:
@@ -65,7 +64,7 @@ def rates(events: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[Pai
 
 
 def slow_pairs(measured: Mapping[Pair, float], slow: float = SLOW) -> list[Pair]:
-    """The pairs that are slow, the slowest first; of one pair nothing can be said."""
+    """The slow pairs, the slowest first; empty if there is only one pair."""
     if len(measured) < 2:
         return []
     limit = slow * usual(measured)
@@ -73,9 +72,9 @@ def slow_pairs(measured: Mapping[Pair, float], slow: float = SLOW) -> list[Pair]
 
 
 def usual(measured: Mapping[Pair, float]) -> float:
-    """What a usual node reaches with its best partner: the median of that over the nodes.
+    """A typical node's rate with its best partner: the median over the nodes.
 
-    One slow node of three has two of the three pairs, so the pairs have no majority, but the nodes have.
+    The median over the pairs would fail with three nodes, where one slow node is in two of the three pairs.
     """
     best: dict[str, float] = {}
     for pair, rate in measured.items():
@@ -85,10 +84,10 @@ def usual(measured: Mapping[Pair, float]) -> float:
 
 
 def judge(measured: Mapping[Pair, float], slow: float = SLOW) -> Judgement:
-    """Name the slow nodes, then the slow links that they do not explain.
+    """Find the slow nodes, then the slow links that they do not explain.
 
-    A node is slow when it is so with everybody, or when it is in several slow pairs that no other node is in again and
-    that are half of its pairs.
+    A node is slow if all its pairs are slow, or if half of its pairs are slow while its partners are slow with no other
+    node.
     """
     level = usual(measured)
     if len(measured) < 2:
@@ -111,7 +110,7 @@ def _without(pairs: Iterable[Pair], nodes: Collection[str]) -> list[Pair]:
 
 
 def _hub(bad: Sequence[Pair], pairs_of: Mapping[str, Mapping[str, float]]) -> str | None:
-    """The node where several slow pairs meet, while none of those whom it meets there is in another."""
+    """A node in several slow pairs whose partners are in no other slow pair."""
     partners: dict[str, set[str]] = defaultdict(set)
     for a, b in bad:
         partners[a].add(b)

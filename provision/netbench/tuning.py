@@ -1,8 +1,7 @@
-"""Which of NCCL's socket settings is the fastest here: a bounded search, one at a time. Pure but for ``measure``.
+"""Searches for the fastest of NCCL's socket settings, with a bounded number of measurements. Pure except ``measure``.
 
 NCCL's documentation (Environment Variables: NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD) allows 16 threads, and 64
-sockets in all for a connection. NCCL_MIN_NCHANNELS is how many rings it uses at least, each with connections of its
-own.
+sockets in all for a connection. NCCL_MIN_NCHANNELS is the least number of rings; each has its own connections.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ THREADS = "NCCL_SOCKET_NTHREADS"
 SOCKETS = "NCCL_NSOCKS_PERTHREAD"
 CHANNELS = "NCCL_MIN_NCHANNELS"
 NAMES = (THREADS, SOCKETS, CHANNELS)
-WORTH = 1.05  # times what is set now: what gains less is not written
-BETTER = 1.03  # times the best so far: what gains less may be chance, and the search does not follow it
-MOST = 24  # settings that are tried
-_PATIENCE = 2  # settings in a row that bring nothing until a direction is given up
+WORTH = 1.05  # times the present setting: a smaller gain is not worth a change
+BETTER = 1.03  # times the best so far: a smaller gain may be chance
+MOST = 24  # settings to try
+_PATIENCE = 2  # settings in a row without a gain until a direction is abandoned
 _MOST_THREADS, _MOST_SOCKETS, _MOST_CHANNELS = 16, 64, 32
 
 
@@ -39,31 +38,31 @@ class Setting:
 
     @property
     def allowed(self) -> bool:
-        """Whether NCCL takes it as it is."""
+        """Whether NCCL accepts the setting."""
         threads, sockets, channels = self.threads or 1, self.sockets or 1, self.channels or 1
         return threads <= _MOST_THREADS and threads * sockets <= _MOST_SOCKETS and channels <= _MOST_CHANNELS
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Setting:
-        """What an environment sets; what is no whole number above zero counts as not set, as NCCL takes it."""
+        """The setting in an environment; like NCCL, it ignores values that are not positive whole numbers."""
         return cls(*(int(value) if (value := env.get(name, "")).isdecimal() and int(value) else None for name in NAMES))
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.env.items()) or "NCCL's defaults"
 
 
-Measure = Callable[[Setting], float | None]  # bytes a second; None when it does not work
+Measure = Callable[[Setting], float | None]  # bytes a second; None if the setting does not work
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What the search has found. Bandwidths are bytes a second.
+    """The result of the search. Bandwidths are bytes a second.
 
     Attributes:
-        default: with NCCL's defaults.
-        present: what the inventory sets; ``present_busbw`` with it.
-        best: the fastest setting; ``best_busbw`` with it, measured again after the search, as the others are.
-        tried: every setting with what it reached at first, None where it failed.
+        default: the bandwidth with NCCL's defaults.
+        present: the inventory's setting, with ``present_busbw``.
+        best: the fastest setting, with ``best_busbw``; all three were measured again after the search.
+        tried: every setting with its first bandwidth; None if it failed.
     """
 
     default: float
@@ -75,30 +74,30 @@ class Tuning:
 
     @property
     def factor(self) -> float:
-        """The best over the defaults."""
+        """The ratio of the best setting to the defaults."""
         return self.best_busbw / self.default
 
     @property
     def gain(self) -> float:
-        """The best over what is set now; without bound where that did not work at all."""
+        """The ratio of the best setting to the present one; infinite if that did not work."""
         return self.best_busbw / self.present_busbw if self.present_busbw else math.inf
 
     @property
     def worth_it(self) -> bool:
-        """Whether the best should be kept in the place of what is set now."""
+        """Whether the best setting should replace the present one."""
         return self.best != self.present and self.gain >= WORTH
 
 
 def search(measure: Measure, present: Setting) -> Tuning:
-    """Find the fastest setting, from NCCL's defaults or from what is set now, whichever is faster.
+    """Find the fastest setting, starting from the faster of NCCL's defaults and the present setting.
 
-    First each setting is doubled until that brings nothing any more, one after the other; then all are halved and
-    doubled around the best until none of these is better. The best, the defaults and what is set now are measured once
-    more in the end, so that a lucky first measurement decides nothing.
+    First each value is doubled until that gains nothing, one after the other; then all are halved and doubled around
+    the best until none of these is better. At the end the best, the defaults and the present setting are measured
+    again, so that a lucky first measurement decides nothing.
 
     Args:
         measure: measures a setting.
-        present: what the inventory sets.
+        present: the inventory's setting.
 
     Raises:
         ValueError: even NCCL's defaults do not work.
@@ -115,7 +114,7 @@ def search(measure: Measure, present: Setting) -> Tuning:
         raise ValueError("NCCL's defaults could not be measured")
     best = max((default, present), key=rate)
     for axis in ("threads", "sockets", "channels"):
-        best = _climb(rate, best, axis)
+        best = _double(rate, best, axis)
     better: Setting | None = best
     while better is not None and len(tried) < MOST:
         best = better
@@ -129,8 +128,8 @@ def search(measure: Measure, present: Setting) -> Tuning:
     return Tuning(final[default], present, final[present], best, final[best], tuple(tried.items()))
 
 
-def _climb(rate: Callable[[Setting], float], start: Setting, axis: str) -> Setting:
-    """Double one setting as long as that helps."""
+def _double(rate: Callable[[Setting], float], start: Setting, axis: str) -> Setting:
+    """Double one value as long as that helps."""
     best, failed = start, 0
     setting = start
     while failed < _PATIENCE:
@@ -159,7 +158,7 @@ def _allowed(setting: Setting) -> Iterator[Setting]:
 
 
 def _scaled(setting: Setting, axis: str, factor: float) -> Setting:
-    """One value doubled or halved. NCCL's own is taken for one, but for channels, of which it has two or more."""
+    """One value doubled or halved. NCCL's default counts as one, except for channels, of which it has at least two."""
     least = 2 if axis == "channels" else 1
     value = int((getattr(setting, axis) or least) * factor)
     return replace(setting, **{axis: value if value > least else None})

@@ -1,7 +1,7 @@
-"""Where a family of package managers plugs in: an object that collects packages, and the sh that installs them.
+"""Families of package managers: an object that collects packages, and the sh templates that install them.
 
-There is one today, apt's. Another one (rpm: Rocky, openEuler, Kylin) is an object that fits ``Family``, its name in
-``FAMILIES`` and its releases in ``releases.RELEASES``; nothing else knows how packages are found or installed.
+apt is the only one. To add another one (rpm: Rocky, openEuler, Kylin), write an object that implements ``Family``, and
+add its name to ``FAMILIES`` and its releases to ``releases.RELEASES``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Protocol
 from provision.errors import BundleError, UsageError
 from provision.model import Emit
 from provision.ospackages.apt import Apt
-from provision.ospackages.collection import Collected, Mirrors, Wanted
-from provision.ospackages.releases import RELEASES, Release
+from provision.ospackages.releases import RELEASES, Collected, Mirrors, Release, Wanted
 
 
 class Family(Protocol):
@@ -22,7 +21,7 @@ class Family(Protocol):
 
     @property
     def templates(self) -> str:
-        """The folder below ``templates/`` with ``present``, ``install`` and ``remove``, the sh for a node."""
+        """The folder below ``templates/`` with the scripts for a node."""
         ...
 
     def mirrors(
@@ -35,31 +34,31 @@ class Family(Protocol):
         keyring: Path | None,
         own: Mapping[str, str],
     ) -> Mirrors:
-        """Where the packages of a release are fetched.
+        """The sources of the packages of a release.
 
         Args:
-            release: one of this family.
-            architecture: as the family calls it.
-            main: the archive's address, if it was named.
-            security: that of its security updates, if it was named; ``none``: do without.
-            keyring: the archive's public keys, if they were named.
-            own: the archive that this machine itself uses for a suite, such as ``bookworm-security``.
+            release: a release of this family.
+            architecture: the architecture, in the family's terms.
+            main: the archive's address, if given.
+            security: the address of its security updates, if given; ``none`` omits them.
+            keyring: the file with the archive's public keys, if given.
+            own: the archives of this machine's own apt, by suite, such as ``bookworm-security``.
 
         Raises:
-            UsageError: an address that is none, or no keyring; the hint tells the package that has it.
+            UsageError: an invalid address, or no keyring; the hint names its package.
         """
         ...
 
     def collect(self, wanted: Wanted, cache: Path, emit: Emit) -> Collected:
-        """Find and fetch packages with all that they depend on, whatever this machine has itself.
+        """Fetch packages with all their dependencies, regardless of the packages on this machine.
 
         Args:
-            wanted: what, for which release, from where.
+            wanted: the packages and their release and sources.
             cache: a folder for lists and packages, kept between calls.
-            emit: is told about the progress.
+            emit: receives progress.
 
         Raises:
-            UsageError: no such package, no signature that proves the archive, or a mirror that fails; it is named.
+            UsageError: a package does not exist, an archive has no valid signature, or a mirror fails.
         """
         ...
 
@@ -71,25 +70,26 @@ def of(release: Release) -> Family:
     """The family of a release.
 
     Raises:
-        UsageError: this version has none for it.
+        UsageError: it is not supported.
     """
     if release.family in FAMILIES:
         return FAMILIES[release.family]
     known = ", ".join(each.name for each in RELEASES)
     raise UsageError(
-        f"{release.name} has {release.family} packages, and this version of clusterctl packs none of that family",
-        hint=f"it packs {known}; for {release.name}, bring the packages to the nodes by hand",
+        f"{release.name} has {release.family} packages, which this version of clusterctl cannot pack",
+        hint=f"it packs {known}; copy the packages of {release.name} to the nodes by hand",
     )
 
 
 def named(family: str) -> Family:
-    """The family that a bundle names.
+    """The family of that name, from a bundle.
 
     Raises:
-        BundleError: this version has none of that name.
+        BundleError: it is not supported.
     """
     if family not in FAMILIES:
         raise BundleError(
-            f"this version of clusterctl installs no {family} packages", hint="use the clusterctl that packed them"
+            f"this version of clusterctl cannot install {family} packages",
+            hint="use the clusterctl that packed them",
         )
     return FAMILIES[family]

@@ -1,8 +1,9 @@
-"""What an OS bundle is to a node: which node gets which, how it is sent, and the scripts around that. Pure."""
+"""OS packages on a node: the choice of bundles, their legs, the scripts, and the judgement of a node's answer. Pure."""
 
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +15,24 @@ from provision.model import Leg
 from provision.ospackages import bundle, families, releases
 from provision.ospackages.bundle import OsBundle
 from provision.render import render
+from provision.script import whole
 
-LOCK_SECONDS = 120  # that apt waits for another one, such as unattended-upgrades; a stage of services has 300
+LOCK_SECONDS = 120  # seconds that apt waits for another process, such as unattended-upgrades; a stage has 300
 
 INCOMING = PurePosixPath("/var/lib/clusterctl/os-packages")
 FILE = "bundle"
 
-_RANGE = 16 << 20  # bytes; a broken transfer goes on in pieces of this size
+_RANGE = 16 << 20  # bytes of a leg; an interrupted transfer continues with the next one
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the nodes of one release and architecture get.
+    """The packages for nodes of one release and architecture.
 
     Attributes:
-        bundle: where it comes from.
-        packages: what they shall have of it.
+        bundle: the bundle.
+        packages: the packages to install from it.
     """
 
     bundle: OsBundle
@@ -38,28 +40,28 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The release and architecture, as a node's own files tell it."""
+        """The release and architecture, in the terms of a node's own files."""
         manifest = self.bundle.manifest
         return f"{manifest.release}-{manifest.architecture}"
 
     @property
     def folder(self) -> PurePosixPath:
-        """Where a node receives the bundle; it goes when the packages are installed."""
+        """The folder on a node that receives the bundle; deleted after the installation."""
         return INCOMING / self.bundle.sha256[:12]
 
     @property
     def file(self) -> PurePosixPath:
-        """Where the bundle lies on a node, once it is sent."""
+        """The path of the bundle on a node."""
         return self.folder / "tree" / FILE
 
 
 @dataclass(frozen=True)
 class Packages:
-    """What a service needs of bundles before its plan runs.
+    """The packages that a service needs before its plan runs.
 
     Attributes:
         choices: one for each release and architecture.
-        replace: installed packages that may be removed when another takes their place.
+        replace: installed packages that may be removed if another one replaces them.
     """
 
     choices: tuple[Choice, ...]
@@ -67,15 +69,15 @@ class Packages:
 
 
 def choices(wanted: Mapping[str, Path], packages: Sequence[str]) -> tuple[Choice, ...]:
-    """Open bundles and say what nodes get of them.
+    """Open bundles and choose the packages for the nodes.
 
     Args:
-        wanted: by what the inventory calls them (a release, or anything), the bundles' files.
-        packages: what nodes shall have; none: all that a bundle was asked for.
+        wanted: the bundles' files, by their label in the inventory (a release, or any text).
+        packages: the packages to install; empty: all that were requested for a bundle.
 
     Raises:
-        UsageError: a file cannot be read, is for another release, or lacks a package; two are for one release.
-        BundleError: a file is no bundle, or damaged.
+        UsageError: a file cannot be read, is for another release, or lacks a package; or two are for one release.
+        BundleError: a file is not a bundle, or is damaged.
     """
     found: dict[str, Choice] = {}
     for label, path in wanted.items():
@@ -101,7 +103,7 @@ def choices(wanted: Mapping[str, Path], packages: Sequence[str]) -> tuple[Choice
 
 
 def index(chosen: Sequence[Choice]) -> bytes:
-    """The input of ``facts``: a tar with the index of every bundle, in a folder named after its choice."""
+    """The input of ``facts``: a tar with every bundle's index, in a folder with the choice's name."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for choice in chosen:
@@ -121,7 +123,7 @@ def facts(chosen: Sequence[Choice]) -> str:
 
 
 def opening(choice: Choice) -> str:
-    """What makes, as root, the folder that the ssh user receives a bundle in; says ``ssh`` where there is a client."""
+    """The script that creates, as root, the ssh user's folder for a bundle; prints ``ssh`` if there is a client."""
     return render("services/os_packages/open.sh.j2", folder=choice.folder, file=choice.file)
 
 
@@ -154,21 +156,21 @@ def _blocks(path: Path, offset: int, size: int) -> Iterator[bytes]:
 
 
 def present(chosen: Sequence[Choice]) -> str:
-    """The test whether a node has everything."""
-    return _functions(chosen) + render(f"{_templates(chosen)}/present.sh.j2")
+    """The test whether a node has all packages."""
+    return _functions(chosen) + 'os_choose && [ -z "$(os_missing)" ]\n'
 
 
 def absent(chosen: Sequence[Choice]) -> str:
-    """What says which packages a node lacks."""
-    return _functions(chosen) + render(f"{_templates(chosen)}/absent.sh.j2")
+    """The script that prints the missing packages of a node."""
+    return _functions(chosen) + 'os_choose && echo "not installed: $(os_missing)"\n'
 
 
 def install(chosen: Sequence[Choice], replace: Sequence[str]) -> str:
-    """What installs, once the bundle is there; with the functions of ``services/library.sh.j2``.
+    """The script that installs a received bundle; it needs the functions of ``services/library.sh.j2``.
 
     Args:
         chosen: the bundles.
-        replace: packages that may be removed because others take their place.
+        replace: packages that may be removed because others replace them.
     """
     folder, functions = _templates(chosen), _functions(chosen)
     return functions + render(
@@ -182,7 +184,7 @@ def install(chosen: Sequence[Choice], replace: Sequence[str]) -> str:
 
 
 def _templates(chosen: Sequence[Choice]) -> str:
-    # Bundles of several families would need a choice on the node; there is one family.
+    # Several families would need a choice on the node; there is only one.
     return families.named(chosen[0].bundle.manifest.family).templates
 
 
@@ -203,11 +205,90 @@ def _opened(path: Path) -> OsBundle:
     try:
         status = path.stat()
     except OSError:
-        return bundle.open_bundle(path)  # which says why it cannot
+        return bundle.open_bundle(path)  # raises the error
     return _cached(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache
 def _cached(path: Path, _size: int, _mtime: int) -> OsBundle:
-    """One reading for all that one command asks of a bundle."""
+    """The bundle, which a command reads only once."""
     return bundle.open_bundle(path)
+
+
+_ROOM = 4  # bytes on the disk per byte of a bundle: the file, its copy, its packages, and their installed files
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A node's answer.
+
+    Attributes:
+        refused: why no bundle fits it; empty if one does.
+        lacks: wanted packages that are not installed.
+        broken: packages that dpkg has not finished.
+        errors: apt's messages if it cannot resolve the packages.
+        changes: names by the kind of change (``new``, ``upgrade``, ``downgrade``, ``remove``).
+        holder: the process that uses dpkg now: its id and name.
+        free: free bytes on the disks of the installation; None if unknown.
+        name: release and architecture; empty if nothing is missing.
+    """
+
+    refused: str = ""
+    lacks: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    changes: Mapping[str, tuple[str, ...]] | None = None
+    holder: str = ""
+    free: int | None = None
+    name: str = ""
+
+
+def read(out: str) -> Facts:
+    """Parse the output of ``facts``."""
+    lines: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        word, _, rest = line.partition(" ")
+        lines.setdefault(word, []).append(rest.strip())
+
+    def names(word: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(rest.split()[0] for rest in lines.get(word, ()) if rest))
+
+    free = [whole(rest) for rest in lines.get("free", ()) if re.fullmatch("[0-9]{1,18}", rest)]
+    return Facts(
+        refused=" ".join(lines.get("refused", ())),
+        lacks=tuple(" ".join(lines.get("lacks", ())).split()),
+        broken=names("broken"),
+        errors=tuple(lines.get("unmet", ()) or lines.get("error", ())),
+        changes={kind: names(kind) for kind in ("new", "upgrade", "downgrade", "remove")},
+        holder=" ".join(lines.get("holder", ())),
+        free=min(free, default=None),
+        name=" ".join(lines.get("name", ())),
+    )
+
+
+def judge(found: Facts, chosen: Sequence[Choice], replace: Sequence[str]) -> str:
+    """Why a node cannot install its packages, with the fix; empty if it can."""
+    if found.refused:
+        return found.refused
+    if not found.lacks:
+        return ""
+    if found.broken:
+        return f"dpkg was interrupted: {', '.join(found.broken)} half installed; run there: dpkg --configure -a"
+    if found.errors:
+        return (
+            f"apt cannot install {', '.join(found.lacks)}: {'; '.join(found.errors)}; if the node is newer "
+            "than the bundle, pack it again"
+        )
+    changes = found.changes or {}
+    removed = [name for name in changes.get("remove", ()) if name not in replace]
+    if removed:
+        return (
+            f"installing {', '.join(found.lacks)} would remove {', '.join(removed)}; to allow it, write "
+            f"`replace: [{', '.join(removed)}]` below os_packages in the inventory"
+        )
+    if lower := changes.get("downgrade", ()):
+        return f"installing {', '.join(found.lacks)} would downgrade {', '.join(lower)}; pack the bundle again"
+    size = next((choice.bundle.size for choice in chosen if choice.name == found.name), 0)
+    if found.free is not None and found.free < _ROOM * size:
+        return f"{found.free / 1e6:.0f} MB free, {_ROOM * size / 1e6:.0f} MB are needed; free some space in /var"
+    return ""

@@ -1,8 +1,10 @@
-"""The releases of operating systems, by the names that people and ``/etc/os-release`` give them."""
+"""The releases of operating systems, and the data between a family of package managers and a bundle."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from provision.errors import UsageError
 
@@ -13,9 +15,9 @@ class Release:
 
     Attributes:
         distribution: the ``ID`` of os-release(5): ``debian``, ``ubuntu``, ``rocky``.
-        version: its ``VERSION_ID``, as far as packages depend on it: ``12``, ``22.04``, ``9``.
-        codename: what its archive calls it: ``bookworm``; empty where archives go by the version.
-        family: who knows its packages, a key of ``families.FAMILIES``.
+        version: the part of its ``VERSION_ID`` on which packages depend: ``12``, ``22.04``, ``9``.
+        codename: its name in the archive, such as ``bookworm``; empty if archives use the version.
+        family: the family of its packages, a key of ``families.FAMILIES``.
     """
 
     distribution: str
@@ -25,7 +27,7 @@ class Release:
 
     @property
     def name(self) -> str:
-        """What ``--release`` takes, such as ``debian12``."""
+        """The value for ``--release``, such as ``debian12``."""
         return f"{self.distribution}{self.version}"
 
 
@@ -36,17 +38,17 @@ RELEASES = (
     Release("ubuntu", "24.04", "noble", "apt"),
 )
 
-# Distributions whose packages are rpms, by the ID of their os-release. Of the first ones all minor releases share one
-# repository; openEuler's and Kylin's are told apart by their whole version.
+# Distributions with rpm packages, by the ID in os-release. The minor releases of the first ones share one repository;
+# openEuler and Kylin have one for each full version.
 _RPM_BY_MAJOR = ("rocky", "almalinux", "rhel", "centos", "ol")
 _RPM = (*_RPM_BY_MAJOR, "openeuler", "kylin", "anolis", "fedora", "sles", "opensuse-leap")
 
 
 def find(name: str) -> Release:
-    """The release of that name. One that no family can pack yet is a release all the same: see ``families.of``.
+    """The release of that name, even if no family can pack it: see ``families.of``.
 
     Raises:
-        UsageError: nobody knows it; the message lists those that are known.
+        UsageError: it is unknown; the hint lists the known ones.
     """
     wanted = name.strip().lower()
     for release in RELEASES:
@@ -56,8 +58,69 @@ def find(name: str) -> Release:
         if wanted.startswith(distribution) and (rest := wanted.removeprefix(distribution)):
             return Release(distribution, _rpm_version(distribution, rest), "", "rpm")
     known = ", ".join(release.name for release in RELEASES)
-    raise UsageError(f"{name} is no release that clusterctl knows", hint=f"--release with one of {known}")
+    raise UsageError(f"unknown release {name}", hint=f"use --release with one of {known}")
 
 
 def _rpm_version(distribution: str, version: str) -> str:
     return version.partition(".")[0] if distribution in _RPM_BY_MAJOR else version
+
+
+@dataclass(frozen=True)
+class Mirrors:
+    """The sources of packages, and the keys that verify them.
+
+    Attributes:
+        main: the archive's address.
+        security: the address of its security updates; None to omit them.
+        keyring: the file with the archive's public keys.
+    """
+
+    main: str
+    security: str | None
+    keyring: Path
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Requested packages by name, with their release, architecture (in the family's terms) and sources."""
+
+    release: Release
+    architecture: str
+    packages: tuple[str, ...]
+    mirrors: Mirrors
+
+
+@dataclass(frozen=True)
+class Package:
+    """One package.
+
+    Attributes:
+        name: its name.
+        version: its version, as the family compares it.
+        architecture: its architecture, or the family's word for all.
+        file: its path in a bundle.
+        size: bytes.
+        sha256: hex digits, from an index whose signature was verified.
+    """
+
+    name: str
+    version: str
+    architecture: str
+    file: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The requested packages with all their dependencies.
+
+    Attributes:
+        packages: the packages, by name.
+        paths: the current path of each package's ``file``.
+        index: the files that make them a repository, by their paths in a bundle.
+    """
+
+    packages: tuple[Package, ...]
+    paths: Mapping[str, Path]
+    index: Mapping[str, bytes]

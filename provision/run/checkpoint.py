@@ -1,7 +1,7 @@
 """Chooses which files of a run to collect, and from which node each. Pure: reads the agents' offers.
 
-``trainer/agent/checkpoints/stock.py`` lists a node's checkpoints (``offer``) and finds the newest one that all nodes
-together have whole (``newest``).
+``trainer/agent/checkpoints/selection.py`` lists a node's checkpoints (``offer``) and finds the newest one that all
+nodes together have whole (``newest``).
 """
 
 from __future__ import annotations
@@ -18,25 +18,31 @@ _DEEPSPEED = "_model_states.pt"  # in the folder of a DeepSpeed tag
 
 # Runs with the run's Python. Arguments: the agent's folder, the plan.
 OFFER = """\
-import json, pathlib, sys
-sys.path.insert(0, sys.argv[1])
-from checkpoints import stock
+import json, os, pathlib, sys
+sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[1]]
+try:
+    from agent.checkpoints import selection
+except ImportError:  # an agent of an earlier version
+    from checkpoints import stock as selection
 path = pathlib.Path(sys.argv[2]).absolute()
 plan = json.loads(path.read_text(encoding="utf-8"))  # also one that another version has written
 output = said = None
 if plan.get("resume"):
     output = path.parent / plan["resume"]["output"]
-    said = stock.offer(output, int(plan.get("first_rank") or 0), int(plan.get("processes") or 1))
+    said = selection.offer(output, int(plan.get("first_rank") or 0), int(plan.get("processes") or 1))
 print(json.dumps({"output": None if output is None else str(output.resolve()), "offer": said}))
 """
 
 # Arguments: the agent's folder, the number of ranks. Reads the offers by node rank from its input.
 NEWEST = """\
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from checkpoints import stock
+import json, os, sys
+sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[1]]
+try:
+    from agent.checkpoints import selection
+except ImportError:  # an agent of an earlier version
+    from checkpoints import stock as selection
 offers = {int(rank): offer for rank, offer in json.load(sys.stdin).items()}
-choice = stock.newest(offers, int(sys.argv[2]))
+choice = selection.newest(offers, int(sys.argv[2]))
 print(json.dumps({"name": choice.name, "step": choice.step, "refused": choice.refused}))
 """
 

@@ -20,7 +20,7 @@ from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.run.config_text import Document, json_problem, read, read_text
 from provision.run.files import LIMIT, WORK, FileCollector, RunFiles
-from trainer.untrusted import UntrustedError, parse_json
+from trainer.agent.contract.untrusted import UntrustedError, parse_json
 
 STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 MODELS = ("model_name_or_path", "ref_model", "reward_model", "kt_weight_path", "kt_expert_checkpoint_path")

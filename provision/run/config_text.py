@@ -20,7 +20,7 @@ import yaml
 from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.masking import mask_words
-from trainer.untrusted import UntrustedError, parse_json
+from trainer.agent.contract.untrusted import UntrustedError, parse_json
 
 LIMIT = 256 << 10  # bytes; the largest of LLaMA-Factory's examples has 2 KiB
 VALUES = 20_000  # values of one file; an alias's values count each time

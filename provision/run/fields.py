@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 LINE = 1 << 20  # characters of one line: an event with the stacks of all ranks of a node is the longest
 TEXT = 20_000  # characters of a text that is shown

@@ -262,7 +262,7 @@ def parsed(text: str) -> Event:
 
 # --- the lines of a run's logs on the nodes --------------------------------------------------------
 # The agent writes ``run.log``. Each line is ``TIME [RANK] TEXT``, with TIME in UTC and milliseconds. RANK is a number
-# or ``launcher`` (``trainer/agent/life/logs.py``).
+# or ``launcher`` (``trainer/agent/supervisor/output.py``).
 
 _LINE = re.compile(r"(\S+Z) \[(launcher|[0-9]{1,9})\] ?(.*)", re.DOTALL)
 

@@ -20,7 +20,7 @@ from provision.hints import again
 from provision.inventory import fold
 from provision.model import Finding
 from provision.run.fields import conform
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -37,7 +37,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provision.errors import UsageError
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 FILE = "run.json"
 

@@ -11,7 +11,7 @@ import re
 import shlex
 
 from provision.masking import is_secret, mask_env, mask_words
-from trainer.contract import PORT, Plan
+from trainer.agent.contract.plan import PORT, Plan
 
 _WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
 # PowerShell reads typographic quotes as straight ones (language specification, 2.3.5.2).

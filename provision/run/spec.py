@@ -19,8 +19,8 @@ from provision.inventory.selection import fold
 from provision.model import Node, Notice
 from provision.run.fields import conform
 from provision.run.job import Job
-from trainer.contract import Plan
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.plan import Plan
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

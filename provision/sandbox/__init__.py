@@ -1,13 +1,12 @@
-"""A rehearsal cluster on one machine: nodes in namespaces of their own with a real sshd.
+"""A rehearsal cluster on one machine: every node has its own namespaces and a real sshd.
 
 ::
 
-    with sandbox.up(nodes=3, directory=folder) as cluster:
+    with sandbox.up(sandbox.Options(nodes=3, directory=folder)) as cluster:
         inventory.load(cluster.inventory)
 """
 
-from provision.sandbox.bring_up import require, up
-from provision.sandbox.cluster import Sandbox, Status, list_all
-from provision.sandbox.take_down import down
+from provision.sandbox.bring_up import Options, require, up
+from provision.sandbox.cluster import Sandbox, Status, down, list_all
 
-__all__ = ["Sandbox", "Status", "down", "list_all", "require", "up"]
+__all__ = ["Options", "Sandbox", "Status", "down", "list_all", "require", "up"]

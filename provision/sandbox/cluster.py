@@ -1,7 +1,9 @@
-"""A rehearsal cluster that runs, or what is left of one: where its files are, and a hand on its nodes."""
+"""A rehearsal cluster, running or broken: its files, and methods that act on its nodes."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +12,12 @@ from types import TracebackType
 from typing import Literal, final
 
 from provision.errors import ClusterctlError, UsageError
-from provision.model import Emit, Node, ignore
+from provision.model import Emit, Node, Notice, ignore
 from provision.sandbox import files, network, node
-from provision.sandbox.process import SYSTEM_PATH, Process, kill
-from provision.sandbox.state import NodeState, State, load_all, save
-from provision.sandbox.take_down import down
+from provision.sandbox.host import mounts, require_root
+from provision.sandbox.process import SYSTEM_PATH, Process, kill, uninterrupted
+from provision.sandbox.state import NodeState, State, forget, load, load_all, save
+from provision.stages import stage
 
 Status = Literal["starting", "up", "broken"]
 
@@ -22,7 +25,7 @@ Status = Literal["starting", "up", "broken"]
 @final
 @dataclass
 class Sandbox:
-    """A rehearsal cluster of this machine. As a context manager it goes down at the end of the block."""
+    """A rehearsal cluster of this machine. As a context manager it is removed at the end of the block."""
 
     state: State
 
@@ -41,12 +44,12 @@ class Sandbox:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes, as an inventory would hold them."""
+        """The nodes, as in an inventory."""
         return tuple(Node(name=each.name, address=each.address) for each in self.state.nodes)
 
     @property
     def directory(self) -> Path:
-        """The folder that the inventory, the pinned host keys and the private key were written to."""
+        """The folder with the inventory, the pinned host keys and the private key."""
         return Path(self.state.directory)
 
     @property
@@ -71,7 +74,7 @@ class Sandbox:
 
     @property
     def link(self) -> str | None:
-        """The rate that every cable is shaped to, None when they are as fast as the machine."""
+        """The rate limit of every cable; None if there is none."""
         return self.state.rate
 
     @property
@@ -81,7 +84,7 @@ class Sandbox:
 
     @property
     def created(self) -> str:
-        """When it was made, in UTC and ISO 8601."""
+        """When it was created, in UTC and ISO 8601."""
         return self.state.created
 
     @property
@@ -89,27 +92,27 @@ class Sandbox:
         """Why it is broken, one sentence each; empty when it is not."""
         now = self.state
         if not now.same_boot:
-            return ("the machine was restarted since",)
+            return ("the machine was restarted",)
         if now.made == "starting" and not now.creator.alive:
-            return (f"process {now.creator.pid}, which was making it, is gone",)
+            return (f"process {now.creator.pid}, which was creating it, exited",)
         if now.made == "starting":
             return ()
         return tuple(f"{each.name} is off" for each in now.nodes if not (each.init and each.init.alive))
 
     @property
     def status(self) -> Status:
-        """``starting`` while another process makes it, ``up``, or ``broken``: see ``problems``."""
+        """``starting`` while another process creates it, ``up``, or ``broken``: see ``problems``."""
         if self.problems:
             return "broken"
         return self.state.made
 
     def node_root(self, name: str) -> Path:
-        """The root folder of a running node, as it sees it itself, for reading and changing its files.
+        """The root folder of a running node, for reading and changing its files.
 
-        Absolute links inside are followed on this machine, not in the node: use ``enter`` where that matters.
+        Absolute links in it are followed on this machine, not in the node; use ``enter`` if that matters.
 
         Raises:
-            ClusterctlError: the node does not run.
+            ClusterctlError: the node is not running.
         """
         return Path(f"/proc/{self._running(name).pid}/root")
 
@@ -121,11 +124,11 @@ class Sandbox:
         Args:
             name: the node.
             argv: the program, looked up in the node, and its arguments.
-            stdin: what it reads.
-            timeout: seconds until it is killed and ``subprocess.TimeoutExpired`` raised.
+            stdin: its input.
+            timeout: seconds until it is killed and ``subprocess.TimeoutExpired`` is raised.
 
         Raises:
-            ClusterctlError: the node does not run.
+            ClusterctlError: the node is not running.
         """
         pid = str(self._running(name).pid)
         into = ["nsenter", "--target", pid, "--mount", "--uts", "--ipc", "--net", "--pid"]
@@ -141,19 +144,19 @@ class Sandbox:
         )
 
     def log(self, name: str) -> str:
-        """What the node's start and its sshd have written so far."""
+        """The output of the node's start and of its sshd."""
         return node.log(self.state, self._node(name)).read_text(encoding="utf-8", errors="replace")
 
     def power_off(self, name: str) -> None:
-        """Ends every process of a node at once, as a power cut does. Its disk stays; see ``power_on``."""
+        """Kills every process of a node at once, like a power cut. Its disk stays; see ``power_on``."""
         kill([self._running(name)])
 
     def power_on(self, name: str) -> None:
-        """Starts a node again that is off, and waits for its sshd.
+        """Starts a node that is off, and waits for its sshd.
 
-        The disk is as it was, what lay in memory (``/dev/shm``, ``/run``) and what was mounted is gone. All nodes have
-        the machine's kernel, whose boot id stays: a file with a new one is mounted over it in ``/proc``, so that
-        programs of the node which look there see a new start. Uptime and start times of processes go on.
+        The disk is unchanged; files in memory (``/dev/shm``, ``/run``) and mounts are lost. All nodes use the machine's
+        kernel and its boot id, so a file with a new id is mounted over it in ``/proc``. Uptime and start times of
+        processes do not restart.
 
         Raises:
             ClusterctlError: the node is on.
@@ -168,7 +171,7 @@ class Sandbox:
             self.state = replace(self.state, nodes=nodes)
             save(self.state)
 
-        started = node.start(replace(self.state, nodes=(off,)), keep, anew=True)
+        started = node.start(replace(self.state, nodes=(off,)), keep, restart=True)
         script = "cat /proc/sys/kernel/random/uuid >/run/boot_id && mount --bind /run/boot_id {0}"
         done = self.enter(name, ["sh", "-c", script.format("/proc/sys/kernel/random/boot_id")])
         if done.returncode:
@@ -176,15 +179,15 @@ class Sandbox:
         node.wait_ready(started, lambda _number: None)
 
     def unplug(self, name: str) -> None:
-        """Pulls the network cable of a node, which runs on."""
+        """Disconnects the network cable of a node, which keeps running."""
         network.set_cable(self.state, self._node(name).link, connected=False)
 
     def plug(self, name: str) -> None:
-        """Plugs the network cable of a node in again."""
+        """Reconnects the network cable of a node."""
         network.set_cable(self.state, self._node(name).link, connected=True)
 
     def down(self, emit: Emit = ignore) -> None:
-        """Ends the sandbox: see ``provision.sandbox.down``."""
+        """Removes the sandbox: see ``provision.sandbox.down``."""
         down(self.name, emit=emit)
 
     def _node(self, name: str) -> NodeState:
@@ -202,5 +205,52 @@ class Sandbox:
 
 
 def list_all() -> list[Sandbox]:
-    """Every sandbox of this machine, also half-made and broken ones, by name."""
+    """Every sandbox of this machine by name, including incomplete and broken ones."""
     return [Sandbox(each) for each in load_all()]
+
+
+STAGE = "down"
+
+
+def down(name: str, *, emit: Emit = ignore) -> None:
+    """Removes a sandbox: its processes, namespaces, mounts, network devices, disks, and the files of ``up``.
+
+    Changed files in the user's folder are kept and reported.
+
+    Args:
+        name: the sandbox, which may be broken.
+        emit: receives the stage ``down``, and notices about kept files.
+
+    Raises:
+        UsageError: there is no such sandbox, it is being created, or the user is not root.
+        ClusterctlError: a part of it cannot be removed.
+    """
+    require_root(f"clusterctl sandbox down {name}")
+    state = load(name)
+    if state.made == "starting" and state.creator.alive and state.same_boot and state.creator.pid != os.getpid():
+        raise UsageError(
+            f"sandbox {name} is being created by process {state.creator.pid}", hint=f"kill {state.creator.pid}"
+        )
+    with stage(emit, STAGE, f"Removing sandbox {name}", len(state.nodes)) as shown:
+        with uninterrupted():
+            remove(state, emit)
+        shown.states = {each.name: "removed" for each in state.nodes}
+
+
+def remove(state: State, emit: Emit = ignore) -> None:
+    """Removes everything in ``state``, and the state file last."""
+    node.kill_all(state)  # the kernel then removes their namespaces and mounts
+    network.unplug(state)
+    _remove_disks(Path(state.storage))
+    for path in files.remove(state):
+        emit(Notice(f"{path} was changed and is kept"))
+    forget(state)
+
+
+def _remove_disks(storage: Path) -> None:
+    """Removes the nodes' disks, unless something is mounted there."""
+    mounted = [point for point, _ in mounts() if point.is_relative_to(storage)]
+    if mounted:
+        raise ClusterctlError(f"{mounted[0]} is mounted in a sandbox's folder", hint=f"umount {mounted[0]}")
+    if storage.exists():
+        shutil.rmtree(storage)

@@ -1,4 +1,4 @@
-"""The files in the user's folder: inventory.yaml, known_hosts and the private key; only our own are ever replaced."""
+"""The files in the user's folder: inventory.yaml, known_hosts and the private key. Other files are never replaced."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _HEADER = "# Made by `clusterctl sandbox`"
 
 
 def check_free(directory: Path) -> None:
-    """Refuses a folder where something of the user's would be overwritten.
+    """Refuses a folder where a file of the user would be overwritten.
 
-    What an earlier sandbox has left there may be: it says so in its first line.
+    Files of an earlier sandbox may be overwritten; their first line names it.
 
     Raises:
-        UsageError: a file is in the way.
+        UsageError: such a file exists.
     """
     for name in (INVENTORY, KNOWN_HOSTS, KEY):
         path = directory / name
         if (path.exists() or path.is_symlink()) and not _ours(path):
-            raise UsageError(f"{path} exists and was not made by a sandbox", hint="use an empty folder")
+            raise UsageError(f"{path} exists and is not a sandbox's file", hint="use an empty folder")
 
 
 def texts(state: State, key: str, host_keys: Mapping[str, str]) -> dict[str, str]:
@@ -40,7 +40,7 @@ def texts(state: State, key: str, host_keys: Mapping[str, str]) -> dict[str, str
 
     Args:
         state: the sandbox.
-        key: the private key that may log in.
+        key: the private key for logins.
         host_keys: the public host key of each node, ``ssh-ed25519 AAAA…``.
     """
     header = f"{_HEADER}: sandbox {state.name}"
@@ -62,7 +62,7 @@ def digests(contents: Mapping[str, str]) -> dict[str, str]:
 
 
 def write(state: State, contents: Mapping[str, str]) -> None:
-    """Writes the files, owned by whom the folder belongs to: under sudo that is the user, not root."""
+    """Writes the files with the folder's owner: under sudo that is the user, not root."""
     directory = Path(state.directory)
     owner = directory.stat()
     for name, text in contents.items():
@@ -75,15 +75,15 @@ def write(state: State, contents: Mapping[str, str]) -> None:
 
 
 def remove(state: State) -> list[Path]:
-    """Removes what ``write`` wrote and nobody has changed since.
+    """Removes the files of ``write`` that are unchanged.
 
     Returns:
-        Files that were changed and are kept.
+        The changed files, which stay.
     """
     directory = Path(state.directory)
     kept = []
     for name, digest in state.files.items():
-        _fresh(state, name).unlink(missing_ok=True)  # there when ``write`` was killed
+        _fresh(state, name).unlink(missing_ok=True)  # exists if ``write`` was killed
         path = directory / name
         if path.is_file():
             if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
@@ -105,6 +105,6 @@ def _ours(path: Path) -> bool:
 
 
 def _scalar(text: str) -> str:
-    """A YAML scalar: plain where it means itself, else quoted as JSON, which is YAML too."""
+    """A YAML scalar: plain if that is unambiguous, else quoted as JSON, which is valid YAML."""
     plain = re.fullmatch(r"[A-Za-z0-9/][A-Za-z0-9/._-]*", text) and yaml.safe_load(text) == text
     return text if plain else json.dumps(text)

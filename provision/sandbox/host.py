@@ -1,4 +1,4 @@
-"""What this machine must have for a sandbox: root's rights, a few programs, a disk that overlays can write to."""
+"""Checks this machine for a sandbox: root, a few programs, and a disk that overlays can write to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from provision.errors import UsageError
 from provision.sandbox.process import environment
 
-# Program to Debian package. util-linux, mount and coreutils are on every Debian, and may be missing in containers.
+# Program to Debian package. util-linux, mount and coreutils are on every Debian, but may be missing in containers.
 _ALWAYS = {
     "ip": "iproute2",
     "ssh-keygen": "openssh-client",
@@ -32,10 +32,10 @@ _NO_UPPER = {"overlay", "nfs", "nfs4", "cifs", "vfat", "exfat", "fuseblk", "9p",
 
 
 def require_root(command: str) -> None:
-    """Refuses early without the rights to make namespaces, mounts and network devices.
+    """Checks the permission to create namespaces, mounts and network devices.
 
     Raises:
-        UsageError: the user is not root, or root without capabilities (an ordinary container).
+        UsageError: the user is not root, or root lacks capabilities (an ordinary container).
     """
     if os.geteuid() != 0:
         raise UsageError(
@@ -50,13 +50,13 @@ def require_root(command: str) -> None:
 
 
 def require_programs(*extra: Mapping[str, str]) -> None:
-    """Looks for every program that will be started, before anything is.
+    """Checks that every needed program is installed.
 
     Args:
-        extra: further programs, each with the Debian package that has it.
+        extra: further programs, each with its Debian package.
 
     Raises:
-        UsageError: some are missing; names all of them, and the hint installs them.
+        UsageError: some are missing; the message names all of them, and the hint installs them.
     """
     path = environment()["PATH"]
     wanted = dict(_ALWAYS)
@@ -68,13 +68,13 @@ def require_programs(*extra: Mapping[str, str]) -> None:
     packages = " ".join(sorted(set(missing.values())))
     install = f"apt-get install -y {packages}"
     if not shutil.which("apt-get", path=path):
-        install = f"install what Debian calls {packages}"
-    plural = "are missing programs" if len(missing) > 1 else "is a missing program"
-    raise UsageError(f"{', '.join(missing)} {plural}: a sandbox cannot be made without", hint=install)
+        install = f"install the equivalents of Debian's {packages}"
+    are = "are" if len(missing) > 1 else "is"
+    raise UsageError(f"{', '.join(missing)} {are} not installed: a sandbox needs the command", hint=install)
 
 
 def require_upper(storage: Path) -> None:
-    """Refuses a folder that cannot hold the changes of a node.
+    """Refuses a folder that cannot store the nodes' disks.
 
     Raises:
         UsageError: its file system cannot be the upper layer of an overlay, or its path cannot be a mount option.
@@ -83,19 +83,22 @@ def require_upper(storage: Path) -> None:
     kind = _file_system(storage)
     if kind in _NO_UPPER:
         raise UsageError(
-            f"{storage} lies on {kind}, which cannot hold the nodes' disks",
-            hint="name a folder on a local ext4 or xfs disk, for example CLUSTERCTL_SANDBOX_HOME=/data/sandbox",
+            f"{storage} is on {kind}, which cannot store the nodes' disks",
+            hint="use a folder on a local ext4 or xfs disk, for example CLUSTERCTL_SANDBOX_HOME=/data/sandbox",
         )
 
 
 def check_mountable(path: Path) -> None:
-    """Raises UsageError for a path with a character that means something else in the options of an overlay."""
+    """Raises UsageError for a path with a special character in the options of an overlay."""
     if any(character in str(path) for character in ':,\\\n"'):
-        raise UsageError(f"{path} holds a character that overlay mounts cannot take", hint="use a plainer path")
+        raise UsageError(
+            f"{path} contains a character that overlay mounts do not accept",
+            hint='use a path without : , \\ " and newlines',
+        )
 
 
 def mounts() -> list[tuple[Path, str]]:
-    """Every mount of this machine that we see, in order: where it is, and the type of its file system."""
+    """Every visible mount of this machine, in order: its mount point and file system type."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
@@ -112,7 +115,7 @@ def _capabilities() -> int:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that ``path`` is or will be on."""
+    """The file system type of ``path``, which need not exist."""
     there = path.resolve()
     best, kind = Path("/"), ""
     for point, its_kind in mounts():

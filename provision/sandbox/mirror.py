@@ -1,4 +1,4 @@
-"""Which Debian a minimal node is made from, and where its packages are fetched: what this machine's own apt uses."""
+"""The Debian release of minimal nodes and the mirror of its packages, from this machine's apt."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SCHEMES = ("http://", "https://", "file:")
 
 @dataclass(frozen=True)
 class Source:
-    """A place that apt fetches binary packages from."""
+    """An archive from which apt fetches binary packages."""
 
     uri: str
     suites: tuple[str, ...]
 
 
 def suite(os_release: Path = Path("/etc/os-release")) -> str:
-    """The Debian release of the nodes: this machine's own, or bookworm when it runs something else."""
+    """The Debian release of the nodes: this machine's, or bookworm if it does not run Debian."""
     try:
         text = os_release.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -35,7 +35,7 @@ def suite(os_release: Path = Path("/etc/os-release")) -> str:
 
 
 def mirror(wanted: str, folder: Path = Path("/etc/apt")) -> str:
-    """The mirror of Debian's ``wanted`` suite: ``$CLUSTERCTL_DEBIAN_MIRROR``, apt's own, or deb.debian.org."""
+    """The mirror of Debian's ``wanted`` suite: ``$CLUSTERCTL_DEBIAN_MIRROR``, apt's, or deb.debian.org."""
     override = os.environ.get("CLUSTERCTL_DEBIAN_MIRROR")
     if override:
         return override
@@ -44,7 +44,7 @@ def mirror(wanted: str, folder: Path = Path("/etc/apt")) -> str:
 
 
 def proxy() -> Mapping[str, str]:
-    """The environment variables that let debootstrap use apt's proxy. Empty where apt has none or ours names one."""
+    """The environment variables with apt's proxy for debootstrap. Empty if apt has none or the environment sets one."""
     if not shutil.which("apt-config"):
         return {}
     found = re.findall(r"^(\w+)='(.*)'$", run("apt-config", "shell", *_PROXY_QUERY), re.MULTILINE)
@@ -55,12 +55,12 @@ _PROXY_QUERY = ("http_proxy", "Acquire::http::Proxy", "https_proxy", "Acquire::h
 
 
 def parse_sources(name: str, text: str) -> list[Source]:
-    """The binary sources that a file of ``sources.list.d`` names, in either format (see sources.list(5))."""
+    """The binary sources in a file of ``sources.list.d``, in either format (see sources.list(5))."""
     return list(_deb822(text) if name.endswith(".sources") else _one_line(text))
 
 
 def sources(folder: Path = Path("/etc/apt")) -> Iterator[Source]:
-    """The places that this machine's apt fetches binary packages from, in its order."""
+    """The archives of this machine's apt, in its order."""
     parts = folder / "sources.list.d"
     files = [folder / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
     for path in files:

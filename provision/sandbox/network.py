@@ -1,4 +1,4 @@
-"""The private network: a bridge, a cable to each node and one to the controller, and a subnet that nobody uses."""
+"""The private network: a bridge, a cable to each node and one to the controller, and an unused subnet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision.errors import ClusterctlError, UsageError
 from provision.sandbox.process import run
 from provision.sandbox.state import State
 
-_FIRST_NODE = 11  # node01 is x.y.0.11, as in many a real cluster; x.y.0.1 is the controller
+_FIRST_NODE = 11  # node01 is x.y.0.11, as in many real clusters; x.y.0.1 is the controller
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _BURST_SECONDS = 0.004  # one tick at HZ=250: tc-tbf(8) wants at least rate/HZ
 
@@ -37,7 +37,7 @@ def choose_subnet(taken: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def taken_subnets() -> list[IPv4Network]:
-    """What this machine reaches already: its addresses, its routes, its name servers, and who is logged in over ssh."""
+    """The networks of this machine's addresses, routes and name servers, and of the ssh client."""
     found: list[str] = []
     for link in json.loads(run("ip", "-json", "-4", "address", "show") or "[]"):
         found += [f"{a['local']}/{a['prefixlen']}" for a in link.get("addr_info", ()) if "local" in a]
@@ -55,16 +55,16 @@ def addresses(subnet: IPv4Network, count: int) -> list[str]:
 
 
 def check_rate(rate: str) -> None:
-    """Raises UsageError for what is no rate such as ``100mbit``."""
+    """Raises UsageError for an invalid rate; a valid one is ``100mbit``."""
     rate_in_bits(rate)
 
 
 def rate_in_bits(rate: str) -> float:
-    """Bits a second of a rate as tc writes it: ``1gbit``, ``100mbit``, ``2.5gbit``."""
+    """The bits per second of a rate in tc's format: ``1gbit``, ``100mbit``, ``2.5gbit``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", rate.lower())
     bits = float(match[1]) * _UNITS[match[2]] if match else 0
     if bits < 1000:
-        raise UsageError(f"{rate!r} is no link rate", hint="write it like 100mbit or 1gbit")
+        raise UsageError(f"{rate!r} is not a valid link rate", hint="write it like 100mbit or 1gbit")
     return bits
 
 
@@ -74,7 +74,7 @@ def burst(rate: str) -> int:
 
 
 def plug(state: State) -> None:
-    """Makes the switch and every cable; the nodes' first processes must run already.
+    """Creates the switch and every cable; the nodes' first processes must be running.
 
     Raises:
         ClusterctlError: ``ip`` or ``tc`` failed.
@@ -84,7 +84,7 @@ def plug(state: State) -> None:
     lines = [
         f"link add {state.bridge} up type bridge",
         f'link set {state.bridge} alias "clusterctl sandbox {state.name}"',
-        # The controller has a cable of its own, so that its link can be shaped both ways like everybody else's.
+        # The controller has its own cable, so that its link can be limited in both directions like the nodes'.
         f"link add {socket_} master {state.bridge} up type veth peer name {controller}",
         f"address add {subnet.network_address + 1}/{subnet.prefixlen} dev {controller}",
         f"link set {controller} up",
@@ -93,23 +93,23 @@ def plug(state: State) -> None:
     _shape(state, [*state.uplink, *(node.link for node in state.nodes)])
 
 
-def plug_anew(state: State) -> None:
-    """Makes the cables of nodes that were off; the switch is there, and what the old cables have left goes first."""
-    with suppress(ClusterctlError):  # a cable goes with its node, but not at once
+def replug(state: State) -> None:
+    """Creates the cables of nodes that were off, after removing the old ones; the switch exists."""
+    with suppress(ClusterctlError):  # a cable is deleted with its node, but not at once
         run("ip", "-force", "-batch", "-", stdin="".join(f"link delete {node.link}\n" for node in state.nodes))
     run("ip", "-batch", "-", stdin="\n".join(_cables(state)) + "\n")
     _shape(state, [node.link for node in state.nodes])
 
 
 def unplug(state: State) -> None:
-    """Removes whatever there is of the switch and the cables. Their names hold the sandbox's random token.
+    """Removes the existing cables and the switch. Their names contain the sandbox's random token.
 
     Raises:
-        ClusterctlError: something is still there afterwards.
+        ClusterctlError: some could not be removed.
     """
     there = present(state)
     if there:
-        # -force: a cable whose node has just died may go by itself in the meantime.
+        # -force: the kernel may delete the cable of a dead node at the same time.
         with suppress(ClusterctlError):
             run("ip", "-force", "-batch", "-", stdin="".join(f"link delete {name}\n" for name in there))
     left = present(state)
@@ -118,23 +118,23 @@ def unplug(state: State) -> None:
 
 
 def present(state: State) -> list[str]:
-    """The sandbox's network devices that exist now."""
+    """The existing network devices of the sandbox."""
     known = {name for _, name in socket.if_nameindex()}
     return [name for name in state.links if name in known]
 
 
 def set_cable(state: State, link: str, *, connected: bool) -> None:
-    """Pulls the cable of a node or plugs it in again."""
+    """Connects or disconnects the cable of a node."""
     assert link in state.links, link
     run("ip", "link", "set", link, "up" if connected else "down")
 
 
 def _cables(state: State) -> list[str]:
-    """The words for ip that make every node's cable."""
+    """The commands for ip that create every node's cable."""
     lines = []
     for node in state.nodes:
         assert node.init is not None, f"{node.name} has no process yet"
-        # A machine keeps its hardware address when it starts again: others would look for it at the old one.
+        # A machine keeps its hardware address after a restart, because other machines have cached it.
         hardware = ipaddress.ip_address(node.address).packed.hex(":")
         peer = f"peer name eth0 address 02:cc:{hardware} netns {node.init.pid}"
         lines.append(f"link add {node.link} master {state.bridge} up type veth {peer}")
@@ -159,6 +159,6 @@ def _networks(texts: Iterable[str]) -> Iterator[IPv4Network]:
     for text in texts:
         with suppress(ValueError):  # "default", IPv6
             network = ipaddress.ip_network(text, strict=False)
-            # 0.0.0.0/1 and the like are default routes in disguise; they take no address from anybody.
+            # 0.0.0.0/1 and the like are default routes and do not use their addresses.
             if isinstance(network, IPv4Network) and network.prefixlen >= 8:
                 yield network

@@ -1,4 +1,4 @@
-"""Starting nodes: new namespaces, a short script that becomes sshd in them, and waiting until it answers."""
+"""Starts nodes: creates namespaces, runs a short script in them that becomes sshd, and waits until sshd answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from provision.sandbox.state import NodeState, State
 
 _NAMESPACES = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork")
 _DEADLINE = 30.0  # seconds from the cable to sshd's banner; 64 nodes on two busy cores need about 5
-_RETRY = 0.01  # seconds that a node's death is waited for between two attempts to connect
-# What programs expect of /dev, and accelerators with their helpers, which a node with this machine's root may use.
+_RETRY = 0.01  # seconds between two attempts to connect, in which the node's exit is noticed
+# The devices that programs expect, and accelerators with their helpers for nodes with this machine's root.
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _ACCELERATORS = ("nvidia*", "dri", "kfd", "infiniband")
 
 
 def write_script(state: State, node: NodeState, lower: Path, sshd: str) -> None:
-    """Writes the script that becomes the node. It stays in the sandbox's folder, to be read."""
+    """Writes the script that becomes the node. It stays in the sandbox's folder for inspection."""
     folder = state.folder(node)
     devices = [Path("/dev", name) for name in _DEVICES]
     if state.rootfs == "host":
@@ -49,17 +49,17 @@ def write_script(state: State, node: NodeState, lower: Path, sshd: str) -> None:
 
 
 def log(state: State, node: NodeState) -> Path:
-    """What the node's start and its sshd have written."""
+    """The log of the node's start and of its sshd."""
     return state.folder(node) / "log"
 
 
-def start(state: State, save: Callable[[State], None], *, anew: bool = False) -> State:
+def start(state: State, save: Callable[[State], None], *, restart: bool = False) -> State:
     """Starts every node and connects it to the network.
 
     Args:
-        state: whose nodes have their disks and scripts.
-        save: called with the process ids of the nodes before any of them goes on without us.
-        anew: the nodes were off; the network is there.
+        state: the sandbox; its nodes have their disks and scripts.
+        save: called with the nodes' process ids before any node continues on its own.
+        restart: the nodes were off; the network exists.
 
     Returns:
         The state with the nodes' first processes.
@@ -73,8 +73,8 @@ def start(state: State, save: Callable[[State], None], *, anew: bool = False) ->
         ]
         state = replace(state, nodes=tuple(each.identified() for each in starting))
         save(state)
-        if anew:
-            network.plug_anew(state)
+        if restart:
+            network.replug(state)
         else:
             network.plug(state)
         for each in starting:
@@ -88,11 +88,11 @@ def wait_ready(state: State, progress: Callable[[int], None]) -> None:
     """Waits until the sshd of every node has sent its banner.
 
     Args:
-        state: whose nodes were started.
+        state: the sandbox; its nodes were started.
         progress: called with the number of nodes that have answered so far.
 
     Raises:
-        NodesFailedError: a node died, or says nothing for 30 s; with the last lines of its log.
+        NodesFailedError: a node died, or did not answer for 30 s; the reasons contain the last lines of its log.
     """
     until = time.monotonic() + _DEADLINE
     reasons: dict[str, str] = {}
@@ -109,13 +109,13 @@ def wait_ready(state: State, progress: Callable[[int], None]) -> None:
 
 
 def kill_all(state: State) -> None:
-    """Ends every process of every node, and waits until they are gone.
+    """Kills every process of every node, and waits until they have exited.
 
-    The kernel ends all processes of a pid namespace with its first one.
+    The kernel kills all processes of a pid namespace with its first one.
     """
     if state.same_boot:
         kill([node.init for node in state.nodes if node.init])
-    # What started the nodes, and nodes whose process id was not recorded yet: they show the path of their script.
+    # Processes that start nodes, and nodes without a recorded process id, are found by the path of their script.
     launchers = [_command(state, node)[skip:] for node in state.nodes for skip in _SHOWN]
     while left := with_argv(launchers):
         kill(left)
@@ -130,11 +130,11 @@ def _command(state: State, node: NodeState) -> tuple[str, ...]:
     return ("setsid", "--fork", *_NAMESPACES, "sh", str(_script(state, node)))
 
 
-_SHOWN = (0, 2, 2 + len(_NAMESPACES))  # the command line as setsid's, as unshare's, as that of sh
+_SHOWN = (0, 2, 2 + len(_NAMESPACES))  # words to skip for the command lines of setsid, of unshare and of sh
 
 
 def _banner(node: NodeState, until: float) -> str:
-    """Waits for the first bytes of sshd. Returns why there are none, "" when it answers."""
+    """Waits for the first bytes of sshd. Returns why there are none, or "" if it answers."""
     assert node.init is not None
     try:
         pidfd = os.pidfd_open(node.init.pid)
@@ -149,7 +149,7 @@ def _banner(node: NodeState, until: float) -> str:
                         return ""
             except OSError as error:
                 reason = str(error)
-            # sshd listens in a few milliseconds, and nothing tells when; its end would be told.
+            # sshd listens after a few milliseconds, without an event to wait for; only its exit has one.
             if ended(pidfd, _RETRY):
                 return "it died while it started"
         return f"sshd does not answer in {_DEADLINE:.0f} s: {reason}"
@@ -160,14 +160,14 @@ def _banner(node: NodeState, until: float) -> str:
 @final
 @dataclass
 class _Starting:
-    """A node from its first process until sshd takes over; a pipe each way connects it with us."""
+    """A node from its first process until sshd takes over; a pipe in each direction connects it with this process."""
 
     node: NodeState
     command: Sequence[str]
     log: Path
 
     def __enter__(self) -> _Starting:
-        # Not our stderr: a node lives on, and who reads that of clusterctl waits for its end.
+        # Not this process's stderr: the node outlives it, and a reader of stderr would wait for the node.
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment(), text=True
@@ -178,7 +178,7 @@ class _Starting:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        # A node without its cable ends when the pipe does.
+        # A node without its cable exits when the pipe is closed.
         for pipe in (self._in, self._out):
             with suppress(BrokenPipeError):
                 pipe.close()
@@ -191,17 +191,17 @@ class _Starting:
         if not init:
             raise NodesFailedError(
                 f"{self.node.name} did not start",
-                reasons={self.node.name: "its namespaces could not be made"},
+                reasons={self.node.name: "its namespaces could not be created"},
                 hint="try: unshare --mount --uts --ipc --net --pid --fork true",
             )
         return replace(self.node, init=init)
 
     def plug(self) -> None:
-        """Tells the node that its network device is there."""
-        with suppress(BrokenPipeError):  # it has died, which wait_ready tells with the reason
+        """Tells the node that its network device exists."""
+        with suppress(BrokenPipeError):  # the node died; wait_ready reports the reason
             self._in.write("plugged\n")
             self._in.flush()
 
     def wait(self) -> None:
-        """Waits until the node has set up all but sshd itself, or died, which closes the pipe."""
+        """Waits until the node is set up except for sshd, or has died, which closes the pipe."""
         self._out.readline()

@@ -24,7 +24,7 @@ from provision.stages import stage
 STAGE = "rootfs"
 # debootstrap's minbase has tar, gzip, coreutils, perl-base and util-linux; no Python, zstd or rsync.
 _PACKAGES = ("openssh-client", "openssh-server")
-# Of every machine its own, or of no use to a node.
+# Files that each machine must have for itself, or that a node does not need.
 _REMOVE = (
     "etc/ssh/ssh_host_*",
     "etc/machine-id",
@@ -36,13 +36,13 @@ _REMOVE = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a minimal root holds. Where the packages come from does not."""
+    """Everything that determines the content of a minimal root; the mirror does not."""
 
     suite: str
     architecture: str
     packages: tuple[str, ...]
     variant: str = "minbase"
-    version: int = 1  # raised when ``_build`` does something different
+    version: int = 1  # increased when ``_build`` changes
 
     @property
     def digest(self) -> str:
@@ -51,26 +51,25 @@ class Recipe:
 
 
 def recipe(packages: Sequence[str] = ()) -> Recipe:
-    """The recipe of a minimal root with further Debian ``packages`` in it."""
+    """The recipe of a minimal root with additional Debian ``packages``."""
     return Recipe(mirror.suite(), platform.machine(), tuple(sorted({*_PACKAGES, *packages})))
 
 
 def cache() -> Path:
-    """Where minimal roots are kept: ``$XDG_CACHE_HOME/clusterctl/rootfs`` or ``/var/cache/clusterctl/rootfs``."""
+    """The cache of minimal roots: ``$XDG_CACHE_HOME/clusterctl/rootfs`` or ``/var/cache/clusterctl/rootfs``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "/var/cache").absolute() / "clusterctl" / "rootfs"
 
 
 def cached(wanted: Recipe) -> Path | None:
-    """The root made by this recipe, None when it has to be made first."""
+    """The cached root of this recipe; None if it must be built."""
     path = cache() / wanted.digest
     return path if path.is_dir() else None
 
 
 def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
-    """A minimal root, from the cache or made now (about half a minute and 240 MB).
+    """A minimal root, from the cache or built now (about half a minute and 240 MB).
 
-    It appears under its name only when it is complete. Of two processes that want the same, one makes it and the other
-    waits.
+    It gets its name when it is complete. If two processes need the same root, one builds it and the other waits.
 
     Raises:
         ClusterctlError: debootstrap failed.
@@ -81,7 +80,7 @@ def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
         ready = cached(wanted)
         if ready:
             return ready
-        for leftover in folder.glob(f".{wanted.digest}-*"):  # its maker was killed, else it would hold the lock
+        for leftover in folder.glob(f".{wanted.digest}-*"):  # from a killed process, which no longer holds the lock
             shutil.rmtree(leftover)
         work = Path(tempfile.mkdtemp(prefix=f".{wanted.digest}-", dir=folder))
         try:
@@ -95,7 +94,7 @@ def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
 
 def _build(wanted: Recipe, root: Path, emit: Emit) -> None:
     source = mirror.mirror(wanted.suite)
-    title = f"Making the nodes' root: Debian {wanted.suite} from {source}"
+    title = f"Building the nodes' root: Debian {wanted.suite} from {source}"
     with stage(emit, STAGE, title, unit="steps") as shown:
         debootstrap = ["debootstrap", f"--variant={wanted.variant}", f"--include={','.join(wanted.packages)}"]
         _debootstrap([*debootstrap, wanted.suite, str(root), source], emit)
@@ -103,12 +102,12 @@ def _build(wanted: Recipe, root: Path, emit: Emit) -> None:
             for path in root.glob(pattern):
                 path.unlink()
         root.chmod(0o755)
-        shown.summary = f"{wanted.suite}, kept in {cache() / wanted.digest}"
+        shown.summary = f"{wanted.suite}, cached in {cache() / wanted.digest}"
 
 
 def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
-    # debootstrap mounts and starts daemons' scripts inside the new root. In namespaces of its own none of that can
-    # outlive it, also when this process is killed: then it goes too (--pdeathsig), and all its children (--kill-child).
+    # debootstrap creates mounts and starts daemons' scripts in the new root. In separate namespaces they cannot outlive
+    # it. If this process is killed, debootstrap (--pdeathsig) and its children (--kill-child) are killed too.
     alone = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount-proc", "--pid", "--fork", "--kill-child", *argv]
     said: list[str] = []
     process = subprocess.Popen(
@@ -128,7 +127,7 @@ def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
                 emit(Progress(STAGE, len(said), note=said[-1].removeprefix("I: ")))
         except BaseException:
             process.kill()
-            lines.read()  # until the last of its children has closed it, they write into the folder to be removed
+            lines.read()  # until its last child exits: they write into the folder to be removed
             raise
         finally:
             process.wait()

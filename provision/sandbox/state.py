@@ -1,4 +1,4 @@
-"""What is known about a sandbox, on disk: written before each thing is made, so that it can always be found again."""
+"""A sandbox's state on disk. It is saved before anything is created, so that leftovers can always be found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node: ``link`` is the machine's end of its cable, ``init`` its first process once there is one."""
+    """A node: ``link`` is the machine's end of its cable, ``init`` its first process, if it has started."""
 
     name: str
     address: str
@@ -32,8 +32,8 @@ class NodeState:
 class State:
     """A sandbox: the names of all its kernel objects and folders.
 
-    Links are named ``ccTOKEN-…``; ``storage`` holds one folder for each node; ``files`` maps what was written into
-    ``directory`` to its sha256, so that ``down`` removes only what nobody has changed since.
+    Links are named ``ccTOKEN-…``; ``storage`` has one folder per node; ``files`` maps the files in ``directory`` to
+    their sha256, so that ``down`` removes only unchanged ones.
     """
 
     name: str
@@ -54,26 +54,26 @@ class State:
 
     @property
     def bridge(self) -> str:
-        """The switch that every cable ends in."""
+        """The switch to which every cable is connected."""
         return f"cc{self.token}-b"
 
     @property
     def uplink(self) -> tuple[str, str]:
-        """The controller's own cable: the end with the address, and the one in the switch."""
+        """The controller's cable: the end with the address, and the one in the switch."""
         return f"cc{self.token}-c", f"cc{self.token}-u"
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Every network device of the machine that belongs to the sandbox."""
+        """Every network device of the sandbox on this machine."""
         return (self.bridge, *self.uplink, *(node.link for node in self.nodes))
 
     @property
     def same_boot(self) -> bool:
-        """Whether process ids of this state can still mean anything."""
+        """Whether the machine has not been restarted, so that the process ids are valid."""
         return self.boot == boot_id()
 
     def folder(self, node: NodeState | str) -> Path:
-        """Where a node's disk, log and start script lie."""
+        """The folder of a node's disk, log and start script."""
         return Path(self.storage, node if isinstance(node, str) else node.name)
 
 
@@ -84,7 +84,7 @@ def home() -> Path:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Only one process at a time chooses a name and a subnet."""
+    """Holds the lock under which one process at a time chooses a name and a subnet."""
     folder = home()
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     with (folder / ".lock").open("a") as lock:
@@ -93,7 +93,7 @@ def locked() -> Iterator[None]:
 
 
 def save(state: State) -> None:
-    """Writes the state so that a reader sees the old one or the new one, never a part."""
+    """Saves the state atomically."""
     target = _path(state.name)
     fresh = target.with_suffix(".new")
     text = json.dumps({"format": _FORMAT, **asdict(state)}, indent=1)
@@ -113,9 +113,9 @@ def load(name: str) -> State:
         data = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except FileNotFoundError:
         known = ", ".join(names()) or "none"
-        raise UsageError(f"there is no sandbox {name} (there: {known})", hint="clusterctl sandbox list") from None
+        raise UsageError(f"there is no sandbox {name} (existing: {known})", hint="clusterctl sandbox list") from None
     except ValueError as error:
-        raise ClusterctlError(f"{path} is damaged: {error}", hint=f"look at it, then remove {path}") from error
+        raise ClusterctlError(f"{path} is damaged: {error}", hint=f"inspect it, then remove {path}") from error
     return _parse(path, data)
 
 
@@ -129,13 +129,13 @@ def load_all() -> list[State]:
     """The states of all sandboxes, by name."""
     states = []
     for name in names():
-        with suppress(UsageError):  # it has gone since it was listed
+        with suppress(UsageError):  # it was removed after the listing
             states.append(load(name))
     return states
 
 
 def forget(state: State) -> None:
-    """Removes the state file: the last thing that goes."""
+    """Removes the state file, as the last step."""
     _path(state.name).unlink(missing_ok=True)
 
 
@@ -145,11 +145,13 @@ def _path(name: str) -> Path:
 
 def _parse(path: Path, data: dict[str, Any]) -> State:
     if data.pop("format", None) != _FORMAT:
-        raise ClusterctlError(f"{path} was written by another version of clusterctl", hint="end it with that version")
+        raise ClusterctlError(
+            f"{path} was written by another version of clusterctl", hint="remove the sandbox with that version"
+        )
     try:
         nodes = tuple(
             NodeState(**{**node, "init": Process(**node["init"]) if node["init"] else None}) for node in data["nodes"]
         )
         return State(**{**data, "creator": Process(**data["creator"]), "nodes": nodes})
     except (KeyError, TypeError) as error:
-        raise ClusterctlError(f"{path} is damaged: {error!r}", hint=f"look at it, then remove {path}") from error
+        raise ClusterctlError(f"{path} is damaged: {error!r}", hint=f"inspect it, then remove {path}") from error

@@ -27,11 +27,10 @@ from __future__ import annotations
 
 import functools
 import graphlib
-import importlib
-import pkgutil
 from types import ModuleType
 
 from provision.errors import ClusterctlError
+from provision.registry import load_module, module_names
 
 REQUIRED = {"ABOUT": str, "AFTER": tuple, "Options": type, **dict.fromkeys(("problems", "plan", "verify"), object)}
 
@@ -39,7 +38,7 @@ REQUIRED = {"ABOUT": str, "AFTER": tuple, "Options": type, **dict.fromkeys(("pro
 @functools.cache
 def names() -> tuple[str, ...]:
     """The names of all services, from the names of their files. Imports none of them."""
-    return tuple(sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.ispkg))
+    return module_names(__name__)
 
 
 @functools.cache
@@ -49,10 +48,7 @@ def get(name: str) -> ModuleType:
     Raises:
         ClusterctlError: its file lacks a required name, or its ``AFTER`` contains a service that does not exist.
     """
-    module = importlib.import_module(f"{__name__}.{name}")
-    for wanted, kind in REQUIRED.items():
-        if not isinstance(found := getattr(module, wanted, None), kind) or found is None:
-            raise ClusterctlError(f"{module.__file__} is not a service: it does not define {wanted}")
+    module = load_module(__name__, name, "a service", REQUIRED)
     if unknown := set(module.AFTER) - set(names()):
         raise ClusterctlError(f"{module.__file__}: AFTER contains {', '.join(sorted(unknown))}, which is not a service")
     return module

@@ -1,11 +1,11 @@
-"""The way to the nodes. The only folder that knows ssh: everything else sees ``model.Remote``.
+"""Connections to the nodes. Only this folder knows ssh; other code uses ``model.Remote``.
 
-- ``remote``, with ``ssh_remote``, ``channel``, ``session``, ``client``, ``login``: one connection a node over
-  Fabric and paramiko
+- ``remote``, with ``ssh_remote``, ``session`` and ``client``: one connection per node, over Fabric and paramiko
 - ``proxy``: ssh_config's ProxyCommand
-- ``openssh``, ``transfer``: many bytes, over the system's ssh, to many nodes at once
-- ``wire``, ``framing``: what both say to a node's shell
-- ``become``: root's rights there
-- ``hostkeys``, ``prompts``, ``enrol``: whom to believe, what to ask, and the first contact
-- ``fanout``: the same work on many nodes
+- ``local``: this machine as a node
+- ``openssh``: large transfers over the system's ssh
+- ``wire``: the protocol between this machine and a node's shell
+- ``become``: root on a node
+- ``hostkeys``, ``prompts``, ``enrol``: trusted keys, questions to the user, and the first contact
+- ``fanout``: calls a function for many nodes
 """

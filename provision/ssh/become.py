@@ -15,9 +15,8 @@ import time
 from typing import TYPE_CHECKING, Literal, cast
 
 from provision.render import render
-from provision.ssh.framing import AS_ROOT, decode, frame
 from provision.ssh.prompts import PasswordRefused, Passwords
-from provision.ssh.wire import RootRefused
+from provision.ssh.wire import AS_ROOT, RootRefused, decode, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError
 from provision.ssh.become import Sudo, SudoEscalation
-from provision.ssh.framing import BOOTSTRAP, OutputTooLong
 from provision.ssh.openssh import ProcessStream
-from provision.ssh.wire import STOP, Broken, DeadlineExceeded, Expired, NodeUnreachable, converse, too_long
+from provision.ssh.wire import (
+    BOOTSTRAP,
+    STOP,
+    Broken,
+    DeadlineExceeded,
+    Expired,
+    NodeUnreachable,
+    OutputTooLong,
+    converse,
+    too_long,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

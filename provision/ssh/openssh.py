@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING
 
 from provision.errors import ClusterctlError
 from provision.ssh import hostkeys
-from provision.ssh.framing import BOOTSTRAP, OutputTooLong
 from provision.ssh.wire import (
+    BOOTSTRAP,
     STOP,
     Broken,
     DeadlineExceeded,
@@ -24,6 +24,7 @@ from provision.ssh.wire import (
     HostKeyChanged,
     HostKeyUnknown,
     NodeUnreachable,
+    OutputTooLong,
     RootRefused,
     converse,
     drain,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from provision.ssh.become import Sudo
 from provision.ssh.fanout import fan_out
-from provision.ssh.framing import BOOTSTRAP, sent_length
 from provision.ssh.local import LocalRemote
 from provision.ssh.prompts import Prompts
 from provision.ssh.wire import (
+    BOOTSTRAP,
     AnswerUnreadable,
     DeadlineExceeded,
     HostKeyChanged,
@@ -24,6 +24,7 @@ from provision.ssh.wire import (
     RemoteError,
     RootRefused,
     reading,
+    sent_length,
 )
 
 if TYPE_CHECKING:

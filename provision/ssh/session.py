@@ -17,8 +17,7 @@ import paramiko
 from provision.errors import Reason, UsageError
 from provision.model import Inventory, Node
 from provision.render import quote
-from provision.ssh.client import Client, Questions
-from provision.ssh.login import Retry, text_of
+from provision.ssh.client import Client, Questions, Retry, text_of
 from provision.ssh.proxy import Proxy, ProxyFailedError
 from provision.ssh.wire import NodeUnreachable, RemoteError
 

@@ -1,42 +1,50 @@
-"""What a finished command says: one mapping for ``--json``, one text for people. Pure; one file a room of ``cli``."""
+"""The output of finished commands: a mapping for ``--json`` and a text. Pure."""
 
 from __future__ import annotations
 
-from provision.summaries._summary import Summary
-from provision.summaries.command import ran, ran_rows
-from provision.summaries.environment import packed, tooled
-from provision.summaries.health import checked, finding_rows
-from provision.summaries.nodes import deployed, listed, pruned, pushed, switched, verified
-from provision.summaries.os_packages import os_packed
-from provision.summaries.run_commands import collected, logs_data, stopped_shown
-from provision.summaries.runs import run_shown
-from provision.summaries.services import serviced
-from provision.summaries.setup import created, enrolled, sandbox_up, sandboxes
-from provision.summaries.training import trained
+from provision.output_text import Summary
+from provision.summaries.bundles import os_pack_output, pack_output, tool_output
+from provision.summaries.health import check_output, finding_rows
+from provision.summaries.nodes import (
+    command_output,
+    command_rows,
+    deploy_output,
+    enroll_output,
+    inventory_output,
+    prune_output,
+    push_output,
+    releases_output,
+    rollback_output,
+    sandbox_up,
+    sandboxes,
+    services_output,
+    verify_output,
+)
+from provision.summaries.runs import collect_output, logs_data, run_output, stop_output, train_output
 
 __all__ = [
     "Summary",
-    "checked",
-    "collected",
-    "created",
-    "deployed",
-    "enrolled",
+    "check_output",
+    "collect_output",
+    "command_output",
+    "command_rows",
+    "deploy_output",
+    "enroll_output",
     "finding_rows",
-    "listed",
+    "inventory_output",
     "logs_data",
-    "os_packed",
-    "packed",
-    "pruned",
-    "pushed",
-    "ran",
-    "ran_rows",
-    "run_shown",
+    "os_pack_output",
+    "pack_output",
+    "prune_output",
+    "push_output",
+    "releases_output",
+    "rollback_output",
+    "run_output",
     "sandbox_up",
     "sandboxes",
-    "serviced",
-    "stopped_shown",
-    "switched",
-    "tooled",
-    "trained",
-    "verified",
+    "services_output",
+    "stop_output",
+    "tool_output",
+    "train_output",
+    "verify_output",
 ]

@@ -1,12 +1,11 @@
-"""After ``bench nccl``: bandwidths, who is slow, and the settings that were found."""
+"""After ``bench nccl``: bandwidths, slow nodes and links, and the fastest settings."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
-from provision.output_text import Line, duration
-from provision.summaries._summary import Summary
+from provision.output_text import Line, Summary, duration
 
 if TYPE_CHECKING:
     from provision.netbench.pairs import Judgement
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def measured(result: BenchResult) -> Summary:
+def bench_output(result: BenchResult) -> Summary:
     """The numbers, and one sentence; ``measured_rows`` has the tables. Bandwidths are bytes a second."""
     data: dict[str, Any] = {
         "nodes": list(result.nodes),
@@ -57,7 +56,7 @@ def measured(result: BenchResult) -> Summary:
     return data, text
 
 
-def measured_rows(result: BenchResult) -> list[Line]:
+def bench_rows(result: BenchResult) -> list[Line]:
     """The tables."""
     lines: list[Line] = []
     if result.rows:
@@ -68,7 +67,7 @@ def measured_rows(result: BenchResult) -> list[Line]:
             f"{_rate(row.algbw):>12}{_rate(row.busbw):>12}{row.spread:>8.0%}"
         )
         lines.append(Line(f"{text}  WRONG RESULT" if row.wrong else text, "red" if row.wrong else ""))
-    lines += [Line(f"{op}: left out: {why}", "yellow") for op, why in result.skipped.items()]
+    lines += [Line(f"{op}: skipped: {why}", "yellow") for op, why in result.skipped.items()]
     if result.judgement is not None:
         lines += _pair_rows(result, result.judgement)
     if result.tuning is not None:
@@ -83,21 +82,21 @@ def _pair_rows(result: BenchResult, judgement: Judgement) -> list[Line]:
     )
     lines = [Line(said)]
     if not judgement.compared:
-        return [*lines, Line("one pair compares with nothing: name three nodes or more to find a slow one", "dim")]
+        return [*lines, Line("a single pair cannot be compared: use three nodes or more to find a slow one", "dim")]
     for name, (slow, all_) in judgement.nodes.items():
         best = max(rate for pair, rate in result.pairs.items() if name in pair)
         lines.append(
             Line(
-                f"slow node: {name}: {slow} of its {_pairs(all_)} are slow, its best reaches {_rate(best)} "
-                f"where {_rate(judgement.usual)} are usual; look at its cable, its port and its adapter",
+                f"slow node: {name}: {slow} of its {_pairs(all_)} are slow; its fastest reaches {_rate(best)}, "
+                f"the usual rate is {_rate(judgement.usual)}. Check its cable, port and adapter",
                 "red",
             )
         )
     for a, b in judgement.links:
         lines.append(
             Line(
-                f"slow link: {a} - {b}: {_rate(result.pairs[a, b])} where {_rate(judgement.usual)} are usual, while "
-                f"both are as fast as others elsewhere; look at the switches between them",
+                f"slow link: {a} - {b}: {_rate(result.pairs[a, b])}, the usual rate is {_rate(judgement.usual)}; both "
+                f"nodes are fast on other links. Check the switches between them",
                 "red",
             )
         )
@@ -118,9 +117,15 @@ def _tuning_rows(tuning: Tuning) -> list[Line]:
         )
     )
     if tuning.best == tuning.present:
-        lines.append(Line("the inventory has it already" if tuning.present.env else "nothing is faster than that"))
+        lines.append(
+            Line(
+                "the inventory already has these settings"
+                if tuning.present.env
+                else "no setting is faster than the default"
+            )
+        )
     elif not tuning.worth_it:
-        lines.append(Line(f"that is {tuning.gain - 1:.0%} over what is set now: too little to change anything"))
+        lines.append(Line(f"that is {tuning.gain - 1:.0%} over the present settings: too little to change them"))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""After ``diagnose``: the run, the verdict, then what shows it, what mends it, and what only followed."""
+"""After ``diagnose``: the run, the verdict, its evidence, the fix, and the consequences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
-from provision.output_text import duration
-from provision.summaries._summary import Summary
+from provision.output_text import Summary, duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,16 +21,16 @@ _PROGRAM = "clusterctl\N{NO-BREAK SPACE}"
 _LONG = 4 * WIDTH  # characters of a line of a log that are shown
 
 
-def diagnosed(result: Diagnosis) -> Summary:
+def diagnosis_output(result: Diagnosis) -> Summary:
     """The verdict and the conditions; times of ``--json`` are epoch seconds of the node's clock."""
-    lines = (_filled(line, result) for line in _lines(result))
+    lines = (fill_commands(line, result) for line in _lines(result))
     data = _data(result)
     for part in (data["verdict"] or {}, *data["conditions"]):
-        part["fix"] = [_filled(each, result) for each in part.get("fix", ())]
-    return data, "\n".join(row for line in lines for row in (_wrapped(line) if line else [""]))
+        part["fix"] = [fill_commands(each, result) for each in part.get("fix", ())]
+    return data, "\n".join(row for line in lines for row in (wrap_line(line) if line else [""]))
 
 
-def _filled(text: str, result: Diagnosis) -> str:
+def fill_commands(text: str, result: Diagnosis) -> str:
     """The commands of an advice with the run, rank and node that they are about; of log files nothing is known."""
     if not result.run or "clusterctl " not in text:
         return text
@@ -52,7 +51,7 @@ def _lines(result: Diagnosis) -> Iterator[str]:
     if not blocks:
         blocks.append([_fine(result)])
     if result.missing:
-        blocks.append([f"nothing from {fold(name for name, _ in result.missing)}: {result.missing[0][1]}"])
+        blocks.append([f"no answer from {fold(name for name, _ in result.missing)}: {result.missing[0][1]}"])
     if result.run and (result.verdict is not None or result.conditions or result.earlier):
         yield f"run {result.run}{f': {result.state}' if result.state else ''}"
     for place, block in enumerate(blocks):
@@ -66,15 +65,15 @@ def _fine(result: Diagnosis) -> str:
     match result.state:
         case "running" if result.missing:
             # What is here says so, and may be old.
-            return f"{name} went on when it was last heard of; what it does now is not known without all nodes"
+            return f"{name} was running when it last reported; its state now is not known without all nodes"
         case "running":
-            return f"{name} goes on, and nothing is wrong with it that can be seen"
+            return f"{name} is running, and no problem was found"
         case "finished":
-            return f"{name} has finished, and nothing was wrong with it that can be seen"
+            return f"{name} has finished, and no problem was found"
         case "stopped":
             return f"{name} was stopped; nothing failed"
         case _:
-            return f"{name}: nothing that looks like a failure"
+            return f"{name}: no failure was found"
 
 
 def _verdict(verdict: Verdict, run: str) -> Iterator[str]:
@@ -186,10 +185,10 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
 
 
-def _wrapped(line: str) -> list[str]:
-    """In rows that fit; what follows a row stands two deeper, to be told from the next line. Paths stay whole."""
+def wrap_line(line: str) -> list[str]:
+    """Wraps a line. Further rows are indented by two; paths are not broken."""
     if line.removeprefix("try:").lstrip().startswith("clusterctl run "):
-        return [line]  # to be pasted
+        return [line]  # a command to paste
     head = len(line) - len(line.lstrip())
     for word in ("try: ", "then: ", "also: "):
         head = len(word) if line.startswith(word) else head

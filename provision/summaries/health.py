@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from provision.checks import load
 from provision.env.report.text import number
 from provision.inventory import fold
-from provision.output_text import Line, Style, clean, fold_equal
-from provision.summaries._summary import Summary
+from provision.output_text import Line, Style, Summary, clean, fold_equal
 
 if TYPE_CHECKING:
     from provision.model import Finding
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 _WORST_FIRST: Mapping[str, Style] = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "yellow", "OK": "green", "N/A": "dim"}
 
 
-def checked(result: CheckResult) -> Summary:
+def check_output(result: CheckResult) -> Summary:
     """The numbers; ``finding_rows`` has the words."""
     counts = {verdict: len(result.having(verdict)) for verdict in _WORST_FIRST}
     data: dict[str, Any] = {
@@ -72,7 +71,7 @@ def finding_rows(result: CheckResult, *, verbose: bool = False) -> list[Line]:
 
 
 def _alike(by_check: Mapping[str, list[Finding]]) -> Iterator[tuple[list[str], list[Finding]]]:
-    """Checks that say the same of the same nodes stand together: twenty checks may lack one tool."""
+    """Groups checks with equal findings: one missing tool can affect twenty checks."""
     groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     for check, findings in by_check.items():
         said = tuple((finding.node, finding.observed, finding.fix) for finding in findings)
@@ -82,7 +81,7 @@ def _alike(by_check: Mapping[str, list[Finding]]) -> Iterator[tuple[list[str], l
 
 
 def _block(verdict: str, checks: list[str], findings: list[Finding]) -> list[Line]:
-    """One check: who has what, what should be, why, and what to do."""
+    """One check: observed and expected values, the reason, and the fix."""
     title = f": {load(checks[0]).title}" if len(checks) == 1 else ""
     rows = [Line(f"{verdict}  {', '.join(checks)}{title}", _WORST_FIRST[verdict], hang=len(verdict) + 2)]
     observed = fold_equal({finding.node: finding.observed for finding in findings})

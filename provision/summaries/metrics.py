@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from provision.output_text import Line
-from provision.summaries._summary import Summary
+from provision.output_text import Line, Summary
 
 if TYPE_CHECKING:
     from provision.tasks.metrics import Metrics
@@ -38,7 +37,7 @@ COLUMNS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (  # field, 
 
 
 def metrics_lines(found: Metrics, last: int | None) -> list[Line]:
-    """A row for each step, at most the ``last`` so many; columns of which these rows tell nothing are left out."""
+    """A row for each step, at most the ``last`` ones; empty columns are omitted."""
     series = found.series
     rows = list(series) if last is None else series.last(last)
     columns = [each for each in COLUMNS if any(getattr(row, each[0]) is not None for row in rows)]
@@ -55,7 +54,7 @@ def metrics_lines(found: Metrics, last: int | None) -> list[Line]:
     return lines
 
 
-def metrics_said(found: Metrics, last: int | None) -> Summary:
+def metrics_output(found: Metrics, last: int | None) -> Summary:
     """All of it for ``--json``, and one line for people."""
     series = found.series
     rows = list(series) if last is None else series.last(last)
@@ -118,7 +117,11 @@ def _sentence(found: Metrics) -> str:
     parts += [f"{median(speed):,.0f} tokens/s"] if speed else []
     parts += [f"resumed at step {resume.at} after step {resume.after}" for resume in series.resumes[-1:]]
     others = len(series.ranks) - 1
-    parts += [f"rank {series.rank} ({others} more {'tells' if others == 1 else 'tell'} numbers)"] if others else []
+    parts += (
+        [f"rank {series.rank} ({others} more {'rank reports' if others == 1 else 'ranks report'} numbers)"]
+        if others
+        else []
+    )
     return "; ".join(parts)
 
 

@@ -1,21 +1,26 @@
-"""Runs as ``status`` shows them."""
+"""After commands on runs: ``train``, ``resume``, ``stop``, ``logs``, ``collect`` and ``status``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
-from provision.output_text import duration, fold_equal, size, span
-from provision.summaries._summary import Summary
+from provision.output_text import Summary, duration, fold_equal, size, span
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
+    from provision.run.record import TrainResult
+    from provision.tasks.collect import Collected
+    from provision.tasks.logs import Logs
     from provision.tasks.status import RunStatus
+    from provision.tasks.stop import Stopped
+
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room
-_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # what a table without room goes without, in this order
-ENDED_SHOWN = 5  # runs that have ended and are listed all the same
+_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # columns that a narrow table omits, in this order
+ENDED_SHOWN = 5  # ended runs that the table shows
 
 
 def runs_data(runs: Mapping[str, Run], now: float) -> list[dict[str, Any]]:
@@ -43,9 +48,9 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
 
 
 def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | None] | None = None) -> list[str]:
-    """A table of the runs that are at work and of the last that were.
+    """A table of the running runs and of the last ones that ended.
 
-    ``users``: by node name, the uid that the inventory logs in as; whose runs are whose is said where others have some.
+    ``users``: by node name, the uid that the inventory logs in as. The table names owners if other users have runs.
     """
     newest = list(reversed(list(runs.values())))
     live = [run for run in newest if run.live]
@@ -57,10 +62,10 @@ def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | Non
     others = len({run.owner for run in shown}) > 1 or any(_of_another(run, users or {}) for run in shown)
     rows += [_row(run, now, others=others) for run in shown]
     more = len(live) + len(ended) - len(shown)
-    return [*_fitted(rows), *([f"{more} older ones: clusterctl status RUN, or --json"] if more else [])]
+    return [*_fitted(rows), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
 
 
-def run_shown(result: RunStatus, now: float) -> Summary:
+def run_output(result: RunStatus, now: float) -> Summary:
     """One run with each of its nodes."""
     run = result.run
     head = run.head
@@ -80,7 +85,7 @@ def run_shown(result: RunStatus, now: float) -> Summary:
         about.append(f"  {text}")
     age = _age(run, now)
     about.append(
-        f"  began {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
+        f"  started {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
     )
     if run.networks:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
@@ -96,7 +101,7 @@ def run_shown(result: RunStatus, now: float) -> Summary:
 
 
 def _of_another(run: Run, users: Mapping[str, int | None]) -> bool:
-    """Whether it is not known to be that user's as whom the inventory logs in."""
+    """Whether the run belongs to another user than the inventory's."""
     return any(
         (mine := users.get(part.node)) is not None and part.fields.get("uid") not in {None, mine} for part in run.parts
     )
@@ -217,7 +222,7 @@ def _traffic(sample: Mapping[str, Any]) -> str:
 
 
 def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table without the columns that it has no room for."""
+    """The table without the columns that do not fit."""
     lines, without = _table(rows), list(_LEAST)
     while without and max(map(len, lines)) > WIDTH:
         index = list(rows[0]).index(without.pop(0))
@@ -227,10 +232,114 @@ def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns aligned; one in which nothing is known is left out."""
+    """Aligns the columns and omits empty ones."""
     columns = [column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
     wide = [max(map(len, column)) for column in columns]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip()
         for row in zip(*columns, strict=True)
     ]
+
+
+def stop_output(result: Stopped) -> Summary:
+    """After ``stop``."""
+    failed = dict(result.failed or {})
+    data = {
+        "run": result.run,
+        "stopped": list(result.nodes),
+        "before": result.already or "live",
+        "saved_step": result.saved,
+        "step": result.step,
+        "port": result.port,
+        "failed": failed,
+    }
+    if not result.nodes:
+        return data, ""
+    port = f", port {result.port} free" if result.port else ""
+    proof = f"no process left, no GPU memory held{port}"
+    if result.already:
+        text = f"run {result.run} had already ended ({result.already}) on {fold(result.nodes)}: {proof}"
+    else:
+        text = f"run {result.run} stopped on {fold(result.nodes)}: {proof}"
+        if result.saved is not None:
+            text += f"\nsaved a checkpoint at step {result.saved}"
+            text += f"; to continue: clusterctl resume {result.run}" if result.resumable else ""
+        elif result.asked_to_save and result.resumable:
+            text += f"\nno new checkpoint was saved; to continue from the newest one: clusterctl resume {result.run}"
+        elif result.asked_to_save:
+            text += "\nno checkpoint was saved: without --output the checkpoint directory is not known"
+        elif result.step is not None:
+            text += f"\nits last step was {result.step}"
+    return data, text
+
+
+def logs_data(result: Logs) -> dict[str, Any]:
+    """The lines for ``--json``."""
+    return {
+        "run": result.run,
+        "state": result.state,
+        "lines": [
+            {"time": line.time, "node": line.node, "rank": line.rank, "line": line.text} for line in result.lines
+        ],
+        "unreachable": dict(result.unreachable),
+        "cut": result.cut,
+    }
+
+
+def collect_output(result: Collected) -> Summary:
+    """After ``collect``."""
+    data = {
+        "run": result.run,
+        "folder": str(result.folder),
+        "files": result.files,
+        "bytes": result.bytes,
+        "already_here": result.there,
+        "checkpoint": result.checkpoint.name,
+        "step": result.checkpoint.step,
+        "refused": dict(result.checkpoint.refused),
+        "fp32": str(result.fp32) if result.fp32 else None,
+        "failed": dict(result.failed),
+    }
+    here = f", {result.there} were already here" if result.there else ""
+    lines = [f"run {result.run}: {result.files} files ({size(result.bytes)}) in {result.folder}{here}"]
+    if result.checkpoint.name:
+        lines.append(f"newest complete checkpoint: {result.folder / 'output' / result.checkpoint.name}")
+    if result.fp32:
+        lines.append(f"fp32 weights: {result.fp32}")
+    return data, "\n".join(lines)
+
+
+def train_output(result: TrainResult) -> Summary:
+    """After ``train`` and ``resume``: a finished or a detached run."""
+    data = {
+        "run": result.run,
+        "state": result.state,
+        "nodes": list(result.nodes),
+        "world_size": result.world_size,
+        "steps": result.steps,
+        "first_loss": result.first_loss,
+        "last_loss": result.last_loss,
+        "seconds": round(result.seconds, 1),
+        "network": result.network,
+        "output": result.output,
+        "logs": str(result.folder),
+    }
+    if result.state == "detached":
+        return data, (
+            f"run {result.run} is running on {fold(result.nodes)} (world size {result.world_size})\n"
+            f"to check it: clusterctl status {result.run}; to follow it: clusterctl logs -f {result.run}\n"
+            f"to stop it: clusterctl stop {result.run}"
+        )
+    losses = ""
+    if result.first_loss is not None and result.last_loss is not None:
+        losses = f", loss {result.first_loss:.4g} -> {result.last_loss:.4g}"
+    # Without --output, the checkpoint directory and the number of steps of a script are not known.
+    known = PurePosixPath(result.output).name != result.run
+    steps = f"{result.steps} steps{losses}, " if result.steps is not None else ""
+    text = (
+        f"logs in {result.folder}\n"
+        f"{'checkpoint' if known else 'all of the run'} in {result.nodes[0]}:{result.output}\n"
+        f"trained on {fold(result.nodes)} (world size {result.world_size}): {steps}{result.seconds:.0f} s"
+        + (f"; NCCL used {result.network}" if result.network else "")
+    )
+    return data, text

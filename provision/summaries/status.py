@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 from provision.checks.kit.measures import Offset, shown, skews
 from provision.inventory import fold
-from provision.output_text import fold_equal
-from provision.summaries._summary import Summary
+from provision.output_text import Summary, fold_equal
 from provision.summaries.runs import run_lines, runs_data
 
 if TYPE_CHECKING:
     from provision.tasks.status import NodeStatus, Status
 
-WIDTH = 80  # columns; a matrix of the clocks that is wider is not shown, and the lines above it have told the rest
+WIDTH = 80  # columns; a wider clock matrix is not shown, since the lines above it say the same
 
 
-def status_shown(result: Status, now: float = 0.0) -> Summary:
+def status_output(result: Status, now: float = 0.0) -> Summary:
     """Nodes, clocks and runs; times of ``--json`` are seconds, ``now`` is seconds since the epoch."""
     pairs = skews(result.offsets)
     data = {
@@ -59,8 +58,8 @@ def _age(seconds: float) -> str:
 
 def _clocks(result: Status, pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
     offsets = result.offsets
-    untold = [name for name in result.nodes if name not in offsets]
-    lines = [f"clocks: {fold(untold)} cannot tell the time"] if untold else []
+    unknown = [name for name in result.nodes if name not in offsets]
+    lines = [f"clocks: the time of {fold(unknown)} is not known"] if unknown else []
     if len(offsets) < 2:
         return lines
     middle = _middle(offsets)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from provision import launchers
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
 from provision.model import Node
-from provision.netbench.events import parse
-from provision.netbench.failing import reason as why_failed
-from provision.netbench.failing import stage
+from provision.netbench.events import parse, stage
+from provision.netbench.events import reason as why_failed
 from provision.render import render
 from provision.run import RunFiles, RunSpec, Worker, new_run_id, readiness
 from provision.run.files import sources

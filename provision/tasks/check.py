@@ -47,7 +47,7 @@ class CheckOptions:
     """What is checked.
 
     Attributes:
-        level: 0: each node by itself; 1: also ports, clocks and shares between nodes.
+        level: 0: each node alone; 1: also ports, clocks and shares between nodes.
         only: ids of checks, or first words of ids such as ``gpu``; empty for all.
         manifest: of the bundle that will run on the nodes; without it, checks that need one are skipped.
         root: whether probes run as root that need to: True also if sudo asks for a password, None only if it does
@@ -141,10 +141,10 @@ def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOp
         except RootRefused as refused:
             return _Visit(answers, refused)
 
-    outcome = session.work("check", f"Looking at {number(len(session.nodes), 'node')}", visit, limit=_AT_ONCE)
+    outcome = session.work("check", f"Checking {number(len(session.nodes), 'node')}", visit, limit=_AT_ONCE)
     if refused := {name: visit.refused for name, visit in outcome.ok.items() if visit.refused}:
         why = next(iter(refused.values())).reason
-        session.emit(Notice(f"{fold(refused)}: not as root, so some of it stays unknown: {why}"))
+        session.emit(Notice(f"{fold(refused)}: root is not available, so some checks stay UNKNOWN: {why}"))
     return outcome
 
 
@@ -176,7 +176,9 @@ def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Fin
         good = {name: answer for name, answer in answers.items() if not alone[name]}
         again = _judged(check, seen, good) if 0 < len(good) < len(answers) else ({}, mistake)
         found = again[0] | {
-            name: checks.finding(check, name, checks.unknown(said, fix="report it, with this check's output"))
+            name: checks.finding(
+                check, name, checks.unknown(said, fix="report it as a bug, with the output of this check")
+            )
             for name in answers
             if (said := alone[name] or again[1])
         }

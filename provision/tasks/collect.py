@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.model import Node
-from provision.render import render
+from provision.render import quote, render
 from provision.run import plan_name
 from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sources
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
 from provision.tasks.runs import by_name, find, run_folder
 from provision.transfer.fetch import RemoteFile, fetch, lacking, listed
-from trainer import offers
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract import offers
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from provision.model import Remote
@@ -212,7 +212,7 @@ class Collection:
                     )
                 fetch(remote, f"{run}/fp32/weights", lacking(listed(remote, f"{run}/fp32/weights"), to), to)
             finally:
-                remote.run(render("run/remove.sh.j2", folder=f"{run}/fp32"), deadline=_REMOVE_DEADLINE)
+                remote.run(f"rm -rf -- {quote(run)}/fp32", deadline=_REMOVE_DEADLINE)
             shown.states = {head.name: "done"}
         return to
 

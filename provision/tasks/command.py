@@ -54,7 +54,7 @@ def command_line(words: Sequence[str]) -> str:
         UsageError: there is no command.
     """
     if not any(word.strip() for word in words):
-        raise UsageError("there is no command to run", hint="clusterctl run -- nvidia-smi -L")
+        raise UsageError("no command to run", hint="clusterctl run -- nvidia-smi -L")
     return words[0] if len(words) == 1 else quoted(words)
 
 

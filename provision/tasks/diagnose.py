@@ -21,7 +21,7 @@ from provision.render import render
 from provision.run import record as records
 from provision.run.found import LOST
 from provision.tasks import runs
-from trainer.untrusted import UntrustedError
+from trainer.agent.contract.untrusted import UntrustedError
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run

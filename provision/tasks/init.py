@@ -1,4 +1,4 @@
-"""``clusterctl init``: the first contact with the nodes of an inventory, and the inventory where there is none."""
+"""``clusterctl init``: enrolls the nodes of an inventory, or of a new one that it writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from provision.ssh.prompts import Prompts
 
 DEFAULT_PREFIX = "/opt/llm/current"
-_DEADLINE = 60.0  # seconds for a node to tell about itself; nvidia-smi has 20 of them
+_DEADLINE = 60.0  # seconds to read a node's facts; nvidia-smi has 20 of them
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ def create(
     emit: Emit,
     typed: CommandLine = UNTYPED,
 ) -> Created:
-    """Enrol the nodes of a new inventory, ask them what they are, and write it.
+    """Enroll the nodes of a new inventory, read their names, GPUs and networks, and write it.
 
     Nothing is written if no node can be reached. A node that fails while others succeed gets its line too, with what is
     known of it.
 
     Args:
-        path: the inventory; there is none yet.
-        hosts: who is meant.
+        path: the inventory, which does not exist yet.
+        hosts: the nodes.
         ssh: ``user``, ``port`` and ``key`` of the inventory, as far as they are known.
         prefix: the inventory's prefix.
         found: the file that names the hosts, where it is one.
@@ -103,12 +103,12 @@ def create(
         typed: the command line, for hints.
 
     Raises:
-        UsageError: ``path`` is there already, or cannot be written.
+        UsageError: ``path`` already exists, or cannot be written.
         InventoryError: the hosts make no valid inventory.
         NodesFailedError: no node could be enrolled.
     """
     if path.exists():
-        raise UsageError(f"{path} is there already", hint="to enrol the nodes that it names: clusterctl init")
+        raise UsageError(f"{path} already exists", hint="to enroll its nodes: clusterctl init")
     settings: dict[str, Any] = {"prefix": prefix or DEFAULT_PREFIX, "ssh": dict(ssh)}
     if "key" not in ssh and (key := default_key()):
         settings["ssh"]["key"] = key
@@ -117,7 +117,7 @@ def create(
         enrolled = enrol_nodes(session)
     failed = enrolled.reasons
     ready = [node for node in sketch.nodes if node.name not in failed]
-    then = "then write what is missing into the inventory, and run: clusterctl init"
+    then = "then add the missing facts to the inventory, and run: clusterctl init"
     if not ready:
         raise _not_enrolled(
             failed, len(hosts), _next(enrolled, f"nothing was written; then: {session.again(command='init')}")
@@ -202,16 +202,16 @@ def _next(enrolled: Outcome[Enrolled], then: str) -> str:
 
 
 def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> Mapping[str, Facts]:
-    """Ask nodes what they are. The user is warned about a node that does not answer; only its address is known."""
+    """Read the facts of nodes. A node that does not answer gets a warning; only its address is known."""
     with Session(inventory, nodes, emit=emit) as session:
         outcome = session.ask(
             "ask",
-            "Asking nodes what they are",
+            "Reading the nodes' GPUs and networks",
             render("enrol/ask.sh.j2"),
             lambda _, out: read_facts(out),
             deadline=_DEADLINE,
         )
     if outcome.failed:
         why = next(iter(outcome.failed.values()))
-        session.warn(f"{fold(outcome.failed)}: not asked what it is: {why.error}")
+        session.warn(f"{fold(outcome.failed)}: GPUs and networks are not known: {why.error}")
     return outcome.ok

@@ -20,7 +20,7 @@ from provision.env.interchange.export import Exported, compression, export
 from provision.env.interchange.importer import import_archive, origin
 from provision.env.interchange.unpack import format_of
 from provision.env.packing import temporary
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.packing.writer import is_inside
 from provision.env.report.text import number, size
 from provision.env.source.environments import find_env
@@ -50,7 +50,7 @@ def pack_archive(
         environ: environment variables.
         output: the archive's path; by default NAME.tar.gz in the current folder. An existing file is replaced.
         emit: receives events.
-        options: further arguments of ``pack``.
+        options: the fields of ``PackOptions``.
 
     Raises:
         UsageError: no such environment, the output cannot be written, or its suffix is unknown.
@@ -67,7 +67,7 @@ def pack_archive(
         raise UsageError(f"{out} would be inside the environment", hint="write it elsewhere with --output")
     with temporary.create_folder_beside(out) as folder:
         path = folder / (prefix.name + SUFFIX)
-        pack(prefix, path, name=prefix.name, emit=emit, **options)
+        pack(prefix, path, name=prefix.name, emit=emit, options=PackOptions(**options))
         return _export(open_bundle(path), out, began, emit)
 
 

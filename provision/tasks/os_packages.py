@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from provision.errors import ClusterctlError
 from provision.model import Leg, Node, Wire
 from provision.ospackages import node as on_node
-from provision.ospackages.facts import Facts, judge, read
-from provision.ospackages.node import Choice, Packages
+from provision.ospackages.node import Choice, Facts, Packages, judge, read
 from provision.output_text import fold_equal
 from provision.session import Lock, Outcome
 from provision.session.sending import send

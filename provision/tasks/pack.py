@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from provision.env.bundle import layout
 from provision.env.bundle.layout import SUFFIX
 from provision.env.ops import choose, prebuild, unbuilt
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.source import facts
 from provision.env.source.environments import find_env
 from provision.errors import UsageError
@@ -88,17 +88,8 @@ def pack_env(
         raise UsageError(f"parts of {split} bytes are too small", hint="--split 4G, or at least --split 1M")
     began = time.monotonic()
     added, notices = additions(prefix, wanted=with_ops, baseline=cpu_baseline, environ=environ, emit=emit)
-    manifest = pack(
-        prefix,
-        out,
-        name=prefix.name,
-        emit=emit,
-        exclude=exclude,
-        data=data,
-        split=split,
-        additions=added,
-        notices=notices,
-    )
+    options = PackOptions(exclude=exclude, data=data, split=split, additions=added, notices=notices)
+    manifest = pack(prefix, out, name=prefix.name, emit=emit, options=options)
     files = layout.find_files(out)
     return PackResult(out, manifest, files.size, time.monotonic() - began, files.files)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
 from provision.ospackages import bundle, families, releases
-from provision.ospackages.apt_config import SCHEMES
-from provision.ospackages.collection import Wanted
+from provision.ospackages.apt import SCHEMES
+from provision.ospackages.releases import Wanted
 from provision.sandbox import mirror as machine
 from provision.tasks.pack import cache_folder, refuse_folder
 

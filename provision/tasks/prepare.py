@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError
 from provision.model import Inventory, Node
-from provision.render import render
+from provision.render import quote, render
 from provision.run import Facts, RunFiles, tar_stream
 from provision.run.files import sources
 from provision.session import Failure, Outcome
@@ -171,7 +171,7 @@ def withdraw(asked: Outcome[Answer], nodes: Iterable[Node], run: str, *, scratch
     session = asked.session
     made = {name for name, answer in asked.ok.items() if answer.made}
     made |= {name for name, failure in asked.failed.items() if getattr(failure.error, "made", False)}
-    script = render("run/withdraw.sh.j2", run=scratch or str(run_folder(session.inventory, run)))
+    script = f"rm -rf -- {quote(scratch or run_folder(session.inventory, run))}"
     makers = [node for node in nodes if node.name in made]
     session.each(lambda node: session.run(node, script, deadline=_WITHDRAW_DEADLINE), on=makers)
 

@@ -15,7 +15,7 @@ from provision.errors import ClusterctlError, NodesFailedError, PreflightError, 
 from provision.inventory import fold
 from provision.launchers import fewer
 from provision.model import Node
-from provision.render import render
+from provision.render import quote
 from provision.run import plan_name, record, world_size
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE
@@ -23,8 +23,8 @@ from provision.tasks.gate import GateOptions, gate
 from provision.tasks.runs import by_name, find, run_folder
 from provision.tasks.start import Following, Start
 from provision.tasks.stop import refuse_others
-from trainer.contract import Plan, from_json
-from trainer.untrusted import UntrustedError
+from trainer.agent.contract.plan import Plan, from_json
+from trainer.agent.contract.untrusted import UntrustedError
 
 if TYPE_CHECKING:
     from provision.run import Facts
@@ -216,7 +216,7 @@ def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[Plan]:
 
     def read(node: Node) -> Plan:
         name = plan_name(ranks[node.name])
-        result = session.run(node, render("run/plan.sh.j2", run=folder, name=name), deadline=_DEADLINE)
+        result = session.run(node, f"head -c 16777216 -- {quote(folder)}/{name}", deadline=_DEADLINE)
         try:
             return from_json(result.out)
         except UntrustedError as error:

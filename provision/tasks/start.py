@@ -19,7 +19,7 @@ from provision.stages import Stage
 from provision.tasks.attach import Ask, Attachment
 from provision.tasks.runs import find_all
 from provision.tasks.stop import problems, stop_on
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 if TYPE_CHECKING:
     from provision.session import Session

@@ -28,7 +28,7 @@ from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.runs import run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
-from trainer.contract import Link, Plan
+from trainer.agent.contract.plan import Link, Plan
 
 if TYPE_CHECKING:
     from provision.session import Session

@@ -1,4 +1,4 @@
-"""Compile many Python sources, on all processors, to bytes that depend on nothing but the sources."""
+"""Compile many Python sources on all processors, reproducibly."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from provision.errors import UsageError
 from provision.tool import compiler
 
-_TOGETHER = 256  # sources a process compiles: fixed, since what it compiled before shows in what it writes
+_TOGETHER = 256  # sources per process: fixed, because earlier sources influence the bytes of later ones
 
 
 def compiled(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """The compiled files of sources, by the same names; without those that are no Python of this version.
+    """The compiled files of sources, by the same names; sources that do not compile are omitted.
 
     Args:
-        sources: what the files hold, by their names in the tool.
+        sources: the files' contents, by their names in the tool.
 
     Raises:
         UsageError: the compiler was killed.
@@ -42,7 +42,7 @@ def _ask(questions: list[tuple[str, bytes]]) -> list[bytes]:
         [sys.executable, "-s", "-S", compiler.__file__],
         input=marshal.dumps(questions),
         capture_output=True,
-        env={**environment, "PYTHONHASHSEED": "0"},  # the order of sets is written down before Python 3.11
+        env={**environment, "PYTHONHASHSEED": "0"},  # before Python 3.11 the bytes contain the order of sets
         check=False,
     )
     if done.returncode:

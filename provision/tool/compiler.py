@@ -1,14 +1,13 @@
-"""Compiles Python sources, as a program of its own: ``python -s -S compiler.py``.
+"""Compiles Python sources, as a separate program: ``python -s -S compiler.py``.
 
-Asked on stdin with a list of ``(name, source)``, written by marshal, it answers with a list of the files that belong
-into ``__pycache__``; empty for what is no Python of this version. ``name`` is what the code object keeps of where it
-came from; an import corrects it.
+Its input is a list of ``(name, source)`` in marshal's format. Its output is a list of files for ``__pycache__``, empty
+for a source that does not compile. ``name`` is the file name in the code object; an import corrects it.
 
-The files are *unchecked hash-based* (PEP 552): they hold no time, and no import looks whether the source has changed.
+The files are *unchecked hash-based* (PEP 552): they contain no time, and imports do not compare them with the source.
 """
 
-# It runs in a fresh process, and imports nothing but the standard library: what marshal writes depends on what else is
-# in memory, and the same sources shall give the same bytes.
+# It runs in a fresh process and imports only the standard library, because marshal's output depends on the objects in
+# memory, and equal sources must give equal bytes.
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _UNCHECKED = (1).to_bytes(4, "little")
 
 
 def compiled(source: bytes, name: str) -> bytes:
-    """The compiled file of a source; empty for what cannot be compiled, such as a template."""
+    """The compiled file of a source; empty if it does not compile, such as a template."""
     try:
         code = compile(source, name, "exec", dont_inherit=True, optimize=0)
     except (SyntaxError, ValueError):  # ValueError: a null byte
@@ -29,7 +28,7 @@ def compiled(source: bytes, name: str) -> bytes:
 
 
 def main() -> None:
-    """What the program does; its questions come on file descriptor 0, its answers go to 1."""
+    """Compile the sources from file descriptor 0 and write the files to 1."""
     with open(0, "rb") as questions, open(1, "wb") as answers:
         asked: list[tuple[str, bytes]] = marshal.load(questions)  # noqa: S302 - from our own parent
         marshal.dump([compiled(source, name) for name, source in asked], answers)

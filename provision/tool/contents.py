@@ -1,4 +1,4 @@
-"""What goes into the tool: every file with its name there.
+"""The files of the tool: the interpreter, the standard library, the packages and the shared libraries.
 
 ::
 
@@ -13,6 +13,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import cache_from_source, find_spec
@@ -24,22 +26,21 @@ from provision.errors import UsageError
 from provision.render import render
 from provision.tool import distributions, libraries
 from provision.tool.compiled import compiled
-from provision.tool.dynamic import dynamic
-from provision.tool.interpreter import LIBRARIES, Interpreter
+from provision.tool.libraries import dynamic
 
 PACKAGES = "packages"
 COMPLETE = ".complete"  # the archive's last member
 
 _NAME = "clusterctl"
 
-# Of the standard library: what it needs to test itself, to draw windows and to install; what a distribution adds.
+# Parts of the standard library that are omitted: tests, windows, installers, and additions of distributions.
 _LEFT_OUT = frozenset({
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtle.py", "turtledemo",
     "ensurepip", "EXTERNALLY-MANAGED", "sitecustomize.py", "usercustomize.py", "_distutils_system_mod.py",
 })  # fmt: skip
 _LEFT_OUT_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
 _LEFT_OUT_ENDS = (".pyc", ".a", ".exe")
-# Extension modules that nothing here imports, and whose libraries would have to come along.
+# Extension modules that clusterctl does not import, and whose libraries would have to be included.
 _MODULES_LEFT_OUT = frozenset({
     "_crypt", "_curses", "_curses_panel", "_dbm", "_gdbm", "_sqlite3", "_tkinter", "_uuid", "nis", "ossaudiodev",
     "readline",
@@ -48,7 +49,7 @@ _MODULES_LEFT_OUT = frozenset({
 
 @dataclass(frozen=True)
 class Item:
-    """A file of the tool: where its bytes are, or the bytes."""
+    """A file of the tool: its path, or its bytes."""
 
     source: Path | bytes
     executable: bool = False
@@ -80,7 +81,7 @@ def contents(python: Interpreter) -> Contents:
     """Collect the tool that ``python`` runs.
 
     Raises:
-        UsageError: something that is needed is not installed, or the interpreter would not start elsewhere.
+        UsageError: a requirement is not installed, or the interpreter would not start elsewhere.
     """
     loader = _loader(python)
     items = {
@@ -102,22 +103,22 @@ def contents(python: Interpreter) -> Contents:
     items["python"] = Item(
         render("tool/python.sh.j2", program=python.target, libraries=LIBRARIES).encode(), executable=True
     )
-    # Read once: a compiled file is believed whatever its source holds, so both must come from the same bytes.
+    # Read only once: Python does not compare a compiled file with its source, so both must come from the same bytes.
     items |= {name: Item(item.read(), item.executable) for name, item in items.items() if name.endswith(".py")}
     items |= _compiled(items)
-    notices = [f"{name}, which {path} needs, is not on this machine: left out" for name, path in found.missing.items()]
+    notices = [f"{name}, which {path} needs, is not installed and is omitted" for name, path in found.missing.items()]
     return Contents({name: items[name] for name in sorted(items)}, glibc, tuple(notices))
 
 
 def _loader(python: Interpreter) -> str:
-    """The dynamic loader, which the kernel finds by the path that the program names."""
+    """The dynamic loader: the path in the program's ELF header."""
     found = dynamic(libraries.reader(python.program))
     loader = found.loader if found else ""
     folder, name = os.path.split(loader)
     if not name.startswith("ld") or "musl" in name or folder not in {"/lib", "/lib64"}:
         raise UsageError(
             f"{python.program} is started by {loader or 'no dynamic loader'}, which the target will not have",
-            hint="run clusterctl with a Python that was built for glibc, as a distribution, conda, pyenv or uv has it",
+            hint="run clusterctl with a Python for glibc, such as that of a distribution, conda, pyenv or uv",
         )
     return loader
 
@@ -144,7 +145,7 @@ def _left_out(name: str) -> bool:
 
 
 def _packages() -> Iterator[tuple[str, Path]]:
-    """Below site-packages as a wheel would install them, also when this program runs from a checkout."""
+    """The packages' files, named as a wheel installs them, even if this program runs from a checkout."""
     for package in distributions.required(_NAME):
         yield from distributions.files(package)
     ours = Path(provision.__file__).parent
@@ -161,7 +162,7 @@ def _packages() -> Iterator[tuple[str, Path]]:
 
 
 def _templates() -> Path:
-    """Inside the package in a wheel, beside it in a checkout."""
+    """The folder of templates: inside the package in a wheel, beside it in a checkout."""
     ours = Path(provision.__file__).parent
     inside = ours / "templates"
     return inside if inside.is_dir() else ours.parent / "templates"
@@ -174,3 +175,57 @@ def _metadata() -> bytes:
 def _compiled(items: dict[str, Item]) -> dict[str, Item]:
     files = compiled({name: item.read() for name, item in items.items() if name.endswith(".py")})
     return {str(PurePosixPath(cache_from_source(name, optimization=""))): Item(data) for name, data in files.items()}
+
+
+LIBRARIES = "lib/clusterctl"
+"""The folder of shared libraries in an unpacked tool."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython. Its standard library is found relative to the program, as ``LIB/pythonX.Y``."""
+
+    program: Path
+    stdlib: Path
+    extensions: tuple[Path, ...]  # lib-dynload; none where every module is linked into the program
+    lib: str  # sys.platlibdir: "lib", on some distributions "lib64"
+    version: str
+    machine: str  # the output of uname -m
+    libraries: tuple[Path, ...]  # folders searched before the system's: LD_LIBRARY_PATH, those of an unpacked tool
+
+    @property
+    def home(self) -> str:
+        """The folder of the standard library in the tool."""
+        return f"{self.lib}/{self.stdlib.name}"
+
+    @property
+    def target(self) -> str:
+        """The path of the program in the tool."""
+        return f"bin/{self.stdlib.name}"
+
+
+def running() -> Interpreter:
+    """The interpreter of this process: of a distribution, conda, pyenv, uv, or ``pack-tool``.
+
+    Raises:
+        UsageError: it cannot be packed.
+    """
+    # sys.executable may be a link of a virtual environment or a tool's script; the kernel knows the program.
+    program = Path("/proc/self/exe").resolve()
+    stdlib = Path(os.__file__).resolve().parent
+    if sys.implementation.name != "cpython" or not (stdlib / "os.py").is_file():
+        raise UsageError(
+            f"{program} is not a CPython with a standard library in a folder",
+            hint="run clusterctl with CPython: python3 -m venv FOLDER && FOLDER/bin/pip install clusterctl",
+        )
+    folders = [Path(sys.base_prefix, LIBRARIES)]
+    folders += [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return Interpreter(
+        program=program,
+        stdlib=stdlib,
+        extensions=tuple(Path(folder) for folder in sys.path if Path(folder).name == "lib-dynload"),
+        lib=sys.platlibdir,
+        version=platform.python_version(),
+        machine=platform.machine(),
+        libraries=tuple(folders),
+    )

@@ -1,4 +1,4 @@
-"""The distributions that clusterctl needs, as the running Python has them installed."""
+"""The distributions that clusterctl needs, as installed in the running Python."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from provision.errors import UsageError
 _HINT = "python3 -m venv FOLDER && FOLDER/bin/pip install clusterctl; then FOLDER/bin/clusterctl pack-tool"
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")  # PEP 508: a name and its extras
 _EXTRA = re.compile(r"\bextra\s*==\s*[\"']([^\"']+)")
-_NOT_CARRIED = frozenset({"__pycache__"})  # compiled anew, with no time inside
+_NOT_CARRIED = frozenset({"__pycache__"})  # compiled again, without times
 
 
 def required(name: str) -> tuple[Distribution, ...]:
-    """Every distribution that ``name`` needs, directly or not, by name; without itself and without extras.
+    """The direct and indirect requirements of ``name``, by name; without itself and without extras.
 
-    A requirement with a marker is taken when it is installed: where it is not, the marker does not hold here.
+    A requirement with a marker is included if it is installed; otherwise its marker is false here.
 
     Raises:
-        UsageError: ``name`` or something that it needs is not installed.
+        UsageError: ``name`` or a requirement is not installed.
     """
     found: dict[str, Distribution] = {}
     todo: deque[tuple[str, frozenset[str]]] = deque([(name, frozenset())])
@@ -59,7 +59,7 @@ def installed(name: str) -> Distribution:
         return distribution(name)
     except PackageNotFoundError as error:
         raise UsageError(
-            f"{name} is not installed in the Python that runs clusterctl, which cannot be packed without it",
+            f"{name}, which clusterctl needs, is not installed in the Python that runs clusterctl",
             hint=_HINT,
         ) from error
 
@@ -74,23 +74,23 @@ def is_installed(name: str) -> bool:
 
 
 def files(package: Distribution) -> Iterator[tuple[str, Path]]:
-    """The files of a distribution that Python imports or reads: name below site-packages, and where it lies.
+    """The files of a distribution that Python imports or reads: the name below site-packages, and the path.
 
-    What it installed elsewhere (``bin``, ``etc``) is left out, and so are compiled files.
+    Files elsewhere (``bin``, ``etc``) and compiled files are omitted.
 
     Raises:
-        UsageError: it is an editable install, or does not say which files are its own.
+        UsageError: it is an editable install, or has no list of its files.
     """
     name = package.metadata["Name"]
     if _is_editable(package):
-        raise UsageError(f"{name} is an editable install and cannot be carried", hint=f"pip install {name}")
+        raise UsageError(f"{name} is an editable install and cannot be packed", hint=f"pip install {name}")
     folder = Path(str(package.locate_file("")))
     names = [str(each) for each in package.files or ()]
     if not (package.read_text("RECORD") or package.read_text("installed-files.txt")):
         names = _by_top_level(package, folder)  # a Linux distribution's package
     if not names:
         raise UsageError(
-            f"{name}, which clusterctl needs, does not say which files in {folder} are its own",
+            f"{name}, which clusterctl needs, has no list of its files in {folder}",
             hint=_HINT,
         )
     for each in names:

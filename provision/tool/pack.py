@@ -1,4 +1,4 @@
-"""Write the tool: a script, and the archive behind it."""
+"""Write the tool: one file with a script and an archive."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from provision.model import Emit, Notice
 from provision.render import render
 from provision.stages import stage
 from provision.tool import archive
-from provision.tool.contents import COMPLETE, Item, contents
-from provision.tool.interpreter import running
+from provision.tool.contents import COMPLETE, Item, contents, running
 
-_UNKNOWN = "0" * 64  # a checksum, before it is known
-_MANY = 10**12  # bytes: no number in the script takes more digits
+_UNKNOWN = "0" * 64  # the checksum's placeholder
+_MANY = 10**12  # bytes: the largest number in the script
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Tool:
-    """What was written. Sizes in bytes."""
+    """The written tool. Sizes in bytes."""
 
-    digest: str  # sha256 of what it unpacks to
+    digest: str  # sha256 of its unpacked content
     python: str
-    machine: str  # as uname -m says it
-    glibc: tuple[int, int]  # the oldest that it runs with
+    machine: str  # the output of uname -m
+    glibc: tuple[int, int]  # the oldest version that it runs with
     size: int
     unpacked: int
     files: int
@@ -42,11 +41,11 @@ def pack(out: Path, *, emit: Emit) -> Tool:
     """Write clusterctl as one file that needs no Python.
 
     Args:
-        out: the file; it appears under this name only when it is whole.
-        emit: told how many files have been packed.
+        out: the file; it gets this name when it is complete.
+        emit: receives progress.
 
     Raises:
-        UsageError: something that is needed is not installed, or ``out`` cannot be written.
+        UsageError: a requirement is not installed, or ``out`` cannot be written.
     """
     python = running()
     title = f"Packing clusterctl {provision.__version__} with Python {python.version}"
@@ -68,10 +67,10 @@ def pack(out: Path, *, emit: Emit) -> Tool:
 
 
 def write(out: Path, items: Mapping[str, Item], *, emit: Emit) -> tuple[str, int]:
-    """Write files as one that unpacks itself and starts the one named ``clusterctl``, and try it.
+    """Write a file that unpacks the given files and starts the one named ``clusterctl``, and test it.
 
     Returns:
-        The sha256 of what it unpacks to, and its size in bytes.
+        The sha256 of the unpacked content, and its size in bytes.
 
     Raises:
         UsageError: a file cannot be read, ``out`` cannot be written, or the command does not start.
@@ -93,7 +92,7 @@ def write(out: Path, items: Mapping[str, Item], *, emit: Emit) -> tuple[str, int
 
 
 def _try(file: Path, emit: Emit) -> None:
-    """Start the tool once, where what it lacks can still be had."""
+    """Start the tool once, on the machine where missing parts can be installed."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-") as folder:
         done = subprocess.run(
             ["sh", file, "--unpack", folder], capture_output=True, text=True, errors="replace", check=False
@@ -103,13 +102,13 @@ def _try(file: Path, emit: Emit) -> None:
         if "Traceback" in done.stderr:
             raise UsageError(
                 f"clusterctl does not start from its own file: {last}",
-                hint="bring what it requires up to date: pip install --upgrade clusterctl, or pip install -e .",
+                hint="update its requirements: pip install --upgrade clusterctl, or pip install -e .",
             )
-        emit(Notice(f"the file could not be tried here: {done.stderr.partition(chr(10))[0]}", "warning"))
+        emit(Notice(f"the file could not be tested here: {done.stderr.partition(chr(10))[0]}", "warning"))
 
 
 def _header(begin: int, digest: str, unpacked: int) -> bytes:
-    """The script without its checksum; the archive follows as byte ``begin`` of the file, counted from 1 as by tail."""
+    """The script without its checksum; the archive starts at byte ``begin`` of the file, counted from 1 as in tail."""
     values = {
         "checksum": _UNKNOWN,
         "name": f"tool-{digest[:12]}",
@@ -122,5 +121,5 @@ def _header(begin: int, digest: str, unpacked: int) -> bytes:
 
 
 def _covered(header: bytes) -> int:
-    """How many bytes come before what the checksum is of: the lines down to its own."""
+    """The number of bytes before the checksummed part: the lines up to the checksum."""
     return header.index(b"\n", header.index(b"\nsum=") + 1) + 1

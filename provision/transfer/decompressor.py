@@ -19,8 +19,7 @@ import zstandard
 
 from provision.render import render
 from provision.ssh.fanout import fan_out
-from provision.tool.dynamic import dynamic
-from provision.tool.libraries import reader
+from provision.tool.libraries import dynamic, reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -63,7 +63,7 @@ class Cluster:
             try:
                 name = f"bench-{os.getpid()}-{folder.name.removeprefix('nodes-')}"
                 self.box = self._stack.enter_context(
-                    sandbox.up(nodes=nodes, name=name, packages=PACKAGES, link=link, directory=folder)
+                    sandbox.up(sandbox.Options(nodes=nodes, name=name, packages=PACKAGES, link=link, directory=folder))
                 )
             except ClusterctlError as error:
                 raise BenchError(

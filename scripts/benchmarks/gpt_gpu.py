@@ -25,8 +25,8 @@ HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE))
 
 from trainer.gpt.config import MODELS  # noqa: E402 - the checkout is not installed here
+from trainer.gpt.log import peak  # noqa: E402
 from trainer.gpt.model import Shape, flops_per_token  # noqa: E402
-from trainer.gpt.timing import peak  # noqa: E402
 
 BLOCK = 1024
 VOCABULARY = 50257

@@ -124,11 +124,13 @@ class Cluster:
         for path in TRAINERS:
             shutil.copy(path, self.folder / CODE)
         self.box: Sandbox = sandbox.up(
-            nodes=self.nodes,
-            name=f"bench-l-{os.getpid()}",
-            rootfs="host",
-            directory=self.folder,
-            prefix=str(self.prefix),
+            sandbox.Options(
+                nodes=self.nodes,
+                name=f"bench-l-{os.getpid()}",
+                rootfs="host",
+                directory=self.folder,
+                prefix=str(self.prefix),
+            )
         )
         self.names = [node.name for node in self.box.nodes]
         self.ssh_config = self.folder / "ssh_config"

@@ -90,10 +90,12 @@ def second_pass(arguments: argparse.Namespace, folder: Path, peers: Path) -> dic
         with progress(f"{arguments.nodes} nodes with Python"):
             box = stack.enter_context(
                 sandbox.up(
-                    nodes=arguments.nodes,
-                    name=f"bench-{os.getpid()}",
-                    packages=("python3",),
-                    directory=_made(folder / "box"),
+                    sandbox.Options(
+                        nodes=arguments.nodes,
+                        name=f"bench-{os.getpid()}",
+                        packages=("python3",),
+                        directory=_made(folder / "box"),
+                    )
                 )
             )
         config = folder / "ssh_config"
@@ -134,7 +136,9 @@ def checking(arguments: argparse.Namespace, folder: Path) -> dict[str, Outcome]:
         with progress(f"{arguments.check_nodes} nodes"):
             directory = _made(folder / "check")
             stack.enter_context(
-                sandbox.up(nodes=arguments.check_nodes, name=f"bench-c-{os.getpid()}", directory=directory)
+                sandbox.up(
+                    sandbox.Options(nodes=arguments.check_nodes, name=f"bench-c-{os.getpid()}", directory=directory)
+                )
             )
 
         def check(_memory: object) -> Usage:

@@ -33,9 +33,9 @@ sys.path.insert(0, str(HERE))
 from trainer.ds_config import find, make  # noqa: E402 - the checkout is not installed here
 from trainer.gpt import model, ranks  # noqa: E402
 from trainer.plan import MODELS, Cluster, Setup, Shape, Training, accumulation  # noqa: E402
+from trainer.plan.inputs import GIB  # noqa: E402
+from trainer.plan.output import request  # noqa: E402
 from trainer.plan.search import PLACES, Option, all_of, pick, survey  # noqa: E402
-from trainer.plan.wish import GIB  # noqa: E402
-from trainer.plan.write import request  # noqa: E402
 
 TRIED = [place for place in PLACES if "nvme" not in place]
 KEYS = ("stage", "optimizer_at", "parameters_at", "checkpointing", "micro_batch")

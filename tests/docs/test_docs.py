@@ -1,4 +1,4 @@
-"""The documentation cannot rot: every command is described, and every command line in it is one that exists."""
+"""The documentation describes every command and option, and every command line, link and script in it exists."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)
-# A synopsis, which is no command line, has [optional] words, CAPITALS or a|b outside quotes.
+# A synopsis has [optional] words, CAPITALS or a|b outside quotes. It is not parsed.
 PLACEHOLDER = re.compile(r"(?<![\w=.])\[|\b[A-Z]{3,}\b|\bN\b|…|\.\.\.|\w\|\w")
 QUOTED = re.compile(r"'[^']*'")
 

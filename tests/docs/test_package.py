@@ -23,7 +23,7 @@ def installed(tmp_path_factory):
 
 
 def run(*argv):
-    # From another folder, so that the checkout cannot be what is imported.
+    # From another folder, so that the checkout is not imported.
     return subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", timeout=60)
 
 
@@ -37,12 +37,12 @@ def test_the_command_starts(installed):
 def test_a_template_renders_from_the_wheel(installed):
     program = (
         "import provision, provision.render as r; print(provision.__file__);"
-        " print(r.render('release/exists.sh.j2', path='/a b'))"
+        " print(r.render('release/remove.sh.j2', release='/a b', removing='/c'))"
     )
     result = run(installed, "-c", program)
     assert result.returncode == 0, result.stderr
     assert str(installed.parents[1]) in result.stdout
-    assert "[ -e '/a b' ]" in result.stdout
+    assert "mv -T -- '/a b' /c" in result.stdout
 
 
 def test_the_agent_is_in_the_wheel(installed):

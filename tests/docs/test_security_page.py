@@ -28,7 +28,7 @@ def parsed_tests(path):
 
 
 def is_generated(path, name):
-    """Whether hypothesis generates a test's inputs, as many as the profile says."""
+    """Whether hypothesis generates a test's inputs, in the profile's number."""
     decorators = [ast.unparse(each) for each in parsed_tests(path)[name].decorator_list]
     return any(each.startswith("given(") for each in decorators) and not any(
         "max_examples" in each for each in decorators
@@ -71,7 +71,7 @@ def test_the_nightly_profile_has_10_000_examples():
 
 
 def test_every_test_takes_its_number_of_examples_from_the_profile():
-    """So that the nightly profile tries 10,000 new ones: a number in a test would win over the profile's."""
+    """A number in a test would replace the profile's, and the nightly profile would not try 10,000."""
     fixed = re.compile(r"max_examples=\d")
     paths = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
     assert len(paths) > 100

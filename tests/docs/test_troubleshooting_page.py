@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 
 
-def test_the_page_is_what_the_table_says():
+def test_the_page_is_up_to_date():
     argv = [sys.executable, ROOT / "scripts" / "pages" / "troubleshooting.py", "--print"]
     text = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120).stdout
     assert text == PAGE.read_text(encoding="utf-8"), "run scripts/pages/troubleshooting.py"

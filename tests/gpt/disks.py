@@ -14,7 +14,7 @@ with socket.create_server(("127.0.0.1", 0)) as free:
 
 import torch
 
-from trainer.gpt import checkpoint, pieces, ranks
+from trainer.gpt import checkpoint, ranks
 from trainer.gpt.model import Shape
 
 CHANGES = {"os.rename": "rename", "os.remove": "remove", "os.rmdir": "remove", "shutil.rmtree": "remove"}
@@ -39,7 +39,7 @@ def main():
     sys.addaudithook(heard)
     folder = checkpoint.Folder(path, everyone, 1)
     folder.prepare()
-    mine = [pieces.Piece("w", rank, 1)]
+    mine = [checkpoint.Piece("w", rank, 1)]
     for step, loss in ((1, 2.0), (2, 1.0), (3, 3.0)):
         state = checkpoint.State(step, step, Shape(1, 1, 1, 1, 1), 1.0, 0, 1.0, 2, "plain", None, {}, loss)
         names = ["best"] if step < 3 else []

@@ -1,17 +1,17 @@
 """Evaluations whose losses a test decides: what rounding makes of a few steps of a small model is no claim."""
 
-from trainer.gpt import evaluate
+from trainer.gpt import __main__ as program
 
-_losses = evaluate.losses
+evaluate = program.evaluate
 
 
 def decide(argv):
     """Take ``--evaluated 3,2,1`` out of a command line: the losses of its evaluations, one after the other."""
     argv = list(argv)
-    evaluate.losses = _losses
+    program.evaluate = evaluate
     if "--evaluated" in argv:
         at = argv.index("--evaluated")
         told = iter([float(loss) for loss in argv[at + 1].split(",")])
-        evaluate.losses = lambda *_: {"train": (loss := next(told)), "val": loss}
+        program.evaluate = lambda *_: {"train": (loss := next(told)), "val": loss}
         del argv[at : at + 2]
     return argv

@@ -20,13 +20,13 @@ import evaluated
 import torch
 
 from trainer.gpt import __main__ as program
-from trainer.gpt import checkpoint, ranks, stream
+from trainer.gpt import checkpoint, ranks
 from trainer.gpt.model import GPT
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 folder, argv = Path(sys.argv[1]).absolute(), sys.argv[2:]
 losses = [float(loss) for loss in argv[argv.index("--evaluated") + 1].split(",")]
-written = stream._write
+written = checkpoint.write_to
 
 
 def child(number):
@@ -53,7 +53,7 @@ def child(number):
         file.seek(0)
         written(file, entries, iter(made))
 
-    stream._write = half
+    checkpoint.write_to = half
     sys.addaudithook(heard)
     program.main(evaluated.decide(argv))
     os._exit(0)

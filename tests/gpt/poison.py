@@ -15,12 +15,12 @@ import evaluated
 import torch
 
 from trainer.gpt import __main__ as program
-from trainer.gpt import checkpoint, plain
+from trainer.gpt import checkpoint, engine
 from trainer.gpt.errors import exit_with
 
 how, step, rank = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 calls = itertools.count(1)
-micro_step, save = plain.Plain.micro_step, checkpoint.Folder.save
+micro_step, save = engine.Plain.micro_step, checkpoint.Folder.save
 
 
 def poisoned(self, tokens, targets, number):
@@ -53,11 +53,11 @@ def full(self, state, *rest):
 
 
 if how == "nan":
-    plain.Plain.micro_step = poisoned
+    engine.Plain.micro_step = poisoned
 elif how == "memory":
-    plain.Plain.micro_step = too_large
+    engine.Plain.micro_step = too_large
 elif how in ("interrupt", "impatient"):
-    plain.Plain.micro_step = interrupted
+    engine.Plain.micro_step = interrupted
 else:
     checkpoint.Folder.save = full
 exit_with(lambda: program.main(evaluated.decide(sys.argv[4:])))

@@ -1,4 +1,4 @@
-"""Run by the rehearsal environment's Python: chunks of texts encoded by ``encode.py``, beside the library's own way.
+"""Run by the rehearsal environment's Python: chunks of texts encoded by ``prepare.py``, beside the library's own way.
 
 ``same_tokens.py [FILE]``: prints a JSON object for each vocabulary: whether words are encoded one by one, and how many
 chunks differ. FILE is a text whose words are taken besides.
@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from trainer.gpt import encode, tokens
+from trainer.gpt import prepare, tokens
 
 SPACES = " \n\t\r\x0b\x0c\x1c\x1f\x85\xa0\u1680\u180e\u2002\u2028\u2029\u200b\u202f\u3000\ufeff"
 LETTERS = "abcdéßçЖ語の'sdtm0189٣½.,!?-_\"(){}<|>\\/@#😀👩‍🚀e\u0301"
@@ -81,9 +81,9 @@ vocabularies = {
 with tempfile.TemporaryDirectory() as folder:  # GPT-2's two older files
     own.tokenizer.model.save(folder)
     vocabularies["older"] = tokens.read_bpe(Path(folder))
-encode.KNOWN, encode.LONG = 500, 12  # so that some words are not remembered
+prepare.KNOWN, prepare.LONG = 500, 12  # so that some words are not remembered
 for name, vocabulary in vocabularies.items():
-    encoder = encode.Encoder(vocabulary, np.dtype("<u2"))
+    encoder = prepare.Encoder(vocabulary, np.dtype("<u2"))
     differ = sum(encoder.encode(text).tolist() != list(vocabulary.encode(text)) for text in texts)
-    told = {"name": name, "local": encoder._is_local, "known": len(encoder._known), "differ": differ}
+    told = {"name": name, "local": encoder.is_local, "known": len(encoder.known), "differ": differ}
     sys.stdout.write(json.dumps(told) + "\n")

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.gpt import config, engine, pieces, ranks, start, stream, timing, weights
+from trainer.gpt import checkpoint, config, engine, log, ranks, start, weights
 from trainer.gpt.model import Shape, first_weights, sizes
 
 SHAPE = Shape(n_layer=12, n_head=2, n_embd=64, block_size=32, vocab_size=100)
@@ -59,7 +59,7 @@ def begin(everyone, engine_name, begun, reader, *options):
     given = config.from_arguments(argv)
     with Alive() as making:
         model = start.make_model(begun, given, everyone, 1)
-    motor = engine.make(model, given, everyone, 1, timing.Watch(everyone.device))
+    motor = engine.make_engine(model, given, everyone, 1, log.Watch(everyone.device))
     with Alive() as loading:
         if reader:
             motor.load(reader, 3)
@@ -67,7 +67,7 @@ def begin(everyone, engine_name, begun, reader, *options):
     wrong, count = 0, 0
     tensors = motor.tensors()
     for piece in motor.pieces():
-        ours, *averages = (next(tensors) for _ in pieces.KINDS)
+        ours, *averages = (next(tensors) for _ in checkpoint.KINDS)
         theirs = expected[piece.name].reshape(-1)[piece.start : piece.start + piece.numel]
         wrong += int((ours != theirs).sum()) + sum(int((each != (3 if reader else 0)).sum()) for each in averages)
         count += piece.numel
@@ -82,19 +82,19 @@ def main(folder):
     if child:
         folder.mkdir()
         weights.export(SHAPE, lambda name, _: NAMED[name], folder)
-        own = [pieces.Piece(name, 0, tensor.numel()) for name, tensor in NAMED.items()]
+        own = [checkpoint.Piece(name, 0, tensor.numel()) for name, tensor in NAMED.items()]
         held = (each for tensor in NAMED.values() for each in (tensor, *[torch.full_like(tensor, 3.0)] * 2))
-        stream.write(folder / "all", pieces.entries(own), held)
+        checkpoint.write_tensors(folder / "all", checkpoint.entries(own), held)
     everyone.all(True)
     scratch, hugging_face = start.Start(SHAPE), start.Start(SHAPE, folder=folder)
-    checkpoint = start.Start(SHAPE, resumed=True)
-    with pieces.Reader(folder, ["all"]) as reader:
+    resumed = start.Start(SHAPE, resumed=True)
+    with checkpoint.Reader(folder, ["all"]) as reader:
         cases = {
             "plain": ("plain", scratch, None),
             "scratch": ("zero3", scratch, None),
             "bfloat16": ("zero3", scratch, None, "--dtype", "bfloat16"),
             "hugging face": ("zero3", hugging_face, None, "--offload", "all"),
-            "checkpoint": ("zero3", checkpoint, reader),
+            "checkpoint": ("zero3", resumed, reader),
         }
         for name, case in cases.items():
             both = begin(everyone, *case)

@@ -6,7 +6,6 @@ import shutil
 import signal
 
 import pytest
-from forks import ROOT
 from trainings import HERE, TINY
 
 LONG = ("--max-iters", 100000, "--eval-interval", 0, "--schedule", "constant", "--keep", 2)
@@ -83,16 +82,15 @@ def test_every_moment_of_a_save_may_be_the_last(gpt):
     assert hidden == []
 
 
-def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "trainer/agent")
-    from checkpoints import stock
+def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole):
+    from trainer.agent.checkpoints import selection
 
     lost = gpt.folder / "lost"
     shutil.copytree(whole.out, lost)
     shutil.copytree(lost / "iter_40", lost / "iter_44")
     (lost / "iter_44/complete.json").unlink()  # as on a node whose disk lost it
     (lost / "latest").write_text("iter_44\n")
-    choice = stock.newest({0: stock.offer(lost, 0, 1)}, 1)
+    choice = selection.newest({0: selection.offer(lost, 0, 1)}, 1)
     assert (choice.name, choice.step, choice.copy) == ("iter_40", 40, {})
     assert [name for name, _ in choice.refused] == ["iter_44"]
     argv = ("--out", "lost", "--max-iters", 41, "--eval-interval", 0)
@@ -115,13 +113,13 @@ def test_too_little_memory_is_one_line(gpt):
     result = gpt.run(HERE / "poison.py", "memory", 2, 0, *TINY, "--out", "memory")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; a smaller --batch-size")
+    assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; use a smaller --batch-size")
 
 
 def test_no_number_before_the_first_checkpoint_says_so(gpt):
     result = gpt.run(HERE / "poison.py", "nan", 2, 0, *TINY, "--out", "exploded", "--learning-rate", "0.5")
     assert result.returncode == 1
-    assert result.stderr.startswith("error: loss is nan at step 2 on rank 0; nothing was saved yet; a lower ")
+    assert result.stderr.startswith("error: loss is nan at step 2 on rank 0; no checkpoint exists yet; use a lower ")
     assert "--learning-rate, such as --learning-rate 0.25\n" in result.stderr
     assert "Traceback" not in result.stderr
     assert names(gpt.folder / "exploded") == []
@@ -131,10 +129,10 @@ def test_a_full_disk_leaves_the_checkpoints_as_they_were(gpt):
     argv = [*TINY, "--out", "full", "--save-interval", 1]
     result = gpt.run(HERE / "poison.py", "full", 4, 0, *argv, ranks=2)
     assert result.returncode == 1
-    told = "step 4: not saved: full/iter_4: File too large; the checkpoints before it are as they were"
+    told = "step 4: not saved: full/iter_4: File too large; earlier checkpoints are unchanged"
     assert told in result.stdout
     assert "error: the last checkpoint could not be saved" in result.stderr
-    assert "make room, then --resume latest" in result.stderr
+    assert "free disk space, then --resume latest" in result.stderr
     assert names(gpt.folder / "full") == ["iter_1", "iter_2", "iter_3"]
     assert (gpt.folder / "full/latest").read_text() == "iter_3\n"
     resumed = gpt.train("--out", "full", "--resume", "latest")

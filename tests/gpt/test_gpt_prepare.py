@@ -43,16 +43,16 @@ SEVERAL = """
 import multiprocessing, os
 from pathlib import Path
 import numpy as np
-from trainer.gpt import encode, tokens
+from trainer.gpt import prepare, tokens
 vocabulary = tokens.load(Path("one"))
 chunks = ((number, "a chunk of text. " * 1000) for number in range(20))
-encoded = encode.encoded(chunks, vocabulary, np.uint16, 2)
+encoded = prepare.encode_chunks(chunks, vocabulary, np.uint16, 2)
 numbers = [next(encoded)[0]]
 at_work = len(multiprocessing.active_children())
 numbers += [number for number, _, _ in encoded]
 cores = len(os.sched_getaffinity(0))
-print(at_work, numbers == list(range(20)), encode.workers_for(0, vocabulary, encode.LARGE) == cores,
-      encode.workers_for(0, vocabulary, encode.LARGE - 1))
+print(at_work, numbers == list(range(20)), prepare.workers_for(0, vocabulary, prepare.LARGE) == cores,
+      prepare.workers_for(0, vocabulary, prepare.LARGE - 1))
 """
 
 
@@ -64,11 +64,11 @@ def test_several_processes_encode_large_texts(gpt):
 
 
 SLOW = """
-from trainer.gpt import encode
-encode.QUIET = 0
-progress = encode.Progress(10 << 20)
+from trainer.gpt import prepare
+prepare.QUIET = 0
+progress = prepare.Progress(10 << 20)
 progress.add(5 << 20)
-print(encode.describe(25 << 20, 100 << 20, 5.0))
+print(prepare.describe(25 << 20, 100 << 20, 5.0))
 """
 
 

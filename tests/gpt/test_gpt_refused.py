@@ -152,12 +152,12 @@ def test_the_programs_say_it_in_one_line(gpt, refused):
     assert list(lines.values()) == [
         "error: nowhere.txt: No such file or directory; check the path of the text",
         "error: --vocab-size must be at least 257, not 9",
-        "error: nowhere-else: train.bin is no part of a data set; --out with a new folder",
+        "error: nowhere-else: train.bin does not belong to a data set; use a new folder for --out",
         "error: first.txt: File exists; a writable folder with free space",
-        "error: void.txt: no text in it",
+        "error: void.txt: no text",
         "error: first: no complete checkpoint; ls .",
-        "error: fine: no complete checkpoint; it is a folder of checkpoints; name one: fine/final",
-        "error: fine-hf is there already; another folder, or rm -r fine-hf",
+        "error: fine: no complete checkpoint; the folder contains checkpoints; name one: fine/final",
+        "error: fine-hf already exists; use another folder, or rm -r fine-hf",
     ]
 
 

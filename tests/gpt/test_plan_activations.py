@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.plan import Training, parse
-from trainer.plan.activations import layer_bytes
+from trainer.plan.memory import layer_bytes
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 128, "num_attention_heads": 4,

@@ -104,5 +104,5 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):
 
 def test_fp16_wants_a_gpu():
     assert made("--engine", "zero1", dtype="torch.float16")["fp16"]["loss_scale"] == 0
-    with pytest.raises(RefusedError, match="fp16 on GPUs only"):
+    with pytest.raises(RefusedError, match="fp16 only on GPUs"):
         made("--engine", "zero1", dtype="torch.float16", on_gpu=False)

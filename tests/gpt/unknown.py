@@ -9,7 +9,7 @@ os.environ.update(DS_ACCELERATOR="cpu", DEEPSPEED_LOG_LEVEL="warning")
 import deepspeed
 import torch
 
-from trainer.gpt import config, engine, ranks, start, timing
+from trainer.gpt import config, engine, log, ranks, start
 from trainer.gpt.errors import RefusedError
 from trainer.gpt.model import Shape
 
@@ -69,7 +69,7 @@ for name, dtype, field in FIELDS:
     deepspeed.initialize = without(field)
     told = {"field": field, "version": deepspeed.__version__, "what": None, "fix": None}
     try:
-        engine.make(model, given, everyone, 2, timing.Watch(torch.device("cpu")))
+        engine.make_engine(model, given, everyone, 2, log.Watch(torch.device("cpu")))
     except RefusedError as error:
         told.update(what=str(error), fix=error.fix)
     sys.stdout.write(json.dumps(told) + "\n")

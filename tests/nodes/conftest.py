@@ -61,7 +61,7 @@ def pytest_xdist_make_scheduler(config, log):
 def require_sandbox():
     """Skips where no sandbox of minimal nodes can be made, and says why."""
     try:
-        sandboxes.require(rootfs="minimal")
+        sandboxes.require(sandboxes.Options(rootfs="minimal"))
     except UsageError as error:
         pytest.skip(f"{error}: {error.hint}")
 
@@ -69,7 +69,7 @@ def require_sandbox():
 @pytest.fixture(scope="session")
 def sandbox(require_sandbox, tmp_path_factory):
     """Three minimal nodes that tests share: leave them as they were."""
-    with sandboxes.up(nodes=3, name=_name(), directory=tmp_path_factory.mktemp("sandbox")) as box:
+    with sandboxes.up(sandboxes.Options(nodes=3, name=_name(), directory=tmp_path_factory.mktemp("sandbox"))) as box:
         yield box
 
 
@@ -81,7 +81,7 @@ def make_sandbox(require_sandbox, tmp_path_factory):
         def make(nodes=2, **options):
             options.setdefault("name", _name())
             options.setdefault("directory", tmp_path_factory.mktemp("sandbox"))
-            box = sandboxes.up(nodes=nodes, **options)
+            box = sandboxes.up(sandboxes.Options(nodes=nodes, **options))
             stack.callback(_down_if_there, box)
             return box
 
@@ -155,7 +155,7 @@ def _nodes(name, trainers, bundle, tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         (tmp_path_factory.getbasetemp().parent / name).mkdir()  # fails where another worker has such nodes too
     folder = tmp_path_factory.mktemp("job")
-    with sandboxes.up(nodes=2, name=_name(), directory=folder, user="trainer", prefix=PREFIX) as box:
+    with sandboxes.up(sandboxes.Options(nodes=2, name=_name(), directory=folder, user="trainer", prefix=PREFIX)) as box:
         nodes = Training(folder, box, trainers)
         nodes.deploy(bundle)
         yield nodes

@@ -18,7 +18,9 @@ CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULT
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
-    with sandboxes.up(nodes=2, name=f"api-test-{os.getpid()}", directory=tmp_path_factory.mktemp("api")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"api-test-{os.getpid()}", directory=tmp_path_factory.mktemp("api"))
+    ) as box:
         yield box
 
 

@@ -23,7 +23,9 @@ NASTY = "'\"$(id)`id`\n ü\\ !! \t*"
 @pytest.fixture(scope="module")
 def box(require_sandbox, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sandbox")
-    with sandbox.up(nodes=3, name=f"become-{getpid()}", directory=folder, user="trainer", password=PASSWORD) as box:
+    with sandbox.up(
+        sandbox.Options(nodes=3, name=f"become-{getpid()}", directory=folder, user="trainer", password=PASSWORD)
+    ) as box:
         install(box)
         yield box
 

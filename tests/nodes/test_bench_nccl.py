@@ -39,7 +39,7 @@ def test_pairs_and_operations_in_words(training_nodes):
     result = training_nodes.run("bench", "nccl", "--pairs", "--ops", "all-reduce", "--sizes", "1M")
     assert result.returncode == 0, result.stderr
     assert "1 pair, each way:" in result.stdout
-    assert "one pair compares with nothing" in result.stdout
+    assert "a single pair cannot be compared" in result.stdout
     assert "node[01-02] (world size 2): gloo over eth0" in result.stdout
 
 

@@ -66,7 +66,7 @@ def before_and_after(require_sandbox, tmp_path_factory):
     """The findings by check and node, before anything was injected and after everything was."""
     from provision import sandbox
 
-    with sandbox.up(nodes=16, name=None, directory=tmp_path_factory.mktemp("faults")) as box:
+    with sandbox.up(sandbox.Options(nodes=16, name=None, directory=tmp_path_factory.mktemp("faults"))) as box:
         made = box.inventory.read_text(encoding="utf-8")
         for node in box.nodes:
             install(box, node.name, nvidia_smi())

@@ -18,7 +18,7 @@ def answer(require_sandbox, tmp_path_factory):
     """The one run of this file: all checks of level 0 on 64 nodes."""
     from provision import sandbox
 
-    with sandbox.up(nodes=64, name=None, directory=tmp_path_factory.mktemp("many")) as box:
+    with sandbox.up(sandbox.Options(nodes=64, name=None, directory=tmp_path_factory.mktemp("many"))) as box:
         healthy = nvidia_smi()
         for node in box.nodes:
             hangs = "#!/bin/sh\necho 'NVIDIA-SMI 580'\nexec sleep 3600\n"

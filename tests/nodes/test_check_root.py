@@ -16,7 +16,9 @@ CHECKS = ("net.fw", "os.uid")  # only the first wants root's rights
 @pytest.fixture(scope="module")
 def box(require_sandbox, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sandbox")
-    with sandbox.up(nodes=3, name=f"rights-{getpid()}", directory=folder, user="trainer", password=PASSWORD) as box:
+    with sandbox.up(
+        sandbox.Options(nodes=3, name=f"rights-{getpid()}", directory=folder, user="trainer", password=PASSWORD)
+    ) as box:
         install(box)
         allow(box, FREE, ASKING, "# nothing\n")
         for node in box.nodes:  # says who has run the probe of net.fw

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
-    with sandboxes.up(nodes=2, name=f"deploy-test-{os.getpid()}", directory=tmp_path_factory.mktemp("deploy")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"deploy-test-{os.getpid()}", directory=tmp_path_factory.mktemp("deploy"))
+    ) as box:
         yield box
 
 
@@ -115,7 +117,9 @@ def slow(tmp_path_factory, require_sandbox):
     folder = tmp_path_factory.mktemp("slow")
     env = make_env(tmp_path_factory.mktemp("envs") / "tiny")
     (env / "share/noise").write_bytes(os.urandom(8 << 20))
-    with sandboxes.up(nodes=2, name=f"deploy-slow-{os.getpid()}", directory=folder, link="20mbit") as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"deploy-slow-{os.getpid()}", directory=folder, link="20mbit")
+    ) as box:
         yield box, pack(env, folder / "slow.ccb")
 
 

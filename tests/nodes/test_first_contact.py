@@ -20,7 +20,9 @@ PASSWORD = "correct horse"
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
     folder = tmp_path_factory.mktemp("contact")
-    with sandboxes.up(nodes=2, name=f"contact-test-{os.getpid()}", directory=folder, password=PASSWORD) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"contact-test-{os.getpid()}", directory=folder, password=PASSWORD)
+    ) as box:
         yield box
 
 
@@ -123,7 +125,9 @@ def test_a_node_that_does_not_answer_times_out(folder, box):
 
 def test_login_shells_and_noisy_rc_files_make_no_difference(require_sandbox, tmp_path):
     shells = {"node01": "tcsh", "node02": "fish"}
-    with sandboxes.up(nodes=2, name=f"shell-test-{os.getpid()}", directory=tmp_path, packages=["tcsh", "fish"]) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"shell-test-{os.getpid()}", directory=tmp_path, packages=["tcsh", "fish"])
+    ) as box:
         for node, shell in shells.items():
             where = box.enter(node, ["sh", "-c", f"command -v {shell}"]).stdout.strip()
             script = (
@@ -154,7 +158,7 @@ def test_init_installs_a_key_where_only_a_password_works_and_asks_for_it_once(fo
         )
         asked = 0
         while True:
-            what = child.expect([r"Is that its key\?.*: ", r"Password of root on .*: ", pexpect.EOF])
+            what = child.expect([r"Trust this key\?.*: ", r"Password of root on .*: ", pexpect.EOF])
             if what == 2:
                 break
             if what == 1:
@@ -208,4 +212,4 @@ def test_init_writes_a_first_inventory(folder, box):
     assert "prefix: /opt/e/current" in text
     code, err, _ = init(folder, f"gpu03={first}")
     assert code == 2
-    assert "inventory.yaml is there already" in err
+    assert "inventory.yaml already exists" in err

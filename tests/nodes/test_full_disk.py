@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_env import make_env
 
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.errors import UsageError
 from provision.model import ignore
 from provision.tasks.interchange import bundle_of, pack_archive
@@ -39,7 +39,7 @@ def test_a_disk_that_fills_is_named_nothing_stays_and_a_rerun_completes(env, dis
     pack(env, bundle, name="tiny", emit=ignore)
     commands = (
         lambda: pack(env, place / "tiny.ccb", name="tiny", emit=ignore),
-        lambda: pack(env, place / "parts.ccb", name="tiny", split=1 << 20, emit=ignore),
+        lambda: pack(env, place / "parts.ccb", name="tiny", emit=ignore, options=PackOptions(split=1 << 20)),
         lambda: pack_archive(str(bundle), environ={}, output=place / "tiny.tar.gz", emit=ignore),
     )
     for command in commands:

@@ -75,7 +75,7 @@ def test_the_nodes_are_asked_for_names_and_networks(box, user):
     before = inventory.read_bytes()
     again = user("init", "--accept-host-keys", hosts)
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     assert inventory.read_bytes() == before
     assert user("init", "-q").stdout == "gpu[01-03]: ready\n"
 
@@ -89,7 +89,7 @@ def test_from_an_ansible_inventory_with_a_node_that_is_down(box, user):
     )
     done = user("init", "--json", "--from", "hosts.yml", "--group", "gpus", "--accept-host-keys")
     assert done.returncode == 5
-    assert "hosts.yml: rack (line 4) is left out" in done.stderr
+    assert "hosts.yml: rack (line 4) is skipped" in done.stderr
     data = json.loads(done.stdout)
     assert data["nodes"] == {"a1": "ready", "a2": "ready"}
     assert list(data["error"]["reasons"]) == ["a3"]

@@ -21,7 +21,7 @@ NODE = "node01"
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
     name = f"interchange-{os.getpid()}"
-    with sandboxes.up(nodes=1, name=name, directory=tmp_path_factory.mktemp("interchange")) as box:
+    with sandboxes.up(sandboxes.Options(nodes=1, name=name, directory=tmp_path_factory.mktemp("interchange"))) as box:
         yield box
 
 

@@ -93,7 +93,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory, require_sandbox):
-    with sandboxes.up(nodes=2, name=f"kills-{os.getpid()}", directory=tmp_path_factory.mktemp("kills")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"kills-{os.getpid()}", directory=tmp_path_factory.mktemp("kills"))
+    ) as box:
         folder = inventory(box, tmp_path_factory.mktemp("folder"), prefix=f"{ROOT}/current")
         bundles = []
         for text in ("old", "new"):

@@ -30,7 +30,9 @@ CLEAN = ("env", "-i", "HOME=/home/trainer", "PYTHONDONTWRITEBYTECODE=1")
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
     folder = tmp_path_factory.mktemp("long")
-    with sandboxes.up(nodes=1, name=f"long-test-{os.getpid()}", directory=folder, user="trainer", prefix=PREFIX) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=1, name=f"long-test-{os.getpid()}", directory=folder, user="trainer", prefix=PREFIX)
+    ) as box:
         yield box
 
 

@@ -38,7 +38,9 @@ engine.Options.__init__.__kwdefaults__["relay_from"] = {RANGE}
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
-    with sandboxes.up(nodes=3, name=f"push-{os.getpid()}", directory=tmp_path_factory.mktemp("push")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=3, name=f"push-{os.getpid()}", directory=tmp_path_factory.mktemp("push"))
+    ) as box:
         yield box
 
 
@@ -178,7 +180,7 @@ def test_everything_works_without_root_on_the_nodes(box, tmp_path, data):
         (["{data}", "/opt/llm/releases/x"], 2, "where clusterctl keeps releases"),
         (["{data}", "/opt/llm/current"], 2, "where clusterctl keeps releases"),
         (["{data}", "/opt/llm/current/share/x"], 2, "where clusterctl keeps releases"),
-        (["{data}", "/etc/hostname/x"], 4, "/etc/hostname is no folder"),
+        (["{data}", "/etc/hostname/x"], 4, "/etc/hostname is not a folder"),
     ],
 )
 def test_a_wrong_source_or_place_is_refused(folder, data, argv, code, message):
@@ -243,7 +245,7 @@ def test_a_folder_takes_the_place_of_a_link_and_nothing_goes_where_the_link_led(
         ("mkdir -p {path}/model.safetensors", "{path}/model.safetensors is a folder on the node and a file here"),
         ("mkdir -p {path} && echo x >'{path}/sub dir'", "{path}/sub dir is a file on the node and a folder here"),
         ("mkdir -p {path} && mkfifo {path}/link", "{path}/link is a device, pipe or socket on the node"),
-        ("echo x >{path}", "{path} is no folder on the node and a folder here"),
+        ("echo x >{path}", "{path} is not a folder on the node but a folder here"),
     ],
 )
 def test_another_kind_of_thing_is_found_before_anything_is_sent(box, folder, data, make, message):

@@ -44,14 +44,18 @@ scripts.place = place
 def slow(require_sandbox, tmp_path_factory):
     """One node behind a cable that takes 1 MB a second."""
     directory = tmp_path_factory.mktemp("slow")
-    with sandboxes.up(nodes=1, link="8mbit", name=f"pushslow-{os.getpid()}", directory=directory) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=1, link="8mbit", name=f"pushslow-{os.getpid()}", directory=directory)
+    ) as box:
         yield box
 
 
 @pytest.fixture(scope="module")
 def chain(require_sandbox, tmp_path_factory):
     directory = tmp_path_factory.mktemp("chain")
-    with sandboxes.up(nodes=3, link="20mbit", name=f"pushchain-{os.getpid()}", directory=directory) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=3, link="20mbit", name=f"pushchain-{os.getpid()}", directory=directory)
+    ) as box:
         yield box
 
 

@@ -25,7 +25,7 @@ UNIT = 1 << 19
 @pytest.fixture(scope="module")
 def cluster(require_sandbox, tmp_path_factory):
     """Five nodes, two of them with zstd."""
-    with sandboxes.up(nodes=5, name=new_name(), directory=tmp_path_factory.mktemp("relay")) as box:
+    with sandboxes.up(sandboxes.Options(nodes=5, name=new_name(), directory=tmp_path_factory.mktemp("relay"))) as box:
         inventory = inventory_file.load(box.inventory)
         with Connections(inventory) as connections:
             yield box, inventory, connections

@@ -24,7 +24,9 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory, require_sandbox):
-    with sandboxes.up(nodes=2, name=f"releases-{os.getpid()}", directory=tmp_path_factory.mktemp("releases")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"releases-{os.getpid()}", directory=tmp_path_factory.mktemp("releases"))
+    ) as box:
         yield box
 
 

@@ -19,7 +19,7 @@ from training import wait_until
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
 from provision.model import Node, Ssh
 from provision.render import quote
-from provision.ssh import framing
+from provision.ssh import wire
 from provision.ssh.hostkeys import look_up
 from provision.ssh.openssh import OpenSshRemote, bulk
 from provision.ssh.remote import (
@@ -171,7 +171,7 @@ def test_huge_output_on_both_streams_while_input_flows(remote):
 
 
 def test_a_node_that_never_stops_sending_is_given_up(remote, monkeypatch, tmp_path):
-    monkeypatch.setattr(framing, "TOTAL_LIMIT", 1 << 20)
+    monkeypatch.setattr(wire, "TOTAL_LIMIT", 1 << 20)
     flag = tmp_path / "ended"
     begin = "x=$(head -c 100000 /dev/zero | tr '\\0' x)"
     last = "echo $x >&2"  # a trap that prints gets as far as its next command

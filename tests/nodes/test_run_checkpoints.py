@@ -75,7 +75,7 @@ def test_a_disk_that_is_full_during_a_checkpoint_is_named_and_resume_goes_on(pla
         run = plain_nodes.last_run().name
         assert plain_nodes.marked(run=run) == []
         diagnosed = plain_nodes.run("diagnose", run)
-        assert "node01 rank 0 failed first: no room left on the disk" in diagnosed.stdout, diagnosed.stdout
+        assert "node01 rank 0 failed first: the disk is full" in diagnosed.stdout, diagnosed.stdout
         plain_nodes.on("node01", "mount", "-o", "remount,size=64m", output)
         resumed = plain_nodes.run("resume", run)
         assert resumed.returncode == 0, resumed.stderr

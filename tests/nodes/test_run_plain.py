@@ -39,7 +39,9 @@ def nodes(require_sandbox, tmp_path_factory, ssh):
     from provision import sandbox as sandboxes
 
     folder = tmp_path_factory.mktemp("plain")
-    with sandboxes.up(nodes=2, name=f"plain-{folder.name[-6:]}", directory=folder, rootfs="host") as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"plain-{folder.name[-6:]}", directory=folder, rootfs="host")
+    ) as box:
         for node in box.nodes:
             text = "mkdir -p {0}/bin && ln -sf $(command -v python3) {0}/bin/python".format("/opt/plain/current")
             assert ssh(box, node.name, text).returncode == 0

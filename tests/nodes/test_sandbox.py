@@ -19,7 +19,7 @@ import yaml
 from provision import sandbox as sandboxes
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
 from provision.model import Notice, Progress, StageFinished, StageStarted
-from provision.sandbox import accounts, host, mirror, network, node, process, rootfs
+from provision.sandbox import disk, host, mirror, network, node, process, rootfs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def stop(*args, **kwargs):
     return real(*args, **kwargs)
 setattr(module, name, stop)
 try:
-    sandbox.up(nodes=3, name="victim", directory=Path(sys.argv[1]))
+    sandbox.up(sandbox.Options(nodes=3, name="victim", directory=Path(sys.argv[1])))
 except InterruptedByUser as error:
     sys.exit(str(error))
 """
@@ -325,7 +325,7 @@ def test_a_signal_during_up_leaves_nothing(require_sandbox, traces, tmp_path, po
 def test_down_cleans_up_after_kill_9_during_up(require_sandbox, traces, tmp_path, point):
     with _victim(tmp_path / "files", point) as victim:
         traces.remember()
-        with pytest.raises(UsageError, match="is being made by process"):
+        with pytest.raises(UsageError, match="is being created by process"):
             sandboxes.down("victim")
         assert [each.status for each in sandboxes.list_all()] == ["starting"]
         victim.kill()
@@ -365,7 +365,7 @@ def test_a_node_that_dies_while_starting_is_named_and_all_is_undone(require_sand
 
     monkeypatch.setattr(node, "write_script", sabotage)
     with pytest.raises(NodesFailedError, match="1 of 3 nodes") as caught:
-        sandboxes.up(nodes=3, name="lame", directory=tmp_path / "files")
+        sandboxes.up(sandboxes.Options(nodes=3, name="lame", directory=tmp_path / "files"))
     assert list(caught.value.reasons) == ["node02"]
     assert "/no/such/sshd" in caught.value.reasons["node02"]
     traces.remember()
@@ -393,7 +393,7 @@ def test_down_of_an_unknown_sandbox(require_sandbox, home):
 def test_without_root(monkeypatch, tmp_path, home):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="needs root") as caught:
-        sandboxes.up(nodes=2, directory=tmp_path)
+        sandboxes.up(sandboxes.Options(nodes=2, directory=tmp_path))
     assert caught.value.hint == "sudo clusterctl sandbox up"
     assert list(home.iterdir()) == []
 
@@ -401,7 +401,7 @@ def test_without_root(monkeypatch, tmp_path, home):
 def test_missing_programs_are_all_named_with_the_command_that_installs_them(monkeypatch):
     gone = {"debootstrap", "tc", "ip"}
     monkeypatch.setattr(shutil, "which", lambda name, **_: None if name in gone else name)
-    with pytest.raises(UsageError, match="ip, tc, debootstrap are missing") as caught:
+    with pytest.raises(UsageError, match="ip, tc, debootstrap are not installed") as caught:
         host.require_programs(host.FOR_LINK, host.FOR_MINIMAL)
     assert caught.value.hint == "apt-get install -y debootstrap iproute2"
 
@@ -412,9 +412,9 @@ def test_missing_programs_are_all_named_with_the_command_that_installs_them(monk
         ({"nodes": 0}, "0 nodes"),
         ({"nodes": 251}, "251 nodes"),
         ({"nodes": ["a", "a"]}, "same name"),
-        ({"nodes": ["a b"]}, "'a b' is no host name"),
-        ({"name": "../x"}, "cannot be the name"),
-        ({"link": "fast"}, "'fast' is no link rate"),
+        ({"nodes": ["a b"]}, "'a b' is not a valid host name"),
+        ({"name": "../x"}, "is not a valid sandbox name"),
+        ({"link": "fast"}, "'fast' is not a valid link rate"),
         ({"user": "nobody"}, "no user nobody"),
         ({"prefix": "opt"}, "not absolute"),
         ({"rootfs": "host", "packages": ["tcsh"]}, "minimal root"),
@@ -422,24 +422,24 @@ def test_missing_programs_are_all_named_with_the_command_that_installs_them(monk
 )
 def test_wrong_arguments(options, text, tmp_path, home):
     with pytest.raises(UsageError, match=re.escape(text)):
-        sandboxes.up(directory=tmp_path, **options)
+        sandboxes.up(sandboxes.Options(directory=tmp_path, **options))
     assert list(home.iterdir()) == []
 
 
 def test_files_of_the_user_are_never_replaced(require_sandbox, tmp_path, home):
     (tmp_path / "inventory.yaml").write_text("prefix: /opt/real\n")
     with pytest.raises(UsageError, match=r"inventory\.yaml exists"):
-        sandboxes.up(nodes=1, directory=tmp_path)
+        sandboxes.up(sandboxes.Options(nodes=1, directory=tmp_path))
     assert (tmp_path / "inventory.yaml").read_text() == "prefix: /opt/real\n"
     assert sandboxes.list_all() == []
 
 
 def test_a_name_and_a_folder_are_used_once(home, make_sandbox, tmp_path):
     make_sandbox(nodes=1, name="one", directory=tmp_path / "a")
-    with pytest.raises(UsageError, match="sandbox one already"):
-        sandboxes.up(nodes=1, name="one", directory=tmp_path / "b")
-    with pytest.raises(UsageError, match="holds the files of sandbox one"):
-        sandboxes.up(nodes=1, name="two", directory=tmp_path / "a")
+    with pytest.raises(UsageError, match="sandbox one already exists"):
+        sandboxes.up(sandboxes.Options(nodes=1, name="one", directory=tmp_path / "b"))
+    with pytest.raises(UsageError, match="contains the files of sandbox one"):
+        sandboxes.up(sandboxes.Options(nodes=1, name="two", directory=tmp_path / "a"))
 
 
 # --- parts --------------------------------------------------------------------------------------------
@@ -493,11 +493,11 @@ def test_suite_is_that_of_this_machine_if_it_is_debian(tmp_path):
 
 
 def test_trainer_takes_the_first_free_number():
-    before = accounts.Accounts("root:x:0:0::/root:/bin/sh\nme:x:1000:1000::/home/me:/bin/sh\n", "", "root:!:1::::::\n")
-    after = accounts.with_trainer(before, None)
+    before = disk.Accounts("root:x:0:0::/root:/bin/sh\nme:x:1000:1000::/home/me:/bin/sh\n", "", "root:!:1::::::\n")
+    after = disk.with_trainer(before, None)
     assert after.trainer_id == 1001
     assert after.shadow.startswith("root:*:1:")  # not locked
-    assert accounts.with_trainer(after, "$6$x").passwd == after.passwd
+    assert disk.with_trainer(after, "$6$x").passwd == after.passwd
 
 
 def test_of_two_builders_one_makes_the_root(require_sandbox, fake_debootstrap):

@@ -23,7 +23,7 @@ def box(tmp_path_factory, require_sandbox):
     from provision import sandbox as sandboxes
 
     with sandboxes.up(
-        nodes=3, name=f"services-test-{os.getpid()}", directory=tmp_path_factory.mktemp("services")
+        sandboxes.Options(nodes=3, name=f"services-test-{os.getpid()}", directory=tmp_path_factory.mktemp("services"))
     ) as box:
         (box.directory / "services.yaml").write_text((box.directory / "inventory.yaml").read_text() + SERVICES)
         yield box
@@ -72,10 +72,10 @@ def test_apply_changes_the_nodes_once_and_undo_brings_back_every_byte(box, servi
     second = services("apply", "--json")
     assert json.loads(second.stdout)["changed"] is False
     assert {node: etc(box, node) for node in before} == after
-    assert "as it should be" in services("status").stdout
+    assert "up to date" in services("status").stdout
     verified = services("verify")
     assert verified.returncode == 0, verified.stderr
-    assert "limits  node[01-03]: does its work" in verified.stdout
+    assert "limits  node[01-03]: works" in verified.stdout
 
     assert "hosts   node[01-03]: would change: undo" in services("undo", "--dry-run").stdout
     assert {node: etc(box, node) for node in before} == after
@@ -94,7 +94,7 @@ def test_one_service_on_some_nodes(box, services):
     assert "clusterctl" not in on(box, "node02", "cat", "/etc/hosts").replace("clusterctl sandbox", "")
     differs = services("status").stdout
     assert "hosts   node[01-03]: differs: names of the nodes" in differs
-    assert "  node02: as it should be" in differs
+    assert "  node02: up to date" in differs
     assert "node[01,03]: differs: limits of a login" in differs
 
 
@@ -104,11 +104,10 @@ def test_what_is_wrong_on_a_running_node_is_said_by_verify(box, services):
     result = services("verify", "hosts")
     on(box, "node02", "sh", "-c", "sed 1d /etc/hosts >/tmp/h && cat /tmp/h >/etc/hosts")
     assert result.returncode == 5
-    assert "node[01,03]: does its work" in result.stdout
+    assert "node[01,03]: works" in result.stdout
     address = box.nodes[1].address
-    assert (
-        f"node02: not as it should be: names resolve to the nodes: node02 resolves to 127.0.1.1, expected {address}"
-        in (" ".join(result.stdout.split()))
+    assert f"node02: does not work: names resolve to the nodes: node02 resolves to 127.0.1.1, expected {address}" in (
+        " ".join(result.stdout.split())
     )
 
 
@@ -142,7 +141,7 @@ def test_verify_tells_what_it_knows_though_a_node_is_gone(box, services, tmp_pat
     inventory.write_text(text.replace(lost, f"{lost[: lost.rindex('.')]}.250"))
     result = services("verify", "hosts", inventory=str(inventory))
     assert result.returncode == 5
-    assert "node[01,03]: not as it should be" in result.stdout  # there, node02 has another address
+    assert "node[01,03]: does not work" in result.stdout  # there, node02 has another address
     assert "no answer from 1 of 3 nodes" in result.stderr
     assert "--exclude node02" in result.stderr
 
@@ -151,7 +150,7 @@ def test_a_step_that_fails_says_why_and_a_rerun_completes(box, services):
     on(box, "node03", "sh", "-c", "cp -p /etc/hosts /root/hosts; printf '# BEGIN clusterctl nodes\\n' >>/etc/hosts")
     result = services("apply", "hosts")
     assert result.returncode == 5
-    assert "do not pair; mend them by hand" in " ".join(result.stderr.split())
+    assert "do not match; fix them by hand" in " ".join(result.stderr.split())
     assert "node03" in result.stderr
     on(box, "node03", "sh", "-c", "cat /root/hosts >/etc/hosts")
     assert services("apply", "hosts").returncode == 0
@@ -167,7 +166,7 @@ def test_what_a_review_reads_is_what_runs(box, services, tmp_path):
     )
     assert checked.returncode == 0, checked.stdout
     assert box.enter(box.nodes[0].name, ["sh", "-s"], stdin=scripts[0].read_text()).returncode == 0
-    assert "hosts   node01: as it should be" in services("status").stdout
+    assert "hosts   node01: up to date" in services("status").stdout
 
 
 @pytest.mark.parametrize(
@@ -237,7 +236,7 @@ def test_kernel_settings_are_set_verified_and_undone(box, services):
     on(box, "node02", "sh", "-c", "echo 600 >/proc/sys/net/core/somaxconn")
     wrong = services("verify", inventory="sysctl.yaml")
     assert wrong.returncode == 5
-    assert "node02: not as it should be: net.core.somaxconn: net.core.somaxconn is 600, not 512" in (
+    assert "node02: does not work: net.core.somaxconn: net.core.somaxconn is 600, not 512" in (
         " ".join(wrong.stdout.split())
     )
     again = services("apply", inventory="sysctl.yaml")

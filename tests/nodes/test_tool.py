@@ -59,7 +59,7 @@ def box(tmp_path_factory, require_sandbox, tool):
     """Three nodes; on the first lie the file, a bundle, an environment, and an inventory of the other two."""
     folder = tmp_path_factory.mktemp("sandbox")
     env = make_env(tmp_path_factory.mktemp("envs") / "tiny")
-    with sandboxes.up(nodes=3, name=f"tool-{os.getpid()}", directory=folder) as box:
+    with sandboxes.up(sandboxes.Options(nodes=3, name=f"tool-{os.getpid()}", directory=folder)) as box:
         packed = run("pack-env", env, cwd=folder)
         assert packed.returncode == 0, packed.stderr
         root = box.node_root("node01")

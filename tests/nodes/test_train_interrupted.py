@@ -90,7 +90,9 @@ def cluster(tmp_path_factory, require_sandbox, small):
     for folder in (package.parent, package):
         (folder / "__init__.py").touch()
     (package / "run.py").write_text(LAUNCHER)
-    with sandboxes.up(nodes=2, name=f"train-{os.getpid()}", directory=tmp_path_factory.mktemp("box")) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=2, name=f"train-{os.getpid()}", directory=tmp_path_factory.mktemp("box"))
+    ) as box:
         folder = inventory(box, tmp_path_factory.mktemp("folder"), prefix=f"{ROOT}/current")
         (folder / "train.py").write_text(SCRIPT)
         deployed = run("deploy", pack(env, folder / "tiny.ccb"), cwd=folder)

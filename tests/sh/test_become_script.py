@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provision.render import render
-from provision.ssh.framing import AS_ROOT, BOOTSTRAP, Framed, frame
+from provision.ssh.wire import AS_ROOT, BOOTSTRAP, Framed, frame
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 

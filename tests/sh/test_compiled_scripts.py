@@ -13,7 +13,7 @@ import pytest
 from provision.model import Step
 from provision.render import quote
 from provision.script import DETAIL_LINES, compile_steps, parse
-from provision.ssh.framing import BOOTSTRAP
+from provision.ssh.wire import BOOTSTRAP
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"], "sh": ["sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

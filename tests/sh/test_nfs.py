@@ -80,7 +80,7 @@ def test_several_connections_from_linux_5_3_on(shell, kernel, several):
 PLACES = {
     "empty": ("", 0, ""),
     "not empty": ("touch PATH/mine PATH/.hidden", 1, r"PATH is not empty.*\.hidden mine"),
-    "another mount": ("mount -t tmpfs other PATH", 1, r"PATH is a mount already, of other \(tmpfs\)"),
+    "another mount": ("mount -t tmpfs other PATH", 1, r"PATH is already a mount of other \(tmpfs\)"),
     "another's line": ("echo nas:/x PATH nfs defaults 0 0 >>/etc/fstab", 1, r"fstab has a line for PATH.*nas:/x"),
     "a comment": ("echo '# nas:/x PATH nfs' >>/etc/fstab", 0, ""),
     "our block": (r"printf '# BEGIN clusterctl nfs\nh:/x PATH nfs a 0 0\n# END clusterctl nfs\n' >>/etc/fstab", 0, ""),

@@ -12,9 +12,8 @@ import pytest
 
 from provision.model import Step
 from provision.ospackages import node
-from provision.ospackages.bundle import OsBundle
-from provision.ospackages.collection import Package
-from provision.ospackages.manifest import Manifest, Member
+from provision.ospackages.bundle import Manifest, Member, OsBundle
+from provision.ospackages.releases import Package
 from provision.services.kit.scripts import apply_script
 
 # SC2086, SC2046, SC2013, SC2012: lists of names of packages and units, which hold no spaces. SC2034, SC2154, SC2329:

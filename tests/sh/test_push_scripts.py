@@ -361,10 +361,10 @@ def test_a_folder_that_becomes_private_is_that_before_anything_is_put_in_it(plac
 @pytest.mark.parametrize(
     ("make", "folder", "words"),
     [
-        (lambda path: path.write_text(""), True, "is no folder on the node and a folder here"),
-        (lambda path: path.symlink_to("nowhere"), True, "is no folder"),
+        (lambda path: path.write_text(""), True, "is not a folder on the node but a folder here"),
+        (lambda path: path.symlink_to("nowhere"), True, "is not a folder"),
         (lambda path: path.mkdir(), False, "is a folder on the node and a file here"),
-        (os.mkfifo, False, "is no file on the node"),
+        (os.mkfifo, False, "is not a file on the node"),
         (lambda path: path.symlink_to("llm/releases"), True, "where clusterctl keeps releases"),
         (lambda path: path.symlink_to("llm/current"), True, "where clusterctl keeps releases"),
     ],

@@ -209,7 +209,7 @@ def test_a_block_that_was_cut_is_not_mended_by_guessing(node):
     path.write_text("# BEGIN clusterctl m\n1\nmine\n")
     states, results, _ = node.apply(changes.write_block("block", str(path), "1\n", mark="m"))
     assert states == {"block": "failed"}
-    assert "do not pair" in results[0].detail
+    assert "do not match" in results[0].detail
     assert path.read_text() == "# BEGIN clusterctl m\n1\nmine\n"
 
 
@@ -286,7 +286,7 @@ def test_another_command_is_waited_for(node, monkeypatch):
         assert holder.stdout.readline() == b"held\n"
         _, results, done = node.apply(changes.write_file("x", node.path("x"), "1"))
         assert (results, done.returncode) == ((), 75)
-        assert b"another clusterctl command is at work on this node" in done.stderr
+        assert b"another clusterctl command is running on this node" in done.stderr
         assert node.states(changes.write_file("x", node.path("x"), "1"), dry_run=True) == {"x": "would change"}
         holder.stdin.close()
     assert node.states(changes.write_file("x", node.path("x"), "1")) == {"x": "changed"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
 
 from agents import plan_of
-from processes.proc import Stat
-from watch import snapshots, watch
+
+from trainer.agent.processes import ranks
+from trainer.agent.processes.proc import Stat
+from trainer.agent.watch import watch
 
 RUNNING = "[INFO|trainer.py:2519] >> ***** Running training *****"
 EVALUATING = "[INFO|trainer.py:4643] >> ***** Running Evaluation *****"
@@ -20,7 +18,7 @@ LOADING = "loading weights file model.safetensors"
 LAUNCHER = 10
 
 
-class Fake(snapshots.Proc):
+class Fake(ranks.Proc):
     """A /proc of our own: pid 10 is the launcher, pid 100 + r rank r, pid 1000 + r a worker of its DataLoader."""
 
     def __init__(self, ranks=4):

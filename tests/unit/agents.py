@@ -74,8 +74,7 @@ def save(step, rank=0, weights=True):
 
 def plan_of(**fields):
     """A plan as the agent's modules take it."""
-    sys.path.append(str(AGENT))  # its modules import one another from there
-    from contract.plan import from_object
+    from trainer.agent.contract.plan import from_object
 
     link = fields.get("link")
     needed = {"version": 1, "run": "r", "node": "n0", "argv": ["x"], "env": {}, "node_rank": 0}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -19,8 +18,6 @@ import pytest
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agents import AGENT, PYTHON, STUBBORN, Run, alive, eventually, lives, plan_of
-
-sys.path.append(str(AGENT))  # its modules import one another from there
 
 SOURCES = sorted(AGENT.rglob("*.py"))
 
@@ -235,7 +232,7 @@ sys.stderr.write("\ndone\n\n20%\r40%\r\nunfinished")
 
 
 def test_only_rank_0_follows_the_trainers_log(tmp_path):
-    from plan import NodePlan
+    from trainer.agent.node_plan import NodePlan
 
     plans = [NodePlan(plan_of(node_rank=rank, progress="log.jsonl"), tmp_path, tmp_path) for rank in range(2)]
     assert [plan.progress for plan in plans] == [tmp_path / "log.jsonl", None]
@@ -243,9 +240,9 @@ def test_only_rank_0_follows_the_trainers_log(tmp_path):
 
 def test_what_grows_is_heard_line_or_not(tmp_path):
     """A progress bar is no line until it ends, and yet a sign of life: of the launcher's, and of a rank's own log."""
-    from events import Events
-    from life.output import Output
-    from plan import NodePlan
+    from trainer.agent.events import Events
+    from trainer.agent.node_plan import NodePlan
+    from trainer.agent.supervisor.output import Output
 
     heard = []
     plan = NodePlan(plan_of(first_rank=4), tmp_path, tmp_path / "plan-0.json")
@@ -355,7 +352,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(run):
 @pytest.fixture
 def eventing(tmp_path):
     """The module ``events`` with a disk of our own: ``room`` bytes are left on it."""
-    import events
+    from trainer.agent import events
 
     class Disk:
         room = 1 << 30
@@ -409,7 +406,7 @@ def test_events_of_a_disk_that_stays_full_stay_few(eventing):
 
 
 def test_the_state_on_a_full_disk(tmp_path, monkeypatch):
-    import state
+    from trainer.agent import state
 
     kept = state.State(tmp_path, pid=1)
     kept.set(state="running")
@@ -467,9 +464,8 @@ def probe(*arguments, env=None):
 
 @pytest.fixture
 def probing():
-    spec = importlib.util.spec_from_file_location("agent_probe", AGENT / "node" / "probe.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    from trainer.agent.node import probe as module
+
     return module
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import struct
-import sys
 import zipfile
 from pathlib import Path
 
@@ -15,11 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
-
-from checkpoints import files as checkpoint_files
-from checkpoints.stock import newest, offer, scan, step_of
-from link.copying import TEMPORARY
+from trainer.agent.checkpoints import files as checkpoint_files
+from trainer.agent.checkpoints.selection import newest, offer, scan, step_of
+from trainer.agent.link.copies import TEMPORARY
 
 
 class FloatStorage:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agents import plan_of
-from link import copying
-from link import stream as copy_stream
-from link.copying import TEMPORARY, parts_of, pump, receive, serve
-from link.links import Link
-from link.proof import Caller, Host
-from link.stream import CopyError, Stream
+
+from trainer.agent.link import copies, frames
+from trainer.agent.link.copies import TEMPORARY, parts_of, pump, receive, serve
+from trainer.agent.link.frames import CopyError, Stream
+from trainer.agent.link.handshake import Caller, Host
+from trainer.agent.link.link import Link
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_file_of_another_size_is_not_taken(agents, tmp_path):
 
 
 def test_a_node_that_shares_nothing_or_is_not_there(agents, tmp_path, monkeypatch):
-    monkeypatch.setattr("link.copies.COMES", 0.5)
+    monkeypatch.setattr("trainer.agent.link.copies.COMES", 0.5)
     links = agents(3)
     links[2]._copies.folder = None
     with pytest.raises(CopyError, match="from rank 2: a: no folder is shared there"):
@@ -303,13 +303,13 @@ def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
                 return file.readinto(view)
 
         with pytest.raises(CopyError, match="became shorter"):
-            copying._send(one, Shrinks())
+            copies.send_file(one, Shrinks())
 
 
 def test_silence_ends_a_copy(monkeypatch):
-    monkeypatch.setattr(copying, "SILENCE", 0.2)
-    monkeypatch.setattr(copy_stream, "SILENCE", 0.2)
-    monkeypatch.setattr(copy_stream, "LOOK", 0.05)
+    monkeypatch.setattr(copies, "SILENCE", 0.2)
+    monkeypatch.setattr(frames, "SILENCE", 0.2)
+    monkeypatch.setattr(frames, "CANCEL_CHECK", 0.05)
     one, other = streams()
     three, four = streams()
     with one.sock, other.sock, three.sock, four.sock:

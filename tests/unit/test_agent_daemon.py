@@ -16,12 +16,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-from agents import AGENT, PYTHON, RANK, SAVE, STUBBORN, Run, alive, eventually, lives
+from agents import PYTHON, RANK, SAVE, STUBBORN, Run, alive, eventually, lives
 
-sys.path.append(str(AGENT))  # its modules import one another from there
-
-import plan as plans
-from commands import detach, stopping
+from trainer.agent import node_plan as plans
+from trainer.agent.commands import start, stop
 
 SLEEPS = "import time; print('ready'); time.sleep(600)"
 LEAVES_THE_SESSION = """
@@ -296,20 +294,17 @@ def test_stop_of_somebody_elses_run(run, monkeypatch):
     run.plan(SLEEPS).begin()
     ready(run)
     loaded = plans.load(str(run.path))
-    owner = detach.owner_name(os.getuid())
+    owner = start.owner_name(os.getuid())
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1000)
-    with pytest.raises(stopping.RefusedError, match=f"belongs to {owner}: only {owner} or root may stop it"):
-        stopping.stop(loaded, save=False, who="mallory", patience=1)
+    with pytest.raises(stop.RefusedError, match=f"belongs to {owner}: only {owner} or root may stop it"):
+        stop.stop(loaded, save=False, who="mallory", patience=1)
     assert run.state()["state"] == "running"
 
 
 def test_stop_of_a_run_whose_plan_may_not_be_read(run, monkeypatch, capsys):
-    import importlib.util
+    from trainer.agent import __main__ as module
 
     run.plan(SLEEPS)
-    spec = importlib.util.spec_from_file_location("agent_main", AGENT / "__main__.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     monkeypatch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
     assert module.main(["stop", str(run.path)]) == 1
     assert "or root may stop it" in json.loads(capsys.readouterr().out)["error"]
@@ -480,18 +475,18 @@ def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
 @pytest.mark.parametrize(
     ("logind", "scope", "told"),
     [
-        (detach.Logind(), False, False),
-        (detach.Logind(in_session=True), False, False),
-        (detach.Logind(in_session=True, kills=True), True, True),
-        (detach.Logind(in_session=True, kills=True, lingers=True), True, False),
-        (detach.Logind(in_session=True, kills=True, spared=("root", "alice")), False, False),
-        (detach.Logind(in_session=True, kills=True, only=("bob",)), False, False),
-        (detach.Logind(in_session=True, kills=True, only=("alice",), lingers=True), True, False),
-        (detach.Logind(kills=True), False, False),
+        (start.Logind(), False, False),
+        (start.Logind(in_session=True), False, False),
+        (start.Logind(in_session=True, kills=True), True, True),
+        (start.Logind(in_session=True, kills=True, lingers=True), True, False),
+        (start.Logind(in_session=True, kills=True, spared=("root", "alice")), False, False),
+        (start.Logind(in_session=True, kills=True, only=("bob",)), False, False),
+        (start.Logind(in_session=True, kills=True, only=("alice",), lingers=True), True, False),
+        (start.Logind(kills=True), False, False),
     ],
 )
 def test_what_logind_would_end(logind, scope, told):
-    before, notice = detach.way(logind, "alice")
+    before, notice = start.way(logind, "alice")
     assert bool(before) == scope
     assert bool(notice) == told
     if notice:

@@ -13,20 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-import plan as plans
-import state as states
 from agents import plan_of
-from checkpoints import offers, rules, stock
-from checkpoints.files import look
-from commands.following import Follower
-from life import inbox as inboxes
-from life.inbox import Inbox
-from life.meeting import check_end, check_start, decide_end, decide_start
-from link.meeting import LinkError
-from node import digests, talk
-from plan import NodePlan, PlanError
+
+from trainer.agent import node_plan as plans
+from trainer.agent import state as states
+from trainer.agent.checkpoints import rules, selection
+from trainer.agent.checkpoints.files import look
+from trainer.agent.commands.follow import Follower
+from trainer.agent.contract import offers
+from trainer.agent.contract.plan import PlanError
+from trainer.agent.link.link import LinkError
+from trainer.agent.node import digests, talk
+from trainer.agent.node_plan import NodePlan
+from trainer.agent.supervisor import control
+from trainer.agent.supervisor.control import Control
+from trainer.agent.supervisor.decisions import check_end, check_start, decide_end, decide_start
 
 NESTED = b"[" * 5000
 GIVEN = {
@@ -83,9 +86,9 @@ def plan(tmp_path):
 
 
 def taken(plan, *messages):
-    """An inbox that has taken messages, and its events."""
+    """A control that has taken messages, and its events."""
     events = Events()
-    inbox = Inbox(plan, events)
+    inbox = Control(plan, events)
     inbox.link = LinkOf(list(messages))
     inbox.take()
     return inbox, events.said
@@ -122,7 +125,7 @@ def test_stacks_that_are_none_are_skipped(plan, stacks):
 
 def test_stacks_are_cut(plan):
     inbox, _ = taken(plan, {"kind": "stacks", "node": "n1", "rank_stacks": {"3": "x" * 100_000, "4": 5}})
-    assert inbox.stacks == {3: "x" * inboxes.STACK, 4: "5"}
+    assert inbox.stacks == {3: "x" * control.STACK, 4: "5"}
 
 
 def test_a_node_that_is_not_of_the_run_is_not_heard(plan):
@@ -132,8 +135,8 @@ def test_a_node_that_is_not_of_the_run_is_not_heard(plan):
 
 def test_a_node_that_says_very_much_does_not_fill_the_disk(plan):
     _, said = taken(plan, *[{"kind": "ended", "node": "n1", "text": "x" * 5000}] * 5000)
-    assert len(said) == inboxes.TOLD
-    assert {len(fields["text"]) for _, fields in said} == {inboxes.TEXT}
+    assert len(said) == control.PEER_EVENTS
+    assert {len(fields["text"]) for _, fields in said} == {control.TEXT}
 
 
 def test_a_failure_of_another_node_is_still_told(plan):
@@ -188,7 +191,7 @@ def test_every_end_of_another_node_is_used_or_refused_with_its_name(offer):
 def test_what_agents_offer_is_taken(plan):
     (plan.output / "checkpoint-2").mkdir(parents=True)
     (plan.output / "checkpoint-2/trainer_state.json").write_text("{}")
-    offer = stock.offer(plan.output, 0, 2) | {"processes": 2}
+    offer = selection.offer(plan.output, 0, 2) | {"processes": 2}
     assert offers.problem(offer) == ""
     decision = decide_start(plan, {0: offer, 1: offer}, 1, resume=True)
     assert check_start(plan, decision)["world_size"] == 4
@@ -282,7 +285,7 @@ def test_a_header_of_safetensors_that_is_none_is_torn(tmp_path, header):
 
 
 def test_a_reader_that_was_killed_leaves_a_path_unread():
-    assert digests._answer(b"{")["state"] == digests._answer(NESTED)["state"] == "unread"
+    assert digests.parse_answer(b"{")["state"] == digests.parse_answer(NESTED)["state"] == "unread"
 
 
 # --- ports -------------------------------------------------------------------------------------------------------
@@ -299,5 +302,5 @@ def test_a_stranger_that_sends_without_end_is_foreign(monkeypatch):
 
         thread = threading.Thread(target=send)
         thread.start()
-        assert talk._tried("token", "n1", "127.0.0.1", server.getsockname()[1], 30.0) == "foreign"
+        assert talk.try_connection("token", "n1", "127.0.0.1", server.getsockname()[1], 30.0) == "foreign"
         thread.join(10)

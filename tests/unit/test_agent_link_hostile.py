@@ -14,17 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agents import plan_of
-from link import copies
-from link.allowance import BURST, LEAST, RATE, Allowance
-from link.frames import HEAD, MESSAGE, Connection, NotOursError, Seal, encode, parse
-from link.guests import ROOM, SHARE, Guest, Guests
-from link.links import Link, LinkError
-from link.peer import Peer
-from link.proof import Caller, Host, StrangerError
-from link.stream import CopyError, Stream
+
+from trainer.agent.link import copies
+from trainer.agent.link.endpoint import Peer
+from trainer.agent.link.frames import HEAD, MESSAGE, Connection, CopyError, NotOursError, Seal, Stream, encode, parse
+from trainer.agent.link.handshake import Caller, Host, StrangerError
+from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, Guest, Guests
+from trainer.agent.link.link import Link, LinkError
 
 TOKEN = "t" * 64
 
@@ -75,7 +74,7 @@ class Run:
         sock = self.connect()
         caller = Caller(TOKEN, "r", real)
         sock.sendall(caller.first())
-        sock.sendall(caller.take(copies._line(sock)))
+        sock.sendall(caller.take(copies.read_line(sock)))
         stream = Stream(sock, caller.session)
         stream.say({"rank": real, "instance": "liar", "purpose": "link", "of": "", "received": 0, **hello})
         return stream
@@ -90,7 +89,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr("link.links.GOODBYE", 0.2)  # a liar acknowledges nothing
+    monkeypatch.setattr("trainer.agent.link.link.GOODBYE", 0.2)  # a liar acknowledges nothing
     made = []
 
     def make(count):
@@ -562,8 +561,8 @@ def test_numbers_that_cannot_be_disturb_nobody(run):
 
 
 def test_an_agent_that_floods_is_cut_short_and_the_others_work(run, capfd, monkeypatch):
-    monkeypatch.setattr("link.allowance.BURST", 1 << 20)
-    monkeypatch.setattr("link.allowance.RATE", 1)
+    monkeypatch.setattr("trainer.agent.link.hub.BURST", 1 << 20)
+    monkeypatch.setattr("trainer.agent.link.hub.RATE", 1)
     agents = run(3)
     for rank in (0, 2):
         agents.start(rank)

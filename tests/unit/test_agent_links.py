@@ -15,18 +15,19 @@ from pathlib import Path
 
 import pytest
 
-AGENT = Path(__file__).parents[2] / "trainer" / "agent"
-sys.path += [str(Path(__file__).parent), str(AGENT)]
-PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
-
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 from agents import plan_of  # noqa: E402
-from link import end, guests, links, loop, meeting, spoke  # noqa: E402
-from link import hub as hubs  # noqa: E402
-from link.frames import Connection, NotOursError, encode, parse  # noqa: E402
-from link.links import Link, LinkError  # noqa: E402
-from link.peer import WAITING, Peer  # noqa: E402
-from link.proof import Caller, Host, RefusedError, StrangerError, admitted  # noqa: E402
 
+from trainer.agent.link import endpoint, spoke  # noqa: E402
+from trainer.agent.link import hub as hubs  # noqa: E402
+from trainer.agent.link import link as links  # noqa: E402
+from trainer.agent.link.endpoint import WAITING, Peer  # noqa: E402
+from trainer.agent.link.frames import Connection, NotOursError, encode, parse  # noqa: E402
+from trainer.agent.link.handshake import Caller, Host, RefusedError, StrangerError, admitted  # noqa: E402
+from trainer.agent.link.link import Link, LinkError  # noqa: E402
+
+PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
 TOKEN = "0123456789abcdef" * 4
 
 PATIENCE = 60.0  # seconds for what takes milliseconds: only a mistake takes so long, however busy the machine
@@ -35,10 +36,10 @@ PATIENCE = 60.0  # seconds for what takes milliseconds: only a mistake takes so 
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from link import end, loop
-from contract.plan import from_json
-from link.links import Link
-end.BEAT = loop.TICK = 0.02
+from trainer.agent.link import endpoint
+from trainer.agent.contract.plan import from_json
+from trainer.agent.link.link import Link
+endpoint.BEAT = endpoint.TICK = 0.02
 link = Link(from_json(sys.argv[2]), lambda: None)
 link.start()
 link.meet({}, lambda _: {}, 60)
@@ -75,7 +76,7 @@ class Cluster:
         return made
 
     def child(self, rank, **link):
-        argv = [PYTHON, "-IB", "-c", CHILD, AGENT, self.plan(rank, **link).to_json()]
+        argv = [PYTHON, "-IB", "-c", CHILD, ROOT, self.plan(rank, **link).to_json()]
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.children.append(child)
         return child
@@ -171,10 +172,10 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (end, guests, hubs, loop, spoke):
+    for module in (endpoint, hubs, spoke):
         monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(loop, "TICK", 0.01)
-    monkeypatch.setattr(loop, "HURRY", 0.01)
+    monkeypatch.setattr(endpoint, "TICK", 0.01)
+    monkeypatch.setattr(endpoint, "HURRY", 0.01)
     return made
 
 
@@ -218,7 +219,7 @@ def kinds(link):
 
 
 def test_sixteen_agents_meet_at_once_and_all_get_what_rank_0_decides(cluster, monkeypatch):
-    monkeypatch.setattr(meeting, "LOOK", 600.0)  # nobody who waits looks again: what comes wakes it
+    monkeypatch.setattr(links, "LOOK", 600.0)  # nobody who waits looks again: what comes wakes it
     agents = cluster(16)
     asked = []
     for rank in reversed(range(16)):  # rank 0 comes last
@@ -365,7 +366,7 @@ def test_a_wrong_token_is_said_on_both_sides_and_disturbs_nobody(cluster):
 
 
 def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluster, monkeypatch):
-    monkeypatch.setattr(guests, "DEADLINE", 600.0)  # no guest's time is up
+    monkeypatch.setattr(hubs, "DEADLINE", 600.0)  # no guest's time is up
     agents = cluster(2)
     hub = agents.start(0)
     where = ("127.0.0.1", agents.link["port"])

@@ -203,12 +203,12 @@ def test_a_port_of_the_link_that_is_taken(runs):
 BREAKS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from commands import control
-from link.spoke import Spoke
-from plan import load
+from trainer.agent.commands import start
+from trainer.agent.link.spoke import Spoke
+from trainer.agent.node_plan import load
 more = Spoke._more
 Spoke._more = lambda *given: 1 / 0 if os.path.exists("break") else more(*given)
-sys.exit(control.run(load(sys.argv[2])))
+sys.exit(start.run(load(sys.argv[2])))
 """
 
 
@@ -219,7 +219,7 @@ def test_a_link_that_fails_by_a_mistake_ends_the_run(runs):
         part.launch(1, first=part.rank, **runs.shared)
     for part in (first, other):
         part.begin()
-    argv = [PYTHON, "-IBc", BREAKS, AGENT, broken.path]
+    argv = [PYTHON, "-IBc", BREAKS, AGENT.parents[1], broken.path]
     with subprocess.Popen(argv, cwd=broken.folder, stdout=subprocess.DEVNULL) as agent:
         runs.wait_ready()
         (broken.folder / "break").touch()

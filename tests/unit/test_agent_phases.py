@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
-
-from reader import step as step_of
-from watch import phases
+from trainer.agent.reader import step as step_of
+from trainer.agent.watch import phases
 
 # Lines as they come, with the prefixes that each framework puts before its words.
 LINES = [

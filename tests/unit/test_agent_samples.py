@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
-
-from metrics import gpus, samples
-from processes.proc import Stat, stat_of
+from trainer.agent.metrics import gpus, samples
+from trainer.agent.processes.proc import Stat, stat_of
 
 # nvidia-smi's own words: a healthy H100, one without a power sensor, one that has fallen off the bus.
 ANSWER = """\

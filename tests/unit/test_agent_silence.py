@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agent_life import EVALUATING, LOADING, RUNNING, SAVING, TOKENIZING, Life, trained
-from watch import silence
+
+from trainer.agent.watch import silence
 
 
 @pytest.mark.parametrize(("pace", "limit"), [(3, 120), (10, 200), (60, 1200)])

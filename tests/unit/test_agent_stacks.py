@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "trainer" / "agent"))  # its modules import one another from there
-
-from processes.proc import stat_of
-from watch import stacks
+from trainer.agent.processes.proc import stat_of
+from trainer.agent.watch import stacks
 
 RECORDED = Path(__file__).parent / "recorded_runs" / "watch"
 

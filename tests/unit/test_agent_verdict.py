@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-from life.verdict import judge
-from processes import census, proc
+from trainer.agent.processes import proc, tracker
+from trainer.agent.supervisor.decisions import judge
 
 ABORTED = {"node": "a", "rank": 0, "text": "rank 0 was killed by SIGABRT", "signal": "SIGABRT", "time": 5.0}
 KILLED = {"node": "b", "rank": 1, "text": "rank 1 was killed by SIGKILL", "time": 5.1}
@@ -41,10 +41,10 @@ def test_an_abort_that_nothing_explains_stands():
 
 @pytest.fixture
 def rank():
-    """The census of a run that has one rank, and that rank's process."""
+    """The tracked processes of a run that has one rank, and that rank's process."""
     mark = {proc.RUN: "one", "RANK": "3", "LOCAL_RANK": "0"}
     process = subprocess.Popen(["/bin/sleep", "600"], env=mark)
-    seen = census.Census("one", "a")
+    seen = tracker.ProcessTracker("one", "a")
     while 3 not in seen.ranks.values():
         seen.look()
     with selectors.DefaultSelector() as selector:
@@ -62,14 +62,14 @@ def shown_as(monkeypatch, pid, **changes):
         stat = true(asked)
         return stat._replace(**changes) if stat is not None and asked == pid else stat
 
-    monkeypatch.setattr(census, "stat_of", stat_of)
+    monkeypatch.setattr(tracker, "stat_of", stat_of)
 
 
 def test_a_rank_is_dead_when_its_end_has_begun(rank, monkeypatch):
     seen, process, selector = rank
     assert seen.deaths(selector) == []
     shown_as(monkeypatch, process.pid, leaving=True, status=int(signal.SIGKILL))
-    assert seen.deaths(selector) == [census.Death(3, process.pid, int(signal.SIGKILL))]
+    assert seen.deaths(selector) == [tracker.Death(3, process.pid, int(signal.SIGKILL))]
 
 
 def test_how_it_ends_is_waited_for_where_it_is_not_known(rank, monkeypatch):

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agent_life import EVALUATING, LAUNCHER, SAVING, Life, trained
 from agents import plan_of
-from processes.proc import Stat
-from watch import snapshots, watch
+
+from trainer.agent.processes import ranks
+from trainer.agent.processes.proc import Stat
+from trainer.agent.watch import watch
 
 # --- stopped and dead ----------------------------------------------------------------------------
 
@@ -174,27 +176,27 @@ def test_a_rank_that_waits_for_a_disk_is_worth_a_notice():
 
 
 def test_ranks_of_environments():
-    assert snapshots.rank_in({"RANK": "11", "LOCAL_RANK": "3"}, 8) == 11
-    assert snapshots.rank_in({"LOCAL_RANK": "3"}, 8) == 11
-    assert snapshots.rank_in({"RANK": "x"}, 8) is None
-    assert snapshots.rank_in({"NODE_RANK": "1"}, 8) is None
+    assert ranks.rank_in({"RANK": "11", "LOCAL_RANK": "3"}, 8) == 11
+    assert ranks.rank_in({"LOCAL_RANK": "3"}, 8) == 11
+    assert ranks.rank_in({"RANK": "x"}, 8) is None
+    assert ranks.rank_in({"NODE_RANK": "1"}, 8) is None
 
 
 def test_the_real_proc():
     code = "import subprocess, sys; subprocess.run(['/bin/sh', '-c', 'echo; read x; :']); open('/dev/null').read()"
     env = {"RANK": "3", "LOCAL_RANK": "1", "PATH": os.environ["PATH"]}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    proc = snapshots.Proc()
+    proc = ranks.Proc()
     with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as child:
         child.stdout.readline()  # the shell runs
         below = list(children_of(child.pid, proc))
         members = {pid: proc.stat(pid) for pid in [child.pid, *below]}
-        ranks = snapshots.of_ranks(members, proc.rank)
-        found = snapshots.mains(members, ranks, 0, set())
+        by_pid = ranks.of_ranks(members, proc.rank)
+        found = ranks.mains(members, by_pid, 0, set())
         moved = proc.moved(child.pid)
         child.communicate(b"\n")
-    assert set(ranks.values()) == {3}
-    assert len(ranks) == 2
+    assert set(by_pid.values()) == {3}
+    assert len(by_pid) == 2
     assert found == {3: child.pid}
     assert moved > 1000
     assert proc.moved(child.pid) == 0
@@ -208,7 +210,7 @@ def children_of(parent, proc):
 
 
 def test_a_process_that_becomes_a_rank_by_exec():
-    proc = snapshots.Proc()
+    proc = ranks.Proc()
     stat = Stat("S", 1, "7")
     first = []
     environments = [{}, {"RANK": "2"}]
@@ -217,17 +219,17 @@ def test_a_process_that_becomes_a_rank_by_exec():
         first.append(pid)
         return environments.pop(0)
 
-    original, snapshots.environment_of = snapshots.environment_of, environment_of
+    original, ranks.environment_of = ranks.environment_of, environment_of
     try:
         assert [proc.rank(5, stat) for _ in range(3)] == [None, 2, 2]
     finally:
-        snapshots.environment_of = original
+        ranks.environment_of = original
     assert first == [5, 5]
 
 
 def test_a_living_rank_that_is_stopped():
     env = {"RANK": "3", "LOCAL_RANK": "1"}
-    proc = snapshots.Proc()
+    proc = ranks.Proc()
     code = "print(1, flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as child:

@@ -8,7 +8,7 @@ import pytest
 
 from provision.errors import UsageError
 from provision.netbench import OPS, Row, bus_factor, parse_ops, parse_sizes, rows
-from provision.netbench.failing import reason, stage
+from provision.netbench.events import reason, stage
 from provision.netbench.pairs import judge, rates, slow_pairs, tournament
 from provision.netbench.tuning import Setting, search
 from provision.tasks.bench_nodes import network_used
@@ -187,7 +187,7 @@ def test_a_reason_leaves_out_stacks_and_chatter():
 def test_a_stage_tells_who_did_not_come():
     failed = {"event": "failed", "rank": 0, "why": "Timed out after 120 seconds waiting for clients", "log": []}
     met = [{"event": "met", "rank": rank} for rank in range(2)]
-    assert "rank 1 did not come" in stage([met[0], failed], 2)
+    assert "rank 1 did not reach" in stage([met[0], failed], 2)
     assert "not one another" in stage([*met, failed], 2)
     assert stage([*met, dict(failed, why="out of memory")], 2) == ""
     ready = [{"event": "ready", "rank": rank} for rank in range(2)]
@@ -195,7 +195,7 @@ def test_a_stage_tells_who_did_not_come():
 
 
 def test_summaries_are_json_and_fit_the_screen():
-    from provision.summaries.bench import measured, measured_rows
+    from provision.summaries.bench import bench_output, bench_rows
     from provision.tasks.bench import BenchResult
 
     pairs = fabric(3, slow=("gpu02",))
@@ -213,10 +213,10 @@ def test_summaries_are_json_and_fit_the_screen():
         tuning=search(lambda setting: 4e9 if setting.channels else 1e9, Setting()),
         seconds=12.34,
     )
-    data, text = measured(result)
+    data, text = bench_output(result)
     assert json.loads(json.dumps(data))["slow"] == {"nodes": ["gpu02"], "links": []}
     assert "gpu[01-03] (world size 24): nccl over TCP, eth0 (torch 2.11.0, nccl 2.28.3)" in text
-    lines = [line.text for line in measured_rows(result)]
+    lines = [line.text for line in bench_rows(result)]
     assert max(len(line) for line in lines[:3]) <= 82
     assert any("WRONG RESULT" in line for line in lines)
     assert any(line.startswith("slow node: gpu02: 2 of its 2 pairs") for line in lines)

@@ -8,7 +8,7 @@ import pytest
 
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Result
-from provision.summaries import ran, ran_rows
+from provision.summaries import command_output, command_rows
 from provision.tasks.command import Commanded, command_line
 
 
@@ -32,7 +32,7 @@ def test_nothing_to_run(words):
 
 
 def text(results, failed=None):
-    return "\n".join(row.text for row in ran_rows(Commanded("x", results, failed or {})))
+    return "\n".join(row.text for row in command_rows(Commanded("x", results, failed or {})))
 
 
 def test_equal_answers_are_one_block_and_most_nodes_come_first():
@@ -58,7 +58,7 @@ def test_no_output_is_said_only_where_all_went_well():
 
 def test_json_holds_every_node_and_the_error_names_the_failed():
     result = Commanded("x", {"a": Result(0, "1"), "b": Result(7, "", "e", 0.5)}, {"b": "exit status 7", "c": "down"})
-    data, said = ran(result)
+    data, said = command_output(result)
     assert said == ""
     assert data["nodes"] == {
         "a": {"rc": 0, "out": "1", "err": "", "seconds": 0.0},

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.contract import LIMIT, VERSION, Hang, Link, Plan, PlanError, Resume, from_json, from_object
-from trainer.untrusted import UntrustedError
+from trainer.agent.contract.plan import LIMIT, VERSION, Hang, Link, Plan, PlanError, Resume, from_json, from_object
+from trainer.agent.contract.untrusted import UntrustedError
 
 ROOT = Path(__file__).parents[2]
 LINK = Link("10.0.0.1", 4711, "00ff", ("n0", "n1"), 5.0)

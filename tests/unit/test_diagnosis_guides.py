@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parent))  # for recorded_runs; last, so that 
 from recorded_runs.cases import cases
 
 from provision.diagnosis import diagnose
-from provision.summaries.diagnosis import diagnosed
+from provision.summaries.diagnosis import diagnosis_output
 
 ROWS = {
     # Fine-tuning LLaMA-7B with DeepSpeed: the comparison of fp16 and bf16, and what to do against OOM
@@ -84,7 +84,7 @@ def test_every_recorded_row_is_one_of_the_guides(row):
 def test_every_row_yields_a_cause_and_a_fix(row):
     case = CASES[row]
     result = diagnose(case.evidence)
-    text = " ".join(diagnosed(result)[1].split())
+    text = " ".join(diagnosis_output(result)[1].split())
     assert result.verdict or result.conditions
     assert "try: " in text
     assert case.fix, f"{case.name} does not say which advice the row yields"

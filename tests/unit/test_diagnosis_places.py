@@ -20,7 +20,7 @@ from provision.diagnosis import Evidence, diagnose, reading, recorder
 from provision.diagnosis.arrivals import arrival, named
 from provision.errors import UsageError
 from provision.render import render
-from provision.summaries.diagnosis import diagnosed
+from provision.summaries.diagnosis import diagnosis_output
 from provision.tasks import diagnose as task
 
 MARK = "@clusterctl:0123456789abcdef"
@@ -50,7 +50,7 @@ def logs(tmp_path, **texts):
 
 
 def shown(result):
-    return diagnosed(result)[1]
+    return diagnosis_output(result)[1]
 
 
 def at(place):
@@ -95,7 +95,7 @@ def test_the_last_frames_of_the_rank_that_failed_first_are_shown(tmp_path):
     assert text.index("line 80") < text.index("line 50") < text.rindex("KeyError: 'input_ids'\n")
     assert at(result.verdict.first.place) == "[rank3]: KeyError: 'input_ids'"
     assert f"in {tmp_path / 'train.log'}, line " in " ".join(text.split())
-    data = json.loads(json.dumps(diagnosed(result)[0]))["verdict"]
+    data = json.loads(json.dumps(diagnosis_output(result)[0]))["verdict"]
     assert data["traceback"][0].strip() == 'File "/home/ann/train.py", line 80, in main'
     assert data["place"] == result.verdict.first.place
 
@@ -254,7 +254,7 @@ def test_the_flight_recorder_names_the_rank_too(tmp_path, write):
 )
 def test_a_dump_that_holds_anything_else_runs_no_code(tmp_path, data):
     (tmp_path / "nccl_trace_rank_1").write_bytes(data)
-    with pytest.raises(UsageError, match="no flight recorder dump"):
+    with pytest.raises(UsageError, match="not a flight recorder dump"):
         task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
 
 
@@ -271,7 +271,7 @@ class Touches:
 def test_a_dump_that_calls_a_function_does_not_call_it(tmp_path):
     dump = {"pg_status": {}, "entries": [Touches(tmp_path / "owned")]}
     (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps(dump))
-    with pytest.raises(UsageError, match="no flight recorder dump"):
+    with pytest.raises(UsageError, match="not a flight recorder dump"):
         task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
     assert not (tmp_path / "owned").exists()
 
@@ -338,7 +338,7 @@ LONG = "9" * 5000
 def test_dates_and_ranks_that_do_not_exist_are_text(row):
     machine = f"cores {LONG}\nclock {LONG} {LONG}\nlink eth0 {LONG}\n"
     for files in ({"run.log": row}, {f"rank{LONG}.log": row, "machine": machine, "kernel": f"[{LONG}.5] x"}):
-        diagnosed(diagnose(Evidence((reading.record("n", files),), "r", "failed")))
+        diagnosis_output(diagnose(Evidence((reading.record("n", files),), "r", "failed")))
 
 
 @pytest.mark.parametrize(

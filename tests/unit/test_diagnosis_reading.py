@@ -14,7 +14,7 @@ from provision.diagnosis.causes import TABLE
 from provision.diagnosis.evidence import attempt, attempts
 from provision.diagnosis.matching import needed, rows
 from provision.diagnosis.statistics import noise, quantile, rolling, slope
-from provision.summaries.diagnosis import diagnosed
+from provision.summaries.diagnosis import diagnosis_output
 
 
 def test_our_own_lines_have_a_time_and_a_rank():
@@ -57,7 +57,7 @@ def test_of_a_progress_bar_the_last_state_counts():
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_nothing_that_is_read_raises(text, more):
     files = {"run.log": text, "events.jsonl": more, "metrics.jsonl": text, "machine": more, "kernel": text}
-    diagnosed(diagnose(Evidence((reading.record("n", files),))))
+    diagnosis_output(diagnose(Evidence((reading.record("n", files),))))
 
 
 @given(
@@ -77,7 +77,7 @@ def test_nothing_that_is_read_raises(text, more):
 def test_no_event_or_sample_of_any_shape_raises(events):
     text = "\n".join(json.dumps(event) for event in events)
     files = {"events.jsonl": text, "metrics.jsonl": text, "state.json": text}
-    diagnosed(diagnose(Evidence((reading.record("n", files),))))
+    diagnosis_output(diagnose(Evidence((reading.record("n", files),))))
 
 
 def test_losses_are_read_from_what_trainers_print():

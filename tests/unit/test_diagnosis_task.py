@@ -22,7 +22,7 @@ from provision.inventory import load
 from provision.output import Reporter
 from provision.render import render
 from provision.run import record as records
-from provision.summaries.diagnosis import diagnosed
+from provision.summaries.diagnosis import diagnosis_output
 from provision.tasks import diagnose as task
 
 MARK = "@clusterctl:0123456789abcdef"
@@ -97,8 +97,8 @@ def test_what_is_here_stands_in_where_no_node_answers(inventory):
     result = diagnose(evidence)
     assert (result.verdict.node, result.verdict.rank) == ("node02", 1)
     assert result.verdict.first.cause.id == "cuda.ordinal"
-    text = diagnosed(result)[1]
-    assert "nothing from node[01-02]: no route" in text
+    text = diagnosis_output(result)[1]
+    assert "no answer from node[01-02]: no route" in text
 
 
 def test_where_nothing_is_here_either_the_nodes_silence_is_the_error(inventory):
@@ -141,16 +141,16 @@ def test_the_command_takes_one_run(arguments):
 
 
 def test_the_first_lines_are_the_run_and_the_verdict():
-    text = diagnosed(diagnose(case("cuda_oom").evidence))[1].splitlines()
+    text = diagnosis_output(diagnose(case("cuda_oom").evidence))[1].splitlines()
     assert text[0] == "run cuda_oom: failed"
     assert text[1].startswith("node02 rank 3 failed first: CUDA out of memory: 2.00 GiB more")
-    assert any(line.startswith("try: per_device_train_batch_size") for line in text)
+    assert any(line.startswith("try: lower per_device_train_batch_size") for line in text)
     then = " ".join(" ".join(text).partition("then: ")[2].split())
     assert "NCCL lost another rank (node02 rank 2, node01 rank 0-1)" in then
 
 
 def test_what_programs_get():
-    data, _ = diagnosed(diagnose(case("cuda_oom").evidence))
+    data, _ = diagnosis_output(diagnose(case("cuda_oom").evidence))
     verdict = json.loads(json.dumps(data))["verdict"]
     assert (verdict["cause"], verdict["node"], verdict["rank"]) == ("cuda.oom", "node02", 3)
     assert verdict["consequences"]
@@ -178,18 +178,18 @@ def test_attempts_before_are_told():
     result = diagnose(case("second_attempt").evidence)
     assert result.attempts == 2
     assert [each.first.cause.id for each in result.earlier] == ["cuda.oom"]
-    assert "attempt 1: node01 rank 0: CUDA out of memory" in diagnosed(result)[1]
+    assert "attempt 1: node01 rank 0: CUDA out of memory" in diagnosis_output(result)[1]
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [("running", "goes on"), ("finished", "has finished"), ("stopped", "was stopped"), ("", "nothing that looks like")],
+    [("running", "is running"), ("finished", "has finished"), ("stopped", "was stopped"), ("", "no failure was found")],
 )
 def test_a_run_without_faults_says_so(state, words):
-    assert words in diagnosed(Diagnosis("r", state, None))[1]
+    assert words in diagnosis_output(Diagnosis("r", state, None))[1]
 
 
 def test_a_run_whose_nodes_do_not_answer_is_not_called_well():
-    said = diagnosed(Diagnosis("r", "running", None, missing=(("node01", "no route"),)))[1]
+    said = diagnosis_output(Diagnosis("r", "running", None, missing=(("node01", "no route"),)))[1]
     assert "not known" in said
     assert "nothing is wrong" not in said

@@ -12,7 +12,7 @@ from provision.output_text import error_lines, finished_lines, fold_equal
 from provision.session import Failure
 from provision.ssh.session import unreachable
 from provision.ssh.wire import NodeUnreachable
-from provision.summaries.status import status_shown
+from provision.summaries.status import status_output
 from provision.tasks.status import Status
 
 MARKS = ("✓", "!", "✗")
@@ -64,7 +64,7 @@ def test_reasons_that_differ_in_the_nodes_own_address_are_one_line(port, said):
     reasons = dead(64, port)
     shown = [line.text for line in error_lines(NodesFailedError("no answer from 64 of 64 nodes", reasons=reasons))]
     assert shown == ["error: no answer from 64 of 64 nodes", f"  gpu[01-64]: {said}"]
-    assert status_shown(Status({}, reasons))[1] == f"gpu[01-64]: no answer: {said}"
+    assert status_output(Status({}, reasons))[1] == f"gpu[01-64]: no answer: {said}"
     states = {name: within("unreachable: {}", why) for name, why in reasons.items()}
     assert [line.text for line in finished_lines("Look", StageFinished("s", 1.0, states), None)] == [
         "Look: failed after 1.0 s",

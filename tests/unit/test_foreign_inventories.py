@@ -70,8 +70,8 @@ def test_ini():
     )
     assert found.ssh == {}
     assert found.notes == (
-        "ansible_become (line 8) is left out: clusterctl uses sudo where it needs root",
-        "rack (line 9) is left out",
+        "ansible_become (line 8) is skipped: clusterctl uses sudo where it needs root",
+        "rack (line 9) is skipped",
         f"ansible_ssh_private_key_file (line 11): {DIFFERENT}",
     )
 
@@ -97,9 +97,9 @@ def test_yaml():
     )
     assert found.ssh == {"user": "root", "key": "keys/one"}
     assert found.notes == (
-        "all.vars.secret (line 5): the tag !vault has no place in an inventory; its value is left out",
-        "secret (line 5) is left out",
-        "slots (line 13) is left out",
+        "all.vars.secret (line 5): the tag !vault is not allowed in an inventory; its value is skipped",
+        "secret (line 5) is skipped",
+        "slots (line 13) is skipped",
     )
     assert [each.name for each in hosts(YAML, group="gpus")] == ["gpu1", "gpu2", "gpu9"]
 
@@ -151,7 +151,7 @@ def test_hostfiles():
         Wanted("10.0.0.3", gpus=1),
         Wanted("worker-4", "worker-4", gpus=2),
     )
-    assert found.notes == ("max_slots (line 3) has no counterpart and is left out",)
+    assert found.notes == ("max_slots (line 3) has no counterpart and is skipped",)
     with pytest.raises(UsageError, match="no groups"):
         read(text, "hostfile", group="x")
 
@@ -185,7 +185,10 @@ def test_the_kind_shows_in_the_content(text, kind):
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("[a]\nb c\n[a:b]\nd\n[x\n", ["line 2: c is not", "line 3: [a:b] is no section", "line 5: [x is no section"]),
+        (
+            "[a]\nb c\n[a:b]\nd\n[x\n",
+            ["line 2: c is not", "line 3: [a:b] is not a section", "line 5: [x is not a section"],
+        ),
         ("[a:children]\nb\n", ["line 2: there is no group b"]),
         ("[a:children]\nb\n[b:children]\na\n", ["line 2: the group a is its own child", "line 4: the group b"]),
         ("[a]\ngpu[1:]\ngpu[3:1]\nh[1-2]\n", ["line 2: gpu[1:]", "line 3: [3:1] is not a range", "line 4: h[1-2]"]),

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.model import LOCAL, Node
-from provision.ssh import framing
-from provision.ssh.framing import Framed, OutputTooLong
+from provision.ssh import wire
 from provision.ssh.local import LocalRemote
-from provision.ssh.wire import NodeUnreachable, converse
+from provision.ssh.wire import Framed, NodeUnreachable, OutputTooLong, converse
 
 TOKEN = "0123456789abcdef"
 BEGIN = f"@clusterctl:{TOKEN}:begin:77:\n".encode()
@@ -29,9 +28,9 @@ def fed(framed, data, size=1 << 17):
 @pytest.fixture
 def small(monkeypatch):
     """Limits that are reached with a few bytes."""
-    monkeypatch.setattr(framing, "JUNK_LIMIT", 1000)
-    monkeypatch.setattr(framing, "LINE_LIMIT", 1000)
-    monkeypatch.setattr(framing, "TOTAL_LIMIT", 5000)
+    monkeypatch.setattr(wire, "JUNK_LIMIT", 1000)
+    monkeypatch.setattr(wire, "LINE_LIMIT", 1000)
+    monkeypatch.setattr(wire, "TOTAL_LIMIT", 5000)
 
 
 def test_junk_before_the_begin_marker_has_a_limit(small):
@@ -55,7 +54,7 @@ def test_a_line_that_is_handed_out_has_a_limit_and_its_pieces_say_so(small):
     fed(framed, BEGIN + b"z" * 2500, 10)
     assert len(framed._buffer) < 1000 + 200  # what has come is not kept
     fed(framed, b"\nshort\nrest" + END, 10)
-    assert lines == ["z" * 1000 + framing.CUT, "z" * 1000 + framing.CUT, "z" * 500, "short", "rest"]
+    assert lines == ["z" * 1000 + wire.CUT, "z" * 1000 + wire.CUT, "z" * 500, "short", "rest"]
     assert framed.rc == 3
 
 
@@ -72,7 +71,7 @@ def test_a_cut_leaves_characters_whole(small):
         BEGIN + "é".encode() * 501 + b"x\n" + b"x" + "é".encode() * 501 + b"\n" + END,
         1 << 17,
     )
-    assert "".join(line.removesuffix(framing.CUT) for line in lines) == "é" * 501 + "xx" + "é" * 501
+    assert "".join(line.removesuffix(wire.CUT) for line in lines) == "é" * 501 + "xx" + "é" * 501
 
 
 def test_stderr_beside_lines_keeps_its_end_and_says_so():
@@ -105,9 +104,9 @@ PARTS = st.one_of(
 def test_the_pieces_in_which_an_answer_comes_change_nothing(parts, sizes):
     data = b"".join(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(framing, "JUNK_LIMIT", 200)
-        patch.setattr(framing, "LINE_LIMIT", 64)
-        patch.setattr(framing, "TOTAL_LIMIT", 300)
+        patch.setattr(wire, "JUNK_LIMIT", 200)
+        patch.setattr(wire, "LINE_LIMIT", 64)
+        patch.setattr(wire, "TOTAL_LIMIT", 300)
         for streamed in (False, True):
             whole_lines, lines = [], []
             whole = outcome(Framed(TOKEN, whole_lines.append if streamed else None), [data])
@@ -116,10 +115,10 @@ def test_the_pieces_in_which_an_answer_comes_change_nothing(parts, sizes):
                 pieces.append(data[at : at + sizes[len(pieces) % len(sizes)]])
                 at += len(pieces[-1])
             assert outcome(Framed(TOKEN, lines.append if streamed else None), pieces) == whole
-            joined = ["".join(each.removesuffix(framing.CUT) for each in found) for found in (lines, whole_lines)]
+            joined = ["".join(each.removesuffix(wire.CUT) for each in found) for found in (lines, whole_lines)]
             if whole != "too long":
                 assert joined[0] == joined[1]
-            assert all(len(line) <= 64 + len(framing.CUT) + 80 for line in lines)
+            assert all(len(line) <= 64 + len(wire.CUT) + 80 for line in lines)
 
 
 def outcome(framed, pieces):
@@ -258,5 +257,5 @@ def test_the_reason_of_a_node_names_the_limit(small):
         ).rc
         == 4
     )
-    assert sum(len(line.removesuffix(framing.CUT)) for line in lines) == 20000
+    assert sum(len(line.removesuffix(wire.CUT)) for line in lines) == 20000
     remote.close()

@@ -114,13 +114,13 @@ def test_what_is_not_read_in_time_counts_by_name_and_size(model):
 def test_a_path_that_hangs_does_not_hold_up_the_others(model, tmp_path, monkeypatch):
     """A child that is stopped answers as little as one on a dead file system."""
     code = (
-        "import os, signal, sys, json; sys.path.insert(0, sys.argv[1]); from node import digests\n"
+        "import os, signal, sys, json; sys.path.insert(0, sys.argv[1]); from trainer.agent.node import digests\n"
         "look = digests.look\n"
         "digests.look = lambda path, patience: os.kill(os.getpid(), signal.SIGSTOP) if 'dead' in path"
         " else look(path, patience)\n"
         "print(json.dumps(digests.digests(sys.argv[2:], 0.3)))"
     )
-    argv = [PYTHON, "-IBc", code, AGENT, str(tmp_path / "dead"), str(model / "config.json")]
+    argv = [PYTHON, "-IBc", code, AGENT.parents[1], str(tmp_path / "dead"), str(model / "config.json")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)  # the other never answers
     dead, fine = parse(done.stdout).values()
     assert (dead.state, dead.error) == ("hung", "no answer within 1.3 s")

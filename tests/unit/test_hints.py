@@ -18,7 +18,7 @@ from provision.errors import NodesFailedError
 from provision.hints import WITH_INVENTORY, again, complete, complete_fields
 from provision.model import UNTYPED, CommandLine, Finding, Found, Notice
 from provision.output import Reporter
-from provision.summaries.diagnosis import _filled, _wrapped
+from provision.summaries.diagnosis import fill_commands, wrap_line
 from tests.unit.pasting import commands_in, parse, paste
 
 ROOT = Path(__file__).parents[2]
@@ -74,17 +74,17 @@ def test_fixes_and_hints_of_json_are_completed_and_what_nodes_said_is_not():
 def test_the_advice_of_a_diagnosis_names_the_run_the_rank_and_the_node():
     said = "clusterctl resume RUN --exclude NODE; its log: clusterctl logs RUN --rank N, or clusterctl check"
     verdict = SimpleNamespace(rank=3, node="gpu02")
-    shown = _filled(said, Diagnosis("r1", "failed", verdict))
+    shown = fill_commands(said, Diagnosis("r1", "failed", verdict))
     assert shown == "clusterctl resume r1 --exclude gpu02; its log: clusterctl logs r1 --rank 3, or clusterctl check"
     assert [each.info_name for each in paste(shown)] == ["resume", "logs", "check"]
-    nobody = _filled("clusterctl logs RUN --rank N", Diagnosis("r1", "failed", None))
+    nobody = fill_commands("clusterctl logs RUN --rank N", Diagnosis("r1", "failed", None))
     assert nobody == "clusterctl logs r1"
-    assert _filled(said, Diagnosis("", "failed", verdict)) == said  # log files of any launcher
+    assert fill_commands(said, Diagnosis("", "failed", verdict)) == said  # log files of any launcher
 
 
 def test_a_row_is_never_broken_between_the_program_and_its_command():
     for width in range(40, 80):
-        rows = _wrapped("try: " + "x" * width + " clusterctl resume r1 goes on")
+        rows = wrap_line("try: " + "x" * width + " clusterctl resume r1 goes on")
         assert not any(row.endswith("clusterctl") for row in rows), rows
 
 

@@ -19,14 +19,14 @@ from provision.env.release import catalog, examine
 from provision.errors import ClusterctlError
 from provision.inventory.asking import read_facts
 from provision.model import Finding, Inventory, Node, Result, StepState
-from provision.ospackages import facts as os_facts
+from provision.ospackages import node as os_facts
 from provision.run import readiness
 from provision.run.follow import entry
 from provision.script import parse
 from provision.session import Session
 from provision.ssh.remote import AnswerUnreadable, reading
-from provision.summaries.nodes import listed
-from provision.summaries.status import status_shown
+from provision.summaries.nodes import releases_output
+from provision.summaries.status import status_output
 from provision.tasks import check, releases, status
 from provision.tasks.measures.clock import bounds
 from provision.tasks.measures.ports import open_ports
@@ -48,11 +48,11 @@ def steps_of(out):
 
 
 def listing(out):
-    return listed({"gpu01": catalog.read_listing(out)})
+    return releases_output({"gpu01": catalog.read_listing(out)})
 
 
 def uptime(out):
-    return status_shown(status.Status({"gpu01": status.read(out)}, apart=1.0))
+    return status_output(status.Status({"gpu01": status.read(out)}, apart=1.0))
 
 
 def gpus(out):

@@ -87,8 +87,8 @@ def test_variables_beside_an_ansible_inventory(files):
         Wanted("10.0.0.3", "gpu3", user="gpu", port=4),
         Wanted("store1", "store1", user="everyone", port=8),
     )
-    assert read_file(path).notes[0] == "rack (group_vars/all.yml line 3) is left out"
-    assert "ansible_become (group_vars/big.yaml line 2) is left out: clusterctl uses sudo where it needs root" in (
+    assert read_file(path).notes[0] == "rack (group_vars/all.yml line 3) is skipped"
+    assert "ansible_become (group_vars/big.yaml line 2) is skipped: clusterctl uses sudo where it needs root" in (
         read_file(path).notes
     )
     assert read_file(path, group="gpus").ssh == {"user": "gpu", "key": "k"}
@@ -122,13 +122,13 @@ def test_files_beside_it_that_are_not_used_are_named(files):
     found = read_file(path)
     assert found.hosts == (Wanted("gpu1", "gpu1"),)
     assert found.notes == (
-        "group_vars/all/tagged.yml: secret (line 1): the tag !vault has no place in an inventory; its value is left out",
+        "group_vars/all/tagged.yml: secret (line 1): the tag !vault is not allowed in an inventory; its value is skipped",
         "group_vars/all/vault.yml is not read: it is encrypted with Ansible Vault",
         "group_vars/all.yml is not read: Ansible reads group_vars/all in its place",
         "group_vars/web.yml is not used: there is no group web",
         "host_vars/gpu1.yml is not read: it is not UTF-8",
         "host_vars/gpu9.yml is not used: there is no host gpu9",
-        "secret (group_vars/all/tagged.yml line 1) is left out",
+        "secret (group_vars/all/tagged.yml line 1) is skipped",
     )
 
 
@@ -139,7 +139,7 @@ def test_files_beside_it_that_are_not_used_are_named(files):
         ("\nansible_user: -oX\n", "host_vars/gpu1.yml line 2: gpu1: -oX is not a login name"),
         ("ansible_host: '{{ ip }}'\n", "host_vars/gpu1.yml line 1: gpu1: its address is a template, {{ ip }}: write the value"),
         ("a: {\n", "host_vars/gpu1.yml line 2, column 1: expected the node content, but found '<stream end>' (the bracket opened in line 2 is not closed)"),
-        ("- a\n", "host_vars/gpu1.yml is no mapping of variables"),
+        ("- a\n", "host_vars/gpu1.yml is not a mapping of variables"),
         ("a: 1\na: 2\n", "host_vars/gpu1.yml: a (line 2): is there twice, first on line 1"),
     ],
 )  # fmt: skip
@@ -151,9 +151,7 @@ def test_a_mistake_beside_it_names_the_file_and_the_line(files, text, said):
 
 def test_many_variables_of_playbooks_share_one_sentence(files):
     found = read_file(files({"hosts": "gpu1\n", "group_vars/all.yml": "".join(f"v{n}: x\n" for n in range(30))}))
-    assert found.notes == (
-        "30 variables that ssh does not need are left out: " + ", ".join(f"v{n}" for n in range(30)),
-    )
+    assert found.notes == ("30 variables that ssh does not need are skipped: " + ", ".join(f"v{n}" for n in range(30)),)
 
 
 # --- what is no list of hosts ---------------------------------------------------------------------------
@@ -171,7 +169,7 @@ LIST = "ansible-inventory -i {0} --list > hosts.json; clusterctl init --from hos
             LIST,
         ),
         ("hosts.py", "#!/usr/bin/env python3\nprint({})\n", "is a script that prints an inventory; init runs none", LIST),
-        ("hosts", b"\x7fELF\xff\xfe", "cannot be read: it is no text", "if it is a program: " + LIST),
+        ("hosts", b"\x7fELF\xff\xfe", "cannot be read: it is not a text file", "if it is a program: " + LIST),
         ("hosts.toml", "[gpus.hosts]\ngpu1 = {}\n", "is a TOML inventory of Ansible's, which is not read", LIST),
         ("hosts", "$ANSIBLE_VAULT;1.1;AES256\n31\n", "is encrypted with Ansible Vault", LIST.replace("--list", "--list --ask-vault-pass")),
         (
@@ -192,7 +190,7 @@ def test_files_that_say_how_to_get_the_hosts_are_named_with_the_next_command(fil
 
 def test_a_folder_and_a_large_file_are_no_inventories(files, tmp_path):
     path = files({"a folder/hosts": "gpu1\n"}).parent
-    with pytest.raises(UsageError, match="is a folder, of which Ansible reads every file") as caught:
+    with pytest.raises(UsageError, match="is a directory; Ansible reads every file in it") as caught:
         read_file(path)
     assert caught.value.hint == LIST.format(f"'{path}'")
     with (tmp_path / "large").open("wb") as file:
@@ -224,7 +222,7 @@ def test_what_ansible_inventory_prints(files):
     assert found.hosts == (Wanted("10.0.0.1", "gpu1", port=2222), Wanted("gpu2", "gpu2"))
     assert found.ssh == {"user": "ada"}
     assert found.groups == {"big": (0, 1), "gpus": (0, 1), "empty": ()}
-    assert found.notes == ("tags is left out",)
+    assert found.notes == ("tags is skipped",)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +260,8 @@ PORTS = "the number after the colon ({}) is read as a port; write slots as slots
             "a:2 binding=user:0,1 ifhn=a-ib user=ada\n",
             [Wanted("a", "a", user="ada", gpus=2)],
             [
-                "binding (line 1) has no counterpart and is left out",
-                "ifhn (line 1) has no counterpart and is left out",
+                "binding (line 1) has no counterpart and is skipped",
+                "ifhn (line 1) has no counterpart and is skipped",
                 MPICH.format("line 1"),
             ],
         ),
@@ -380,9 +378,9 @@ def test_groups_that_cannot_be_kept_are_named(files, create):
     inventory, notes = create(files({"hosts": "[a]\na\n[b!]\nb\n[empty]\n[ok]\na\n"}))
     assert inventory.groups == {"ok": ("a",)}
     assert notes == [
-        "the group a is left out: a is the name of a node: choose another name for the group",
-        "the group b! is left out: b! is not a group's name (letters, digits, . _ - only)",
-        "the group empty is left out: it has no host",
+        "the group a is skipped: a is the name of a node: choose another name for the group",
+        "the group b! is skipped: b! is not a group's name (letters, digits, . _ - only)",
+        "the group empty is skipped: it has no host",
     ]
 
 
@@ -390,7 +388,7 @@ def test_groups_that_cannot_be_kept_are_named(files, create):
     ("source", "options", "said"),
     [
         ({"hosts.ini": "[a]\nx ansible_host=h\ny ansible_host=h\n"}, {}, "{file} line 3: y has the address of x: h port 22"),
-        ({"hosts.ini": "[a]\nx ansible_ssh_private_key_file=~nobody-here/k\n"}, {}, "{file} key: ~nobody-here/k: there is no such user on this machine"),
+        ({"hosts.ini": "[a]\nx ansible_ssh_private_key_file=~nobody-here/k\n"}, {}, "{file} key: ~nobody-here/k: this machine has no such user"),
         ({"mpi": "a:2\n"}, {"prefix": "opt/x"}, "--prefix: opt/x is not an absolute path: it must begin with /, such as /opt/llm/current"),
         ({"mpi": "a:2\n"}, {"ssh": {"user": "-x"}}, "--user: -x is not a login name"),
         (None, {"hosts": ["a=h", "b=H"]}, "b=H: b has the address of a: H port 22"),

@@ -138,7 +138,7 @@ def test_a_service_has_the_options_of_its_own_file(write):
 
 def test_an_alias_of_what_it_stands_in_is_named(problems):
     said = problems(HEAD + NODES + "train: {config: &a [*a]}")
-    assert said[0] == "train.config.0 (line 3): an alias that refers to what it stands in"
+    assert said[0] == "train.config.0 (line 3): an alias that contains itself"
 
 
 def test_anchors_and_merge_keys(write):
@@ -200,12 +200,12 @@ def test_all_mistakes_at_once_in_the_order_of_the_file(write):
         "ssh.timeot (line 3): unknown key; did you mean timeout?",
         "nodes.gpu03.address (line 7): 192.168.20.300 is not an IPv4 address (four numbers from 0 to 255)",
         "nodes.gpu03.port (line 8): 99999 is not a port (1-65535)",
-        "nodes.gpu03.gpus (line 9): 04 is not a number of GPUs: leave out the leading zero",
+        "nodes.gpu03.gpus (line 9): 04 is not a number of GPUs: omit the leading zero",
         "nodes.gpu02 (line 10): gpu02 is there twice, first in line 5 (gpu[01-02])",
         "nodes.gpu[05- (line 11): gpu[05- has a bracket without its partner: a range is written gpu[01-04,07]",
         (
             "train.env.NCCL_IB_DISABLE (line 13): YAML reads this word as a truth value (true, yes, on, false, no, off): "
-            'put the text that programs shall see in quotes, such as "1" or "true"'
+            'put the text in quotes, such as "1" or "true"'
         ),
         "services.host (line 14): unknown key; did you mean hosts?",
     )
@@ -256,7 +256,7 @@ def test_prefixes_that_cannot_be(problems, value, said):
             "a: {address: h, colour: red}",
             "nodes.a.colour (line 3): unknown key; known: address, data_address, user, port, gpus",
         ),
-        ("a: {address: h, port: 022}", "nodes.a.port (line 3): 022 is not a port: leave out the leading zero"),
+        ("a: {address: h, port: 022}", "nodes.a.port (line 3): 022 is not a port: omit the leading zero"),
         ("a: {address: h, port: 0}", "nodes.a.port (line 3): 0 is not a port (1-65535)"),
         ("a: {address: h, port: 22:22}", "nodes.a.port (line 3): 22:22 is not a port (1-65535)"),
         ("a: {address: h, port: 2_2}", "nodes.a.port (line 3): 2_2 is not a port (1-65535)"),
@@ -312,7 +312,7 @@ def test_one_address_with_two_ports_is_two_nodes(write):
         ("ssh: {timeout: .nan}", "ssh.timeout (line 3): .nan is not a number of seconds (0.1 to 3600)"),
         ("ssh: {timeout: inf}", "ssh.timeout (line 3): inf is not a number of seconds (0.1 to 3600)"),
         ("ssh: root", "ssh (line 3): must be a mapping of keys, not one value"),
-        ("ssh: {key: ~nobody-here/id}", "ssh.key (line 3): ~nobody-here/id: there is no such user on this machine"),
+        ("ssh: {key: ~nobody-here/id}", "ssh.key (line 3): ~nobody-here/id: this machine has no such user"),
         ("train: [a]", "train (line 3): must be a mapping of keys, not a list"),
         ("train: {env: x}", "train.env (line 3): must be a mapping of keys"),
         ("train: {env: {A: }}", 'train.env.A (line 3): has no value: write "" for an empty one'),
@@ -329,12 +329,12 @@ def test_one_address_with_two_ports_is_two_nodes(write):
         ("services: {chrony: {servers: [a b]}}", "services.chrony.servers.0 (line 3): a b is neither a host name nor an IP address"),
         ("services: {nfs: yes}", "services.nfs (line 3): must be a mapping of keys"),
         ("services: {nfs: !!python/object/apply:os.abort []}",
-         "services.nfs (line 3): the tag !!python/object/apply:os.abort has no place in an inventory"),
+         "services.nfs (line 3): the tag !!python/object/apply:os.abort is not allowed in an inventory"),
         ("services: {nfs: {exports: /a}}", "services.nfs.exports (line 3): must be a list, such as [a, b]"),
         ("services: {nfs: {exports: [/a], threads: x}}", "services.nfs.threads (line 3): must be a whole number"),
         ("services: {nfs: {exports: [/a], automount: 3}}", "services.nfs.automount (line 3): must be true or false"),
         ("services: {chrony: {head: !!binary aGk=}}",
-         "services.chrony.head (line 3): the tag !!binary has no place in an inventory"),
+         "services.chrony.head (line 3): the tag !!binary is not allowed in an inventory"),
         ("services: {limits: {nofile: 4096, nofile: 4097}}",
          "services.limits.nofile (line 3): is there twice, first on line 3"),
         ("services: {nfs: {[a]: 1}}", "services.nfs (line 3): a key must be text, not a list or a mapping"),
@@ -392,7 +392,7 @@ def test_files_that_are_none(write, tmp_path, monkeypatch):
     name_it = (
         "name the file with --inventory FILE, or write one: clusterctl init gpu01=192.168.20.14 gpu02=192.168.20.15"
     )
-    assert error(tmp_path / "no.yaml") == f"there is no {tmp_path}/no.yaml | {name_it}"
+    assert error(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml does not exist | {name_it}"
     assert error(tmp_path) == f"{tmp_path} is a folder, not an inventory file | {name_it}"
     assert error(Path("a\0b")).startswith(r"a\x00b cannot be read: ")
     path = write(b"a: 1\nb: \xe9")
@@ -525,7 +525,7 @@ def test_select(options, names):
             "--nodes 3: --limit and --exclude leave 2 (gpu[03,05])",
             "--nodes 2, or name more of gpu[01-03,05]",
         ),
-        ({"count": 0}, "--nodes 0: at least one node is needed", "--nodes 4 takes all there are"),
+        ({"count": 0}, "--nodes 0: at least one node is needed", "for all nodes: --nodes 4"),
         (
             {"limit": "gpu5"},
             "--limit gpu5: no node is called gpu5",
@@ -543,7 +543,7 @@ def test_select(options, names):
         ),
         ({"limit": ""}, "--limit '': names no node", "inventory.yaml has gpu[01-03,05]"),
         ({"limit": "@al"}, "--limit @al: there is no group @al", "did you mean @all? inventory.yaml has gpu[01-03,05]"),
-        ({"limit": "gpu01", "exclude": "gpu01"}, "no node is left to work on", "inventory.yaml has gpu[01-03,05]"),
+        ({"limit": "gpu01", "exclude": "gpu01"}, "no node is selected", "inventory.yaml has gpu[01-03,05]"),
     ],
 )
 def test_selections_that_cannot_be(options, said, hint):

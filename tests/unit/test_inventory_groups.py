@@ -127,7 +127,7 @@ HAS = "inventory.yaml has gpu[01-04],store and the groups @rack1, @rack2, @stora
         ("gpu01,", "--limit gpu01,: not a set of nodes: a name or a group is missing after ,", None),
         ("&gpu01", "--limit &gpu01: not a set of nodes: a name or a group is missing before &", None),
         ("gpu01!!gpu02", "--limit gpu01!!gpu02: not a set of nodes: a name or a group is missing before !", None),
-        ("gpu01!gpu01", "no node is left to work on", HAS),
+        ("gpu01!gpu01", "no node is selected", HAS),
     ],
 )
 def test_limits_that_cannot_be(limit, said, hint):

@@ -18,7 +18,7 @@ from provision import launchers
 from provision.errors import ClusterctlError, PreflightError, UsageError
 from provision.model import Node
 from provision.run import Facts, Job, RunSpec, Worker, new_run_id, plan_name
-from trainer.contract import Resume
+from trainer.agent.contract.plan import Resume
 
 
 def worker(number=0, *, gpus=None, **facts):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from provision.run import shells
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 NASTY = [
     "",

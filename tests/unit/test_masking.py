@@ -12,7 +12,7 @@ from provision.launchers import from_words
 from provision.masking import is_secret, mask_env, mask_plan, mask_words, secret_option
 from provision.run import record
 from provision.run.shells import as_cmd, as_powershell, as_sh
-from trainer.contract import Link, Plan, Resume
+from trainer.agent.contract.plan import Link, Plan, Resume
 
 TOKEN = "hf_" + "aB3" * 11  # the shape of one
 

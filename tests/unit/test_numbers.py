@@ -12,7 +12,7 @@ import click
 import pytest
 
 from provision.cli import cli
-from provision.cli.numbers import Number
+from provision.cli.options import Number
 from trainer.ds_config import ConfigError, Request, find, make
 from trainer.ds_config.__main__ import main as ds_config
 from trainer.ds_config.options import OPTIONS
@@ -46,7 +46,7 @@ def test_every_command_is_walked():
 def test_every_numeric_parameter_has_a_bound(name, parameter):
     """click's own numbers take nan, and its ranges take inf."""
     kinds = (click.types.IntParamType, click.types.FloatParamType)
-    assert not isinstance(parameter.type, kinds), f"{name} {parameter.opts[0]}: use provision.cli.numbers"
+    assert not isinstance(parameter.type, kinds), f"{name} {parameter.opts[0]}: use provision.cli.options"
     if isinstance(parameter.type, Number):
         assert parameter.type.bound.high is not None
         assert parameter.type.bound.low is not None or parameter.type.bound.above is not None

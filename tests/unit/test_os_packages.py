@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from provision.errors import BundleError, ClusterctlError, UsageError
 from provision.model import Inventory, Node
-from provision.ospackages import bundle, facts, node, releases
-from provision.ospackages.collection import Collected, Mirrors, Package, Wanted
+from provision.ospackages import bundle, node, releases
+from provision.ospackages.releases import Collected, Mirrors, Package, Wanted
 from provision.services import os_packages as service
 
 DEB = b"not really a package"
@@ -62,7 +62,7 @@ def test_a_mapping_may_use_codenames(inventory, tmp_path):
     ("options", "kind", "said"),
     [
         ({"bundle": "absent.osb"}, UsageError, "absent.osb: no such file"),
-        ({"bundle": "inventory.yaml"}, BundleError, "is no bundle of OS packages"),
+        ({"bundle": "inventory.yaml"}, BundleError, "is not a bundle of OS packages"),
         (
             {"bundle": {"ubuntu22.04": "a.osb"}},
             UsageError,
@@ -145,7 +145,10 @@ LACKS = "name debian12-amd64\nlacks chrony opensm\n"
         (LACKS + "new chrony\nnew opensm\nupgrade perl-base 5.36.0-7 5.36.0-8\nfree 99999999999\n", ""),
         (LACKS + "remove systemd-timesyncd\nfree 99999999999\n", ""),
         (LACKS + "holder 12 unattended-upgr\nfree 99999999999\n", ""),
-        ("refused no bundle is for rocky9-amd64, only for debian12-amd64\n", "no bundle is for rocky9-amd64"),
+        (
+            "refused there is no bundle for rocky9-amd64, only for debian12-amd64\n",
+            "there is no bundle for rocky9-amd64",
+        ),
         (LACKS + "broken man-db\n", "dpkg was interrupted: man-db half installed; run there: dpkg --configure -a"),
         (
             LACKS + "remove ntpsec\nremove systemd-timesyncd\n",
@@ -160,7 +163,7 @@ LACKS = "name debian12-amd64\nlacks chrony opensm\n"
 def test_what_a_node_says_is_judged(inventory, tmp_path, said, why):
     make_bundle(tmp_path / "a.osb")
     chosen = choices(inventory)
-    judged = facts.judge(facts.read(said), chosen, service.Options().replace)
+    judged = node.judge(node.read(said), chosen, service.Options().replace)
     assert (why in judged) if why else judged == ""
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 import trainer.plan
 from trainer.ds_config import GPUS, find
 from trainer.plan import METHODS, MODELS, Cluster, Setup, Shape, Training
-from trainer.plan.activations import kept
-from trainer.plan.memory import gpu_memory, host_memory, states
-from trainer.plan.rates import rate
+from trainer.plan.memory import gpu_memory, host_memory, kept_bytes, states
+from trainer.plan.plan import rate
 from trainer.plan.search import PLACES, pick, survey
 from trainer.plan.speed import speed, volumes
 
@@ -188,8 +187,8 @@ def test_checkpointing_costs_the_inputs_of_the_blocks_at_most(case):
     """It keeps them while it computes a block again; without it, that block may be the last one that is kept."""
     training, cluster, setup = case
     plain, saving = setup.with_(checkpointing=False), setup.with_(checkpointing=True)
-    assert kept(training, saving) <= kept(training, plain)
-    most = gpu_memory(training, cluster, plain).allocated + kept(training, saving)
+    assert kept_bytes(training, saving) <= kept_bytes(training, plain)
+    most = gpu_memory(training, cluster, plain).allocated + kept_bytes(training, saving)
     assert gpu_memory(training, cluster, saving).allocated <= most * (1 + 1e-9)
 
 
@@ -198,7 +197,7 @@ def test_a_smaller_bucket_costs_what_the_blocks_between_keep_at_most(case):
     """It is full earlier, while the blocks whose gradients the larger one would have taken still keep theirs."""
     training, cluster, setup = case
     large, small = gpu_memory(training, cluster, setup), setup.with_(bucket=50_000_000)
-    between = kept(training, setup) * min(1.0, (setup.bucket - small.bucket) / training.trained)
+    between = kept_bytes(training, setup) * min(1.0, (setup.bucket - small.bucket) / training.trained)
     assert gpu_memory(training, cluster, small).allocated <= (large.allocated + between) * (1 + 1e-9)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trainer" / "agent")]  # see test_agent.py
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-import reader
-from life.logs import Progress
 from reader_logs import data, readings
 
 import trainer.reader
 from provision.diagnosis import reading
+from trainer.agent import reader
+from trainer.agent.supervisor.output import Progress
 
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 

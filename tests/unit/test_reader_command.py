@@ -112,7 +112,7 @@ def test_files_are_parts_of_one_training(tmp_path):
 
 def test_a_rank_of_several():
     text = b"[rank0]: iter 1: loss 1.5, time 2.00ms\n[rank1]: iter 1: loss 2.5, time 2.00ms\n"
-    assert "rank 0 (1 more tells numbers)" in metrics("-", text=text)
+    assert "rank 0 (1 more rank reports numbers)" in metrics("-", text=text)
     assert "loss 2.5" in metrics("-", "--rank", "1", text=text)
     with pytest.raises(UsageError, match="rank 5 tells nothing") as refused:
         metrics("-", "--rank", "5", text=text)

@@ -16,7 +16,7 @@ from provision.run.found import merge_runs, parse_runs
 from provision.session import Session
 from provision.tasks.resume import refuse_resume, remaining, renewed
 from provision.tasks.train import linked
-from trainer.contract import Plan, from_json
+from trainer.agent.contract.plan import Plan, from_json
 
 PACKAGES = ("accelerate", "deepspeed", "llamafactory", "torch")
 JOBS = {

@@ -15,19 +15,19 @@ from provision.errors import ClusterctlError
 from provision.model import Notice
 from provision.netbench import events as netbench_events
 from provision.netbench import rows
-from provision.netbench.failing import reason
+from provision.netbench.events import reason
 from provision.netbench.pairs import rates
 from provision.run import Facts, fields, readiness, record
 from provision.run.checkpoint import newest, sources
 from provision.run.follow import OPEN, RANKS, Follower, entry, parsed
 from provision.run.found import merge_runs, parse_runs
-from provision.summaries.runs import run_data, run_lines, run_shown
+from provision.summaries.runs import run_data, run_lines, run_output
 from provision.tasks.collect import read_offer
 from provision.tasks.measures import clock
 from provision.tasks.status import RunStatus
 from provision.tasks.stop import parse_proof
 from provision.transfer.fetch import parse_list
-from trainer import offers
+from trainer.agent.contract import offers
 
 NESTED = "[" * 5000
 DEEP = '{"state": ' + "[" * 985 + "]" * 985 + "}"
@@ -145,7 +145,7 @@ def shown(answer):
     run_lines(runs, 1e9, {"node01": 1})
     for run in runs.values():
         json.dumps(run_data(run, 1e9))
-        assert run_shown(RunStatus(run, {}), 1e9)
+        assert run_output(RunStatus(run, {}), 1e9)
     return runs
 
 

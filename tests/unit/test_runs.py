@@ -21,8 +21,7 @@ from provision.run.checkpoint import folders, sources
 from provision.run.follow import Entry, entry, merged, pattern
 from provision.run.found import LOST, UNKNOWN, merge_runs, pace_of, parse_runs
 from provision.session import Outcome, Session
-from provision.summaries.run_commands import stopped_shown
-from provision.summaries.runs import run_lines, run_shown
+from provision.summaries.runs import run_lines, run_output, stop_output
 from provision.tasks import runs as runs_module
 from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, find, script
@@ -263,18 +262,18 @@ def test_a_table_of_runs_fits_into_80_columns():
 
 def test_all_nodes_of_a_run_show_its_steps_in_all():
     run = runs_of(("node01", answer(said())), ("node02", answer(said("node02", 1, total=None))))["r1"]
-    rows = run_shown(RunStatus(run, {}), 1065.0)[1].splitlines()
+    rows = run_output(RunStatus(run, {}), 1065.0)[1].splitlines()
     assert ["40/120" in row for row in rows if row.startswith("node0")] == [True, True]
 
 
 def test_going_on_is_offered_where_it_can_work(tmp_path):
     run = runs_of(("node01", answer(said(state="failed", resumable=False), stat="")))["r1"]
-    assert "resume" not in run_shown(RunStatus(run, {}), 1065.0)[1]
+    assert "resume" not in run_output(RunStatus(run, {}), 1065.0)[1]
     nothing = Stopped("r1", ("node01",), asked_to_save=True, resumable=False)
-    assert "--output" in stopped_shown(nothing)[1]
+    assert "--output" in stop_output(nothing)[1]
     for done in (nothing, replace(nothing, saved=3)):
-        assert "clusterctl resume" not in stopped_shown(done)[1]
-        assert "clusterctl resume r1" in stopped_shown(replace(done, resumable=True))[1]
+        assert "clusterctl resume" not in stop_output(done)[1]
+        assert "clusterctl resume r1" in stop_output(replace(done, resumable=True))[1]
 
 
 def test_without_any_answer_nobody_is_left_to_go_on_with():
@@ -289,12 +288,12 @@ def test_one_run_is_shown_with_each_of_its_nodes():
     run = runs_of(
         ("node01", answer(said(attempts=4, attempt=2, checkpoint="checkpoint-40", why=why), samples=[SAMPLE]))
     )
-    data, text = run_shown(RunStatus(run["r1"], {"node02": "no route"}), 1065.0)
+    data, text = run_output(RunStatus(run["r1"], {"node02": "no route"}), 1065.0)
     lines = text.splitlines()
     assert lines[:4] == [
         "run r1: running, training",
         "  step 40/120, loss 1.25, attempt 2 of 4, from checkpoint-40",
-        "  began 1 min 05 s ago by alice",
+        "  started 1 min 05 s ago by alice",
         "  why: node02, rank 1: CUDA out of memory",
     ]
     assert lines[5].split() == [
@@ -386,12 +385,12 @@ def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
     both = {node.name: PROVED for node in inventory.nodes}
     done = judged(session, "r1", Outcome(session, both), port=23456)
     done.raise_failed()
-    assert stopped_shown(done)[1].splitlines() == [
+    assert stop_output(done)[1].splitlines() == [
         "run r1 stopped on node[01-02]: no process left, no GPU memory held, port 23456 free",
-        "its work is saved at step 12; to go on: clusterctl resume r1",
+        "saved a checkpoint at step 12; to continue: clusterctl resume r1",
     ]
     again = judged(session, "r1", Outcome(session, both), port=None, already="stopped")
-    assert "had ended before (stopped) on node[01-02]: no process left" in stopped_shown(again)[1]
+    assert "had already ended (stopped) on node[01-02]: no process left" in stop_output(again)[1]
     half = judged(session, "r1", Outcome(session, {**both, "node02": parse_proof("", "no python")}), port=None)
     with pytest.raises(NodesFailedError, match="may still be running on 1 of 2 nodes") as caught:
         half.raise_failed()
@@ -604,7 +603,7 @@ def test_several_running_runs_are_named_with_the_command_for_each(monkeypatch):
 def test_a_terminal_says_what_it_will_stop_and_asks(monkeypatch, capsys, ids, typed, meant):
     import io
 
-    from provision.cli.interrupts import asking_which
+    from provision.cli.terminal import asking_which
     from provision.errors import InterruptedByUser
     from provision.output import Reporter
 

@@ -4,7 +4,7 @@ import pytest
 
 from provision.errors import ClusterctlError
 from provision.model import Step, StepResult
-from provision.script import compile_steps, parse
+from provision.script import compile_steps, parse, whole
 
 
 def test_results_carry_names_states_and_seconds():
@@ -77,3 +77,14 @@ def test_a_marker_of_a_step_with_5000_digits_is_no_marker(place):
     numbers[place] = "9" * 5000
     index, rc, time = numbers
     assert parse("t0", f"@clusterctl:t0:start:0:a\n@clusterctl:t0:step:{index}:ok:{rc}:{time}\n") == ()
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("-7", -7), ("9223372036854775807", 9223372036854775807)])
+def test_a_number_of_an_answer(text, number):
+    assert whole(text) == number
+
+
+@pytest.mark.parametrize("text", ["", " 1", "1 ", "+1", "1.5", "x", "1\n", "٣", "10000000000000000000"])
+def test_a_text_that_is_no_number_of_an_answer(text):
+    with pytest.raises(ValueError, match="is no number"):
+        whole(text)

@@ -12,7 +12,7 @@ from provision.inventory.schema import Section
 from provision.model import Inventory, Node, StepResult
 from provision.services import chrony, hosts, limits
 from provision.services.kit import plans
-from provision.summaries import serviced
+from provision.summaries import services_output
 from provision.tasks.services import ServicesResult
 
 NODES = tuple(Node(f"gpu0{n}", f"10.0.0.{n}", f"10.1.0.{n}") for n in (1, 2, 3))
@@ -99,25 +99,25 @@ def test_a_size_of_shared_memory_is_a_share_or_a_size():
 def test_the_summary_folds_nodes_and_says_what_differs():
     good, bad = StepResult("hosts: names", "ok"), StepResult("hosts: names", "would change")
     result = ServicesResult(("hosts",), {"gpu01": (good,), "gpu02": (good,), "gpu03": (bad,)}, dry_run=True)
-    data, text = serviced(result, "status")
-    assert text == "hosts  gpu[01-02]: as it should be\n       gpu03: differs: names"
+    data, text = services_output(result, "status")
+    assert text == "hosts  gpu[01-02]: up to date\n       gpu03: differs: names"
     assert data["changed"] is True
     assert data["nodes"]["gpu03"]["steps"][0]["state"] == "would change"
-    assert serviced(result, "apply")[1].splitlines()[-1] == "dry run: nothing was written on any node"
+    assert services_output(result, "apply")[1].splitlines()[-1] == "dry run: nothing was written on any node"
 
 
 def test_the_summary_of_a_verification_holds_what_was_said():
     wrong = StepResult("nfs: fresh", "failed", "no token\nwithin 5 s")
     result = ServicesResult(("nfs",), {"gpu01": (wrong,), "gpu02": (StepResult("nfs: fresh", "ok"),)})
-    assert serviced(result, "verify")[1] == (
-        "nfs  gpu01: not as it should be: fresh: no token within 5 s\n     gpu02: does its work"
+    assert services_output(result, "verify")[1] == (
+        "nfs  gpu01: does not work: fresh: no token within 5 s\n     gpu02: works"
     )
 
 
 def test_nothing_to_undo_is_one_line():
     ok = tuple(StepResult(f"{name}: undo", "ok") for name in services.ordered())
     result = ServicesResult(services.ordered(), {"gpu01": ok, "gpu02": ok})
-    assert serviced(result, "undo")[1] == "gpu[01-02]: nothing to undo"
+    assert services_output(result, "undo")[1] == "gpu[01-02]: nothing to undo"
 
 
 def test_tasks_name_no_service():

@@ -7,7 +7,7 @@ import pytest
 from provision.checks import Answer
 from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offset, pairs, shown, skews, span
 from provision.model import Node
-from provision.summaries.status import WIDTH, status_shown
+from provision.summaries.status import WIDTH, status_output
 from provision.tasks.measures.clock import bounds, combined
 from provision.tasks.status import NodeStatus, Status, read
 
@@ -62,7 +62,7 @@ def test_spans_in_units_that_suit():
 def test_few_nodes_get_the_matrix():
     offsets = {"node01": Offset(0.001, 0.0004), "node02": Offset(0.081, 0.0004), "node03": Offset(0.0, 0.0005)}
     result = Status({name: NodeStatus(7300, "0123456789ab") for name in offsets}, {"node04": "no route"}, offsets)
-    data, text = status_shown(result)
+    data, text = status_output(result)
     lines = text.splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "node[01-03]: release 0123456789ab, up 2 h",
@@ -81,7 +81,7 @@ def test_few_nodes_get_the_matrix():
 
 def test_two_nodes_that_differ_are_both_named():
     offsets = {"node01": Offset(5, 0.001), "node02": Offset(0, 0.001)}
-    _, text = status_shown(Status({name: NodeStatus() for name in offsets}, {}, offsets))
+    _, text = status_output(Status({name: NodeStatus() for name in offsets}, {}, offsets))
     assert "clocks: node01 is 5.0 s ± 2.0 ms ahead of node02" in text.splitlines()
     assert "agree" not in text
 
@@ -90,7 +90,7 @@ def test_many_nodes_are_folded():
     offsets = {name: Offset(number * 1e-5, 0.0004) for number, name in enumerate(names(64))}
     offsets["node40"] = Offset(-2.5, 0.0004)
     result = Status({name: NodeStatus(90) for name in offsets}, {}, offsets)
-    data, text = status_shown(result)
+    data, text = status_output(result)
     assert text.splitlines() == [
         "node[01-64]: no release, up 1 min",
         "clocks: node[01-39,41-64] agree, at most 0.6 ms ± 0.8 ms apart",
@@ -102,7 +102,7 @@ def test_many_nodes_are_folded():
 
 def test_a_node_that_cannot_tell_the_time_is_named():
     result = Status({"node01": NodeStatus(), "node02": NodeStatus()}, {}, {"node01": Offset(0, 0.001)})
-    assert "clocks: node02 cannot tell the time" in status_shown(result)[1]
+    assert "clocks: the time of node02 is not known" in status_output(result)[1]
 
 
 def test_the_matrix_is_antisymmetric():

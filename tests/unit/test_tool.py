@@ -18,9 +18,8 @@ from provision.model import Notice, Progress, ignore
 from provision.tasks.tool import pack_tool
 from provision.tool import archive, contents, distributions, pack
 from provision.tool.compiled import compiled
-from provision.tool.contents import Item
-from provision.tool.dynamic import Dynamic
-from provision.tool.interpreter import running
+from provision.tool.contents import Item, running
+from provision.tool.libraries import Dynamic
 
 
 @pytest.fixture
@@ -77,10 +76,10 @@ def test_a_requirement_with_a_marker_is_taken_where_it_is_installed(site):
 
 def test_a_requirement_that_is_not_installed_is_named(site):
     site("zz-app", "zz-gone>=3")
-    with pytest.raises(UsageError, match="zz-gone is not installed") as caught:
+    with pytest.raises(UsageError, match="zz-gone, which clusterctl needs, is not installed") as caught:
         distributions.required("zz-app")
     assert "pip install clusterctl" in caught.value.hint
-    with pytest.raises(UsageError, match="zz-nothing is not installed"):
+    with pytest.raises(UsageError, match="zz-nothing, which clusterctl needs, is not installed"):
         distributions.required("zz-nothing")
 
 
@@ -110,7 +109,7 @@ def test_a_package_of_a_linux_distribution_is_found_by_its_modules(site):
 
 def test_a_distribution_that_cannot_be_carried_is_named(site):
     site("zz-blind", record=False)
-    with pytest.raises(UsageError, match="zz-blind, which clusterctl needs, does not say which files"):
+    with pytest.raises(UsageError, match="zz-blind, which clusterctl needs, has no list of its files"):
         list(distributions.files(distribution("zz-blind")))
     site("zz-dev", direct_url={"url": "file:///src", "dir_info": {"editable": True}})
     with pytest.raises(UsageError, match="zz-dev is an editable install"):
@@ -171,7 +170,7 @@ def test_the_tool_has_all_that_it_needs(found):
         f"{home}/encodings/__init__.py",
         "packages/provision/errors.py",
         "packages/provision/templates/tool/header.sh.j2",
-        "packages/trainer/agent/life/supervise.py",
+        "packages/trainer/agent/supervisor/supervisor.py",
         "packages/fabric/__init__.py",
         f"packages/clusterctl-{distribution('clusterctl').version}.dist-info/METADATA",
     }

@@ -12,10 +12,9 @@ import pytest
 from provision.env.source import elf
 from provision.errors import UsageError
 from provision.tool import libraries
-from provision.tool.dynamic import Dynamic, dynamic
-from provision.tool.interpreter import running
-from provision.tool.libraries import Machine, needed, reader
-from provision.tool.strip import stripped
+from provision.tool.archive import stripped
+from provision.tool.contents import running
+from provision.tool.libraries import Dynamic, Machine, dynamic, needed, reader
 
 X86, ARM = 62, 183
 BASE = 0x400000  # where a fake file is loaded

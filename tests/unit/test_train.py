@@ -12,11 +12,11 @@ from provision.model import Node, Result
 from provision.run import Facts, Job, Launch, RunSpec, Worker, new_run_id
 from provision.run.record import output_of
 from provision.session import Session
-from provision.summaries.training import trained
+from provision.summaries.runs import train_output
 from provision.tasks.resume import refuse_plans, renewed
 from provision.tasks.start import Following, Start
 from provision.tasks.train import Training, find_config, linked, run_id, visible
-from trainer.contract import Link, Plan, Resume
+from trainer.agent.contract.plan import Link, Plan, Resume
 
 PROVED = '{"event": "stopped", "left": []}\nproved processes\nproved ports\nproved gpus\n'
 NAMES = ("node01", "node02")
@@ -182,7 +182,7 @@ def test_a_run_that_finishes_is_recorded_and_shown(go, inventory):
     kept = record(inventory)
     assert (kept["state"], kept["losses"], kept["nodes"]) == ("finished", [4.0, 2.5], list(NAMES))
     assert kept["plans"]["node02"]["node_rank"] == 1
-    data, text = trained(result)
+    data, text = train_output(result)
     assert text.splitlines()[1:] == [
         "checkpoint in node01:/x/runs/r1/job/out",
         f"trained on node[01-02] (world size 8): 2 steps, loss 4 -> 2.5, {result.seconds:.0f} s",
@@ -193,7 +193,7 @@ def test_a_run_that_finishes_is_recorded_and_shown(go, inventory):
 
 def test_what_nobody_knows_of_a_script_is_not_claimed(go):
     result = go((STARTED, FINISHED), (STARTED, FINISHED))
-    text = trained(result)[1]
+    text = train_output(result)[1]
     assert "checkpoint" not in text
     assert "?" not in text
     assert "all of the run in node01:/x/runs/r1" in text
@@ -203,7 +203,7 @@ def test_detached_it_goes_on_and_the_commands_to_come_back_are_said(go, inventor
     held = {"event": "notice", "text": "more to come"}
     result = go((STARTED, held), (STARTED,), following=Following(detach=True))
     assert (result.state, record(inventory)["state"], record(inventory)["attached"]) == ("detached", "running", False)
-    text = trained(result)[1]
+    text = train_output(result)[1]
     assert "clusterctl logs -f r1" in text
     assert "clusterctl stop r1" in text
 

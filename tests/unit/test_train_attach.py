@@ -16,7 +16,7 @@ from provision.session.streams import Stream, Streams
 from provision.ssh.remote import HostKeyChanged, NodeUnreachable
 from provision.tasks import attach
 from provision.tasks.attach import Attachment, HungUp
-from trainer.contract import Plan
+from trainer.agent.contract.plan import Plan
 
 A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")
 END = {"event": "end", "state": "finished"}

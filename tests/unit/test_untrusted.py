@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.untrusted import UntrustedError, parse_json, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_json, parse_object
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])

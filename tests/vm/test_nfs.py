@@ -77,7 +77,7 @@ def test_a_mount_outlives_a_reboot_of_the_server(lab, shared):
 def test_a_share_that_is_silently_on_the_local_disk_is_found(lab, shared, clusterctl):
     lab.client.run(f"umount {SHARE}")
     done = clusterctl("services", "verify", "--limit", lab.client.name, code=5)
-    assert "/data is not mounted: what is written there stays on this node's own disk" in done.stdout + done.stderr
+    assert "/data is not mounted: files written there stay on this node's disk" in done.stdout + done.stderr
     lab.client.run(f"mount {SHARE}")
 
 
@@ -85,7 +85,7 @@ def test_a_hung_mount_costs_its_deadline_and_is_named(lab, shared, clusterctl):
     with lab.head.frozen():
         done = clusterctl("services", "verify", "--limit", lab.client.name, code=5)
     assert "/data hangs: vm1 has not answered" in done.stdout + done.stderr
-    assert "does its work" in clusterctl("services", "verify").stdout
+    assert "works" in clusterctl("services", "verify").stdout
 
 
 def test_undo_restores_every_file(lab, before, shared, clusterctl):

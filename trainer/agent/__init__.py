@@ -1,1 +1,1 @@
-"""The run agent: a folder of stdlib-only modules that travels with a run and is started as ``python -I <folder>``."""
+"""The run agent: a folder of stdlib-only modules that is sent with a run and started as ``python -I <folder>``."""

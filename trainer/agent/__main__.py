@@ -1,4 +1,4 @@
-"""The agent of a run on one node: says what the node is, or owns the run's processes.
+"""The agent of a run on one node: reports the node's facts, or owns the run's processes.
 
 ::
 
@@ -10,70 +10,79 @@
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
     python -I agent run plan.json
 
-``probe`` prints one JSON object (see ``node/probe.py``) and ends with 0, also when the object's ``error`` says that
+``probe`` prints one JSON object (see ``node/probe.py``). It exits with 0, also when the object's ``error`` says that
 the node cannot take part.
 
-``start`` reads the plan (``contract/plan.py``), starts a daemon that outlives this command and its session, and prints
-``{"started": true, "pid", "guard", "at"}`` once it owns the run: its events begin at byte ``at`` of ``events.jsonl``.
-Else ``{"started": false, "error"}`` and exit code 1. ``run`` is the same in the foreground.
+``start`` reads the plan (``contract/plan.py``) and starts a daemon that outlives this command and its session. When the
+daemon owns the run, ``start`` prints ``{"started": true, "pid", "guard", "at"}``: the daemon's events start at byte
+``at`` of ``events.jsonl``. Otherwise it prints ``{"started": false, "error"}`` and exits with 1. ``run`` does the same
+in the foreground.
 
-``follow`` prints the events from a byte on, as they come, each with ``at``, the byte behind it. It ends after the event
-``end``, or with ``{"event": "gone"}`` when the agent is there no longer and has not written one.
+``follow`` prints new events from a byte on. Each has ``at``, the byte after it. It ends after the event ``end``, or
+with ``{"event": "gone"}`` when the agent no longer exists and has not written one.
 
-``stop`` ends the run here, also when its agent was killed, and looks again afterwards. It prints ``{"event": "stopped",
-"left": [pids], "gpu": [pids], "port_free", "step", "saved", "state"}``; exit code 1 when something is left, or with
-``{"error"}`` when it is somebody else's run. ``step`` is that of the checkpoint when the work was ``saved``.
+``stop`` ends the run on this node, also when its agent was killed, and verifies the result. It prints ``{"event":
+"stopped", "left": [pids], "gpu": [pids], "port_free", "step", "saved", "state"}``. It exits with 1 when something is
+left, or with ``{"error"}`` when the run belongs to another user. ``step`` is the step of the checkpoint when a
+checkpoint was ``saved``.
 
 Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt``:
 
 ==================================================  ===================================================================
-``attempt`` ``checkpoint port``                     all nodes have met, the attempt begins
-``started`` ``pid``                                 the command runs
-``log`` ``rank line``                               a finished line; rank null: the launcher
+``attempt`` ``checkpoint port``                     all nodes have met, the attempt starts
+``started`` ``pid``                                 the command is running
+``log`` ``rank line``                               a complete line; rank null: the launcher
 ``progress`` ``step total loss lr epoch …``         a line of the trainer's own log; null: not a finite number
-``phase`` ``phase``                                 what the run does, see ``watch/phases.py``
-``dropped`` ``lines``                               lines that came too fast, or that a full disk did not take
-``notice`` ``text level``                           the run goes on, but something is wrong; level "info": all is well
+``phase`` ``phase``                                 what the run is doing, see ``watch/phases.py``
+``dropped`` ``lines``                               lines dropped because they came too fast or the disk was full
+``notice`` ``text level``                           a warning while the run continues; level "info": no problem
 ``hang`` ``kind rank text stacks``                  see ``watch/watch.py``
-``peer`` ``node state text``                        what another agent has said, or that it is lost, gone or back
-``exit`` ``rc signal stopped``                      the attempt has ended here; ``rc`` is null and ``signal`` "SIGKILL"
-                                                    after a signal; ``error``: it could not be started; ``left``:
-                                                    processes nothing could end
+``peer`` ``node state text``                        another agent's message, or that it is lost, gone or back
+``exit`` ``rc signal stopped``                      the attempt ended here; ``rc`` is null and ``signal`` "SIGKILL"
+                                                    after a signal; ``error``: why it could not start; ``left``:
+                                                    processes that could not be ended
 ``end`` ``state why step saved``                    always the last; ``state`` finished, failed or stopped; ``why`` the
                                                     first failure, ``{"node", "rank", "text"}``
 ==================================================  ===================================================================
 
-Whoever reads must ignore events and fields it does not know. The run is stopped by ``stop``, and by SIGTERM, SIGINT
-and SIGHUP to the agent. However it ends, every process of the run on this node is ended before the event ``end``.
+Readers must ignore unknown events and fields. The run is stopped by ``stop``, and by SIGTERM, SIGINT and SIGHUP to the
+agent. However the run ends, every process of it on this node is ended before the event ``end``.
 
-Exit code of ``run``: 0 when the run has finished, 1 otherwise, 2 for wrong arguments.
+Exit code of ``run``: 0 when the run finished, 1 otherwise, 2 for wrong arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+if not __package__:  # started as ``python -I <folder>``: the folder is the package, whatever its name
+    _folder = Path(__file__).absolute().parent
+    sys.path[0] = str(_folder.parent)
+    __package__ = _folder.name
+
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Read the command line and do it. Modules are imported late: the guard is to stay small."""
+    """Run the command of the command line. Modules are imported late, so that the guard stays small."""
     given = _parser().parse_args(arguments)
     if given.command == "probe":
-        from node import probe  # noqa: PLC0415
+        from .node import probe  # noqa: PLC0415
 
         return _print(probe.facts(given.master, given.rank, port=given.port, folder=given.folder))
     if given.command == "digest":
-        from node import digests  # noqa: PLC0415
+        from .node import digests  # noqa: PLC0415
 
         return _print(digests.digests(given.paths, given.patience))
     if given.command == "talk":
-        from node import talk  # noqa: PLC0415
+        from .node import talk  # noqa: PLC0415
 
         return talk.talk(given.paths, given.patience)
-    from plan import PlanError, load  # noqa: PLC0415
+    from .contract.plan import PlanError  # noqa: PLC0415
+    from .node_plan import load  # noqa: PLC0415
 
     try:
         return _do(given, load(given.plan))
@@ -86,30 +95,30 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _do(given: argparse.Namespace, plan: Any) -> int:
     if given.command == "follow":
-        from commands.following import follow  # noqa: PLC0415
+        from .commands.follow import follow  # noqa: PLC0415
 
         return follow(plan, given.offset)
     if given.command == "stop":
-        from commands.stopping import RefusedError, stop  # noqa: PLC0415
+        from .commands.stop import RefusedError, stop  # noqa: PLC0415
 
         try:
             said = stop(plan, save=given.save, who=given.who, patience=given.patience)
         except RefusedError as error:
             return _print({"event": "stopped", "error": str(error)}, 1)
         return _print(said, 1 if said["left"] or said["gpu"] or not said["port_free"] else 0)
-    from commands import control  # noqa: PLC0415
+    from .commands import start  # noqa: PLC0415
 
     if given.command == "start":
-        said = control.start(plan)
+        said = start.start(plan)
         return _print(said, 0 if said["started"] else 1)
-    return control.daemon(plan, given.notice) if given.command == "daemon" else control.run(plan)
+    return start.daemon(plan, given.notice) if given.command == "daemon" else start.run(plan)
 
 
 def _refuse(path: str, error: PermissionError) -> int:
-    """Say whose a plan is that may not be read, or a folder that may not be written."""
+    """Report the owner of a plan that is not readable, or of a folder that is not writable."""
     text = str(error)
     try:
-        from commands.stopping import refusal  # noqa: PLC0415
+        from .commands.stop import refusal  # noqa: PLC0415
 
         text = refusal(Path(path).stat().st_uid)
     except OSError:
@@ -124,9 +133,11 @@ def _print(said: Dict[str, Any], code: int = 0) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agent")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asked = commands.add_parser("probe", help="print the facts of this node")
+    # Without a width, argparse imports shutil for every option.
+    form = functools.partial(argparse.HelpFormatter, width=100)
+    parser = argparse.ArgumentParser(prog="agent", formatter_class=form)
+    commands = parser.add_subparsers(dest="command", required=True, prog="agent")
+    asked = commands.add_parser("probe", help="print the facts of this node", formatter_class=form)
     asked.add_argument("--master", required=True, help="address of rank 0")
     asked.add_argument("--rank", required=True, type=int, help="rank of this node")
     asked.add_argument("--port", type=int, help="the port that rank 0 listens on")
@@ -137,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         ("digest", "+", "print fingerprints of paths of this node"),
         ("talk", "*", "the same, and answer the lines of stdin"),
     ):
-        read = commands.add_parser(name, help=text)
+        read = commands.add_parser(name, help=text, formatter_class=form)
         read.add_argument("--patience", type=float, default=2.0, help="seconds to spend on reading")
         read.add_argument("paths", nargs=number)
     for name, text in (
@@ -147,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "start a plan in the foreground"),
         ("daemon", "the daemon that start starts"),
     ):
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, formatter_class=form)
         command.add_argument("plan", help="the plan, a JSON file")
         if name == "follow":
             command.add_argument("--from", dest="offset", type=int, default=0, help="the byte to start at")

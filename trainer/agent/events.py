@@ -1,8 +1,8 @@
-"""The run's events on this node: ``events.jsonl``, appended to, one JSON object a line.
+"""The run's events on this node: ``events.jsonl``, one JSON object per line, only appended to.
 
-A full disk ends the log and not the run: log lines and progress are dropped then and counted, all other events are
-kept in memory (a few) and written when there is room again. So many log lines that they would fill the disk are
-dropped as well; ``run.log`` has them all.
+A full disk ends the log, not the run. Log lines and progress are dropped then, and counted. All other events are kept
+in memory (at most ``KEPT``) and written when there is room again. Log lines that would fill the disk are dropped too;
+``run.log`` has all of them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, Deque, Dict, Optional
 
 NAME = "events.jsonl"
-KEPT = 100  # events that wait for room on the disk
-BURST = 4 << 20  # bytes of log lines at once,
-RATE = 256 << 10  # and in a second when they never end
+KEPT = 100  # events that wait for free space on the disk
+BURST = 4 << 20  # bytes of log lines at once
+RATE = 256 << 10  # bytes of log lines per second in the long run
 
 _PASSING = ("log", "progress")
 
 
 class Events:
-    """The way out. ``attempt`` goes into every event; ``echo`` is a descriptor that gets a copy."""
+    """Writes the events. ``attempt`` is part of every event; ``echo`` is a descriptor that gets a copy."""
 
     def __init__(self, logs: Path, echo: Optional[int] = None) -> None:
         self.attempt = 0
@@ -37,7 +37,7 @@ class Events:
         self._at = time.monotonic()
 
     def size(self) -> int:
-        """Bytes written so far, in all attempts and by whoever was here before."""
+        """Bytes in the file, including those of earlier attempts and agents."""
         return os.fstat(self._fd).st_size
 
     def emit(self, event: str, **fields: Any) -> None:
@@ -58,11 +58,11 @@ class Events:
         if self._echo is not None:
             try:
                 os.write(self._echo, data)
-            except OSError:  # nobody reads any more
+            except OSError:  # the reader has closed it
                 self._echo = None
 
     def close(self) -> None:
-        """Write what waits, if there is room, and close the file."""
+        """Write the waiting events, if there is room, and close the file."""
         while self._kept and self._write(self._kept[0]):
             self._kept.popleft()
         with contextlib.suppress(OSError):
@@ -83,12 +83,12 @@ class Events:
 
     def _write(self, data: bytes) -> bool:
         if self._torn:
-            data = b"\n" + data  # readers skip the line that is none
+            data = b"\n" + data  # readers skip the incomplete line
         try:
             written = os.write(self._fd, data)
             if written < len(data):
                 self._torn = True
-                os.write(self._fd, data[written:])  # the rest, or why it cannot be
+                os.write(self._fd, data[written:])  # the rest, or the error
         except OSError:
             return False
         self._torn = False

@@ -1,7 +1,7 @@
-"""What is known about a run on this node from outside of its agent: ``state.json``, the lock, the request to stop.
+"""The files by which other processes see and stop a run on this node: ``state.json``, the lock, the stop request.
 
 ``state.json`` holds ``run node node_rank nnodes state phase step total loss attempt attempts checkpoint port why
-left saved resumable world_size uid began time`` and who the agent is: ``pid`` and ``start`` (field 22 of
+left saved resumable world_size uid began time`` and the agent's processes: ``pid`` and ``start`` (field 22 of
 /proc/PID/stat) of the supervisor, ``guard`` and ``guard_start`` of its guard, and ``boot_id``. ``state`` is one of
 starting, meeting, running, ending, finished, failed, stopped; the last three are final.
 """
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from contract.untrusted import LIMIT, UntrustedError, parse_object
-from processes.proc import read as read_proc
-from processes.proc import stat_of
+from .contract.untrusted import LIMIT, UntrustedError, parse_object
+from .processes.proc import read as read_proc
+from .processes.proc import stat_of
 
 NAME = "state.json"
 REQUEST = "request.json"
@@ -31,18 +31,18 @@ TEXT = 2000  # characters of a reason
 
 
 def boot_id() -> str:
-    """What tells one start of the machine from another."""
+    """The id of this start of the machine."""
     return read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
 def identity(pid: int) -> str:
-    """When a process has started, in clock ticks since the boot; empty when it is gone."""
+    """The start time of a process in clock ticks since the boot; empty when it has exited."""
     stat = stat_of(pid)
     return stat.start if stat is not None and stat.state not in "ZX" else ""
 
 
 class State:
-    """The state of a run here. Every change is on the disk at once, but progress only every few seconds."""
+    """The state of a run on this node. Every change is written at once, except progress: every few seconds."""
 
     def __init__(self, logs: Path, **fields: Any) -> None:
         self.fields: Dict[str, Any] = dict(fields, boot_id=boot_id(), uid=os.getuid(), began=round(time.time(), 3))
@@ -51,21 +51,21 @@ class State:
         self._stale = False
 
     def set(self, **fields: Any) -> None:
-        """Change it, and write it.
+        """Change the state and write it.
 
         Raises:
-            OSError: it has never been written, and cannot be.
+            OSError: it was never written, and cannot be.
         """
         self.fields.update(fields)
         self._save()
 
     def note(self, **fields: Any) -> None:
-        """Change what may be a few seconds late on the disk."""
+        """Change fields that may reach the disk a few seconds later."""
         self.fields.update(fields)
         self._stale = True
 
     def refresh(self, now: float) -> None:
-        """Write what was noted, when it is time."""
+        """Write noted changes, when it is time."""
         if self._stale and now - self._saved >= SAVE:
             self._save()
 
@@ -85,17 +85,17 @@ class State:
                 raise
             with contextlib.suppress(OSError):
                 fresh.unlink()
-            with contextlib.suppress(OSError):  # a full disk: over what is there already
+            with contextlib.suppress(OSError):  # a full disk: overwrite the existing file
                 fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
                 os.pwrite(fd, data, 0)
                 os.close(fd)
 
 
 def read(logs: Path) -> Dict[str, Any]:
-    """The state as it was written last; empty when there is none.
+    """Read the last written state; empty when there is none.
 
     Raises:
-        PermissionError: it is another user's.
+        PermissionError: it belongs to another user.
     """
     try:
         return _object(logs / NAME)
@@ -106,13 +106,13 @@ def read(logs: Path) -> Dict[str, Any]:
 
 
 def _object(path: Path) -> Dict[str, Any]:
-    """The JSON object in a file, of which not more is read than it may have."""
+    """Read the JSON object in a file, up to the size limit."""
     with path.open("rb") as file:
         return parse_object(file.read(LIMIT + 1))
 
 
 def agents(state: Dict[str, Any]) -> List[Tuple[int, str]]:
-    """Pid and start time of the supervisor and the guard, as far as they live on this machine."""
+    """Pid and start time of the supervisor and the guard, of those that are running on this machine."""
     if state.get("boot_id") != boot_id():
         return []
     said = [(state.get("pid"), state.get("start")), (state.get("guard"), state.get("guard_start"))]
@@ -120,12 +120,12 @@ def agents(state: Dict[str, Any]) -> List[Tuple[int, str]]:
 
 
 def lock(logs: Path) -> Optional[int]:
-    """Own the run on this node, as long as the descriptor is open; None when another agent does."""
+    """Lock the run on this node while the descriptor is open. None when another agent owns it."""
     fd = os.open(logs / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Some network file systems know no locks; there the state alone must tell.
+        # Some network file systems have no locks; there the state decides.
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES) or agents(read(logs)):
             os.close(fd)
             return None
@@ -133,14 +133,14 @@ def lock(logs: Path) -> Optional[int]:
 
 
 def ask(logs: Path, *, save: bool, who: str) -> None:
-    """Write the request to stop; the agent looks for it when it gets SIGUSR1."""
+    """Write the stop request; the agent reads it when it gets SIGUSR1."""
     fresh = logs / (".%s.%d" % (REQUEST, os.getpid()))
     fresh.write_text(json.dumps({"stop": True, "save": save, "who": who}), encoding="utf-8")
     fresh.replace(logs / REQUEST)
 
 
 def asked(logs: Path) -> Optional[Dict[str, Any]]:
-    """The request to stop, if there is one."""
+    """The stop request, if there is one."""
     try:
         found = _object(logs / REQUEST)
     except (OSError, UntrustedError):
@@ -149,6 +149,6 @@ def asked(logs: Path) -> Optional[Dict[str, Any]]:
 
 
 def forget(logs: Path) -> None:
-    """Take away what was asked of an agent before this one."""
+    """Delete the stop request that an earlier agent got."""
     with contextlib.suppress(FileNotFoundError):
         (logs / REQUEST).unlink()

@@ -14,10 +14,8 @@ import json
 from typing import Any, Dict
 
 from trainer.ds_config.build import AUTO, FILLED, autos, make, notices
-from trainer.ds_config.errors import ConfigError
-from trainer.ds_config.gpus import GPUS, Gpu, find, with_memory
-from trainer.ds_config.presets import PRESETS
-from trainer.ds_config.request import Request, precision_of
+from trainer.ds_config.gpus import GPUS, ConfigError, Gpu, find, with_memory
+from trainer.ds_config.request import PRESETS, Request, precision_of
 
 __all__ = [
     "AUTO",

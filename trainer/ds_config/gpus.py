@@ -26,9 +26,15 @@ import re
 from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
-from trainer.ds_config.errors import ConfigError
-
 BF16_FROM = (8, 0)  # Ampere: the first with bfloat16 tensor cores
+
+
+class ConfigError(ValueError):
+    """Options that contradict each other. ``hint`` says what to type instead."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True)

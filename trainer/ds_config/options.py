@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from trainer.bounds import Bound
-from trainer.ds_config.errors import ConfigError
-from trainer.ds_config.presets import PRESETS
-from trainer.ds_config.request import DEVICES, PRECISIONS, SCHEDULES, TARGETS, Request
+from trainer.ds_config.gpus import ConfigError
+from trainer.ds_config.request import DEVICES, PRECISIONS, PRESETS, SCHEDULES, TARGETS, Request
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,25 @@ docs/training.md explains it step by step.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
 import signal
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from trainer.gpt import checkpoint, data, engine, evaluate, ranks, start, stopping
-from trainer.gpt.config import accumulation, read
+from trainer.gpt import checkpoint, data, ranks, start
+from trainer.gpt.checkpoint import Checkpoint, Folder, State
+from trainer.gpt.config import Config, accumulation, read
+from trainer.gpt.data import Feed, Samples
+from trainer.gpt.engine import Engine, make_engine
 from trainer.gpt.errors import FailedError, exit_with
-from trainer.gpt.feed import Feed
-from trainer.gpt.figures import Figures
-from trainer.gpt.keeping import Keeper
-from trainer.gpt.log import Log
-from trainer.gpt.model import fastest_attention
-from trainer.gpt.schedule import learning_rate
-from trainer.gpt.timing import Watch
+from trainer.gpt.log import Figures, Log, Watch
+from trainer.gpt.model import evaluating, fastest_attention
+from trainer.gpt.ranks import Ranks
+from trainer.gpt.start import Start
 
 
 def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
@@ -32,11 +35,11 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     given = read(argv)
     source = start.find(given)
     config = start.complete(given, source)
-    asked = stopping.listen()
+    signals = listen_for_signals()
 
     # Ranks
-    everyone = ranks.join(config.device)
-    device, world = everyone.device, everyone.world
+    group = ranks.join(config.device)
+    device, world = group.device, group.world
     config = start.keep_batch(config, given, source, world)
     micro_steps = accumulation(config, world)
     torch.set_float32_matmul_precision("high")
@@ -44,36 +47,36 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     # Data
     sets = data.open_sets(config.data, "train", config.block_size)
     data.check_tokens(sets)
-    train = data.Samples(sets, config.block_size, config.seed)
-    watched = {"train": data.Samples(sets, config.block_size, config.seed + 1)}
+    train = Samples(sets, config.block_size, config.seed)
+    evaluated = {"train": Samples(sets, config.block_size, config.seed + 1)}
     held_back = data.with_split(config.data, "val")
     if held_back:
         opened = data.open_sets(held_back, "val", config.block_size)
-        watched["val"] = data.Samples(opened, config.block_size, config.seed + 1)
+        evaluated["val"] = Samples(opened, config.block_size, config.seed + 1)
 
     # Model
-    begun = start.choose(config, source, sets)
-    folder = checkpoint.Folder(Path(config.out), everyone, config.keep)
+    origin = start.choose(config, source, sets)
+    folder = Folder(Path(config.out), group, config.keep)
     folder.prepare()
-    log = Log(config, everyone.is_first)
-    keeper = Keeper(config, everyone, folder, log)
+    log = Log(config, group.is_first)
+    keeper = Keeper(config, group, folder, log)
     log.phase("loading")
-    model = start.make_model(begun, config, everyone, micro_steps)
+    model = start.make_model(origin, config, group, micro_steps)
 
     # Engine
     watch = Watch(device)
-    motor = engine.make(model, config, everyone, micro_steps, watch)
+    engine = make_engine(model, config, group, micro_steps, watch)
     step = 0
-    if begun.taken:
-        with begun.taken.reader() as reader:
-            motor.load(reader, None)
-    if begun.resumed:
-        step = keeper.resume(begun.resumed)
-        with begun.resumed.reader() as reader:
-            motor.load(reader, begun.resumed.state.updates)
-        if motor.scale.is_used:
-            motor.scale.value = begun.resumed.state.scale
-        log.say("resumed from %s at step %d" % (begun.resumed.folder, step))
+    if origin.taken:
+        with origin.taken.reader() as reader:
+            engine.load(reader, None)
+    if origin.resumed:
+        step = keeper.resume(origin.resumed)
+        with origin.resumed.reader() as reader:
+            engine.load(reader, origin.resumed.state.updates)
+        if engine.scale.is_used:
+            engine.scale.value = origin.resumed.state.scale
+        log.say("resumed from %s at step %d" % (origin.resumed.folder, step))
         for line in start.changes(config, given, source):
             log.say("resume: %s" % line)
         if step == config.max_iters:
@@ -83,18 +86,18 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         rest = "evaluations use %s" % (", ".join(held_back) if held_back else "training data")
         log.say("warning: %s: no val-*.bin, so it is not evaluated; %s" % (", ".join(without), rest))
     samples = config.batch_size * world * micro_steps
-    figures = Figures(config, begun.shape, samples * config.block_size, world, device)
+    figures = Figures(config, origin.shape, samples * config.block_size, world, device)
     log.say(
-        "%.1f M parameters, %s on %d x %s, " % (begun.shape.parameters / 1e6, motor.name, world, device.type)
+        "%.1f M parameters, %s on %d x %s, " % (origin.shape.parameters / 1e6, engine.name, world, device.type)
         + "%d samples of %d tokens per step " % (samples, config.block_size)
         + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
     )
 
     # A step's figures are read one step later, so that the GPU can start the next step in the meantime.
-    def is_asked_to_stop(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
+    def report_step(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
         lap.wait()  # the figures have arrived as well
         rows = gathered.tolist()
-        figures.check(number, rows, motor.scale.is_used, keeper.last)
+        figures.check(number, rows, engine.scale.is_used, keeper.last)
         due = number % config.log_interval == 0 or number == config.max_iters
         if due:
             log.step(number, figures.of(lap, rows, rate))
@@ -104,54 +107,195 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     waiting: Optional[Any] = None
     stopped, why = 0, ""
     log.phase("training")
-    with fastest_attention(device), Feed(train, everyone, step, micro_steps, config.batch_size) as feed:
+    with fastest_attention(device), Feed(train, group, step, micro_steps, config.batch_size) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
             if config.dropout:  # a resumed training drops the same activations
-                torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + everyone.rank) % 2**64)
+                torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + group.rank) % 2**64)
             watch.begin()
             loss = torch.zeros((), device=device)
             for number in range(micro_steps):
-                loss += motor.micro_step(*feed.take(), number) / micro_steps
-            norm = motor.step(rate)
-            stop = torch.full((), float(asked[0] if asked else 0), device=device)
-            gathered = everyone.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
+                loss += engine.micro_step(*feed.take(), number) / micro_steps
+            norm = engine.step(rate)
+            stop = torch.full((), float(signals[0] if signals else 0), device=device)
+            gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
             lap = watch.end()
             step += 1
 
             is_last = step == config.max_iters
             evaluates = bool(config.eval_interval) and (step % config.eval_interval == 0 or is_last)
             saves = bool(config.save_interval) and step % config.save_interval == 0
-            stopped = is_asked_to_stop(*waiting) if waiting else 0
+            stopped = report_step(*waiting) if waiting else 0
             waiting = (lap, gathered, step, rate)
             if device.type != "cuda" or evaluates or saves or stopped or is_last:
                 # Check the step's numbers first: a checkpoint must not contain NaN.
-                stopped = is_asked_to_stop(*waiting) or stopped
+                stopped = report_step(*waiting) or stopped
                 waiting = None
             if stopped:
                 why = signal.Signals(stopped).name
                 break
             if evaluates:
                 log.phase("evaluating")
-                losses = evaluate.losses(motor, watched, config.eval_iters, config.batch_size, everyone)
+                losses = evaluate(engine, evaluated, config.eval_iters, config.batch_size, group)
                 log.evaluation(step, losses)
                 better = keeper.is_better(step, list(losses.values())[-1])
                 saves = saves or better or (config.always_save and not config.save_interval)
-                if keeper.gives_up:
+                if keeper.stops_early:
                     why = "no lower loss in %d evaluations" % keeper.worse
             if saves:
-                keeper.save(step, motor, begun)
+                keeper.save(step, engine, origin)
             if saves or evaluates:
                 log.phase("training")
 
     # End
     log.phase("finishing")
-    keeper.save(step, motor, begun, is_final=not stopped)
+    keeper.save(step, engine, origin, is_final=not stopped)
     if keeper.failure:
         what = "the last checkpoint could not be saved: %s" % keeper.failure
         raise FailedError(what, "free disk space, then --resume latest")
     log.say("finished at step %d%s" % (step, ": %s" % why if why else ""))
     ranks.leave()
+
+
+class Keeper:
+    """Saves a training. ``failure`` is why the last save failed; ``worse`` counts evaluations since the lowest loss.
+
+    ``lowest`` is the lowest loss of all evaluations, ``best`` the loss of the checkpoint that ``best`` names. They
+    differ if a save failed or saving is off.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, folder: Folder, log: Log) -> None:
+        self.best = self.lowest = math.inf
+        self.worse = 0
+        self.failure: Optional[str] = None
+        self._config = config
+        self._ranks = ranks
+        self._log = log
+        self._folder = folder
+        self._saved = -1
+        self._evaluated: Tuple[int, Optional[float]] = (-1, None)  # step and loss of the last evaluation
+
+    def resume(self, found: Checkpoint) -> int:
+        """Take over the state of a checkpoint. Return its step."""
+        state = found.state
+        self.lowest = math.inf if state.best_loss is None else state.best_loss
+        self.worse = state.worse
+        if found.folder.parent.resolve() == Path(self._config.out).resolve():
+            self._saved = state.step
+            self.best = self._folder.resume(state.step)
+        return state.step
+
+    def is_better(self, step: int, loss: float) -> bool:
+        """Record the loss of an evaluation. Return whether a checkpoint of this step would be the best."""
+        self.lowest, self.worse = min(self.lowest, loss), 0 if loss < self.lowest else self.worse + 1
+        self._evaluated = (step, loss if math.isfinite(loss) else None)
+        return loss < self.best
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the loss has not improved for ``patience`` evaluations."""
+        return 0 < self._config.patience <= self.worse
+
+    @property
+    def last(self) -> Optional[str]:
+        """The name of the newest checkpoint."""
+        return checkpoint.read_pointer(Path(self._config.out), "latest")
+
+    def save(self, step: int, engine: Engine, start: Start, is_final: bool = False) -> None:
+        """Save the state of all ranks unless it is saved already, and update ``best`` and ``final``."""
+        if not self._config.save:
+            return
+        if self._saved == step:
+            if is_final:
+                self.failure = self._folder.point("final", step) or self.failure
+            return
+        loss = self._evaluated[1] if self._evaluated[0] == step else None
+        is_best = loss is not None and loss < self.best
+        names = [name for name, holds in (("best", is_best), ("final", is_final)) if holds]
+        self._log.phase("saving")
+        state = State(
+            step=step,
+            updates=engine.updates,
+            shape=start.shape,
+            best_loss=self.lowest if math.isfinite(self.lowest) else None,
+            worse=self.worse,
+            scale=engine.scale.value,
+            world=self._ranks.world,
+            engine=engine.name,
+            vocabulary=start.digest,
+            config=dataclasses.asdict(self._config),
+            loss=loss,
+            data=start.data,
+        )
+        self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names)
+        if self.failure:
+            kept = "earlier checkpoints are unchanged"
+            self._log.say("step %d: not saved: %s; %s" % (step, self.failure, kept))
+            return
+        self._saved = step
+        if loss is not None:
+            self.best = min(self.best, loss)
+        self._log.say("step %d: saved %s/iter_%d" % (step, self._config.out, step))
+        self._folder.prune()
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``."""
+    if step < config.warmup_iters:
+        return config.learning_rate * (step + 1) / config.warmup_iters
+    if config.schedule == "constant":
+        return config.learning_rate
+    end = config.decay_iters or config.max_iters
+    done = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
+    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    lowest = config.learning_rate / 10 if config.min_lr < 0 else config.min_lr
+    return lowest + (config.learning_rate - lowest) * left
+
+
+def mean_loss(engine: Engine, samples: Samples, batches: int, batch: int, ranks: Ranks) -> float:
+    """Return the mean loss, in nats per token, of the first ``batches`` x ``batch`` samples.
+
+    The samples do not depend on the number of ranks. Every rank calls the engine equally often, because ZeRO-3 gathers
+    weights in every call. Surplus losses are discarded.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    with evaluating(engine.model):
+        for first in range(0, batches, ranks.world):
+            number = first + ranks.rank
+            start = min(number, batches - 1) * batch
+            tokens, targets = samples.take(range(start, start + batch))
+            loss = engine.evaluate(tokens.to(ranks.device), targets.to(ranks.device))
+            if number < batches:
+                total += loss.double()
+    return float(ranks.gather(total.view(1)).sum().item()) / batches
+
+
+def evaluate(engine: Engine, by_split: Dict[str, Samples], batches: int, batch: int, ranks: Ranks) -> Dict[str, float]:
+    """Return the mean loss of each split."""
+    return {split: mean_loss(engine, samples, batches, batch, ranks) for split, samples in by_split.items()}
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FORCED = 3  # under torchrun Ctrl-C arrives twice: from the terminal and from torchrun
+
+
+def listen_for_signals() -> List[int]:
+    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint."""
+    received: List[int] = []
+
+    def receive(number: int, _: Any) -> None:
+        received.append(number)
+        if number != signal.SIGINT:
+            return
+        if received.count(number) >= FORCED:
+            os._exit(128 + number)
+        if received.count(number) == 1 and os.environ.get("RANK", "0") == "0":
+            # Not sys.stderr: the signal may have interrupted a write to it.
+            os.write(2, b"SIGINT: saving after this step; press twice more to exit without a checkpoint\n")
+
+    for each in SIGNALS:
+        signal.signal(each, receive)
+    return received
 
 
 if __name__ == "__main__":

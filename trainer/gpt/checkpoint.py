@@ -12,6 +12,9 @@ may leave ``best`` ahead. A resumed training then points it to the lowest loss i
 clusterctl's agent knows this layout: ``iter_N`` counts when it contains ``complete.json``. If nodes share the folder,
 one rank renames and removes files for all of them. On private disks each node has the files of its own ranks, and rank
 0's node has ``complete.json``.
+
+A *piece* is a range of one flattened parameter: its fp32 weights and AdamW's two averages. A reader combines the pieces
+that it needs, so any number of ranks and any engine can read a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,16 +25,17 @@ import math
 import os
 import re
 import shutil
+import struct
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from trainer.gpt import pieces, stream
 from trainer.gpt.errors import RefusedError
 from trainer.gpt.model import Shape
-from trainer.gpt.pieces import Piece, Reader
 from trainer.gpt.ranks import Ranks
 from trainer.gpt.tokens import Tokens
 
@@ -150,7 +154,7 @@ class Folder:
 
         def write_part() -> None:
             temporary.mkdir(parents=True, exist_ok=True)
-            stream.write(temporary / list(files)[self._ranks.rank], pieces.entries(mine), tensors)
+            write_tensors(temporary / list(files)[self._ranks.rank], entries(mine), tensors)
 
         def complete() -> None:
             if self._acts and vocabulary:
@@ -178,9 +182,11 @@ class Folder:
         """Point ``latest``, ``best`` or ``final`` at a checkpoint, or remove it. Return None, or why that failed."""
 
         def name() -> None:
-            if self._acts and step is None:
+            if not self._acts:
+                return
+            if step is None:
                 (self.path / pointer).unlink(missing_ok=True)
-            elif self._acts:
+            else:
                 temporary = self.path / ("%s%s-%d" % (SAVING, pointer, self._ranks.rank))
                 _write(temporary, "iter_%d\n" % step)
                 temporary.replace(self.path / pointer)
@@ -323,3 +329,135 @@ def _remove(path: Path) -> None:
     except FileNotFoundError:
         return
     shutil.rmtree(gone, ignore_errors=True)
+
+
+KINDS = ("weight", "exp_avg", "exp_avg_sq")
+
+
+class Piece(NamedTuple):
+    """``numel`` numbers of a parameter, starting at number ``start``."""
+
+    name: str
+    start: int
+    numel: int
+
+
+def entries(pieces: Iterable[Piece]) -> List[Entry]:
+    """Return the entries of a file of these pieces, in the order in which an engine yields the tensors."""
+    return [Entry("%s/%s@%d" % (kind, piece.name, piece.start), (piece.numel,)) for piece in pieces for kind in KINDS]
+
+
+class _StoredPiece(NamedTuple):
+    start: int
+    stop: int
+    file: Any
+    key: str
+
+
+class Reader:
+    """The pieces of a checkpoint. A context manager, because it keeps its files open."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder = folder
+        self._names = names
+        self._held: Dict[str, List[_StoredPiece]] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Reader:  # noqa: PYI034 - Self is Python 3.11's
+        for name in self._names:
+            try:
+                file = self._open.enter_context(safe_open(str(self._folder / name), framework="pt"))
+            except (SafetensorError, OSError) as error:
+                self._open.close()
+                what = "%s cannot be read: %s" % (self._folder / name, error)
+                raise RefusedError(what, "use another checkpoint") from error
+            for key in file.keys():  # noqa: SIM118 - it is no dictionary
+                tensor, _, start = key.rpartition("@")
+                numel = file.get_slice(key).get_shape()[0]
+                self._held.setdefault(tensor, []).append(_StoredPiece(int(start), int(start) + numel, file, key))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all parameters."""
+        return (tensor.partition("/")[2] for tensor in self._held if tensor.startswith("weight/"))
+
+    def read(self, kind: str, name: str, start: int, numel: int) -> torch.Tensor:
+        """Read numbers of a parameter: float32 on the CPU, shape (numel,).
+
+        Raises:
+            RefusedError: the checkpoint lacks some of them.
+        """
+        out = torch.empty(numel)
+        count = 0
+        for held in self._held.get("%s/%s" % (kind, name), ()):
+            first, last = max(start, held.start), min(start + numel, held.stop)
+            if first < last:
+                part = held.file.get_slice(held.key)[first - held.start : last - held.start]
+                out[first - start : last - start] = part
+                count += last - first
+        if count != numel:
+            what = "%s has only %d of %d numbers of %s" % (self._folder, count, numel, name)
+            raise RefusedError(what, "check the model's sizes, and copy the files of the other nodes")
+        return out
+
+    def whole(self, name: str, size: torch.Size) -> torch.Tensor:
+        """Read all weights of a parameter.
+
+        Raises:
+            RefusedError: the checkpoint lacks some of them.
+        """
+        return self.read("weight", name, 0, size.numel()).view(size)
+
+
+class Entry(NamedTuple):
+    """A float32 tensor to write."""
+
+    key: str
+    shape: Sequence[int]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+def write_tensors(path: Path, entries: Sequence[Entry], tensors: Iterable[torch.Tensor]) -> None:
+    """Write tensors in the order of ``entries`` and wait until the disk has stored them.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    with path.open("wb") as file:
+        write_to(file, entries, tensors)
+
+
+def write_to(file: BinaryIO, entries: Sequence[Entry], tensors: Iterable[torch.Tensor]) -> None:
+    """Write tensors to an open file, in safetensors' format.
+
+    8 bytes (little endian) with the length of a JSON header, the header, then the bytes of the tensors
+    (https://github.com/huggingface/safetensors#format). The library's own writer needs all tensors at once; this one
+    takes them one by one, so that a checkpoint need not fit into host memory.
+    """
+    header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
+    end = 0
+    for entry in entries:
+        start, end = end, end + 4 * entry.numel
+        header[entry.key] = {"dtype": "F32", "shape": list(entry.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)  # aligns the tensors to 8 bytes
+    size = 8 + len(encoded) + end
+    os.posix_fallocate(file.fileno(), 0, size)  # detects a full disk before writing
+    file.write(struct.pack("<Q", len(encoded)) + encoded)
+    for tensor in tensors:
+        array = tensor.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()
+        file.write(memoryview(array).cast("B"))
+    if file.tell() != size:
+        raise AssertionError("%d bytes were written, %d announced" % (file.tell(), size))
+    file.flush()
+    os.fsync(file.fileno())

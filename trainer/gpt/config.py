@@ -1,7 +1,8 @@
-"""The options of a training: ``--key value``, then a file (``--config``, YAML or JSON), then the defaults.
+"""The options of the trainer's programs: the parser that they share, and the options of a training.
 
-Each number has its bound beside its default. ``RELATIONS`` lists the rules between options. Both apply to the command
-line, to files, and to the options that a resumed training inherits from its checkpoint.
+The options of a training come from ``--key value``, then a file (``--config``, YAML or JSON), then the defaults. Each
+number has its bound beside its default. ``RELATIONS`` lists the rules between options. Both apply to the command line,
+to files, and to the options that a resumed training inherits from its checkpoint.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from trainer.bounds import COUNT, EVERY, RATE, Bound
-from trainer.gpt import options
 from trainer.gpt.errors import RefusedError
 
 ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
@@ -229,8 +229,8 @@ def from_arguments(argv: Optional[List[str]] = None) -> Config:
     return complete(read(argv))
 
 
-def _parser() -> options.Parser:
-    parser = options.Parser("trainer.gpt", "Train a GPT-2 model.")
+def _parser() -> Parser:
+    parser = Parser("trainer.gpt", "Train a GPT-2 model.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "Rules between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
     parser.add_argument(
@@ -241,7 +241,8 @@ def _parser() -> options.Parser:
         shown = "%s (%s)" % (what, "required" if each.name == "data" else each.default)
         common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
         if bound:
-            parser.number(name, each.default, bound, what, **common)
+            default: Any = each.default
+            parser.number(name, default, bound, what, **common)
             continue
         common["help"] = shown.replace("%", "%%")
         if each.name == "data":
@@ -309,8 +310,10 @@ def _value(path: Path, key: str, value: Any) -> Any:
     choices = _choices(fields[key])
     if choices and value not in choices:
         raise RefusedError("%s: %s: %r is not one of %s" % (path, key, value, ", ".join(choices)))
-    if fields[key].metadata.get("bound"):
-        options.check("%s: %s" % (path, key), value, fields[key].metadata["bound"])
+    bound = fields[key].metadata.get("bound")
+    if bound:
+        number: Any = value
+        check_bound("%s: %s" % (path, key), number, bound)
     return value
 
 
@@ -321,11 +324,12 @@ def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: s
         RefusedError: options contradict each other, or a stored one is outside its bound.
     """
     fields = {each.name: each for each in dataclasses.fields(Config)}
-    inherited = {name: stored[name] for name in stored or {} if name in fields and name not in given.values}
+    stored = stored or {}
+    inherited = {name: stored[name] for name in stored if name in fields and name not in given.values}
     for name, value in inherited.items():
         bound = fields[name].metadata.get("bound")
         if bound:
-            options.check("%s: %s" % (source, name), value, bound)
+            check_bound("%s: %s" % (source, name), value, bound)
     config = _with_sizes(Config(**{**inherited, **given.values}), given)
     if not config.data:
         raise RefusedError("--data is missing", "python -m trainer.gpt.prepare TEXT --out DIR, then --data DIR")
@@ -346,7 +350,7 @@ def _with_sizes(config: Config, given: Given) -> Config:
     """Set the sizes of a published model, unless others are given."""
     if config.model == "custom":
         return config
-    sizes = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
+    sizes: Dict[str, Any] = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
     for name, size in sizes.items():
         if given.values.get(name, size) != size:
             what = "%s %s: %s has %d" % (given.where(name), given.values[name], config.model, size)
@@ -375,3 +379,49 @@ def accumulation(config: Config, world: int) -> int:
             "--global-batch %d or %d" % (lower, lower + each),
         )
     return config.global_batch // each
+
+
+Number = Union[int, float]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that checks the bound of each number, shows it in ``--help``, and reports errors in one line."""
+
+    def __init__(self, module: str, description: Optional[str]) -> None:
+        super().__init__(prog="python -m %s" % module, description=description, allow_abbrev=False)
+        self.bounds: Dict[str, Tuple[str, Bound]] = {}  # option and bound by the name of the value
+
+    def number(self, option: str, default_value: Number, bound: Bound, what: str, **more: Any) -> None:
+        """Add a numeric option."""
+        kind = type(default_value)
+        shown = ("%s (%s; %s)" % (what, default_value, bound)).replace("%", "%%")
+        settings = dict({"default": default_value, "metavar": kind.__name__}, **more)
+        action = self.add_argument(option, type=kind, help=shown, **settings)
+        self.bounds[action.dest] = (option, bound)
+
+    def read(self, argv: Optional[List[str]] = None) -> Dict[str, Any]:
+        """Return the values of a command line.
+
+        Raises:
+            RefusedError: an unknown option, or a value outside its bound.
+        """
+        given = vars(self.parse_args(argv))
+        for name, (option, bound) in self.bounds.items():
+            if name in given:
+                check_bound(option, given[name], bound)
+        return given
+
+    def error(self, message: str) -> Any:
+        """Raise a RefusedError instead of printing the usage and exiting."""
+        raise RefusedError(message, "%s --help" % self.prog)
+
+
+def check_bound(where: str, value: Number, bound: Bound) -> None:
+    """Refuse a number outside its bound.
+
+    Raises:
+        RefusedError: names the option (or file and key), the range and the value.
+    """
+    problem = bound.problem(value)
+    if problem:
+        raise RefusedError("%s %s" % (where, problem))

@@ -16,18 +16,22 @@ step, and a resumed training sees the same samples as one that was not interrupt
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import pickle
+import queue
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from trainer.gpt import tokens
 from trainer.gpt.errors import RefusedError
-from trainer.gpt.nanogpt import read_meta
+from trainer.gpt.ranks import Ranks
 
 GPT2 = 50257  # tokens of GPT-2's vocabulary
 SPLITS = ("train", "val")
@@ -207,3 +211,93 @@ def check_tokens(sets: Sequence[DataSet]) -> None:
                     each.vocab_size,
                 )
                 raise RefusedError(what, "prepare the data again: its vocabulary and its shards do not match")
+
+
+_UNPICKLING_ERRORS = (pickle.UnpicklingError, EOFError, OSError, LookupError, TypeError, ValueError, AttributeError)
+
+
+# nanoGPT's meta.pkl contains a dictionary with vocab_size, itos and stoi
+# (https://github.com/karpathy/nanoGPT/blob/master/data/shakespeare_char/prepare.py). These are plain Python objects. A
+# pickle that refers to any class or function is refused, because unpickling it could execute code.
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError("it refers to %s.%s" % (module, name))
+
+
+def read_meta(path: Path) -> tokens.Characters:
+    """Read the vocabulary of a ``meta.pkl``.
+
+    Raises:
+        RefusedError: the file is something else, or contains more than data.
+    """
+    try:
+        with path.open("rb") as file:
+            meta = _PlainUnpickler(file).load()
+        letters = meta["itos"]
+        characters = [letters[number] for number in range(len(letters))]
+    except _UNPICKLING_ERRORS as error:
+        what = "%s is not a vocabulary of nanoGPT: %s" % (path, error)
+        raise RefusedError(what, "python -m trainer.gpt.prepare TEXT --out DIR") from error
+    if not all(isinstance(character, str) for character in characters):
+        raise RefusedError("%s is not a vocabulary of nanoGPT" % path)
+    return tokens.Characters(characters)
+
+
+AHEAD = 4  # batches that are ready
+
+
+class Feed:
+    """Yields a rank's batches in order, starting at a step. A context manager, because it has a thread."""
+
+    def __init__(self, samples: Samples, ranks: Ranks, step: int, micro_steps: int, batch: int) -> None:
+        self._samples = samples
+        self._ranks = ranks
+        self._from = step
+        self._sizes = (ranks.rank, ranks.world, micro_steps, batch)
+        self._ready: queue.Queue[Any] = queue.Queue(AHEAD)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Feed:  # noqa: PYI034 - Self is Python 3.11's
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        while self._thread.is_alive():  # it may be waiting for space in the queue
+            with contextlib.suppress(queue.Empty):
+                self._ready.get(timeout=0.01)
+
+    def take(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the next micro-step's tokens and next tokens, on the device.
+
+        Raises:
+            OSError: the data can no longer be read.
+        """
+        batch = self._ready.get()
+        if isinstance(batch, Exception):
+            raise batch
+        tokens, targets = (each.to(self._ranks.device, non_blocking=True) for each in batch)
+        return tokens, targets
+
+    def _batches(self) -> Iterator[Any]:
+        rank, world, micro_steps, batch = self._sizes
+        step = self._from
+        while True:
+            for micro in range(micro_steps):
+                yield self._samples.take(numbers_of(step, micro, rank, world, micro_steps, batch))
+            step += 1
+
+    def _run(self) -> None:
+        try:
+            if self._ranks.device.type == "cuda":
+                torch.cuda.set_device(self._ranks.device)  # a thread starts with GPU 0 and would allocate memory there
+            for tokens, targets in self._batches():
+                if self._ranks.device.type == "cuda":
+                    self._ready.put((tokens.pin_memory(), targets.pin_memory()))
+                else:
+                    self._ready.put((tokens, targets))
+                if self._stopped.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            self._ready.put(error)

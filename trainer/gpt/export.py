@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from trainer.gpt import checkpoint, options, tokens, weights
+from trainer.gpt import checkpoint, tokens, weights
+from trainer.gpt.config import Parser
 from trainer.gpt.errors import RefusedError, exit_with
 
 
@@ -36,9 +37,9 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
         raise RefusedError("%s: %s" % (folder, error.strerror), "a writable folder with free space") from error
 
 
-def make_parser() -> options.Parser:
+def make_parser() -> Parser:
     """Return the option parser."""
-    parser = options.Parser("trainer.gpt.export", __doc__)
+    parser = Parser("trainer.gpt.export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="out/iter_N, or out/best, out/final, out/latest")
     parser.add_argument("folder", type=Path)
     return parser

@@ -7,6 +7,9 @@ A step's line starts like nanoGPT's. An evaluation has its own:
 
 ``trainer_log.jsonl`` has the keys of LLaMA-Factory's file, which clusterctl's agent follows. A resumed training appends
 to it: steps may repeat, and the last line of a step counts.
+
+``Watch`` times the parts of a step. On GPUs it reads the GPU's clock later, when the step is over, so the GPU never
+waits for it. ``Figures`` derives tokens/s and MFU, and checks that the numbers are finite.
 """
 
 from __future__ import annotations
@@ -17,11 +20,16 @@ import math
 import os
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+import torch
+
+from trainer.ds_config import ConfigError, find
 from trainer.gpt.config import Config
-from trainer.gpt.errors import RefusedError
+from trainer.gpt.errors import FailedError, RefusedError
+from trainer.gpt.model import Shape, flops_per_token
 
 LINES = "train.log"
 RECORDS = "trainer_log.jsonl"
@@ -159,3 +167,112 @@ def _wandb(config: Config) -> Track:
 
 
 _TRACK = {"tensorboard": _tensorboard, "wandb": _wandb}
+
+
+class Figures:
+    """Converts the numbers of all ranks into figures for the log. ``tokens``: per step, on all ranks."""
+
+    def __init__(self, config: Config, shape: Shape, tokens: int, world: int, device: torch.device) -> None:
+        self._config = config
+        self._tokens = tokens
+        self._device = device
+        most = peak(device)
+        self._whole = world * most / flops_per_token(shape, config.block_size) if most else None  # tokens/s at MFU 1
+
+    def of(self, lap: Lap, rows: List[List[float]], rate: float) -> Dict[str, Any]:
+        """Return the figures of a step. Its rows are loss, gradient norm, and the signal to stop."""
+        seconds = lap.read()
+        speed = self._tokens / seconds["step"]
+        memory = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+        mfu = speed / self._whole if self._whole else None
+        loss = sum(row[0] for row in rows) / len(rows)
+        figures = {"loss": loss, "norm": rows[0][1], "lr": rate, "tokens": speed}
+        return dict(figures, mfu=mfu, memory=memory, seconds=seconds)
+
+    def check(self, step: int, rows: List[List[float]], may_overflow: bool, last: Optional[str]) -> None:
+        """Check for NaN and infinity. ``may_overflow``: fp16 gradients may be infinite, which skips the step.
+
+        Raises:
+            FailedError: a number is not finite; names the step, the rank and ``last``, the newest checkpoint.
+        """
+        for rank, (loss, norm, _) in enumerate(rows):
+            what = "loss is %s" % loss if not math.isfinite(loss) else ""
+            if not what and not math.isfinite(norm) and not may_overflow:
+                what = "norm of the gradient is %s" % norm
+            if not what:
+                continue
+            lower = "--learning-rate %g" % (self._config.learning_rate / 2)
+            kept = (
+                "%s/%s is the last good checkpoint" % (self._config.out, last) if last else "no checkpoint exists yet"
+            )
+            fix = "--resume latest %s" % lower if last else "use a lower --learning-rate, such as %s" % lower
+            raise FailedError("%s at step %d on rank %d; %s" % (what, step, rank, kept), fix)
+
+
+PARTS = ("forward", "backward", "optimizer", "communication")
+
+
+def peak(device: torch.device) -> Optional[float]:
+    """Peak FLOP/s of a device for MFU, or None if it is unknown."""
+    if device.type != "cuda":
+        return None
+    try:
+        return find(torch.cuda.get_device_name(device)).tflops * 1e12
+    except ConfigError:
+        return None
+
+
+class Lap:
+    """The times of one step: ``wait`` until it is over, then ``read``."""
+
+    def __init__(self, begin: Any) -> None:
+        self.begin = begin
+        self.end: Any = None
+        self.parts: List[Tuple[str, Any, Any]] = []
+
+    def wait(self) -> None:
+        """Wait until the GPU has finished the step."""
+        if not isinstance(self.begin, float):
+            self.end.synchronize()
+
+    def read(self) -> Dict[str, float]:
+        """Return the seconds of the whole step and of each part, after the step."""
+        found = {"step": _between(self.begin, self.end)}
+        for name, begin, end in self.parts:
+            found[name] = found.get(name, 0.0) + _between(begin, end)
+        return found
+
+
+def _between(begin: Any, end: Any) -> float:
+    return float(end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3)
+
+
+class Watch:
+    """Times steps and their parts on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_gpu = device.type == "cuda"
+        self._lap = Lap(self._now())
+
+    def _now(self) -> Any:
+        if not self._is_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def begin(self) -> None:
+        """Start a step."""
+        self._lap = Lap(self._now())
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a part of the step."""
+        begin = self._now()
+        yield
+        self._lap.parts.append((name, begin, self._now()))
+
+    def end(self) -> Lap:
+        """End the step and return its times."""
+        self._lap.end = self._now()
+        return self._lap

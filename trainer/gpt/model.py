@@ -11,7 +11,7 @@ import inspect
 import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -205,8 +205,8 @@ def fastest_attention(device: torch.device) -> ContextManager[Any]:
 
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if "set_priority" in inspect.signature(sdpa_kernel).parameters:  # torch 2.6 and later
-        return sdpa_kernel(order, set_priority=True)
-    return sdpa_kernel(order)
+        return cast("ContextManager[Any]", sdpa_kernel(order, set_priority=True))
+    return cast("ContextManager[Any]", sdpa_kernel(order))
 
 
 @contextmanager

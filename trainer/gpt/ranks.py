@@ -79,7 +79,7 @@ def join(device: str) -> Ranks:
             what = "WORLD_SIZE is %d, but %s is not set" % (world, " and ".join(missing))
             raise RefusedError(what, "start it with torchrun, or unset WORLD_SIZE")
         named = {"device_id": where} if device == "cuda" else {}
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT, **named)  # type: ignore[arg-type]
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT, **named)
     return Ranks(rank, local, world, where)
 
 

@@ -10,7 +10,8 @@ from typing import List, Optional, Tuple
 import torch
 
 from trainer.bounds import Bound
-from trainer.gpt import checkpoint, options, tokens, weights
+from trainer.gpt import checkpoint, tokens, weights
+from trainer.gpt.config import Parser
 from trainer.gpt.errors import RefusedError, exit_with
 from trainer.gpt.model import GPT, Past, evaluating, fill, sizes
 
@@ -78,9 +79,9 @@ def write(
     return [int(token) for token in line[0, len(prompt) :]]
 
 
-def make_parser() -> options.Parser:
+def make_parser() -> Parser:
     """Return the option parser."""
-    parser = options.Parser("trainer.gpt.sample", __doc__)
+    parser = Parser("trainer.gpt.sample", __doc__)
     parser.add_argument("model", type=Path, help="a checkpoint, or a Hugging Face folder")
     parser.add_argument("--prompt", default="\n")
     parser.number("--tokens", 200, Bound(low=1, high=1 << 30), "tokens to generate")

@@ -270,7 +270,7 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     Raises:
         RefusedError: the weights or DeepSpeed are missing.
     """
-    making, whole = engine.making(config, ranks, micro_steps)
+    making, whole = engine.creation_contexts(config, ranks, micro_steps)
     with making:
         model = GPT(start.shape, config.dropout, config.checkpointing)
     if start.folder:

@@ -19,10 +19,9 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from safetensors import SafetensorError, safe_open
 
 from trainer.bounds import Bound
-from trainer.gpt import stream
+from trainer.gpt.checkpoint import Entry, write_tensors
 from trainer.gpt.errors import RefusedError
 from trainer.gpt.model import Named, Shape, sizes
-from trainer.gpt.stream import Entry
 from trainer.gpt.tokens import Tokens
 
 TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
@@ -50,7 +49,7 @@ def read_shape(folder: Path) -> Shape:
         raise RefusedError("%s is not a JSON object" % path, "use the config.json that came with the weights")
     if config.get("model_type", "gpt2") != "gpt2":
         raise RefusedError("%s: a model of type %s, not gpt2" % (path, config["model_type"]), "use a GPT-2 folder")
-    positions = config.get("n_positions", config.get("n_ctx"))
+    positions: Any = config.get("n_positions", config.get("n_ctx"))
     missing = [key for key in _NEEDED if key not in config] + ([] if positions else ["n_positions"])
     if missing:
         raise RefusedError(
@@ -144,7 +143,7 @@ def export(
                 tensor = tensor[: shape.vocab_size]
             yield tensor.t().contiguous() if TURNED.search(name) else tensor
 
-    stream.write(folder / "model.safetensors", entries, tensors())
+    write_tensors(folder / "model.safetensors", entries, tensors())
     end = vocabulary.end if vocabulary else GPT2 - 1 if shape.vocab_size == GPT2 else None
     ends = {"bos_token_id": end, "eos_token_id": end}
     digest = {DIGEST: vocabulary.digest} if vocabulary else {}

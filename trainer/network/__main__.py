@@ -188,12 +188,12 @@ def emit(event: str, **fields: Any) -> None:
         sys.stdout.flush()
 
 
-def main(argv: List[str]) -> Optional[int]:
+def main(argv: List[str]) -> int:
     """Start the ranks of this node, or run as one of them."""
     if argv[:1] == ["rank"]:
         from measure import main as measure  # noqa: PLC0415 - it imports torch, which the parent does not need
 
-        return measure(int(argv[1]))
+        return int(measure(int(argv[1])))
     return Ranks(json.loads(sys.stdin.buffer.readline())).run()
 
 
@@ -201,4 +201,4 @@ if __name__ == "__main__":
     # Not sys.exit: a thread that reads stdin holds its lock, which makes the interpreter's shutdown fail.
     status = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(status or 0)
+    os._exit(status)

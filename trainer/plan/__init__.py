@@ -13,15 +13,10 @@
 
 from __future__ import annotations
 
-from trainer.plan.config_json import load, parse
-from trainer.plan.data import data
-from trainer.plan.errors import PlanError
-from trainer.plan.models import MODELS, named
+from trainer.plan.inputs import BOUNDS, METHODS, PROGRAMS, Cluster, Setup, Training, accumulation
+from trainer.plan.models import MODELS, PlanError, Shape, load, named, parse
+from trainer.plan.output import data, ds_config, lines, yaml
 from trainer.plan.plan import Plan, plan
-from trainer.plan.shape import Shape
-from trainer.plan.text import lines
-from trainer.plan.wish import BOUNDS, METHODS, PROGRAMS, Cluster, Setup, Training, accumulation
-from trainer.plan.write import ds_config, yaml
 
 __all__ = [
     "BOUNDS",

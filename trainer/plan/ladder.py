@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable, List, Tuple
 
+from trainer.plan.inputs import GIB, Cluster, Setup, Training
 from trainer.plan.memory import gpu_memory
 from trainer.plan.search import bucket
 from trainer.plan.speed import speed
-from trainer.plan.wish import GIB, Cluster, Setup, Training
 
 State = Tuple[Training, Setup]
 _FREE = 0.02  # fraction of the speed that a free change may cost

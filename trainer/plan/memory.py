@@ -8,6 +8,13 @@ DeepSpeed 0.19 also needs (``runtime/zero/stage_1_and_2.py``, ``stage3.py``): a 
 ``overlap_comm``) and its copy during the reduction; a second shard of gradients with accumulation; a 32-bit copy of the
 shard's gradients in the optimizer step; in stage 3 the gathered parameters. These do not all exist at the same time, so
 the model computes three moments and takes the largest.
+
+Activations are counted as in Korthikanti et al. (arXiv 2205.05198, section 4), layer by layer, for 16-bit numbers and
+flash attention, which keeps no seq x seq matrix. Their 34 s b h of a GPT block are 32 without dropout, and 34 again if
+attention's result is kept in two layouts. Other blocks keep more: transformers' RMSNorm keeps its input in 32 bits and
+two results in 16, SwiGLU four results of the inner width, and transformers' GPT-2 GELU, written in Python, five. The
+counts for transformers' models come from ``torch.autograd.graph.saved_tensors_hooks``
+(``tests/gpt/test_plan_activations.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +22,69 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Tuple
 
-from trainer.plan.activations import block, kept, logits
-from trainer.plan.wish import GIB, Cluster, Setup, Training, accumulation
+from trainer.plan.inputs import GIB, Cluster, Setup, Training, accumulation
+
+_WIDE = 4  # bytes of a 32-bit number
+_HALF = 2
+
+
+def layer_bytes(training: Training) -> int:
+    """Bytes per token that one block keeps, with flash attention."""
+    shape = training.shape
+    hidden, inner = shape.hidden, shape.intermediate
+    norms_statistics = 2 * _WIDE
+    attention = _HALF * (2 * shape.attention_width + 2 * shape.kv_width) + _WIDE * shape.heads
+    if shape.family == "llama":
+        norms = 2 * (_WIDE + _HALF + _HALF) * hidden
+        return norms + attention + 4 * _HALF * inner + norms_statistics
+    norms = 2 * (_HALF + _HALF) * hidden
+    if training.program == "own":
+        return norms + attention + _HALF * hidden + 2 * _HALF * inner + norms_statistics
+    return norms + attention + 2 * _HALF * hidden + 5 * _HALF * inner + norms_statistics
+
+
+def score_bytes(training: Training) -> int:
+    """Bytes per token of one block's attention without flash: 5 a s of the paper.
+
+    Softmax's result in 16 bits, dropout's mask in 8 and its result in 16. Without dropout it is less.
+    """
+    return 5 * training.shape.heads * training.seq
+
+
+def logit_bytes(training: Training, setup: Setup) -> int:
+    """Peak bytes per token of the loss.
+
+    The losses of transformers and of trainer.gpt use 32 bits: logits and their gradient in 16 bits, log-softmax and
+    its gradient in 32, 12 bytes per token of the vocabulary. A 16-bit loss keeps three times 2. In chunks it is a
+    sixteenth.
+    """
+    each = 6 if training.half_loss else 12
+    whole = each * training.shape.vocab
+    return whole // 16 if setup.chunked_loss else whole
+
+
+def kept_bytes(training: Training, setup: Setup) -> float:
+    """Bytes that all blocks keep until the backward pass."""
+    tokens = setup.micro_batch * training.seq
+    outside = 4 * _HALF * training.shape.hidden  # the last norm and the layers around the blocks
+    if setup.checkpointing:
+        return float(tokens * (training.shape.layers * _HALF * training.shape.hidden + outside))
+    return float(tokens * (training.shape.layers * _block_bytes_per_token(training, setup) + outside))
+
+
+def block_bytes(training: Training, setup: Setup) -> float:
+    """Bytes that one block keeps: the block of the backward pass, recomputed or not yet released."""
+    return float(setup.micro_batch * training.seq * _block_bytes_per_token(training, setup))
+
+
+def logits(training: Training, setup: Setup) -> float:
+    """Peak bytes of the loss."""
+    return float(setup.micro_batch * training.seq * logit_bytes(training, setup))
+
+
+def _block_bytes_per_token(training: Training, setup: Setup) -> int:
+    return layer_bytes(training) + (0 if setup.flash else score_bytes(training))
+
 
 _ADAM = 12
 _NF4 = 4.127 / 8  # bytes of a 4-bit weight with its doubly quantized constants: QLoRA, arXiv 2305.14314, section 3
@@ -91,7 +159,7 @@ def gpu_memory(training: Training, cluster: Cluster, setup: Setup) -> Memory:
     base = states(training, cluster, setup)
     gathered = 2.0 * min(training.shape.parameters, setup.live) if setup.stage == 3 else 0.0
     bucket = 2.0 * setup.bucket if setup.stage == 3 else 0.0  # allocated at the start and kept
-    blocks = kept(training, setup)
+    blocks = kept_bytes(training, setup)
     moments = (
         (blocks, logits(training, setup), bucket + gathered, "loss"),
         (*_backward(training, cluster, setup, blocks), "backward"),
@@ -106,7 +174,7 @@ def _backward(training: Training, cluster: Cluster, setup: Setup, blocks: float)
     """Memory when the first bucket is full and being reduced; some blocks have released their activations."""
     trained = training.trained
     done = min(1.0, setup.bucket / trained) if not training.adapters else 0.0
-    one = block(training, setup)
+    one = block_bytes(training, setup)
     rest = blocks * (1 - done)
     activations = rest + one if setup.checkpointing else max(rest, one)
     reduced = 2.0 * min(setup.bucket, trained)

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
-from trainer.ds_config.buckets import reduce_elements
+from trainer.ds_config.build import reduce_elements
+from trainer.plan.inputs import GIB, Cluster, Setup, Training
 from trainer.plan.memory import Memory, disk, gpu_memory, host_memory
 from trainer.plan.speed import Speed, speed
-from trainer.plan.wish import GIB, Cluster, Setup, Training
 
 _EQUAL = 0.01  # of the speed
 _ROOM = 0.85  # of a GPU's memory

@@ -13,11 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import Tuple
 
-from trainer.plan.activations import kept, logits
-from trainer.plan.memory import weight_bytes
-from trainer.plan.wish import Cluster, Setup, Training, accumulation
+from trainer.plan.inputs import Cluster, Setup, Training, accumulation
+from trainer.plan.memory import kept_bytes, logits, weight_bytes
 
-_MOVED = 8.0  # reads and writes of each byte of ``kept`` and ``logits``, forward and backward; fitted
+_MOVED = 8.0  # reads and writes of each byte of ``kept_bytes`` and ``logits``, forward and backward; fitted
 # Seconds to launch the kernels of a block, forward and backward, for any batch. A block of transformers' models has
 # more kernels than one of a lean GPT. Checkpointing, and DeepSpeed's hooks from stage 2 on, add to it. Fitted; another
 # machine's processor may take twice as long (docs/benchmarks.md).
@@ -127,7 +126,7 @@ def _arithmetic(training: Training, cluster: Cluster, setup: Setup) -> float:
     again = (whole - head) if setup.checkpointing else 0.0  # the loss is not recomputed
     flops = tokens * ((2 if training.adapters else 3) * whole + again)
     peak = cluster.gpu.tflops * 1e12 * training.efficiency * (_DEQUANTIZING if training.method == "qlora" else 1)
-    moved = _MOVED * (kept(training, setup.with_(checkpointing=False)) + logits(training, setup))
+    moved = _MOVED * (kept_bytes(training, setup.with_(checkpointing=False)) + logits(training, setup))
     return flops / peak + moved / (cluster.gpu.bandwidth * 1e9)
 
 

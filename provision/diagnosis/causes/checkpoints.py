@@ -1,19 +1,21 @@
-"""Checkpoints: missing, partial, torn, of other ranks or another model."""
+"""Checkpoints that are missing, partial, truncated, from another number of ranks or from another model."""
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
+SUBJECT = "Checkpoints"
+ORDER = 70
+
 CAUSES = (
     Cause(
         id="checkpoint.world",
-        says="the checkpoint is of {was} ranks, and the run has {now}",
+        says="the checkpoint was saved by {was} ranks, but the run has {now}",
         fix=(
             "resume on as many GPUs as before: clusterctl resume RUN with the same nodes",
             (
-                "or go on from the weights alone: clusterctl collect RUN makes fp32 weights of any "
-                "DeepSpeed checkpoint; "
-                "DeepSpeed's universal checkpoint keeps the optimizer"
+                "or start from the weights alone: clusterctl collect RUN --fp32 converts any DeepSpeed checkpoint to "
+                "fp32 weights; DeepSpeed's universal checkpoint keeps the optimizer"
             ),
         ),
         source="https://github.com/deepspeedai/DeepSpeed/issues/2898",
@@ -25,13 +27,10 @@ CAUSES = (
         id="checkpoint.partial",
         says="a part of the checkpoint is missing: {path}",
         fix=(
+            ("clusterctl resume RUN uses the newest complete checkpoint, and copies missing files between nodes"),
             (
-                "clusterctl resume RUN takes the newest complete checkpoint, and copies between nodes what "
-                "one of them lacks"
-            ),
-            (
-                "ZeRO writes one zero_pp_rank_N file for each rank, each on its own node's disk, and one "
-                "mp_rank_00_model_states.pt (not one a GPU); the stage must be that of the run which saved it"
+                "ZeRO writes a zero_pp_rank_N file for each rank on that rank's node, and a single "
+                "mp_rank_00_model_states.pt; the ZeRO stage must be the one that saved the checkpoint"
             ),
         ),
         source="https://github.com/hiyouga/LlamaFactory/issues/8098",
@@ -46,14 +45,13 @@ CAUSES = (
     ),
     Cause(
         id="checkpoint.missing",
-        says="there is no checkpoint to go on from[ at {path}]",
+        says="no checkpoint to resume from[ at {path}]",
         fix=(
             (
-                "resume_from_checkpoint names the folder checkpoint-N itself; DeepSpeed's "
-                "load_checkpoint the folder above, "
-                "in which the file latest holds the tag's name"
+                "resume_from_checkpoint needs the folder checkpoint-N itself; DeepSpeed's load_checkpoint needs the "
+                "folder above it, whose file latest contains the tag's name"
             ),
-            "clusterctl resume RUN finds the newest complete one itself",
+            "clusterctl resume RUN finds the newest complete checkpoint automatically",
         ),
         source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py",
         lines=(
@@ -66,11 +64,11 @@ CAUSES = (
     ),
     Cause(
         id="checkpoint.torn",
-        says="a file of the checkpoint or model is torn: it was not written to its end[: {path}]",
+        says="a file of the checkpoint or model is truncated[: {path}]",
         fix=(
-            "clusterctl resume RUN recognises a torn checkpoint and takes the one before it",
-            "a model: compare its size and checksum with the source, and clusterctl push it again",
-            "it comes of a disk that was full, or a run that was killed while it saved",
+            "clusterctl resume RUN recognises a truncated checkpoint and uses the one before it",
+            "for a model: compare its size and checksum with the source, and run clusterctl push again",
+            "the usual causes are a full disk, or a run that was killed while it saved",
         ),
         source="recorded (torch.load and safetensors on files cut short)",
         lines=(
@@ -88,13 +86,10 @@ CAUSES = (
     ),
     Cause(
         id="checkpoint.shape",
-        says="the checkpoint is of another model: {what}",
+        says="the checkpoint belongs to another model: {what}",
         fix=(
-            (
-                "the configuration must be the one that the checkpoint was made with: sizes, LoRA rank and targets, "
-                "vocabulary"
-            ),
-            "after tokens were added: resize_vocab: true in both runs",
+            ("use the configuration that saved the checkpoint: sizes, LoRA rank and targets, vocabulary"),
+            "if tokens were added: resize_vocab: true in both runs",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
         lines=(r"(?P<what>size mismatch for \S+)", r"(?P<what>Error\(s\) in loading state_dict for \w+)"),

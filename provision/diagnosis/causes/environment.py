@@ -1,19 +1,22 @@
-"""The Python environment: versions, missing modules and libraries, ops that are to be compiled on the node."""
+"""The Python environment: versions, missing modules and libraries, ops compiled on the node."""
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
-_PACK = "mend it where the environment is packed, then clusterctl pack-env and clusterctl deploy"
+SUBJECT = "Compiling, versions, modules"
+ORDER = 60
+
+_PACK = "fix it in the environment that you pack, then clusterctl pack-env and clusterctl deploy"
 _OPS = (
-    "clusterctl pack-env --with-ops builds DeepSpeed's CPU ops when packing; nodes need no compiler then",
-    "optimizers of torch (optim: adamw_torch, torch_adam in the DeepSpeed configuration) need none",
+    "clusterctl pack-env --with-ops builds DeepSpeed's CPU ops while packing, so nodes need no compiler",
+    "torch's optimizers (optim: adamw_torch, torch_adam in the DeepSpeed configuration) need no compiled op",
 )
 
 CAUSES = (
     Cause(
         id="env.version",
-        says="{need} is wanted, and the environment has {found}",
+        says="{need} is required, but the environment has {found}",
         fix=(
             _PACK,
             "DISABLE_VERSION_CHECK=1 in train.env skips LLaMA-Factory's check at your own risk",
@@ -31,10 +34,10 @@ CAUSES = (
     ),
     Cause(
         id="env.module",
-        says="the module {name} is not there",
+        says="the module {name} is missing",
         fix=(
             _PACK,
-            "code of your own travels with the run when the configuration names it by a relative path",
+            "your own code is sent with the run if the configuration names it by a relative path",
             "clusterctl verify finds files of a release that are missing or changed",
         ),
         source="recorded (Python)",
@@ -46,10 +49,10 @@ CAUSES = (
     ),
     Cause(
         id="env.symbol",
-        says="a compiled module does not fit: {what}",
+        says="a compiled module is incompatible: {what}",
         fix=(
-            "versions that do not belong together (torch, flash-attn, DeepSpeed's ops): " + _PACK,
-            "LD_LIBRARY_PATH and LD_PRELOAD of the node must not bring other libraries",
+            "incompatible versions (torch, flash-attn, DeepSpeed's ops): " + _PACK,
+            "LD_LIBRARY_PATH and LD_PRELOAD on the node must not load other libraries",
         ),
         source="https://github.com/Dao-AILab/flash-attention/issues/620",
         lines=(r"(?P<what>undefined symbol: \w+)", r"(?P<what>version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found)"),
@@ -58,7 +61,7 @@ CAUSES = (
         id="env.library",
         says="a library is missing on the node: {name}",
         fix=(
-            "the system's package for it on every node: services: os_packages: in the inventory, or in "
+            "install its system package on every node (services: os_packages: in the inventory), or add it to "
             "the environment: " + _PACK,
         ),
         source="recorded (Python)",
@@ -69,8 +72,8 @@ CAUSES = (
         id="env.instruction",
         says="a program was built for a newer processor than the node's (illegal instruction)",
         fix=(
-            "clusterctl pack-env --with-ops --cpu-baseline x86-64-v3 (or an older one) builds DeepSpeed's ops for it",
-            "ops that were built elsewhere: remove TORCH_EXTENSIONS_DIR on that node",
+            "clusterctl pack-env --with-ops --cpu-baseline x86-64-v3 (or older) builds DeepSpeed's ops for it",
+            "if the ops were built on another machine: remove the folder TORCH_EXTENSIONS_DIR on that node",
         ),
         source="https://man7.org/linux/man-pages/man7/signal.7.html",
         lines=(
@@ -81,8 +84,8 @@ CAUSES = (
     ),
     Cause(
         id="ops.cuda",
-        says="DeepSpeed would compile an op, and CUDA {installed} on the node is not the {wanted} of torch",
-        fix=(*_OPS, "DS_SKIP_CUDA_CHECK=1 in train.env where only the minor versions differ"),
+        says="DeepSpeed tried to compile an op, but the node has CUDA {installed} and torch needs {wanted}",
+        fix=(*_OPS, "if only the minor versions differ: DS_SKIP_CUDA_CHECK=1 in train.env"),
         source="https://github.com/deepspeedai/DeepSpeed/blob/master/op_builder/builder.py",
         lines=(
             (
@@ -94,14 +97,14 @@ CAUSES = (
     ),
     Cause(
         id="ops.ninja",
-        says="an op would be compiled on the node, and ninja is not there",
-        fix=(*_OPS, "ninja in the environment's bin, which must be on PATH: clusterctl train sets it"),
+        says="an op had to be compiled on the node, but ninja is missing",
+        fix=(*_OPS, "install ninja into the environment; its bin must be on PATH, as clusterctl train sets it"),
         source="https://github.com/deepspeedai/DeepSpeed/issues/1687",
         lines=(r"Ninja is required to load C\+\+ extensions",),
     ),
     Cause(
         id="ops.compiler",
-        says="an op would be compiled on the node, and {name} is not there",
+        says="an op had to be compiled on the node, but {name} is missing",
         fix=_OPS,
         source="https://github.com/deepspeedai/DeepSpeed/blob/master/op_builder/builder.py",
         lines=(
@@ -115,18 +118,17 @@ CAUSES = (
     Cause(
         id="ops.build",
         says="the op {name} could not be compiled on the node",
-        fix=(*_OPS, "the compiler's own words stand above it in the rank's log"),
+        fix=(*_OPS, "the compiler's errors are above it in the rank's log"),
         source="https://github.com/deepspeedai/DeepSpeed/issues/889",
         lines=(r"Error building extension '(?P<name>\w+)'", r"Unable to JIT load the (?P<name>\w+) op"),
     ),
     Cause(
         id="ops.lock",
-        says="a rank waits for the lock of an op's build, which a killed build has left behind",
+        says="a rank waits for the lock of an op's build that was killed",
         fix=(
             (
-                "remove it where no build runs: rm -rf the folder TORCH_EXTENSIONS_DIR (else "
-                "~/.cache/torch_extensions) on "
-                "that node"
+                "if no build is running: delete the folder TORCH_EXTENSIONS_DIR (default: "
+                "~/.cache/torch_extensions) on that node"
             ),
             *_OPS,
         ),
@@ -136,7 +138,7 @@ CAUSES = (
     ),
     Cause(
         id="ops.echo",
-        says="DeepSpeed's CPU Adam is not there, because its op could not be compiled",
+        says="DeepSpeed's CPU Adam is missing because its op could not be compiled",
         fix=_OPS,
         source="https://github.com/deepspeedai/DeepSpeed/issues/3969",
         lines=(r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",),
@@ -144,23 +146,21 @@ CAUSES = (
     ),
     Cause(
         id="launcher.pdsh",
-        says="DeepSpeed's own launcher wants {name}, which is not there",
-        fix=(
-            "clusterctl train starts DeepSpeed on every node itself (--no_ssh) and needs neither pdsh nor a hostfile",
-        ),
+        says="DeepSpeed's launcher needs {name}, which is not installed",
+        fix=("start it with clusterctl train, which needs neither pdsh nor a hostfile",),
         source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py",
         lines=(r"launcher '(?P<name>pdsh|openmpi|mpich|slurm)' not installed",),
     ),
     Cause(
         id="config.launcher",
-        says="LLaMA-Factory wants to be started by torchrun",
-        fix=("clusterctl train does so; by hand FORCE_TORCHRUN=1 llamafactory-cli train CONFIG",),
+        says="LLaMA-Factory must be started by torchrun",
+        fix=("start it with clusterctl train; by hand: FORCE_TORCHRUN=1 llamafactory-cli train CONFIG",),
         source="https://github.com/hiyouga/LLaMA-Factory/blob/main/src/llamafactory/hparams/parser.py",
         lines=(r"Please use `FORCE_TORCHRUN=1`", r"Please launch distributed training with `llamafactory-cli`"),
     ),
     Cause(
         id="config.keys",
-        says="the configuration has keys that nobody knows: {what}",
+        says="the configuration has unknown keys: {what}",
         fix=("correct or remove them; names change between versions of LLaMA-Factory and transformers",),
         source="https://github.com/huggingface/transformers/blob/main/src/transformers/hf_argparser.py",
         lines=(

@@ -1,24 +1,26 @@
-"""Files: missing, torn, not allowed, no room for them."""
+"""Files: missing, unreadable, or without space on the disk."""
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
-_PUSH = "clusterctl push SRC DEST brings data, models and code to every node; clusterctl check compares shared folders"
+SUBJECT = "Files, disks, models, data"
+ORDER = 80
+
+_PUSH = "clusterctl push SRC DEST copies data, models and code to every node; clusterctl check compares shared folders"
 _ALONE = "; the other nodes found it"
 
 CAUSES = (
     Cause(
         id="disk.full",
-        says="no room left on the disk[ while {path} was written]",
+        says="the disk is full[, seen while writing {path}]",
         fix=(
-            "df -h and df -i on that node show which; clusterctl prune removes old releases",
+            "df -h and df -i on that node show which disk; clusterctl prune removes old releases",
             (
-                "save_total_limit keeps fewer checkpoints, save_only_model: true smaller ones (without "
-                "the optimizer: they "
-                "cannot be resumed from)"
+                "save_total_limit keeps fewer checkpoints; save_only_model: true makes them smaller, but a run cannot "
+                "resume from them"
             ),
-            "clusterctl resume RUN goes on from the newest complete checkpoint; a torn one is skipped",
+            "clusterctl resume RUN resumes from the newest complete checkpoint and skips a truncated one",
         ),
         source="recorded (torch.save to a full tmpfs)",
         lines=(
@@ -32,9 +34,9 @@ CAUSES = (
     ),
     Cause(
         id="disk.quota",
-        says="the user's quota on that disk is used up",
+        says="the user's disk quota is exceeded",
         fix=(
-            "quota -s on that node; remove old checkpoints, or train into another folder (output_dir)",
+            "quota -s on that node; remove old checkpoints, or save to another folder (output_dir)",
             "save_total_limit keeps fewer checkpoints",
         ),
         source="https://man7.org/linux/man-pages/man3/errno.3.html",
@@ -44,10 +46,7 @@ CAUSES = (
         id="files.many",
         says="too many open files",
         fix=(
-            (
-                "raise the limit where the run starts: services: limits: in the inventory, then log in anew "
-                "(clusterctl check: lim.nofile)"
-            ),
+            ("raise the limit: services: limits: in the inventory, then log in again (clusterctl check: lim.nofile)"),
             "torch.multiprocessing.set_sharing_strategy('file_system') in the script, or fewer dataloader workers",
         ),
         source="https://github.com/zju3dv/NeuralRecon/issues/91",
@@ -55,13 +54,10 @@ CAUSES = (
     ),
     Cause(
         id="hub.offline",
-        says="something is to come from the hub, which cannot be reached[: {name}]",
+        says="the program needs a download from the hub, which cannot be reached[: {name}]",
         fix=(
-            "model_name_or_path and dataset as folders that are on every node: clusterctl push SRC DEST",
-            (
-                "a name such as Qwen/Qwen2.5-7B is looked for in the hub; a path that does not exist is "
-                "taken for such a name"
-            ),
+            "give model_name_or_path and dataset as folders that exist on every node: clusterctl push SRC DEST",
+            ("a name such as Qwen/Qwen2.5-7B is looked up in the hub, and so is a path that does not exist"),
         ),
         source="recorded (transformers with HF_HUB_OFFLINE=1)",
         lines=(
@@ -83,7 +79,7 @@ CAUSES = (
     Cause(
         id="model.files",
         says="the model's folder lacks {name}",
-        fix=("the folder is not whole: compare it with the source, and " + _PUSH,),
+        fix=("the folder is incomplete: compare it with the source; " + _PUSH,),
         source="recorded (transformers, a folder without its weights)",
         lines=(
             r"(?:does not appear to have|no) (?:a )?file named (?P<name>[\w.\-]+)",
@@ -97,38 +93,37 @@ CAUSES = (
         says="the dataset {name} is not in dataset_info.json",
         fix=(
             (
-                "dataset_dir must be the folder of the dataset_info.json that has it, given relative to "
-                "the configuration "
-                "or as an absolute path on the nodes"
+                "dataset_dir must be the folder with the right dataset_info.json, relative to the configuration or "
+                "as an absolute path on the nodes"
             ),
-            'an entry there: {"NAME": {"file_name": "NAME.json"}}',
+            'add an entry there: {"NAME": {"file_name": "NAME.json"}}',
         ),
         source="https://github.com/hiyouga/LlamaFactory/issues/7703",
         lines=(r"Undefined dataset (?P<name>\S+) in ",),
     ),
     Cause(
         id="dataset.empty",
-        says="no example of the dataset can be used",
+        says="the dataset has no usable example",
         fix=(
-            "its format must be that of its entry in dataset_info.json (alpaca or sharegpt, names of the columns)",
-            "answers that are longer than cutoff_len are dropped as a whole",
+            "its format must match its entry in dataset_info.json (alpaca or sharegpt, names of the columns)",
+            "examples whose answer does not fit into cutoff_len are dropped",
         ),
         source="https://github.com/hiyouga/LlamaFactory/issues/2577",
         lines=(r"Cannot find valid samples", r"num_samples should be a positive integer value, but got num_samples=0"),
     ),
     Cause(
         id="template.unknown",
-        says="there is no template {name}",
-        fix=("template: must be one that this LLaMA-Factory knows, and the one of the model's family",),
+        says="the template {name} does not exist",
+        fix=("template: must be known to this LLaMA-Factory and belong to the model's family",),
         source="https://github.com/hiyouga/LLaMA-Factory/blob/main/src/llamafactory/data/template.py",
         lines=(r"Template (?P<name>\S+) does not exist", r"(?P<name>tokenizer\.chat_template) is not set"),
     ),
     Cause(
         id="file.denied",
-        says="not allowed: {path}",
+        says="permission denied: {path}",
         fix=(
-            "the user of the run must be able to read it, and to write where results go: ls -ld PATH on that node",
-            "over NFS root of a client is nobody (root_squash): use an ordinary user",
+            "the run's user must be able to read it, and to write results: ls -ld PATH on that node",
+            "NFS maps a client's root to nobody (root_squash): use an ordinary user",
         ),
         source="recorded (Python)",
         lines=(
@@ -141,20 +136,17 @@ CAUSES = (
         id="file.readonly",
         says="the file system is read-only: {path}",
         fix=(
-            (
-                "a release is read-only on purpose: results and caches go elsewhere (output_dir, HF_HOME, "
-                "TRITON_CACHE_DIR)"
-            ),
-            "a disk that has become read-only is failing: dmesg -T on that node",
+            ("releases are read-only: put results and caches elsewhere (output_dir, HF_HOME, TRITON_CACHE_DIR)"),
+            "a disk that became read-only is failing: dmesg -T on that node",
         ),
         source="recorded (Python)",
         lines=(r"\[Errno 30\] Read-only file system: '(?P<path>[^']+)'",),
     ),
     Cause(
         id="file.share",
-        says="a shared file system does not answer as it should: {why}",
+        says="a shared file system failed: {why}",
         fix=(
-            "clusterctl check (fs.stale, fs.mount) names mounts that are stale; mount it anew on that node",
+            "clusterctl check (fs.stale, fs.mount) names stale mounts; mount the file system again on that node",
             "two runs, or two nodes, must not write the same file",
         ),
         source="https://man7.org/linux/man-pages/man3/errno.3.html",
@@ -168,9 +160,9 @@ CAUSES = (
     ),
     Cause(
         id="file.missing",
-        says="there is no file {path}",
+        says="the file {path} does not exist",
         fix=(
-            "relative paths in the configuration travel with the run, absolute ones must be on every node",
+            "files at relative paths in the configuration are sent with the run; absolute ones must be on every node",
             _PUSH,
         ),
         source="recorded (Python)",

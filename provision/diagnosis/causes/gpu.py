@@ -1,21 +1,24 @@
-"""The GPUs, their driver, and what they can and cannot do."""
+"""The GPUs, their driver and their capabilities."""
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
+SUBJECT = "GPUs and their driver"
+ORDER = 20
+
 _OUT_OF_SERVICE = (
-    "take the node out: clusterctl train --exclude NODE, or --exclude-bad",
+    "exclude the node: clusterctl train --exclude NODE, or --exclude-bad",
     (
         "look at dmesg -T | grep -i xid and nvidia-smi -q -d ECC there, reset the GPU (nvidia-smi --gpu-reset -i N) or "
-        "reboot; where it comes back the hardware is faulty"
+        "reboot; if it happens again, the hardware is faulty"
     ),
 )
 
 CAUSES = (
     Cause(
         id="cuda.ecc",
-        says="a GPU's memory has an error that cannot be corrected (ECC)",
+        says="a GPU's memory has an uncorrectable error (ECC)",
         fix=_OUT_OF_SERVICE,
         source="https://github.com/vllm-project/vllm/issues/5222",
         lines=(r"uncorrectable ECC error", r"ECC_UNCORRECTABLE"),
@@ -32,7 +35,7 @@ CAUSES = (
     ),
     Cause(
         id="cuda.lost",
-        says="a GPU has gone away",
+        says="a GPU stopped responding",
         fix=_OUT_OF_SERVICE,
         source="https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",
         lines=(
@@ -44,9 +47,9 @@ CAUSES = (
     ),
     Cause(
         id="cuda.fabric",
-        says="the GPUs of this node are not ready: NVLink's fabric manager does not run",
+        says="the GPUs of this node are not ready: NVLink's fabric manager is not running",
         fix=(
-            "systemctl enable --now nvidia-fabricmanager on that node; its version must be the driver's",
+            "systemctl enable --now nvidia-fabricmanager on that node; its version must match the driver",
             "clusterctl check (gpu.fm) before the next start",
         ),
         source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
@@ -54,9 +57,9 @@ CAUSES = (
     ),
     Cause(
         id="cuda.driver.old",
-        says="the NVIDIA driver is too old for this PyTorch[: it knows CUDA {found}, written as in 12040 for 12.4]",
+        says="the NVIDIA driver is too old for this PyTorch[: it supports CUDA {found} (12040 means 12.4)]",
         fix=(
-            "update the driver of that node, or pack an environment whose PyTorch is built for an older CUDA",
+            "update the driver on that node, or pack an environment with a PyTorch for an older CUDA",
             "clusterctl check BUNDLE (env.cuda) compares every node's driver with the environment",
         ),
         source="https://github.com/zai-org/ChatGLM3/issues/100",
@@ -68,10 +71,10 @@ CAUSES = (
     ),
     Cause(
         id="cuda.none",
-        says="no GPU is to be seen",
+        says="no GPU is visible",
         fix=(
-            "nvidia-smi on that node: without an answer the driver is not loaded",
-            "where it answers: CUDA_VISIBLE_DEVICES names a GPU that is not there, or is empty",
+            "run nvidia-smi on that node: if it fails, the driver is not loaded",
+            "if it works: CUDA_VISIBLE_DEVICES is empty or names a GPU that does not exist",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py",
         lines=(
@@ -84,10 +87,10 @@ CAUSES = (
     ),
     Cause(
         id="cuda.ordinal",
-        says="a rank wants a GPU that this node does not have, or that CUDA_VISIBLE_DEVICES hides",
+        says="a rank uses a GPU that this node does not have, or that CUDA_VISIBLE_DEVICES hides",
         fix=(
-            "as many processes as GPUs: gpus: of that node in the inventory, --gpus-per-node, nproc_per_node",
-            "CUDA_VISIBLE_DEVICES counts from 0 and must list as many as there are processes",
+            "start one process for each GPU: gpus: of that node in the inventory, --gpus-per-node, nproc_per_node",
+            "CUDA_VISIBLE_DEVICES counts from 0 and must list a GPU for each process",
         ),
         source="https://github.com/yunqing-me/WatermarkDM/issues/8",
         lines=(r"invalid device ordinal",),
@@ -97,11 +100,10 @@ CAUSES = (
         says="ranks {first} and {second} use the same GPU ({device})",
         fix=(
             (
-                "each process takes GPU LOCAL_RANK: "
-                "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), and no device is "
-                "fixed in the script"
+                "each process must use GPU LOCAL_RANK: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), without a "
+                "fixed device in the script"
             ),
-            "no more processes than GPUs: gpus: in the inventory, nproc_per_node",
+            "do not start more processes than GPUs: gpus: in the inventory, nproc_per_node",
         ),
         source="https://github.com/Peterande/D-FINE/issues/289",
         lines=(
@@ -115,7 +117,7 @@ CAUSES = (
         id="cuda.architecture",
         says="this environment has no code for the node's GPU[: {gpu} is {capability}]",
         fix=(
-            "install a PyTorch (and extensions such as flash-attn) built for this GPU, pack and deploy it again",
+            "install a PyTorch (and extensions such as flash-attn) built for this GPU, then pack and deploy again",
             "clusterctl check BUNDLE (gpu.arch) compares every node's GPUs with the environment",
         ),
         source="https://github.com/Turoad/CLRNet/issues/83",
@@ -127,14 +129,14 @@ CAUSES = (
     ),
     Cause(
         id="cuda.bf16",
-        says="bf16 is asked for, and this GPU, or this CUDA, cannot do it",
+        says="the training uses bf16, which this GPU or this CUDA does not support",
         fix=(
             "bf16 needs Ampere (A100, RTX 30) or newer: on older GPUs bf16: false and fp16: true",
             (
-                "on a newer one: the driver and PyTorch must be of CUDA 11 or later: python -c 'import torch; "
+                "on newer GPUs: the driver and PyTorch must be built for CUDA 11 or later: python -c 'import torch; "
                 "print(torch.version.cuda, torch.cuda.is_bf16_supported())'"
             ),
-            "in a DeepSpeed configuration the same in bf16.enabled and fp16.enabled; no kernel need be switched off",
+            "in a DeepSpeed configuration set bf16.enabled and fp16.enabled; no kernel needs to be disabled",
         ),
         source="https://github.com/lm-sys/FastChat/issues/399",
         lines=(
@@ -145,14 +147,13 @@ CAUSES = (
     ),
     Cause(
         id="cuda.assert",
-        says="an index is out of its range on the GPU: most often a token or label that the model does not know",
+        says="an index is out of range on the GPU: usually a token or label that the model does not have",
         fix=(
             (
-                "tokenizer and model must belong together: len(tokenizer) <= the embedding's rows; "
-                "resize_vocab: true after "
-                "tokens were added"
+                "tokenizer and model must match: len(tokenizer) <= the embedding's rows; resize_vocab: true if tokens "
+                "were added"
             ),
-            "labels must be below num_labels; the run again with CUDA_LAUNCH_BLOCKING=1 names the line",
+            "labels must be below num_labels; run it again with CUDA_LAUNCH_BLOCKING=1 to see the line",
         ),
         source="https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution",
         lines=(r"Assertion `[^`]*(?:srcIndex|t >= 0|cur_target|index)[^`]*` failed", r"device-side assert triggered"),
@@ -161,12 +162,12 @@ CAUSES = (
         id="cuda.memory",
         says="a kernel on the GPU read or wrote outside its memory",
         fix=(
-            "again with CUDA_LAUNCH_BLOCKING=1: then the traceback names the operation",
+            "run it again with CUDA_LAUNCH_BLOCKING=1: the traceback then names the operation",
             (
-                "versions of PyTorch, flash-attn, DeepSpeed and Triton that belong together; without flash_attn, "
-                "torch.compile and liger kernels one after the other"
+                "use compatible versions of PyTorch, flash-attn, DeepSpeed and Triton; disable flash_attn, "
+                "torch.compile and liger kernels one at a time"
             ),
-            "where it is always the same node, its GPU is faulty: nvidia-smi -q -d ECC",
+            "if it is always the same node, its GPU is faulty: nvidia-smi -q -d ECC",
         ),
         source="https://github.com/axolotl-ai-cloud/axolotl/issues/1473",
         lines=(r"an illegal memory access was encountered", r"CUDA error: misaligned address"),
@@ -175,8 +176,8 @@ CAUSES = (
         id="cuda.cublas",
         says="cuBLAS failed",
         fix=(
-            "most often the GPU's memory is full: see the steps against CUDA out of memory",
-            "else an index out of range before it: the run again with CUDA_LAUNCH_BLOCKING=1",
+            "usually the GPU's memory is full: see CUDA out of memory",
+            "otherwise an index was out of range: run it again with CUDA_LAUNCH_BLOCKING=1",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDABlas.cpp",
         lines=(r"CUBLAS_STATUS_(?!ALLOC)\w+",),

@@ -1,17 +1,20 @@
-"""InfiniBand and RoCE, as NCCL sees them."""
+"""InfiniBand and RoCE errors in NCCL's log."""
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
-_FABRIC = "clusterctl check --level 1, and clusterctl bench nccl over pairs of nodes, name the node or the link"
+SUBJECT = "InfiniBand and RoCE"
+ORDER = 30
+
+_FABRIC = "to find the node or the link: clusterctl check --level 1, and clusterctl bench nccl --pairs"
 
 CAUSES = (
     Cause(
         id="nccl.ib.memory",
-        says="InfiniBand may not lock memory: {call} failed with {why}",
+        says="InfiniBand cannot lock memory: {call} failed with {why}",
         fix=(
-            "memlock must be unlimited where the run starts: services: limits: in the inventory, then log in anew",
+            "memlock must be unlimited: services: limits: in the inventory, then log in again",
             "clusterctl check (lim.memlock)",
         ),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
@@ -24,15 +27,15 @@ CAUSES = (
     ),
     Cause(
         id="nccl.ib.gid",
-        says="the adapters of two nodes do not reach each other: {call} failed with {why}[ on {device}]",
+        says="the adapters of two nodes cannot reach each other: {call} failed with {why}[ on {device}]",
         fix=(
             (
-                "RoCE: the GID index must be one of a routed IPv4 address with RoCE v2 on every node: show_gids, then "
+                "RoCE: the GID index must belong to a routed IPv4 address with RoCE v2 on every node: show_gids, then "
                 "NCCL_IB_GID_INDEX in train.env (clusterctl check: ib.gid)"
             ),
-            "adapters that reach only those of the same number: NCCL_CROSS_NIC=0; some of them only: NCCL_IB_HCA",
+            "if adapters reach only those with the same number: NCCL_CROSS_NIC=0; to use only some: NCCL_IB_HCA",
             _FABRIC,
-            "NCCL_IB_DISABLE=1 avoids it by using TCP, several times slower: to prove the cause, not to stay",
+            "NCCL_IB_DISABLE=1 uses TCP instead, several times slower: only to confirm the cause",
         ),
         source="https://github.com/NVIDIA/nccl/issues/2013",
         lines=(
@@ -48,7 +51,7 @@ CAUSES = (
         id="nccl.ib.failed",
         says="InfiniBand does not work on this node: {call} failed",
         fix=(
-            "ibstat: every port that is used must be Active; Initializing wants a subnet manager (services: opensm:)",
+            "ibstat: every used port must be Active; Initializing means no subnet manager (services: opensm:)",
             "in a container: --device=/dev/infiniband and --ulimit memlock=-1",
             "clusterctl check (ib.state, ib.sm, lim.memlock)",
         ),
@@ -59,11 +62,10 @@ CAUSES = (
         id="nccl.ib.completion",
         says="a message over InfiniBand was lost (status {status})[ on the way to {peer}]",
         fix=(
-            "status 12: no answer from the other adapter; 4 and 11: its memory; 5 comes after another error",
+            "status 12: no answer from the other adapter; 4 and 11: its memory; 5: follows another error",
             (
-                "RoCE: NCCL_IB_GID_INDEX after show_gids, lossless Ethernet (PFC) on the switches; "
-                "InfiniBand: cable and "
-                "port errors (clusterctl check: ib.errors, ib.flap)"
+                "RoCE: set NCCL_IB_GID_INDEX from show_gids, and lossless Ethernet (PFC) on the switches; "
+                "InfiniBand: look for cable and port errors (clusterctl check: ib.errors, ib.flap)"
             ),
             "on a busy fabric NCCL_IB_TIMEOUT=22 waits longer",
             _FABRIC,

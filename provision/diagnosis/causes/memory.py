@@ -1,13 +1,16 @@
 """Not enough memory: of a GPU, of the host, of /dev/shm.
 
-What frees memory, in this order, is after "ZeRO: Memory Optimizations" (arXiv 1910.02054) and DeepSpeed's own memory
-page. ``reduce_bucket_size`` 5e8 and ``stage3_max_live_parameters`` 1e9 are DeepSpeed's defaults, so that to set them
-frees nothing (https://www.deepspeed.ai/docs/config-json/).
+The order of the fixes follows "ZeRO: Memory Optimizations" (arXiv 1910.02054) and DeepSpeed's page about memory.
+``reduce_bucket_size`` 5e8 and ``stage3_max_live_parameters`` 1e9 are DeepSpeed's defaults, so setting them frees
+nothing (https://www.deepspeed.ai/docs/config-json/).
 """
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
+
+SUBJECT = "Memory"
+ORDER = 10
 
 _OOM = r"CUDA out of memory\.? Tried to allocate (?P<wanted>[\d.]+ [KMG]iB)"
 _SIZES = (
@@ -19,21 +22,19 @@ _SIZES = (
     r"(?:OutOfMemoryError|CUDA error): out of memory",
     r"_STATUS_ALLOC_FAILED",
 )
-_WHERE = "[: {wanted} more did not fit into GPU {gpu} with {total}, {free} of it free]"
+_WHERE = "[: {wanted} more did not fit into GPU {gpu} with {total}, of which {free} were free]"
 _LADDER = (
     (
-        "per_device_train_batch_size down and gradient_accumulation_steps up by the same factor: the "
-        "same training, less "
-        "memory; accumulation alone frees nothing"
+        "lower per_device_train_batch_size and raise gradient_accumulation_steps by the same factor: the same "
+        "training with less memory; accumulation alone frees nothing"
     ),
-    "gradient_checkpointing: true (about a quarter to a third more time a step)",
-    "the next ZeRO stage, or more nodes: stages 1, 2 and 3 share optimizer, gradients and parameters among the GPUs",
-    "offload_optimizer to cpu (slower, and it takes the host's memory instead)",
-    "a shorter cutoff_len (block_size), or LoRA or QLoRA: these change what is trained",
+    "gradient_checkpointing: true (a step takes about a quarter to a third longer)",
+    "use the next ZeRO stage, or more nodes: stages 1, 2 and 3 shard optimizer, gradients and parameters over the GPUs",
+    "offload_optimizer to cpu (slower, and uses the host's memory instead)",
+    "a shorter cutoff_len (block_size), or LoRA or QLoRA: these change the training",
     (
-        "no cure: smaller num_workers (host memory), empty_cache(), reduce_bucket_size 5e8 and "
-        "stage3_max_live_parameters "
-        "1e9 (the defaults), a newer CUDA"
+        "these do not help: smaller num_workers (host memory), empty_cache(), reduce_bucket_size 5e8 and "
+        "stage3_max_live_parameters 1e9 (the defaults), a newer CUDA"
     ),
 )
 
@@ -42,8 +43,8 @@ CAUSES = (
         id="cuda.oom.others",
         says="CUDA out of memory because another process holds {other} of the GPU[: {wanted} more did not fit]",
         fix=(
-            "see whose it is: clusterctl run 'nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv'",
-            "end what an earlier run has left there: clusterctl stop RUN",
+            "find the process: clusterctl run 'nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv'",
+            "stop what an earlier run left there: clusterctl stop RUN",
             "clusterctl check finds busy GPUs before the next start",
         ),
         source="https://github.com/ragntune/code-llama-finetune/issues/3",
@@ -51,11 +52,11 @@ CAUSES = (
     ),
     Cause(
         id="cuda.oom.fragmented",
-        says="CUDA out of memory although PyTorch holds {loose} unused in pieces: {wanted} did not fit into one",
+        says="CUDA out of memory from fragmentation: {wanted} did not fit, but PyTorch holds {loose} unused in pieces",
         fix=(
             (
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment (with LLaMA-Factory also "
-                "OPTIM_TORCH=0, else it overwrites that)"
+                "OPTIM_TORCH=0, otherwise it overwrites that)"
             ),
             *_LADDER[:2],
         ),
@@ -73,11 +74,10 @@ CAUSES = (
         fix=(
             "per_device_eval_batch_size: 1",
             (
-                "eval_accumulation_steps: 1 brings the predictions to the host after each step; "
-                "prediction_loss_only: true "
-                "where only the loss is wanted"
+                "eval_accumulation_steps: 1 moves the predictions to the host after each step; if only the loss is "
+                "needed: prediction_loss_only: true"
             ),
-            "bf16_full_eval: true (fp16_full_eval on GPUs before Ampere) helps in evaluations only",
+            "bf16_full_eval: true (fp16_full_eval on GPUs before Ampere) helps only in evaluations",
         ),
         source="https://github.com/huggingface/transformers/issues/7232",
         lines=_SIZES,
@@ -88,9 +88,8 @@ CAUSES = (
         says="CUDA out of memory in the optimizer's first step" + _WHERE,
         fix=(
             (
-                "its states take 12 bytes a parameter (Adam, mixed precision), whatever the batch: ZeRO "
-                "stage 1 or more "
-                "shares them among the GPUs, offload_optimizer to cpu takes them off"
+                "its states take 12 bytes per parameter (Adam, mixed precision) with any batch: ZeRO stage 1 or more "
+                "shards them over the GPUs, offload_optimizer moves them to the host"
             ),
             "or train fewer parameters: LoRA or QLoRA",
             "a smaller batch does not help here",
@@ -104,9 +103,8 @@ CAUSES = (
         says="CUDA out of memory while the model was loaded" + _WHERE,
         fix=(
             (
-                "the weights alone do not fit: ZeRO-3 shares them among the GPUs, QLoRA "
-                "(quantization_bit: 4) makes them "
-                "smaller, offload_param to cpu takes them off"
+                "the weights alone do not fit: ZeRO-3 shards them over the GPUs, QLoRA (quantization_bit: 4) makes "
+                "them smaller, offload_param moves them to the host"
             ),
             "a smaller batch or gradient checkpointing does not help here",
         ),
@@ -123,16 +121,12 @@ CAUSES = (
     ),
     Cause(
         id="host.oom",
-        says="the kernel ended a process because the host's memory was full[: {name}][ (pid {pid})]",
+        says="the kernel killed a process because the host's memory was full[: {name}][ (pid {pid})]",
         fix=(
-            "see what takes the memory: dmesg -T | grep -i oom, and clusterctl check (mem.available)",
-            "lower preprocessing_num_workers and dataloader_num_workers; each worker holds its own copy",
-            (
-                "without offload_optimizer and offload_param to cpu, or with more nodes: 16 bytes a "
-                "parameter are shared "
-                "among the nodes"
-            ),
-            "low_cpu_mem_usage: true, so that not every rank loads the whole model at once",
+            "find what uses the memory: dmesg -T | grep -i oom, and clusterctl check (mem.available)",
+            "lower preprocessing_num_workers and dataloader_num_workers; each worker has its own copy",
+            ("remove offload_optimizer and offload_param, or use more nodes: they share the 16 bytes per parameter"),
+            "low_cpu_mem_usage: true, so that ranks do not all load the whole model at once",
         ),
         source="https://docs.kernel.org/admin-guide/mm/concepts.html",
         lines=(
@@ -146,10 +140,10 @@ CAUSES = (
     ),
     Cause(
         id="host.oom.worker",
-        says="the kernel killed a data loader's worker (pid {pid}), which it does when the host's memory is full",
+        says="the kernel killed a data loader's worker (pid {pid}); the usual reason is that the host's memory is full",
         fix=(
             "lower dataloader_num_workers and its prefetch_factor",
-            "see dmesg -T | grep -i oom on that node for what took the memory",
+            "find what used the memory: dmesg -T | grep -i oom on that node",
         ),
         source="https://github.com/pytorch/pytorch/issues/8976",
         lines=(r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) (?:is|are) killed by signal: Killed",),
@@ -159,7 +153,7 @@ CAUSES = (
         says="the host has no memory for {wanted} bytes",
         fix=(
             "free memory on that node: clusterctl check (mem.available)",
-            "lower preprocessing_num_workers, or without offloading to cpu",
+            "lower preprocessing_num_workers, or remove offloading to the cpu",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/c10/core/impl/alloc_cpu.cpp",
         lines=(
@@ -169,10 +163,10 @@ CAUSES = (
     ),
     Cause(
         id="shm.full",
-        says="shared memory (/dev/shm) is too small[: NCCL wanted {size} bytes there]",
+        says="shared memory (/dev/shm) is too small[: NCCL needs {size} bytes there]",
         fix=(
             "make it larger: mount -o remount,size=50% /dev/shm, or in a container --shm-size 16g or --ipc=host",
-            "services: limits: in the inventory keeps it so after a reboot; clusterctl check (mem.shm) looks at it",
+            "services: limits: in the inventory keeps the size after a reboot; clusterctl check (mem.shm) checks it",
             "until then: dataloader_num_workers: 0",
         ),
         source="https://github.com/pytorch/pytorch/issues/5040",

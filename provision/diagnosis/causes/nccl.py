@@ -1,4 +1,4 @@
-"""What NCCL says. Its WARN lines name the reason, where NCCL_DEBUG is WARN or INFO; torch's exception only the class.
+"""NCCL's errors. With NCCL_DEBUG=WARN or INFO, its WARN lines name the reason; torch's exception only names the class.
 
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 """
@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
-_FABRIC = "clusterctl check --level 1, and clusterctl bench nccl over pairs of nodes, name the node or the link"
+SUBJECT = "NCCL"
+ORDER = 40
+
+_FABRIC = "to find the node or the link: clusterctl check --level 1, and clusterctl bench nccl --pairs"
 
 CAUSES = (
     Cause(
         id="nccl.version",
         says="the nodes have different versions of {what}: {values}",
         fix=(
-            "clusterctl verify compares the releases, clusterctl deploy makes them one",
-            "clusterctl check (env.same); LD_LIBRARY_PATH and LD_PRELOAD must not bring another libnccl",
+            "clusterctl verify compares the releases; clusterctl deploy brings the same one to every node",
+            "clusterctl check (env.same); LD_LIBRARY_PATH and LD_PRELOAD must not load another libnccl",
         ),
         source="https://github.com/NVIDIA/nccl/blob/master/src/init.cc",
         lines=(
@@ -28,23 +31,23 @@ CAUSES = (
     ),
     Cause(
         id="nccl.version.seen",
-        says="NCCL finds ranks {first} and {second} with different versions of itself",
+        says="ranks {first} and {second} have different versions of NCCL",
         fix=(
-            "clusterctl verify compares the releases, clusterctl deploy makes them one",
-            "LD_LIBRARY_PATH and LD_PRELOAD must not bring another libnccl on one of the nodes",
+            "clusterctl verify compares the releases; clusterctl deploy brings the same one to every node",
+            "LD_LIBRARY_PATH and LD_PRELOAD must not load another libnccl on one of the nodes",
         ),
         source="https://github.com/NVIDIA/nccl/blob/master/src/init.cc",
         lines=(r"Mismatched NCCL version detected : rank (?P<first>\d+) version \d+ rank (?P<second>\d+) version \d+",),
     ),
     Cause(
         id="nccl.interface",
-        says="NCCL finds no network interface to use",
+        says="NCCL found no usable network interface",
         fix=(
             (
-                "NCCL_SOCKET_IFNAME names one that this node does not have: see ip -br addr; names may "
-                "differ between nodes"
+                "NCCL_SOCKET_IFNAME names an interface that this node lacks: see ip -br addr; names may differ between "
+                "nodes"
             ),
-            "clusterctl train sets the interface each node reaches rank 0 by: take NCCL_SOCKET_IFNAME out of train.env",
+            "clusterctl train sets each node's interface to rank 0: remove NCCL_SOCKET_IFNAME from train.env",
         ),
         source="https://github.com/NVIDIA/nccl/issues/1837",
         lines=(
@@ -59,13 +62,12 @@ CAUSES = (
         says="NCCL cannot connect to {peer}: {why}",
         fix=(
             (
-                "the nodes must reach each other on every port: no firewall between them (clusterctl check --level 1: "
+                "the nodes must reach each other on every port, without a firewall (clusterctl check --level 1: "
                 "net.master, net.fw)"
             ),
             (
-                "NCCL_SOCKET_IFNAME must be the interface of their common network; bridges of containers "
-                "(docker0, veth) "
-                "lead nowhere"
+                "NCCL_SOCKET_IFNAME must be the interface of their common network, not a container bridge (docker0, "
+                "veth)"
             ),
         ),
         source="https://github.com/NVIDIA/nccl/issues/697",
@@ -78,11 +80,10 @@ CAUSES = (
     ),
     Cause(
         id="nccl.mismatch",
-        says="the ranks ask for different collectives at the same time",
+        says="the ranks called different collectives at the same time",
         fix=(
             (
-                "every rank must go the same way through the loop: evaluate, save and log on all ranks, "
-                "and only write on "
+                "every rank must run the same collectives: evaluate, save and log on all ranks, and only write on "
                 "rank 0; equal batch counts (drop_last)"
             ),
             "TORCH_DISTRIBUTED_DEBUG=DETAIL names the two collectives",
@@ -93,21 +94,17 @@ CAUSES = (
     Cause(
         id="nccl.timeout.evaluating",
         says=(
-            "the ranks lost each other around an evaluation: rank {rank} waited {waited} ms for {operation}"
+            "the ranks diverged around an evaluation: rank {rank} waited {waited} ms for {operation}"
             "[, which {missing} did not join]"
         ),
         fix=(
             (
-                "every rank must evaluate, with equally many batches, and enter the same all_reduce: an "
-                "evaluation, or an "
-                "early end of it, on rank 0 alone leaves the others waiting"
+                "every rank must evaluate the same number of batches and call the same all_reduce: if only rank 0 "
+                "evaluates, or stops early, the others wait"
             ),
-            (
-                "seeds that are set for the evaluation must be set back on every rank, else the ranks choose "
-                "different data"
-            ),
-            "a long evaluation on purpose: ddp_timeout (seconds) above its length, or a larger eval_steps",
-            "to switch evaluation off hides the fault and does not mend it",
+            ("if the evaluation sets seeds, every rank must restore them, otherwise the ranks choose different data"),
+            "for a long evaluation: ddp_timeout (seconds) above its length, or a larger eval_steps",
+            "disabling evaluation hides the fault and does not fix it",
         ),
         source="https://github.com/deepspeedai/DeepSpeed/issues/5394",
         lines=(
@@ -126,16 +123,15 @@ CAUSES = (
         fix=(
             "see what {missing} did instead: clusterctl logs RUN --rank {late}",
             (
-                "find the rank that did not come: one without this line, one with the lowest 'last "
-                "enqueued' number, one "
-                "that hangs (clusterctl logs RUN --rank N)"
+                "find the rank that did not arrive: it lacks this line, has the lowest 'last enqueued' number, or "
+                "hangs (clusterctl logs RUN --rank N)"
             ),
             (
-                "slow work on one rank alone (tokenising, saving, downloading) while others wait: all ranks do it, or "
-                "ddp_timeout (seconds) in the configuration is longer; NCCL_TIMEOUT is read by nobody"
+                "if one rank does slow work (tokenising, saving, downloading) while others wait: do it on all ranks, "
+                "or raise ddp_timeout (seconds) in the configuration; NCCL_TIMEOUT has no effect"
             ),
-            "the network: " + _FABRIC + "; NCCL_DEBUG=WARN tells what NCCL sees",
-            "NCCL_IB_DISABLE=1 and NCCL_P2P_DISABLE=1 make it several times slower: to prove a cause, not to stay",
+            "the network: " + _FABRIC + "; NCCL_DEBUG=WARN shows NCCL's errors",
+            "NCCL_IB_DISABLE=1 and NCCL_P2P_DISABLE=1 are several times slower: only to confirm a cause",
         ),
         source="https://github.com/hiyouga/LlamaFactory/issues/7396",
         lines=(
@@ -151,8 +147,8 @@ CAUSES = (
         id="nccl.timeout.plain",
         says="NCCL's communication timed out",
         fix=(
-            "find the rank that did not come: one that hangs or has ended (clusterctl logs RUN --rank N)",
-            "ddp_timeout (seconds) in the configuration is the limit; NCCL_TIMEOUT is read by nobody",
+            "find the rank that did not arrive: one that hangs or has exited (clusterctl logs RUN --rank N)",
+            "ddp_timeout (seconds) in the configuration is the limit; NCCL_TIMEOUT has no effect",
             _FABRIC,
         ),
         source="https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group",
@@ -161,11 +157,11 @@ CAUSES = (
     ),
     Cause(
         id="nccl.system",
-        says="NCCL: a call to the system failed (unhandled system error)",
+        says="NCCL: a system call failed (unhandled system error)",
         fix=(
-            "the lines above it with NCCL WARN say which; NCCL_DEBUG=WARN in train.env brings them",
-            "most often: an interface or a firewall (clusterctl check --level 1), memlock for InfiniBand, /dev/shm",
-            "the GPUs need not be in one machine: NCCL works between nodes",
+            "the lines above it with NCCL WARN name the call; NCCL_DEBUG=WARN in train.env enables them",
+            "usually an interface or a firewall (clusterctl check --level 1), memlock for InfiniBand, or /dev/shm",
+            "the GPUs may be in different machines: NCCL works between nodes",
         ),
         source="https://github.com/NVIDIA/nccl/issues/975",
         lines=(r"unhandled system error", r"^ncclSystemError: "),
@@ -174,12 +170,12 @@ CAUSES = (
     ),
     Cause(
         id="nccl.cuda",
-        says="NCCL: a call to CUDA failed (unhandled cuda error)",
+        says="NCCL: a CUDA call failed (unhandled cuda error)",
         fix=(
-            "the lines above it with NCCL WARN say which; NCCL_DEBUG=WARN in train.env brings them",
+            "the lines above it with NCCL WARN name the call; NCCL_DEBUG=WARN in train.env enables them",
             (
-                "most often: driver and environment do not fit (clusterctl check BUNDLE), GPU memory is "
-                "full, a GPU is gone"
+                "usually driver and environment are incompatible (clusterctl check BUNDLE), GPU memory is full, or a "
+                "GPU stopped responding"
             ),
         ),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
@@ -191,8 +187,8 @@ CAUSES = (
         id="nccl.internal",
         says="NCCL: internal error",
         fix=(
-            "the lines above it with NCCL WARN say why; NCCL_DEBUG=WARN in train.env brings them",
-            "most often: no usable interface, or versions that differ between nodes",
+            "the lines above it with NCCL WARN name the reason; NCCL_DEBUG=WARN in train.env enables them",
+            "usually no usable interface, or different versions on the nodes",
         ),
         source="https://github.com/NVIDIA/nccl/issues/795",
         lines=(r"^ncclInternalError: ", r"NCCL error in: .*, internal error"),

@@ -1,14 +1,17 @@
-"""The numbers of the training itself, and a DeepSpeed configuration that does not add up."""
+"""Invalid numbers in training, and inconsistent DeepSpeed configurations."""
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
+SUBJECT = "Numbers and DeepSpeed's configuration"
+ORDER = 90
+
 _CALM = (
-    "find the data first: empty answers, broken examples, labels that are all ignored give such losses",
+    "check the data first: empty answers, broken examples and labels that are all ignored cause such losses",
     "a lower learning_rate, warm-up (warmup_ratio: 0.03), max_grad_norm: 1.0",
-    "bf16: true in place of fp16 from Ampere on: it has the range of fp32 and needs no loss scale",
-    "clusterctl resume RUN goes on from the newest checkpoint; take one from before the loss went wrong",
+    "bf16: true instead of fp16 from Ampere on: it has the range of fp32 and needs no loss scale",
+    "clusterctl resume RUN resumes from the newest checkpoint; choose one from before the loss went wrong",
 )
 
 CAUSES = (
@@ -16,9 +19,9 @@ CAUSES = (
         id="fp16.scale",
         says="fp16: the loss scale is at its minimum and gradients still overflow",
         fix=(
-            "bf16: true in place of fp16 from Ampere on (A100, RTX 30): no loss scale, no overflow of this kind",
+            "bf16: true instead of fp16 from Ampere on (A100, RTX 30): no loss scale and no such overflow",
             (
-                "a model that was trained in bf16 overflows in fp16: on older GPUs fp32 for it, or LoRA with a lower "
+                "a model that was trained in bf16 overflows in fp16: on older GPUs use fp32, or LoRA with a lower "
                 "learning rate"
             ),
             "a lower learning_rate, longer warm-up, max_grad_norm: 1.0; examples whose labels are all ignored give NaN",
@@ -32,7 +35,7 @@ CAUSES = (
     ),
     Cause(
         id="nan.raised",
-        says="a loss or gradient is no number any more (NaN or infinite)",
+        says="a loss or gradient became NaN or infinite",
         fix=_CALM,
         source="recorded (torch, a learning rate far too high)",
         lines=(
@@ -47,7 +50,7 @@ CAUSES = (
     ),
     Cause(
         id="nan.seen",
-        says="the loss is no number any more[ (step {step})]",
+        says="the loss became NaN or infinite[ (step {step})]",
         fix=_CALM,
         source="recorded (trainer_log.jsonl)",
         lines=(
@@ -61,12 +64,12 @@ CAUSES = (
     ),
     Cause(
         id="deepspeed.batch",
-        says="DeepSpeed: train_batch_size {total} is not {micro} (a GPU) x {steps} (accumulation) x {ranks} (ranks)",
+        says="DeepSpeed: train_batch_size {total} is not {micro} (per GPU) x {steps} (accumulation) x {ranks} (ranks)",
         fix=(
-            'give two of the three and leave the third out, or all of them "auto" with transformers\' Trainer',
+            'give two of the three and omit the third, or set all of them to "auto" with transformers\' Trainer',
             (
-                "ranks is the number of GPUs of the whole run: another number of nodes changes it; 1 means that the "
-                "processes were not started as one run"
+                "ranks is the number of GPUs of the whole run, so it changes with the number of nodes; 1 means that "
+                "the processes were not started as one run"
             ),
         ),
         source="https://github.com/deepspeedai/DeepSpeed/issues/6914",
@@ -82,8 +85,7 @@ CAUSES = (
         says="DeepSpeed: {what} has to be greater than 0",
         fix=(
             (
-                "train_batch_size is smaller than the number of ranks, or not a multiple of it: raise "
-                "it, or leave it out "
+                "train_batch_size is smaller than the number of ranks, or not a multiple of it: raise it, or omit it "
                 "and give train_micro_batch_size_per_gpu"
             ),
         ),
@@ -97,10 +99,10 @@ CAUSES = (
     ),
     Cause(
         id="deepspeed.auto",
-        says='DeepSpeed does not know "auto"',
+        says='DeepSpeed does not understand "auto"',
         fix=(
-            'only transformers\' Trainer (so LLaMA-Factory) fills "auto" in: a script of your own needs numbers there',
-            "and the DeepSpeed configuration must reach the Trainer (deepspeed: in the YAML), not deepspeed.initialize",
+            'only transformers\' Trainer (and so LLaMA-Factory) replaces "auto": your own script needs numbers',
+            "pass the DeepSpeed configuration to the Trainer (deepspeed: in the YAML), not to deepspeed.initialize",
         ),
         source='recorded (DeepSpeed 0.19, a configuration with "auto" in a plain script)',
         lines=(
@@ -114,27 +116,25 @@ CAUSES = (
     Cause(
         id="deepspeed.mismatch",
         says="the DeepSpeed configuration contradicts the training arguments",
-        fix=('"auto" in the DeepSpeed configuration for what the arguments say; the lines below it name the values',),
+        fix=('use "auto" in the DeepSpeed configuration for these values; the lines below it name them',),
         source="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
         lines=(r"correct the following DeepSpeed config values that mismatch TrainingArguments",),
         more=6,
     ),
     Cause(
         id="deepspeed.optimizer",
-        says="DeepSpeed refuses this optimizer together with offloading",
+        says="DeepSpeed refuses this optimizer with offloading",
         fix=(
-            'leave "optimizer" to the DeepSpeed configuration (type AdamW), which takes its own CPU Adam',
-            'or "zero_force_ds_cpu_optimizer": false there',
+            'set "optimizer" in the DeepSpeed configuration (type AdamW), so that DeepSpeed uses its CPU Adam',
+            'or set "zero_force_ds_cpu_optimizer": false there',
         ),
         source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py",
         lines=(r"You are using ZeRO-Offload with a client provided optimizer",),
     ),
     Cause(
         id="deepspeed.config",
-        says="the DeepSpeed configuration cannot be used[: {what}]",
-        fix=(
-            "keys and values must be ones that DeepSpeed knows (comments are allowed); the lines around it say which",
-        ),
+        says="the DeepSpeed configuration is invalid[: {what}]",
+        fix=("DeepSpeed does not know a key or a value (comments are allowed); the lines around it name it",),
         source="recorded (DeepSpeed 0.19, stage 7)",
         lines=(
             r"DeepSpeedConfigError: (?P<what>.+)",

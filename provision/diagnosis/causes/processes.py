@@ -1,8 +1,11 @@
-"""Processes, agents and nodes that stop, die or are ended; and what only echoes that."""
+"""Processes, agents and nodes that stop, crash or are killed, and the errors that follow from it."""
 
 from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
+
+SUBJECT = "Processes, agents, nodes"
+ORDER = 100
 
 # The second alternative, like some below, is what the agents of earlier versions write.
 _CRASHED = r"(?P<text>.*the agent (?:crashed|has failed, by a mistake).*)"
@@ -15,10 +18,10 @@ AGENT_FAILED = Cause(
     id="agent.failed",
     says="the agent of this node failed[: {text}]",
     fix=(
-        "its agent.log has the traceback: report it as a fault of clusterctl",
-        "clusterctl resume RUN starts new agents, from the newest complete checkpoint",
+        "its agent.log has the traceback: report it as a bug of clusterctl",
+        "clusterctl resume RUN starts new agents and resumes from the newest complete checkpoint",
     ),
-    source="trainer/agent/life/guard.py",
+    source="trainer/agent/supervisor/guard.py",
     events=(
         {"event": "end", "why": _CRASHED},
         {
@@ -32,13 +35,13 @@ AGENT_FAILED = Cause(
 )
 NODE_SILENT = Cause(
     id="node.silent",
-    says="the node was not heard, although its machine was up all the time[: {text}]",
+    says="the node was silent, but its machine was up all the time[: {text}]",
     fix=(
-        "its network: clusterctl check --level 1, and the link and the firewall at that time",
-        "its agent: clusterctl status, and agent.log in the run's logs on that node",
-        "clusterctl resume RUN continues from the newest complete checkpoint",
+        "check its network: clusterctl check --level 1, and the link and the firewall at that time",
+        "check its agent: clusterctl status, and agent.log in the run's logs on that node",
+        "clusterctl resume RUN resumes from the newest complete checkpoint",
     ),
-    source="trainer/agent/life/inbox.py",
+    source="trainer/agent/supervisor/control.py",
     events=({"event": "peer", "node": r"(?P<lost>.+)", "state": r"^lost$", "text": r"(?P<text>.*)"},),
     grade="ended",
 )
@@ -46,14 +49,13 @@ NODE_SILENT = Cause(
 CAUSES = (
     Cause(
         id="rank.stopped",
-        says="the rank was stopped: it does not run (state T)[: {text}]",
+        says="the rank was suspended (state T)[: {text}]",
         fix=(
             (
-                "somebody sent it SIGSTOP (kill -STOP, Ctrl-Z, a debugger): kill -CONT PID lets it go "
-                "on, if the others "
+                "it received SIGSTOP (kill -STOP, Ctrl-Z, a debugger): kill -CONT PID continues it, if the others "
                 "still wait"
             ),
-            "clusterctl resume RUN goes on from the newest complete checkpoint",
+            "clusterctl resume RUN resumes from the newest complete checkpoint",
         ),
         source="trainer/agent/watch/watch.py",
         events=({"event": "hang", "kind": r"^stopped$", "text": r"(?P<text>.*)"},),
@@ -61,10 +63,10 @@ CAUSES = (
     ),
     Cause(
         id="rank.dead",
-        says="the rank's process is gone[: {text}]",
+        says="the rank's process exited[: {text}]",
         fix=(
-            "its own log has the last words: clusterctl logs RUN --rank N",
-            "without any: dmesg -T on that node; the kernel kills when memory is full",
+            "look at the end of its log: clusterctl logs RUN --rank N",
+            "if it has no error: dmesg -T on that node; the kernel kills processes when memory is full",
         ),
         source="trainer/agent/watch/watch.py",
         events=({"event": "hang", "kind": r"^dead$", "text": r"(?P<text>.*)"},),
@@ -72,17 +74,16 @@ CAUSES = (
     ),
     Cause(
         id="rank.hangs",
-        says="no progress any more[: {text}]",
+        says="the run made no more progress[: {text}]",
         fix=(
-            "the stacks of all ranks are in the agent's events: the rank whose stack differs is the one",
+            "the agent's events have the stacks of all ranks: look at the rank whose stack differs",
             (
-                "ranks that wait in a collective wait for one that went another way: after an evaluation "
-                "or a save, look for "
-                "work that rank 0 does alone"
+                "ranks in a collective wait for a rank that did not call it: after an evaluation or a save, look for "
+                "work that only rank 0 does"
             ),
-            "slow work on purpose: a longer hang limit (--hang-after), or none",
+            "if the work is slow on purpose: a longer hang limit (--hang-after), or none",
         ),
-        source="trainer/agent/watch/hangs.py",
+        source="trainer/agent/watch/watch.py",
         events=(
             {"event": "hang", "text": r"(?P<text>.*elsewhere than the others: rank (?P<odd>\d+).*)"},
             {"event": "hang", "text": r"(?P<text>.*)"},
@@ -94,14 +95,13 @@ CAUSES = (
         id="agent.killed",
         says="the agent of this node was killed[: {text}]",
         fix=(
-            "the guard has ended the run's processes on this node; clusterctl resume RUN goes on",
+            "the guard has stopped the run's processes on this node; to continue: clusterctl resume RUN",
             (
-                "who did it: the kernel (dmesg -T | grep -i oom), or a person; KillUserProcesses=yes of "
-                "logind ends what "
-                "a logged-out user left"
+                "it was killed by the kernel (dmesg -T | grep -i oom), by a user, or by logind: "
+                "KillUserProcesses=yes kills a user's processes at logout"
             ),
         ),
-        source="trainer/agent/life/guard.py",
+        source="trainer/agent/supervisor/guard.py",
         events=(
             {
                 "event": "end",
@@ -115,10 +115,10 @@ CAUSES = (
         id="node.lost",
         says="the node is lost[: {text}]",
         fix=(
-            "it was switched off, crashed, or its network is down: look at its console, dmesg and last -x",
-            "clusterctl check, then clusterctl resume RUN --exclude NODE, or all nodes once it is back",
+            "it lost power, crashed, or its network is down: look at its console, dmesg and last -x",
+            "clusterctl check, then clusterctl resume RUN --exclude NODE, or on all nodes once it is back",
         ),
-        source="trainer/agent/life/inbox.py",
+        source="trainer/agent/supervisor/control.py",
         events=(
             {"event": "peer", "node": r"(?P<lost>.+)", "state": r"^lost$", "text": r"(?P<text>.*)"},
             {
@@ -131,27 +131,27 @@ CAUSES = (
     NODE_SILENT,  # behind node.lost: the machine's own uptime makes one of the other (signs.py)
     Cause(
         id="signal.hup",
-        says="the terminal that the run was started in was closed (SIGHUP)",
-        fix=("clusterctl train's agents survive a logout; by hand: nohup, tmux, systemd-run --user",),
+        says="the terminal in which the run was started was closed (SIGHUP)",
+        fix=("runs of clusterctl train survive a logout; by hand: nohup, tmux, systemd-run --user",),
         source="https://github.com/modelscope/ms-swift/issues/64",
         lines=(r"closing signal SIGHUP", r"got signal: (?:Signals\.SIGHUP|1)\b", r"Received Signals\.SIGHUP"),
     ),
     Cause(
         id="signal.int",
-        says="somebody pressed Ctrl-C, or sent SIGINT",
-        fix=("clusterctl resume RUN goes on from the newest complete checkpoint",),
+        says="the run was interrupted by Ctrl-C or SIGINT",
+        fix=("clusterctl resume RUN resumes from the newest complete checkpoint",),
         source="recorded (torchrun, kill -INT)",
         lines=(r"^KeyboardInterrupt\b", r"closing signal SIGINT", r"got signal: (?:Signals\.SIGINT|2)\b"),
         grade="late",
     ),
     Cause(
         id="rank.killed",
-        says="the process was killed with SIGKILL[ (pid {pid})], and no log says by whom",
+        says="the process was killed with SIGKILL[ (pid {pid})]; no log says why",
         fix=(
-            "most often the kernel, because the host's memory was full: look for it with dmesg -T | grep -i kill",
+            "usually the kernel killed it because the host's memory was full: dmesg -T | grep -i kill",
             "clusterctl run --root --limit {host} 'dmesg -T | grep -i kill'",
-            "then fewer preprocessing and data loader workers, no offloading to cpu, or more nodes",
-            "else a person or a batch system: clusterctl resume RUN goes on from the newest complete checkpoint",
+            "in that case: fewer preprocessing and data loader workers, no offloading to the cpu, or more nodes",
+            "otherwise a user or a batch system did: clusterctl resume RUN resumes from the newest complete checkpoint",
         ),
         source="recorded (torchrun, kill -9 of a rank)",
         lines=(
@@ -169,11 +169,10 @@ CAUSES = (
         says="the process crashed in compiled code (SIGSEGV)",
         fix=(
             (
-                "PYTHONFAULTHANDLER=1 (clusterctl train sets it) writes the stack into the rank's log: "
-                "the topmost module "
-                "is the one to look at"
+                "PYTHONFAULTHANDLER=1 (clusterctl train sets it) writes the stack into the rank's log: look at the "
+                "topmost module"
             ),
-            "versions that do not belong together (torch, flash-attn, tokenizers, pyarrow) crash so on import",
+            "incompatible versions (torch, flash-attn, tokenizers, pyarrow) crash like this on import",
         ),
         source="recorded (torchrun, kill -SEGV of a rank)",
         lines=(
@@ -187,8 +186,8 @@ CAUSES = (
     ),
     Cause(
         id="rank.aborted",
-        says="the process ended itself (SIGABRT)",
-        fix=("what stands above it in the rank's log says why: clusterctl logs RUN --rank N",),
+        says="the process aborted (SIGABRT)",
+        fix=("the lines above it in the rank's log say why: clusterctl logs RUN --rank N",),
         source="https://github.com/InternLM/lmdeploy/issues/3258",
         lines=(
             r"failed \(exitcode: -6\) local_rank: (?P<local_rank>\d+)",
@@ -230,8 +229,8 @@ CAUSES = (
     ),
     Cause(
         id="launcher.child",
-        says="the launcher tells that a process of it failed",
-        fix=("the rank's own log says why: clusterctl logs RUN --rank N",),
+        says="the launcher reports that one of its processes failed",
+        fix=("the rank's log says why: clusterctl logs RUN --rank N",),
         source="recorded (torchrun 2.13)",
         lines=(
             r"ChildFailedError",
@@ -247,8 +246,8 @@ CAUSES = (
     ),
     Cause(
         id="signal.term",
-        says="told to end (SIGTERM), because another one failed or the run was stopped",
-        fix=("another rank failed first, or somebody stopped the run: clusterctl logs RUN",),
+        says="stopped with SIGTERM, because another process failed or the run was stopped",
+        fix=("another rank failed first, or a user stopped the run: clusterctl logs RUN",),
         source="recorded (torchrun)",
         lines=(
             r"closing signal SIGTERM",
@@ -260,21 +259,20 @@ CAUSES = (
         events=({"event": "exit", "signal": r"^SIG(?:TERM|KILL)$"}, {"event": "peer", "state": r"^failed$"}),
         grade="echo",
     ),
-)
-
-EXCEPTION = Cause(
-    id="python.exception",
-    says="{type}[: {message}]",
-    fix=(
-        (
-            "no row of the table knows it: its traceback names file and line "
-            "(clusterctl logs RUN --rank N has all of it)"
+    Cause(
+        id="python.exception",
+        says="{type}[: {message}]",
+        fix=(
+            (
+                "this exception has no row in the table of causes; its traceback names the file and the line "
+                "(clusterctl logs RUN --rank N)"
+            ),
         ),
-    ),
-    source="recorded (Python)",
-    lines=(
-        r"^(?P<type>(?:\w+\.)*\w*(?:Error|Exception|Timeout|Interrupt|Mismatch\w*|Failure)): (?P<message>.+)",
-        r"^(?P<type>(?:\w+\.)*(?:\w+Error|\w+Exception))$",
-    ),
-    grade="unknown",
+        source="recorded (Python)",
+        lines=(
+            r"^(?P<type>(?:\w+\.)*\w*(?:Error|Exception|Timeout|Interrupt|Mismatch\w*|Failure)): (?P<message>.+)",
+            r"^(?P<type>(?:\w+\.)*(?:\w+Error|\w+Exception))$",
+        ),
+        grade="unknown",
+    ),  # last: any other row that matches the line explains it better
 )

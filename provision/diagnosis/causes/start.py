@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from provision.diagnosis.cause import Cause
 
+SUBJECT = "The ranks do not find each other"
+ORDER = 50
+
 _REACH = "clusterctl check --level 1 (net.master, net.fw, net.mtu) tries every pair of nodes"
 
 CAUSES = (
@@ -11,8 +14,8 @@ CAUSES = (
         id="port.taken",
         says="MASTER_PORT[ {port}] is in use",
         fix=(
-            "without train.port in the inventory a free port is found for every run",
-            "see who holds it: ss -ltnp 'sport = :{port}'; an earlier run: clusterctl stop RUN",
+            "remove train.port from the inventory, so that every run uses a free port",
+            "find the process: ss -ltnp 'sport = :{port}'; if it is an earlier run: clusterctl stop RUN",
             "by hand: another MASTER_PORT, the same on every node",
         ),
         source="recorded (torch 2.13, a port that another process holds)",
@@ -28,8 +31,8 @@ CAUSES = (
         id="master.name",
         says="the name [{host} ]of rank 0 cannot be resolved here",
         fix=(
-            "services: hosts: in the inventory writes every node's name into /etc/hosts of every node",
-            "or MASTER_ADDR as an IP address; clusterctl check (net.dns)",
+            "services: hosts: in the inventory adds all nodes' names to /etc/hosts on every node",
+            "or give MASTER_ADDR as an IP address; clusterctl check (net.dns)",
         ),
         source="recorded (torch 2.13, MASTER_ADDR=no-such-host.invalid)",
         lines=(
@@ -40,9 +43,9 @@ CAUSES = (
     ),
     Cause(
         id="rendezvous.missing",
-        says="only {joined} of {wanted} came to the meeting[ within {seconds} s]",
+        says="only {joined} of {wanted} processes joined the rendezvous[ within {seconds} s]",
         fix=(
-            "a node did not start, started late, or two have the same rank (NODE_RANK): each needs its own, from 0",
+            "a node did not start, started late, or two have the same rank: each needs its own NODE_RANK, from 0",
             "clusterctl train gives every node its rank and starts them together",
             _REACH,
         ),
@@ -54,10 +57,10 @@ CAUSES = (
     ),
     Cause(
         id="rendezvous.timeout",
-        says="the nodes did not all come to the meeting in time (rendezvous)",
+        says="some nodes did not join the rendezvous in time",
         fix=(
-            "the same nnodes, endpoint and id on every node, and every node started within the time limit",
-            "two nodes with one NODE_RANK look the same: each needs its own, from 0",
+            "use the same nnodes, endpoint and id on every node, and start every node within the time limit",
+            "two nodes with the same NODE_RANK cause the same error: each needs its own, from 0",
             _REACH,
         ),
         source="https://github.com/ymcui/Chinese-LLaMA-Alpaca-2/issues/274",
@@ -69,15 +72,14 @@ CAUSES = (
         id="master.unreachable",
         says="no answer from rank 0[ at {host}, port {port}][ within {waited}]",
         fix=(
-            "rank 0's own log comes first: where it failed or never started, that is the cause",
+            "look at rank 0's log first: if it failed or never started, that is the cause",
             (
-                "MASTER_ADDR and MASTER_PORT must be rank 0's, reachable from here (nc -vz ADDRESS "
-                "PORT), and the same on "
-                "every node; two nodes with NODE_RANK=1 leave nobody to answer"
+                "MASTER_ADDR and MASTER_PORT must be rank 0's, reachable from this node (nc -vz ADDRESS PORT), and the "
+                "same on every node; without a node with NODE_RANK=0 no process answers"
             ),
             _REACH,
         ),
-        source="recorded (torch 2.13, MASTER_ADDR where nobody listens)",
+        source="recorded (torch 2.13, MASTER_ADDR without a listener)",
         lines=(
             (
                 r"client socket has timed out after (?P<waited>\d+m?s) while trying to connect to "
@@ -98,9 +100,8 @@ CAUSES = (
         says="Gloo could not connect all ranks with each other",
         fix=(
             (
-                "each node must be known by an address the others reach: in /etc/hosts its name must not "
-                "mean 127.0.0.1 or "
-                "127.0.1.1 (services: hosts:; clusterctl check: net.hostname)"
+                "each node's name must resolve to an address that the others reach, not to 127.0.0.1 or 127.0.1.1 in "
+                "/etc/hosts (services: hosts:; clusterctl check: net.hostname)"
             ),
             "GLOO_SOCKET_IFNAME must be the interface of the common network; clusterctl train sets it on every node",
             _REACH,
@@ -114,23 +115,23 @@ CAUSES = (
     ),
     Cause(
         id="gloo.interface",
-        says="Gloo finds no interface[ {interface}]",
+        says="Gloo found no interface[ {interface}]",
         fix=(
             (
-                "GLOO_SOCKET_IFNAME names one that this node does not have: see ip -br addr; names may "
-                "differ between nodes"
+                "GLOO_SOCKET_IFNAME names an interface that this node lacks: see ip -br addr; names may differ between "
+                "nodes"
             ),
-            "clusterctl train sets it on every node: take it out of train.env",
+            "clusterctl train sets it on every node: remove it from train.env",
         ),
         source="recorded (torch 2.13, GLOO_SOCKET_IFNAME=nosuch0)",
         lines=(r"Unable to find (?:address for|interface)(?:[ :]+(?P<interface>\S+))?", r"rp != nullptr"),
     ),
     Cause(
         id="gloo.timeout",
-        says="waited[ {waited} ms] for another rank, which did not come (Gloo)",
+        says="waited[ {waited} ms] for another rank, which did not arrive (Gloo)",
         fix=(
-            "find the rank that did not come: one that hangs or is stopped (clusterctl logs RUN --rank N)",
-            "slow work on one rank alone while others wait: ddp_timeout (seconds) in the configuration is the limit",
+            "find the rank that did not arrive: one that hangs or is suspended (clusterctl logs RUN --rank N)",
+            "if one rank does slow work while others wait: ddp_timeout (seconds) in the configuration is the limit",
         ),
         source="recorded (torch 2.13, one rank sleeps)",
         lines=(
@@ -143,10 +144,10 @@ CAUSES = (
         id="command.missing",
         says="the command could not be started: {why}",
         fix=(
-            "clusterctl verify looks at the release on every node, clusterctl deploy brings it again",
-            "a script is to be given as a path that travels with the run, or as an absolute one that is on every node",
+            "clusterctl verify checks the release on every node, clusterctl deploy repairs it",
+            "give a script as a relative path, which is sent with the run, or as an absolute path on every node",
         ),
-        source="trainer/agent/life/attempt.py",
+        source="trainer/agent/supervisor/attempt.py",
         events=({"event": "exit", "error": r"(?P<why>.+)"},),
     ),
 )

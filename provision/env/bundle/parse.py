@@ -22,7 +22,7 @@ from provision.env.bundle.manifest import (
     pause_collector,
 )
 from provision.errors import BundleError, shown_value
-from trainer.untrusted import parse_json
+from trainer.agent.contract.untrusted import parse_json
 
 LIMIT = 128 << 20  # bytes of a manifest; one of 200,000 files has 43 MB
 
@@ -37,7 +37,7 @@ _ODD = re.compile(r"(?:\A|/)\.{0,2}(?:/|\Z)|\0")  # a component that is empty, `
 # Characters that control a terminal or change how text is shown: control characters, line ends, writing directions.
 _UNSHOWABLE = re.compile("[\0-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
-OURS = ".clusterctl"  # clusterctl's folder in an unpacked environment
+OWN_FOLDER = ".clusterctl"  # clusterctl's folder in an unpacked environment
 
 LONGEST_NAME = 255  # bytes of one name, on Linux's file systems
 LONGEST_PATH = 4095  # bytes of a path or of a symlink's target
@@ -448,5 +448,5 @@ def _check_lengths(path: str) -> None:
 def _check_unusual(path: str) -> None:
     if _ODD.search(path):
         raise InvalidManifest(f"{path!r} is not a path inside the environment")
-    if path.startswith(OURS) and path[len(OURS) :][:1] in ("", "/"):
+    if path.startswith(OWN_FOLDER) and path[len(OWN_FOLDER) :][:1] in ("", "/"):
         raise InvalidManifest(f"{path!r} is reserved for clusterctl's own files")

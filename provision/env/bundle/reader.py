@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -36,10 +35,10 @@ from provision.env.bundle.manifest import (
 )
 from provision.env.bundle.parse import LIMIT, check_format, parse
 from provision.errors import BundleError
-from provision.model import Emit, Progress, StageFinished, StageStarted
-from trainer.untrusted import UntrustedError, parse_object
+from provision.model import Emit
+from provision.stages import stage
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
-STAGE = "verify"
 WINDOW = 128 << 20  # bytes of a zstd frame's window, which a reader holds in memory; `zstd --long=27` has as many
 
 
@@ -98,23 +97,22 @@ class Bundle:
         Raises:
             BundleError: the bundle is damaged; the message names the member.
         """
-        started = time.monotonic()
         wanted = range(len(self.manifest.chunks)) if only is None else only
         total = sum(self.manifest.chunks[index].size for index in wanted)
-        emit(StageStarted(STAGE, f"Verifying {self.path}", total, "bytes"))
-        self._verify_headers()
-        self.prefix_files()
-        done = 0
-        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-        try:
-            running = {pool.submit(job): size for size, job in self._jobs(wanted)}
-            for future in as_completed(running):
-                future.result()
-                done += running[future]
-                emit(Progress(STAGE, done, total))
-        finally:
-            pool.shutdown(cancel_futures=True)
-        emit(StageFinished(STAGE, time.monotonic() - started, summary=f"{len(wanted)} chunks are intact"))
+        with stage(emit, "verify", f"Verifying {self.path}", total, "bytes") as shown:
+            self._verify_headers()
+            self.prefix_files()
+            done = 0
+            pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+            try:
+                running = {pool.submit(job): size for size, job in self._jobs(wanted)}
+                for future in as_completed(running):
+                    future.result()
+                    done += running[future]
+                    shown.progress(done)
+            finally:
+                pool.shutdown(cancel_futures=True)
+            shown.summary = f"{len(wanted)} chunks are intact"
 
     def _jobs(self, wanted: Collection[int]) -> Iterator[tuple[int, Callable[[], None]]]:
         """Checks that can run in parallel, of large files and tar chunks, with their sizes."""

@@ -16,13 +16,11 @@ dictionary (RFC 1951, 1952).
 
 from __future__ import annotations
 
-import hashlib
 import importlib.resources
 import os
 import posixpath
 import re
 import struct
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,12 +37,12 @@ from provision.env.bundle.manifest import FOLDERS, Entry, Manifest
 from provision.env.bundle.reader import Bundle, Stream
 from provision.env.packing import temporary
 from provision.env.relocation import rewrite
-from provision.env.relocation.relocate import stale_bytecode
+from provision.env.relocation.relocate import stale_bytecode, update_size
 from provision.env.relocation.rewrite import Search, plain
 from provision.errors import UsageError
-from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
+from provision.model import Emit, Notice
+from provision.stages import stage
 
-STAGE = "export"
 SUFFIXES = {".tar.gz": "gz", ".tgz": "gz", ".tar.zst": "zst", ".tzst": "zst", ".tar": "tar"}
 
 _SCRIPTS = ("activate", "activate.fish", "deactivate")  # conda-pack's, in its folder scripts/posix
@@ -100,29 +98,29 @@ def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
         UsageError: ``out`` cannot be written, or its suffix is unknown.
         BundleError: the bundle is damaged.
     """
-    started = time.monotonic()
     kind = compression(out)
     archive = _Archive(bundle, prepare(bundle.manifest, bundle.prefix_files()))
     for text in archive.prepared.notices:
         emit(Notice(text, "warning"))
-    total = archive.size
-    emit(StageStarted(STAGE, f"Writing {out}", total, "bytes"))
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
-        emit(Progress(STAGE, done, total))
+        shown.progress(done)
 
     threads = len(os.sched_getaffinity(0))
-    with temporary.create_file(out) as file:
+    with (
+        stage(emit, "export", f"Writing {out}", archive.size, "bytes") as shown,
+        temporary.create_file(out) as file,
+    ):
         if kind == "zst":
             file.writelines(archive.frames(advance, threads))
         elif kind == "gz":
             file.writelines(gzip_stream(archive.plain(advance), threads=threads))
         else:
             file.writelines(archive.plain(advance))
-    emit(StageFinished(STAGE, time.monotonic() - started))
+
     names = {path for path, _, _ in archive.prepared.records} | {path for path, _ in archive.prepared.scripts}
     return Exported(out, out.stat().st_size, archive.members, len(names), archive.prepared.notices)
 
@@ -389,7 +387,7 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
             content = search.replace(data, _at(PLACEHOLDER, search)) if script is None else script
             if PLACEHOLDER.encode() in content:
                 found.records.append((entry.path, PLACEHOLDER, "text"))
-        found.files[entry.path] = _sized(entry, content)
+        found.files[entry.path] = update_size(entry, content)
     names = {path for path, _, _ in found.records} | {path for path, _ in found.scripts}
     copies = _copies(manifest, found, names)
     lists = _update_lists(manifest, found, names | copies)
@@ -479,7 +477,7 @@ def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tup
         if path not in names and rewrite.update_hashes(path, data, later, PLACEHOLDER) == data:
             continue
         lists.append(path)
-        found.files[path] = _sized(entry, rewrite.update_hashes(path, data, changed, PLACEHOLDER))
+        found.files[path] = update_size(entry, rewrite.update_hashes(path, data, changed, PLACEHOLDER))
         changed[path] = found.files[path][0]
         later[path] = replace(changed[path], sha256="0" * 64)
     return tuple(lists)
@@ -500,7 +498,3 @@ def _copies(manifest: Manifest, found: _Collected, names: set[str]) -> set[str]:
 def _stale(manifest: Manifest, names: set[str]) -> frozenset[str]:
     """.pyc files of .py files that conda-unpack rewrites: Python might load the outdated .pyc files."""
     return stale_bytecode(manifest, names) - {entry.target for entry in manifest.files if entry.type == "hard"}
-
-
-def _sized(entry: Entry, data: bytes) -> tuple[Entry, bytes]:
-    return replace(entry, size=len(data), sha256=hashlib.sha256(data).hexdigest()), data

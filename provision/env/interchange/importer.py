@@ -22,14 +22,13 @@ from provision.env.bundle.parse import REWRITTEN
 from provision.env.interchange import conda_unpack
 from provision.env.interchange.unpack import Kind, Unpacked, format_of, unpack
 from provision.env.packing import temporary
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.relocation import rewrite
 from provision.env.source.packages import is_record
 from provision.errors import BundleError
-from provision.model import Emit, Notice, StageFinished, StageStarted
-from trainer.untrusted import parse_object
-
-STAGE = "import"
+from provision.model import Emit, Notice
+from provision.stages import stage
+from trainer.agent.contract.untrusted import parse_object
 
 _REFUSED = {
     "zip": "a zip file, which has no symlinks and permissions",
@@ -124,25 +123,22 @@ def import_archive(archive: Path, out: Path, *, emit: Emit) -> Manifest:
             hint="pack it again with conda-pack --format tar.gz",
         )
     origin_notice = origin(archive)
-    started = time.monotonic()
+    name = name_of(archive)
     with temporary.create_folder_beside(out.absolute()) as folder:
-        emit(StageStarted(STAGE, f"Unpacking {archive}", archive.stat().st_size, "bytes"))
-        unpacked = unpack(archive, folder, stage=STAGE, emit=emit)
-        name = name_of(archive)
-        try:
-            environment = find_environment(unpacked)
-            unpacker = unpacker_of(environment)
-            source = source_prefix(environment, unpacker, name)
-        except BundleError as error:
-            raise BundleError(f"{archive}: {error}", hint=error.hint) from error
-        notices = restore(environment, unpacker, source)
-        unpacked.seal()
-        emit(StageFinished(STAGE, time.monotonic() - started))
+        with stage(emit, "import", f"Unpacking {archive}", archive.stat().st_size, "bytes") as shown:
+            unpacked = unpack(archive, folder, shown.progress)
+            try:
+                environment = find_environment(unpacked)
+                unpacker = unpacker_of(environment)
+                source = source_prefix(environment, unpacker, name)
+            except BundleError as error:
+                raise BundleError(f"{archive}: {error}", hint=error.hint) from error
+            notices = restore(environment, unpacker, source)
+            unpacked.seal()
         for text in notices:
             emit(Notice(text, "warning"))
-        return pack(
-            environment.root, out, name=name, emit=emit, source_prefix=source, notices=(origin_notice, *notices)
-        )
+        options = PackOptions(source_prefix=source, notices=(origin_notice, *notices))
+        return pack(environment.root, out, name=name, emit=emit, options=options)
 
 
 def origin(archive: Path) -> str:

@@ -11,7 +11,7 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,6 @@ from provision.env.bundle.reader import WINDOW
 from provision.env.bundle.tar import Member, TarError, TarLimitError, TarReader
 from provision.env.packing import temporary
 from provision.errors import BundleError, UsageError
-from provision.model import Emit, Progress
 
 Kind = Literal["file", "link", "dir"]
 Format = Literal["tar", "gz", "zst", "bz2", "xz", "zip", "squashfs"]
@@ -79,21 +78,19 @@ class Unpacked:
             (self.folder / path).chmod(mode)
 
 
-def unpack(archive: Path, folder: Path, *, stage: str, emit: Emit) -> Unpacked:
+def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpacked:
     """Unpack ``archive`` into the empty folder ``folder``.
 
     Args:
         archive: a tar, uncompressed or compressed.
         folder: a folder that no other process writes to.
-        stage: the stage of the progress, in bytes of the archive.
-        emit: receives the progress.
+        progress: receives the number of bytes of the archive that were read.
 
     Raises:
         BundleError: it is not a tar, damaged, over a limit, or a member would leave the folder.
         UsageError: it cannot be read, or does not fit on the disk.
     """
     unpacking = _Unpacking(archive, Unpacked(folder))
-    total = archive.stat().st_size
     reported = 0
     with _opened(archive) as (raw, stream):
         try:
@@ -102,7 +99,7 @@ def unpack(archive: Path, folder: Path, *, stage: str, emit: Emit) -> Unpacked:
                 unpacking.add(member, tar.content())
                 if raw.tell() >= reported + _BLOCK:
                     reported = raw.tell()
-                    emit(Progress(stage, reported, total))
+                    progress(reported)
         except TarLimitError as error:
             raise BundleError(f"{archive} cannot be used: {error}", hint="create the archive again") from error
         except _DAMAGE as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,34 +22,17 @@ from provision.env.source import facts, files
 from provision.env.source.files import Source
 from provision.env.source.survey import Survey, scan_environment, survey
 from provision.errors import BundleError, UsageError
-from provision.model import Emit, Notice, Progress, StageFinished, StageStarted
+from provision.model import Emit, Notice
+from provision.stages import Stage, stage
 
-STAGE = "pack"
 HELD = 64 << 20  # bytes of prefix files kept in memory until they are written; further ones are read a second time
 
 
-def pack(
-    prefix: Path,
-    out: Path,
-    *,
-    name: str,
-    emit: Emit,
-    limit: int = LIMIT,
-    processes: int | None = None,
-    source_prefix: str | None = None,
-    notices: tuple[str, ...] = (),
-    additions: Iterable[Source] = (),
-    exclude: Sequence[str] = (),
-    data: Sequence[Path] = (),
-    split: int = 0,
-) -> Manifest:
-    """Pack the environment at ``prefix`` into the bundle ``out``.
+@dataclass(frozen=True)
+class PackOptions:
+    """Options of ``pack``.
 
-    Args:
-        prefix: the environment; see ``environments.find_env``.
-        out: the bundle. It gets this name when it is complete.
-        name: the environment's name.
-        emit: receives the progress in bytes of files.
+    Attributes:
         limit: bytes of a chunk.
         processes: worker processes; None for one per processor.
         source_prefix: the prefix that the environment's files name, if it was moved from there.
@@ -58,6 +41,30 @@ def pack(
         exclude: patterns of paths to exclude; see ``survey.exclude_sources``.
         data: files and folders to pack as ``data/NAME``.
         split: bytes of a part, to write the bundle as ``out.000``, ``out.001`` and so on; 0 for one file.
+    """
+
+    limit: int = LIMIT
+    processes: int | None = None
+    source_prefix: str | None = None
+    notices: tuple[str, ...] = ()
+    additions: Iterable[Source] = ()
+    exclude: Sequence[str] = ()
+    data: Sequence[Path] = ()
+    split: int = 0
+
+
+_DEFAULT = PackOptions()
+
+
+def pack(prefix: Path, out: Path, *, name: str, emit: Emit, options: PackOptions = _DEFAULT) -> Manifest:
+    """Pack the environment at ``prefix`` into the bundle ``out``.
+
+    Args:
+        prefix: the environment; see ``environments.find_env``.
+        out: the bundle. It gets this name when it is complete.
+        name: the environment's name.
+        emit: receives the progress in bytes of files.
+        options: further options.
 
     Returns:
         The manifest of the bundle.
@@ -66,25 +73,31 @@ def pack(
         UsageError: a file cannot be read, or ``out`` cannot be written.
         BundleError: the environment changed during packing.
     """
-    started = time.monotonic()
-    _check_arguments(prefix, out, name, data)
-    with pause_collector(), create_bundle(out, split=split) as writer, Workers(limit, processes) as workers:
-        environment = scan_environment(prefix, exclude=exclude, additions=additions)
+    _check_arguments(prefix, out, name, options.data)
+    limit = options.limit
+    with (
+        ExitStack() as finished,  # the stage ends after the bundle has its name
+        pause_collector(),
+        create_bundle(out, split=options.split) as writer,
+        Workers(limit, options.processes) as workers,
+    ):
+        environment = scan_environment(prefix, exclude=options.exclude, additions=options.additions)
         workers.start(environment.size)
         workers.prefetch(_ranges(environment.sources.values(), limit))  # these are compressed during the survey
-        found = survey(environment, source_prefix=source_prefix, data=data)
-        _report_survey(found, name, emit)
+        found = survey(environment, source_prefix=options.source_prefix, data=options.data)
+        for text in found.notices:
+            emit(Notice(text, "warning"))
+        shown = finished.enter_context(stage(emit, "pack", f"Packing {name}", found.size, "bytes"))
         plan = plan_chunks(found.sources, found.owner, limit=limit, verbatim=found.data.packages)
-        packing = _Packing(found, writer, emit, limit)
+        packing = _Packing(found, writer, emit, shown, limit)
         workers.start(found.size)
         workers.use_detector(packing.detector)
         for task, packed in workers.compress(packing.tasks(plan)):
             packing.write_chunk(task, packed)
         found.check_folders()
-        manifest = packing.describe(name, notices, writer.add_prefix_files(packing.prefix_stream()))
+        manifest = packing.describe(name, options.notices, writer.add_prefix_files(packing.prefix_stream()))
         _check_readable(manifest)
         writer.seal(manifest)
-    emit(StageFinished(STAGE, time.monotonic() - started))
     return manifest
 
 
@@ -95,11 +108,12 @@ class _Packing:
         detector: finds the prefix in files.
     """
 
-    def __init__(self, found: Survey, writer: Writer, emit: Emit, limit: int) -> None:
+    def __init__(self, found: Survey, writer: Writer, emit: Emit, shown: Stage, limit: int) -> None:
         self.detector = PrefixDetector(Search(found.relocations), found.owners.rooms, found.programs)
         self._survey = found
         self._writer = writer
         self._emit = emit
+        self._stage = shown
         self._limit = limit
         self._chunks: list[Chunk] = []
         self._ranges: defaultdict[str, list[int]] = defaultdict(list)  # numbers of raw chunks, by path
@@ -216,7 +230,7 @@ class _Packing:
 
     def _advance(self, size: int) -> None:
         self._done += size
-        self._emit(Progress(STAGE, self._done, self._survey.size))
+        self._stage.progress(self._done)
 
 
 def _check_arguments(prefix: Path, out: Path, name: str, data: Sequence[Path]) -> None:
@@ -235,12 +249,6 @@ def _ranges(sources: Iterable[Source], limit: int) -> Iterator[Range]:
     """The ranges of all large files."""
     for source in large_files(sources, limit):
         yield from split_ranges(source, limit)
-
-
-def _report_survey(found: Survey, name: str, emit: Emit) -> None:
-    for text in found.notices:
-        emit(Notice(text, "warning"))
-    emit(StageStarted(STAGE, f"Packing {name}", found.size, "bytes"))
 
 
 def _check_readable(manifest: Manifest) -> None:

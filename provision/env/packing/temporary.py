@@ -64,7 +64,7 @@ def create_folder_beside(out: Path) -> Iterator[Path]:
         folder.mkdir(mode=0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _lock(descriptor)
+        lock(descriptor)
         with explain_errors(out):
             yield folder
     finally:
@@ -83,7 +83,7 @@ def begin(out: Path, suffix: str = "", *, mode: int = 0o666) -> tuple[Path, Bina
         path = temporary_name(out, suffix)
         opener = partial(os.open, mode=mode)
         file = open(path, "x+b", buffering=_BLOCK, opener=opener)  # noqa: SIM115 - closed by the caller
-        _lock(file.fileno())
+        lock(file.fileno())
         if path.exists():  # another writer may have deleted it before it was locked
             return path, file
         file.close()
@@ -145,8 +145,9 @@ def delete_folder(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # without lock support, ``_delete_unlocked`` cannot lock either, and deletes nothing
+def lock(descriptor: int) -> None:
+    """Lock a file or folder until it is closed."""
+    with suppress(OSError):  # without lock support, ``_delete_unlocked`` deletes nothing either
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 

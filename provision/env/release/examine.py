@@ -129,12 +129,12 @@ def action(facts: NodeFacts, paths: ReleasePaths, *, repair: bool = False) -> Ac
 def judge(facts: NodeFacts, inventory: Inventory, manifest: Manifest) -> str | None:
     """Why this node cannot take the release, with what to do about it; None if it can."""
     return (
-        _wrong_tools(facts)
+        _lacks_tools(facts)
         or _wrong_platform(facts, manifest)
-        or _not_ours(facts, inventory)
+        or _is_foreign(facts, inventory)
         or _not_writable(facts, inventory)
         or _not_executable(facts)
-        or _too_small(facts, manifest)
+        or _is_full(facts, manifest)
     )
 
 
@@ -144,7 +144,7 @@ def space(sizes: Mapping[str, int]) -> int:
     return int(blocks * BLOCK * SPACE_MARGIN)
 
 
-def _wrong_tools(facts: NodeFacts) -> str | None:
+def _lacks_tools(facts: NodeFacts) -> str | None:
     missing = [tool for tool in REQUIRED if tool not in facts.tools]
     if not missing:
         return None
@@ -165,7 +165,7 @@ def _wrong_platform(facts: NodeFacts, manifest: Manifest) -> str | None:
     return None
 
 
-def _not_ours(facts: NodeFacts, inventory: Inventory) -> str | None:
+def _is_foreign(facts: NodeFacts, inventory: Inventory) -> str | None:
     releases = f"{inventory.root}/releases"
     if facts.prefix_other:
         return f"{inventory.prefix} exists and is not clusterctl's; choose another prefix or move it"
@@ -173,7 +173,7 @@ def _not_ours(facts: NodeFacts, inventory: Inventory) -> str | None:
     if link is not None and not link.startswith(("releases/", f"{releases}/")):
         return f"{inventory.prefix} is a link to {link}, not clusterctl's; choose another prefix or remove the link"
     if facts.releases_foreign:
-        return f"{releases} exists and is not clusterctl's; choose a prefix in a folder of its own"
+        return f"{releases} exists and is not clusterctl's; choose a prefix in another folder"
     return None
 
 
@@ -192,7 +192,7 @@ def _not_executable(facts: NodeFacts) -> str | None:
     return f"{facts.base} is mounted noexec, so no program starts there; choose a prefix on another file system"
 
 
-def _too_small(facts: NodeFacts, manifest: Manifest) -> str | None:
+def _is_full(facts: NodeFacts, manifest: Manifest) -> str | None:
     # A release shares most of its files with the previous one or with an interrupted deploy.
     if facts.release != "absent" or facts.others or facts.begun:
         return None

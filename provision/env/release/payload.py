@@ -28,17 +28,17 @@ import zstandard
 
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry, Manifest, stream_order
-from provision.env.bundle.parse import OURS
+from provision.env.bundle.parse import OWN_FOLDER
 from provision.env.bundle.reader import Bundle
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.env.source.files import FOLDER_MTIME
 from provision.model import Leg, Wire
 
-FILES = f"{OURS}/files"  # the folder of lists
-STALE = f"{OURS}/stale"  # .pyc files whose .py file was rewritten: removed, and compiled again on the node
-LINKS = f"{OURS}/links"
-DESCRIPTION = f"{OURS}/release.json"
-COMPLETE = f"{OURS}/complete"
+FILES = f"{OWN_FOLDER}/files"  # the folder of lists
+STALE = f"{OWN_FOLDER}/stale"  # .pyc files whose .py file was rewritten: removed, and compiled again on the node
+LINKS = f"{OWN_FOLDER}/links"
+DESCRIPTION = f"{OWN_FOLDER}/release.json"
+COMPLETE = f"{OWN_FOLDER}/complete"
 
 _BLOCK = 1 << 20
 
@@ -171,7 +171,7 @@ class Payload:
         sent = [(entry, data) for entry, data in rewritten if entry.path not in derived]
         members = [*sent, *((entry, b"") for entry in symlinks), *((entry, b"") for entry in self._tail())]
         members += [member for path, data in own.items() for member in _own_file(path, data)]
-        members += [(Entry(OURS, "dir", 0o755, FOLDER_MTIME), b""), *_own_file(COMPLETE, b"")]
+        members += [(Entry(OWN_FOLDER, "dir", 0o755, FOLDER_MTIME), b""), *_own_file(COMPLETE, b"")]
         data = _encode(b"".join(map(_member, members)), wire)
         key = contents_key(changed, str(self.relocated.prefix), manifest.digest)
         return Leg(key, "last", len(data), partial(_blocks, data))

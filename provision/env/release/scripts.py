@@ -19,7 +19,7 @@ from provision.env.release.catalog import ReleasePaths
 from provision.env.release.payload import Recipe
 from provision.env.relocation.relocate import Relocated
 from provision.model import Inventory, Step
-from provision.render import render
+from provision.render import quote, render, words
 
 COMPILED = ".clusterctl/files/compiled"  # the list of files that the node compiled
 
@@ -71,8 +71,8 @@ def activate_steps(
         naming: steps that register the prefix, before it leads to this release.
     """
     release = paths.release
-    marked = render("release/exists.sh.j2", path=paths.mark)
-    there = render("release/exists.sh.j2", path=paths.incoming if repair else release)
+    marked = f"[ -e {quote(paths.mark)} ]"
+    there = f"[ -e {quote(paths.incoming if repair else release)} ]"
     lacking = sorted(relocated.uncompiled)
     packed = {entry.path for entry in manifest.files}
     program = "import " + ", ".join(["sys", *(m for m in MODULES if manifest.versions.get(m))])
@@ -87,7 +87,7 @@ def activate_steps(
                 compiled=[relocated.uncompiled[path] for path in lacking],
                 list=COMPILED,
             ),
-            unless=render("release/exists.sh.j2", path=f"{release}/{COMPILED}"),
+            unless=f"[ -e {quote(release)}/{COMPILED} ]",
         ),
     )
     return (
@@ -102,13 +102,13 @@ def activate_steps(
             unless=f"! {there}" if repair else there,
         ),
         *(compiling if lacking else ()),
-        Step("seal", render("release/seal.sh.j2", release=release), unless=marked),
+        Step("seal", f"chmod -R a-w -- {quote(release)}", unless=marked),
         Step(
             "smoke test",
             render("release/smoke.sh.j2", release=release, program=program, commands=commands),
             unless=marked,
         ),
-        Step("mark", render("release/mark.sh.j2", release=release), unless=marked),
+        Step("mark", f": >{quote(paths.mark)}", unless=marked),
         *naming,
         switch_step(paths),
         discard_step("tidy", [paths.transfer, paths.removing, paths.incoming]),
@@ -126,7 +126,7 @@ def switch_step(paths: ReleasePaths) -> Step:
             target=paths.target,
             id=paths.release_id,
         ),
-        unless=render("release/is_link.sh.j2", link=str(paths.link), target=paths.target),
+        unless=f't=$(readlink -- {quote(paths.link)}) && [ "$t" = {quote(paths.target)} ]',
     )
 
 
@@ -134,8 +134,8 @@ def discard_step(name: str, paths: Sequence[str]) -> Step:
     """Remove clusterctl's folders that are not releases."""
     return Step(
         name,
-        render("release/tidy.sh.j2", paths=paths),
-        unless=render("release/none.sh.j2", paths=paths),
+        render("release/discard.sh.j2") + f"discard {words(paths)}",
+        unless=f'for path in {words(paths)}; do [ ! -e "$path" ] || exit 1; done',
     )
 
 

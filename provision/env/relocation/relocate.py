@@ -84,7 +84,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
         except rewrite.CannotRewrite as reason:
             content, left = data, ""
             unrewritable.append((entry.path, f"{reason}; {top} has {len(os.fsencode(top))}"))
-        files[entry.path] = _sized(entry, content)
+        files[entry.path] = update_size(entry, content)
         warnings += [f"{entry.path}: {left}"] if left else []
     rewritten = {path: entry for path, (entry, data) in files.items() if data != prefix_files[path]}
     others = {entry.path: entry.target for entry in manifest.files if entry.type == "hard"}
@@ -93,7 +93,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
         entry, data = files[path]
         updated = rewrite.update_hashes(path, data, rewritten, top)
         if updated != data:
-            files[path] = _sized(entry, updated)
+            files[path] = update_size(entry, updated)
             rewritten[path] = files[path][0]
     stale = stale_bytecode(manifest, rewritten)
     return Relocated(
@@ -160,7 +160,8 @@ def _rewrite_script(data: bytes, search: Search, new: Mapping[str, str], program
     return search.replace(data, new)
 
 
-def _sized(entry: Entry, data: bytes) -> tuple[Entry, bytes]:
+def update_size(entry: Entry, data: bytes) -> tuple[Entry, bytes]:
+    """A file's entry with the size and sha256 of its new content, and the content."""
     return replace(entry, size=len(data), sha256=hashlib.sha256(data).hexdigest()), data
 
 

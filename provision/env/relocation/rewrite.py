@@ -24,7 +24,7 @@ from urllib.parse import quote
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry
 from provision.env.source import elf
 from provision.env.source.packages import record_path
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 # Characters of an unquoted path component: ASCII, and the first byte of a longer UTF-8 character.
 _COMPONENT = rb"0-9A-Za-z_+@~\xc2-\xf4-"

@@ -19,7 +19,7 @@ from provision.env.report.overview import architecture_order, is_data
 from provision.env.report.text import columns, line, number, size, some
 from provision.env.source.files import parents
 from provision.env.source.packages import normalized, record_path, source_of
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 Sign = Literal["+", "-", "~"]
 

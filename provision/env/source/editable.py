@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from provision.env.bundle.manifest import PACKAGE_FILE
 from provision.env.source import files
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 FOLDER = "src"  # of the checkouts, in the prefix
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision.env.bundle.manifest import PACKAGE_FILE, Package
-from trainer.untrusted import parse_object
+from trainer.agent.contract.untrusted import parse_object
 
 _METADATA = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.(?:dist-info|egg-info)\Z")
 _SITE = re.compile(r"(lib/python[^/]+/site-packages)(?:/|\Z)")

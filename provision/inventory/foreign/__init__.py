@@ -47,7 +47,7 @@ def read_file(path: Path, *, group: str | None = None) -> Found:
         InventoryError: lines that are not understood, all of them.
     """
     if path.is_dir():
-        raise UsageError(f"{path} is a folder, of which Ansible reads every file", hint=_ask_ansible(str(path)))
+        raise UsageError(f"{path} is a directory; Ansible reads every file in it", hint=_ask_ansible(str(path)))
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -65,7 +65,9 @@ def read_file(path: Path, *, group: str | None = None) -> Found:
     except ValueError:
         text = None
     if text is None or raw.startswith(b"\x7fELF"):
-        raise UsageError(f"{path} cannot be read: it is no text", hint=f"if it is a program: {_ask_ansible(str(path))}")
+        raise UsageError(
+            f"{path} cannot be read: it is not a text file", hint=f"if it is a program: {_ask_ansible(str(path))}"
+        )
     return read(text, str(path), group=group, beside=vars_files(path))
 
 
@@ -79,7 +81,7 @@ def read(text: str, name: str, *, group: str | None = None, beside: Sequence[Var
         beside: files with variables, which belong to Ansible's inventories.
 
     Raises:
-        UsageError: there is no such group, or the file has no groups, or is an inventory of ours, or is not a list of
+        UsageError: there is no such group, or the file has no groups, or is a clusterctl inventory, or is not a list of
             nodes; the hint is the command that makes one of it.
         InventoryError: lines that are not understood, all of them.
     """
@@ -87,12 +89,12 @@ def read(text: str, name: str, *, group: str | None = None, beside: Sequence[Var
     kind = kind_of(text)
     if kind == "clusterctl":
         raise UsageError(
-            f"{name} is an inventory of clusterctl already", hint=f"clusterctl init --inventory {shlex.quote(name)}"
+            f"{name} is already a clusterctl inventory", hint=f"clusterctl init --inventory {shlex.quote(name)}"
         )
     if kind in _PARSERS:
         found = _ansible(_PARSERS[kind](text), name, group, beside)
     elif group is not None and kind == "hostfile":
-        raise UsageError(f"{name} is a hostfile, which has no groups", hint="leave out --group")
+        raise UsageError(f"{name} is a hostfile, which has no groups", hint="omit --group")
     else:
         found = _KINDS[kind](text)
     if found.problems:

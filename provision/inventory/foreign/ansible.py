@@ -105,7 +105,7 @@ def expand(pattern: str) -> list[str]:
     found = _NUMBERS.search(pattern)
     if not found:
         if "[" in pattern or "]" in pattern:
-            raise ValueError(f"{shown(pattern)} is no host; Ansible writes a range gpu[01:04]")
+            raise ValueError(f"{shown(pattern)} is not a host; Ansible writes a range as gpu[01:04]")
         return [pattern]
     first, last, step = found["first"], found["last"], int(found["step"] or 1)
     numbers = range(0)
@@ -234,9 +234,9 @@ def _notes(left_out: Mapping[str, Iterable[Var]]) -> Iterator[str]:
         if key == _KEY[0]:
             yield f"{text}: nodes have different keys; write them as IdentityFile into ~/.ssh/config"
         elif key not in plain or len(plain) <= _MANY:
-            yield f"{text} is left out" + (f": {why}" if why else "")
+            yield f"{text} is skipped" + (f": {why}" if why else "")
     if len(plain) > _MANY:
-        yield f"{len(plain)} variables that ssh does not need are left out: {', '.join(plain)}"
+        yield f"{len(plain)} variables that ssh does not need are skipped: {', '.join(plain)}"
 
 
 def places(variables: Iterable[Var]) -> str:

@@ -50,7 +50,7 @@ class Found:
             elif len(kept) == MAX_GROUPS:
                 problem = f"an inventory has at most {MAX_GROUPS:,}"
             if problem:
-                notes.append(f"the group {shown(name)} is left out: {problem}")
+                notes.append(f"the group {shown(name)} is skipped: {problem}")
             else:
                 kept[name] = tuple(names[place] for place in places)
         return kept, tuple(notes)

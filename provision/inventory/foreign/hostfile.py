@@ -67,9 +67,7 @@ def read(text: str) -> Found:
             continue
         if "slots" not in options and address.count(":") < 2 and (port or slots):
             read_as["port" if port else "slots"].append(number)
-    notes = [
-        f"{key} ({lines(numbers)}) has no counterpart and is left out" for key, numbers in sorted(left_out.items())
-    ]
+    notes = [f"{key} ({lines(numbers)}) has no counterpart and is skipped" for key, numbers in sorted(left_out.items())]
     if not re.search(r"\sslots\s*=", text):
         notes += _reading(read_as)
     return Found("hostfile", _named(list(hosts.values())), notes=tuple(notes), problems=tuple(problems))

@@ -27,7 +27,7 @@ def parse(text: str) -> Parsed:
             found = _SECTION.fullmatch(line)
             if not found or (found["kind"] or "") not in {"", "vars", "children"}:
                 parsed.problems.append(
-                    (number, f"{shown(line)} is no section: [GROUP], [GROUP:vars] or [GROUP:children]")
+                    (number, f"{shown(line)} is not a section: [GROUP], [GROUP:vars] or [GROUP:children]")
                 )
                 group, kind = "", ""
                 continue
@@ -68,7 +68,7 @@ def _host_line(parsed: Parsed, group: str, line: str, number: int) -> None:
             parsed.problems.append((number, f"{shown(word)} is not NAME=VALUE"))
         variables[key] = Var(value, number)
     if "=" in pattern:
-        parsed.problems.append((number, f"{shown(pattern)} is no host"))
+        parsed.problems.append((number, f"{shown(pattern)} is not a host"))
         return
     parsed.add(group, pattern, variables, number)
 

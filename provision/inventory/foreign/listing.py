@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from provision.inventory.document import shown
 from provision.inventory.foreign.ansible import Parsed, Var
 from provision.inventory.foreign.beside import MAX_BYTES
-from trainer.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,11 +23,11 @@ def parse(text: str) -> Parsed:
         return parsed
     for line, mistake in document.mistakes:
         if "the tag " in mistake:  # !vault and !unsafe: values that are left out
-            parsed.notes.append(f"{mistake}; its value is left out")
+            parsed.notes.append(f"{mistake}; its value is skipped")
         else:
             parsed.problems.append((line, mistake))
     if not isinstance(document.data, dict):
-        parsed.problems.append((1, "is no mapping of groups"))
+        parsed.problems.append((1, "is not a mapping of groups"))
         return parsed
     for name, content in document.data.items():
         _group(parsed, document, name, content, (name,))
@@ -55,13 +55,13 @@ def _file_vars(parsed: Parsed, name: str, text: str) -> dict[str, Var]:
         return {}
     for _, mistake in document.mistakes:
         if "the tag " in mistake:
-            parsed.notes.append(f"{name}: {mistake}; its value is left out")
+            parsed.notes.append(f"{name}: {mistake}; its value is skipped")
         else:
             parsed.beside_problems.append(f"{name}: {mistake}")
     if document.data is None:
         return {}
     if not isinstance(document.data, dict):
-        parsed.beside_problems.append(f"{name} is no mapping of variables")
+        parsed.beside_problems.append(f"{name} is not a mapping of variables")
         return {}
     return {
         key: Var(value if isinstance(value, str) else str(value), document.lines.get((key,), 0), name)

@@ -14,7 +14,7 @@ from provision.launchers.kit.options import VARIABLES
 from provision.launchers.kit.replaced import replaced, used
 from provision.model import Notice
 from provision.run import WORK, RunSpec
-from trainer.contract import CHECKPOINT, PORT, Hang, Plan, Resume
+from trainer.agent.contract.plan import CHECKPOINT, PORT, Hang, Plan, Resume
 
 __all__ = ["CHECKPOINT", "PORT", "Command", "first_rank", "node_plan", "notices", "put", "ranks", "require", "resume"]
 

@@ -29,7 +29,7 @@ fi
 echo @clusterctl:TOKEN:start:1:compile
 (
 set -e
-[ -e '/opt/it'\''s $(id) "x"/releases/0123456789ab/.clusterctl/files/compiled' ]
+[ -e '/opt/it'\''s $(id) "x"/releases/0123456789ab'/.clusterctl/files/compiled ]
 ) </dev/null >/dev/null 2>&1
 cc_rc=$?
 if [ "$cc_rc" -eq 0 ]; then

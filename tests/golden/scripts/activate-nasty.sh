@@ -58,7 +58,7 @@ fi
 echo @clusterctl:TOKEN:start:1:compile
 (
 set -e
-[ -e '/opt/it'\''s $(id) "x"/releases/0123456789ab/.clusterctl/files/compiled' ]
+[ -e '/opt/it'\''s $(id) "x"/releases/0123456789ab'/.clusterctl/files/compiled ]
 ) </dev/null >/dev/null 2>&1
 cc_rc=$?
 if [ "$cc_rc" -eq 0 ]; then
@@ -145,7 +145,7 @@ cc_mark 4 ok 0
 else
 cc_out=$({ (
 set -e
-: >'/opt/it'\''s $(id) "x"/releases/0123456789ab'.ok
+: >'/opt/it'\''s $(id) "x"/releases/0123456789ab.ok'
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
 cc_rc=${cc_rc%%:*}

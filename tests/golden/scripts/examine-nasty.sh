@@ -40,7 +40,7 @@ for path in "$root"/releases/.incoming-*; do
     [ ! -d "$path" ] || fact begun yes
 done
 # What the relay of a run that was killed has left.
-# The home that sshd knows, which HOME need not be.
+# The home folder that sshd uses, which may differ from HOME.
 user=$(id -un 2>/dev/null) || user=
 home=$(getent passwd "$user" 2>/dev/null) || home=:$HOME:
 home=${home%:*}

@@ -58,7 +58,7 @@ mkdir -p -- "${lock%/*}" || exit 1
 if [ -n "$releases" ] && [ ! -e "$releases/.clusterctl" ]; then
     # Asked again: a node that shares the folder may just have made it.
     if [ -n "$(ls -A -- "$releases")" ] && [ ! -e "$releases/.clusterctl" ]; then
-        echo "$releases is not clusterctl's; choose a prefix in a folder of its own" >&2
+        echo "$releases is not clusterctl's; choose a prefix in another folder" >&2
         exit 1
     fi
     true >"$releases/.clusterctl" || exit 1

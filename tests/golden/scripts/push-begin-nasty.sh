@@ -7,20 +7,20 @@ true >"$cc_worker" && IFS= read -r cc_id <'/opt/it'\''s $(id) "x"/data/.clusterc
     exit 1
 }
 trap 'rm -f -- "$cc_worker"' 0
-# Makes room for a transfer, or goes on with one that broke off. On the input stand names of what is wanted in the
-# staging folder (`want NAME`), and keys of legs that only other nodes need (`skip KEY`).
+# Prepares a transfer, or continues an interrupted one. The input has the names of files that are wanted in the staging
+# folder (`want NAME`), and keys of legs that only other nodes need (`skip KEY`).
 set -e
-umask 077 # what is private here is nobody's to read on its way
+umask 077 # other users must not read private files during the push
 staging='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder'
 transfer='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder/transfer'
 into='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder/tree'
-# What belongs to another user, who could look into it or be led elsewhere by it, is not gone on with.
+# A staging folder of another user is not used: that user could read it or redirect it.
 [ "$(stat -c %u -- "$staging" 2>/dev/null)" = "$(id -u)" ] || rm -rf -- "$staging"
 mkdir -p -- "$transfer" "$into/small" "$into/large"
 chmod 700 -- "$staging"
 
-# A leg that was unpacked is there only while its files are: a push may have been killed when it moved them away.
-# (What the machine has lost when it was switched off, the transfer finds out by itself.)
+# A leg counts as unpacked only if its files exist: a killed push may have moved them. (The transfer itself detects files
+# that were lost when the machine was switched off.)
 : >>"$transfer/have"
 while read -r key; do
     case $key in
@@ -39,7 +39,7 @@ while read -r word name; do
 done >>"$transfer/have.new"
 mv -f -- "$transfer/have.new" "$transfer/have"
 
-# What is not wanted any more would fill the disk.
+# Deletes files that are no longer wanted.
 for path in "$into"/* "$into/small"/* "$into/large"/*; do
     case $path in "$into/small" | "$into/large") continue ;; esac
     [ -e "$transfer/wanted/${path##*/}" ] || rm -rf -- "$path"

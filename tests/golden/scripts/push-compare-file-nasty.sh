@@ -1,5 +1,5 @@
-# What of the wanted paths this node has. Reads only. The paths come on the input, each ended by a NUL; every answer
-# begins with a token that is in no name, since a name may hold anything else.
+# Lists the wanted paths that exist on this node. Reads only. The input has the paths, each followed by a NUL. Every answer
+# begins with a token that is in no name, because a name may contain any other text.
 LC_ALL=C
 export LC_ALL
 destination='/opt/it'\''s $(id) "x"/model.bin'
@@ -17,16 +17,16 @@ me=$(id -un 2>/dev/null || echo "$user")
 
 base=${destination%/*}
 if [ -d "$destination" ]; then
-    refuse "$destination is a folder on the node and a file here; name the file too, or move the folder away"
+    refuse "$destination is a folder on the node and a file here; add the file's name, or move the folder away"
 fi
-if [ -e "$destination" ] && ! [ -f "$destination" ]; then refuse "$destination is no file on the node"; fi
+if [ -e "$destination" ] && ! [ -f "$destination" ]; then refuse "$destination is not a file on the node"; fi
 while [ -n "$base" ] && ! [ -e "$base" ] && ! [ -L "$base" ]; do base=${base%/*}; done
 base=${base:-/}
-[ -d "$base" ] || refuse "$base is no folder"
+[ -d "$base" ] || refuse "$base is not a folder"
 if ! [ -w "$base" ] || ! [ -x "$base" ]; then
     # Its owner may change that, and the push does.
     [ "$base" = "$destination" ] && [ "$(stat -c %u -- "$base")" = "$user" ] ||
-        refuse "$me may not write in $base; choose another destination, or let an administrator make it"
+        refuse "$me may not write in $base; choose another destination, or ask an administrator to create it"
 fi
 taken=$(cd -P -- '/opt/it'\''s $(id) "x"/releases' 2>/dev/null && pwd -P)
 real=$(cd -P -- "$base" 2>/dev/null && pwd -P)
@@ -43,7 +43,7 @@ space=$(stat -f -c '%a %S' -- "$base" 2>/dev/null) && {
 }
 if [ -d "$staging" ]; then
     if ! [ -r "$staging" ] || ! [ -w "$staging" ] || ! [ -x "$staging" ]; then
-        refuse "$staging is what another user's push has left; let that user push again or remove it"
+        refuse "$staging is left from another user's push; ask that user to push again or to remove it"
     fi
     blocks=$(du -sk -- "$staging" 2>/dev/null)
     blocks=${blocks%%[!0-9]*}

@@ -1,5 +1,5 @@
-# Makes the destination, or opens it for its owner: what is on its way lies in it. The mode that it shall have in the end
-# is kept in the staging folder, so that it is known after a kill as well.
+# Creates the destination, or makes it writable for its owner, because the staging folder is in it. The final mode is
+# saved in the staging folder, so that it is known after a kill.
 set -e
 umask 022
 destination='/opt/it'\''s $(id) "x"/data'

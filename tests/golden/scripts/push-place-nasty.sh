@@ -7,14 +7,14 @@ true >"$cc_worker" && IFS= read -r cc_id <'/opt/it'\''s $(id) "x"/data/.clusterc
     exit 1
 }
 trap 'rm -f -- "$cc_worker"' 0
-# Moves what has arrived to its place; a file there is replaced in one rename. What is to be done comes on the input, a
-# line for each, with the escapes that printf %b undoes:
-#   folder MODE PATH    is made, or opened
-#   group KEY           the small files that came together and follow
-#   small PATH
-#   one NAME PATH       a large file, or the only one
-#   mode MODE PATH      of a folder, in the end
-# Whatever is missing is an error: what a killed push has placed already is not asked for again.
+# Moves received files to the destination; an existing file is replaced in one rename. The input has one action per line,
+# with escapes for printf %b:
+#   folder MODE PATH    create a folder, or make it writable
+#   group KEY           the small files of one leg follow
+#   small PATH          move a small file
+#   one NAME PATH       move a large file, or the only one
+#   mode MODE PATH      set a folder's final mode
+# A missing file is an error: files that a killed push has moved are not requested again.
 set -e
 umask 077 # a private folder is private from the first moment
 into='/opt/it'\''s $(id) "x"/data/.clusterctl-push-folder/tree'
@@ -45,7 +45,7 @@ while IFS= read -r line; do
         group)
             move "$@"
             set --
-            # Under its own name it would pass for whole.
+            # Under its own name it would count as complete.
             rm -rf -- "$into/placing"
             mv -- "$into/small/$rest" "$into/placing"
             ;;

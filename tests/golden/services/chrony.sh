@@ -145,7 +145,7 @@ chronyc -n burst 4/4 >/dev/null 2>&1 || :
 chronyc -n waitsync 30 0 0 1 >/dev/null 2>&1 || :
 if chronyc -n tracking | awk '/^System time/ { exit !($4 >= 1) }'; then cc_restart "$cc_unit"; fi
 if ! chronyc -n waitsync 60 0.05 0 1 >/dev/null 2>&1; then
-  cc_say "the clock does not follow: is UDP port 123 of the head open?"
+  cc_say "the clock is not synchronised: check that UDP port 123 of the head is open"
   chronyc -n sources >&2 || :
   false
 fi

@@ -138,7 +138,7 @@ cc_done /etc/exports.d/clusterctl.exports
 # unless
 cc_service=nfs
 # etab is what mountd answers by: a line for each folder and client.
-systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
@@ -148,7 +148,7 @@ done
 cc_service=nfs
 exportfs -ra
 # etab is what mountd answers by: a line for each folder and client.
-systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
@@ -203,16 +203,16 @@ cc_free() {
 cc_server=gpu02
 if cc_line=$(cc_foreign); then
   cc_say "/etc/fstab has a line for $cc_path that is not clusterctl's: $cc_line"
-  cc_say "take it out (and unmount it) if $cc_server shall serve the folder"
+  cc_say "remove it (and unmount the folder) if $cc_server is to serve it"
   exit 1
 fi
 if [ -n "$cc_mounted" ]; then
-  cc_say "$cc_path is a mount already, of ${cc_mounted#* } (${cc_mounted%% *}): unmount it if $cc_server shall serve it"
+  cc_say "$cc_path is already a mount of ${cc_mounted#* } (${cc_mounted%% *}): unmount it if $cc_server is to serve it"
   exit 1
 fi
 if [ -d "$cc_path" ] && [ -n "$(ls -A "$cc_path")" ]; then
-  cc_say "$cc_path is not empty, and a mount would hide what is in it: $(ls -A "$cc_path" | head -n 3 | tr '\n' ' ')..."
-  cc_say "move it to $cc_server or away"
+  cc_say "$cc_path is not empty, and a mount would hide its files: $(ls -A "$cc_path" | head -n 3 | tr '\n' ' ')..."
+  cc_say "move them to $cc_server or elsewhere"
   exit 1
 fi
 cc_folder "$cc_path" 755
@@ -257,16 +257,16 @@ cc_free() {
 cc_server=gpu02
 if cc_line=$(cc_foreign); then
   cc_say "/etc/fstab has a line for $cc_path that is not clusterctl's: $cc_line"
-  cc_say "take it out (and unmount it) if $cc_server shall serve the folder"
+  cc_say "remove it (and unmount the folder) if $cc_server is to serve it"
   exit 1
 fi
 if [ -n "$cc_mounted" ]; then
-  cc_say "$cc_path is a mount already, of ${cc_mounted#* } (${cc_mounted%% *}): unmount it if $cc_server shall serve it"
+  cc_say "$cc_path is already a mount of ${cc_mounted#* } (${cc_mounted%% *}): unmount it if $cc_server is to serve it"
   exit 1
 fi
 if [ -d "$cc_path" ] && [ -n "$(ls -A "$cc_path")" ]; then
-  cc_say "$cc_path is not empty, and a mount would hide what is in it: $(ls -A "$cc_path" | head -n 3 | tr '\n' ' ')..."
-  cc_say "move it to $cc_server or away"
+  cc_say "$cc_path is not empty, and a mount would hide its files: $(ls -A "$cc_path" | head -n 3 | tr '\n' ' ')..."
+  cc_say "move them to $cc_server or elsewhere"
   exit 1
 fi
 cc_folder "$cc_path" 755
@@ -345,7 +345,7 @@ cc_alive() {
 cc_undo='u=$(systemd-escape -p --suffix=automount "$1")
 systemctl stop "$u" 2>/dev/null || :
 while awk -v p="$1" '\''$2 == p { f = 1 } END { exit !f }'\'' /proc/mounts; do
-  timeout -s KILL 60 umount "$1" || { echo "$1 cannot be unmounted: end what works in it, or umount -l $1" >&2; exit 1; }
+  timeout -s KILL 60 umount "$1" || { echo "$1 cannot be unmounted: end the processes that use it, or run: umount -l $1" >&2; exit 1; }
 done
 '
 cc_server=gpu02
@@ -398,7 +398,7 @@ cc_alive() {
 cc_undo='u=$(systemd-escape -p --suffix=automount "$1")
 systemctl stop "$u" 2>/dev/null || :
 while awk -v p="$1" '\''$2 == p { f = 1 } END { exit !f }'\'' /proc/mounts; do
-  timeout -s KILL 60 umount "$1" || { echo "$1 cannot be unmounted: end what works in it, or umount -l $1" >&2; exit 1; }
+  timeout -s KILL 60 umount "$1" || { echo "$1 cannot be unmounted: end the processes that use it, or run: umount -l $1" >&2; exit 1; }
 done
 '
 cc_server=gpu02
@@ -419,7 +419,7 @@ fi
 # unless
 cc_service=nfs
 # etab is what mountd answers by: a line for each folder and client.
-systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
@@ -428,7 +428,7 @@ done
 # do
 cc_service=nfs
 # etab is what mountd answers by: a line for each folder and client.
-systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service does not run"; exit 1; }
+systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
   [ "$cc_n" -ge 4 ] || { cc_say "$cc_p is exported to $cc_n addresses, not to every client"; exit 1; }
@@ -489,8 +489,8 @@ cc_alive() {
 cc_server=gpu02 cc_user=${SUDO_USER:-root}
 cc_hint="Is $cc_server up, its nfs-server.service, and its TCP port 2049 open?"
 case $cc_mounted in
-  "") echo "$cc_path is not mounted: what is written there stays on this node's own disk" ;;
-  "autofs systemd-1") echo "$cc_path does not come when it is looked into. $cc_hint" ;;
+  "") echo "$cc_path is not mounted: files written there stay on this node's disk" ;;
+  "autofs systemd-1") echo "$cc_path is not mounted on access. $cc_hint" ;;
   *)
     if ! cc_ours; then
       echo "$cc_path is mounted from ${cc_mounted#* }, not from $cc_source"
@@ -498,7 +498,7 @@ case $cc_mounted in
       echo "$cc_path hangs: $cc_server has not answered for 5 s. $cc_hint"
     else
       su -s /bin/sh "$cc_user" -c 'echo | timeout -s KILL 5 tee "$0" && rm -f "$0"' "$cc_path/.clusterctl/of-$$" || :
-      echo "$cc_path: a token that $cc_user writes there is not what $cc_server has"
+      echo "$cc_path: a token that $cc_user writes there does not reach $cc_server"
     fi
     ;;
 esac
@@ -558,8 +558,8 @@ cc_alive() {
 cc_server=gpu02 cc_user=${SUDO_USER:-root}
 cc_hint="Is $cc_server up, its nfs-server.service, and its TCP port 2049 open?"
 case $cc_mounted in
-  "") echo "$cc_path is not mounted: what is written there stays on this node's own disk" ;;
-  "autofs systemd-1") echo "$cc_path does not come when it is looked into. $cc_hint" ;;
+  "") echo "$cc_path is not mounted: files written there stay on this node's disk" ;;
+  "autofs systemd-1") echo "$cc_path is not mounted on access. $cc_hint" ;;
   *)
     if ! cc_ours; then
       echo "$cc_path is mounted from ${cc_mounted#* }, not from $cc_source"
@@ -567,7 +567,7 @@ case $cc_mounted in
       echo "$cc_path hangs: $cc_server has not answered for 5 s. $cc_hint"
     else
       su -s /bin/sh "$cc_user" -c 'echo | timeout -s KILL 5 tee "$0" && rm -f "$0"' "$cc_path/.clusterctl/of-$$" || :
-      echo "$cc_path: a token that $cc_user writes there is not what $cc_server has"
+      echo "$cc_path: a token that $cc_user writes there does not reach $cc_server"
     fi
     ;;
 esac

@@ -13,7 +13,7 @@ import pytest
 
 from provision.env.bundle.manifest import FOLDERS
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.model import ignore
 
@@ -217,7 +217,7 @@ def prefix(tmp_path, checkout):
 @pytest.fixture
 def packed(prefix, tmp_path):
     out = tmp_path / "env.ccb"
-    pack(prefix, out, name="env", emit=lambda _event: None, limit=LIMIT)
+    pack(prefix, out, name="env", emit=lambda _event: None, options=PackOptions(limit=LIMIT))
     return out
 
 

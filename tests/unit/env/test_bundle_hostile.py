@@ -29,7 +29,7 @@ def packed(tmp_path_factory, helpers):
     """The small environment's bundle; never written to."""
     folder = tmp_path_factory.mktemp("hostile")
     prefix = helpers.make_env(folder / "opt/env", folder / "proj")
-    pack.pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    pack.pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=pack.PackOptions(limit=helpers.LIMIT))
     return folder / "env.ccb"
 
 

@@ -12,7 +12,7 @@ import pytest
 from provision.env.bundle.layout import INDEX, MANIFEST
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing import chunks, detect
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.model import ignore
 
 PAGE = Path(__file__).parents[3] / "docs" / "bundle.md"
@@ -31,7 +31,7 @@ def commands(section):
 def test_the_page_opens_a_bundle(prefix, tmp_path, helpers, split):
     folder = tmp_path / "by hand"
     folder.mkdir()
-    pack(prefix, folder / "llm.ccb", name="llm", emit=ignore, limit=helpers.LIMIT, split=split)
+    pack(prefix, folder / "llm.ccb", name="llm", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=split))
     assert (folder / "llm.ccb").exists() == (not split)
     script = commands("In parts") if split else ""
     subprocess.run(["sh", "-euc", script + commands("Open it by hand")], cwd=folder, check=True, capture_output=True)

@@ -9,7 +9,7 @@ import pytest
 
 from provision.env.bundle.manifest import Package
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.report.difference import (
     Version,
     compare,
@@ -35,7 +35,7 @@ def packs(tmp_path, helpers):
 
     def packs(env, name):
         out = tmp_path / f"{name}.ccb"
-        pack(env, out, name=name, emit=ignore, limit=helpers.LIMIT)
+        pack(env, out, name=name, emit=ignore, options=PackOptions(limit=helpers.LIMIT))
         return out
 
     return packs
@@ -114,9 +114,9 @@ def test_what_changed_is_named_by_package_and_what_is_sent_is_counted(env, packs
 
 def test_data_that_travel_along_have_a_line_of_their_own(env, tmp_path, helpers):
     helpers.write(tmp_path / "set/x.txt", "x" * 5000)
-    pack(env, tmp_path / "old.ccb", name="old", emit=ignore, data=[tmp_path / "set"])
+    pack(env, tmp_path / "old.ccb", name="old", emit=ignore, options=PackOptions(data=[tmp_path / "set"]))
     helpers.write(tmp_path / "set/x.txt", "y" * 5000)
-    pack(env, tmp_path / "new.ccb", name="new", emit=ignore, data=[tmp_path / "set"])
+    pack(env, tmp_path / "new.ccb", name="new", emit=ignore, options=PackOptions(data=[tmp_path / "set"]))
     difference = diff(tmp_path / "old.ccb", tmp_path / "new.ccb")
     assert difference.data == ("data/set/",)
     assert difference.unowned == ()

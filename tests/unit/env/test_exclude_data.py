@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.source import files
 from provision.env.source.survey import Survey, exclude_sources, find_data
 from provision.errors import UsageError
@@ -74,7 +74,8 @@ def test_a_pattern_that_is_none():
 
 def packed_with(prefix, tmp_path, helpers, **options):
     events = []
-    pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append, limit=helpers.LIMIT, **options)
+    packing = PackOptions(limit=helpers.LIMIT, **options)
+    pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append, options=packing)
     bundle = open_bundle(tmp_path / "b.ccb")
     bundle.verify(ignore)
     return bundle, [event.text for event in events if isinstance(event, Notice)]
@@ -188,7 +189,7 @@ def test_a_compiled_file_may_be_data(prefix, tmp_path, helpers):
     alone = helpers.write(tmp_path / "alone.pyc", "x")
     both = helpers.write(tmp_path / "both" / "__pycache__" / "a.cpython-311.pyc", "x").parents[1]
     helpers.write(both / "a.py", "x")
-    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, data=[alone, both])
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(data=[alone, both]))
     packages = {entry.path: manifest.chunks[entry.chunks[0]].package for entry in manifest.files if entry.chunks}
     assert packages["data/alone.pyc"] == "data/alone.pyc/"
     assert packages["data/both/__pycache__/a.cpython-311.pyc"] == packages["data/both/a.py"] == "data/both/"
@@ -201,16 +202,16 @@ def test_data_do_not_travel_where_the_environment_has_no_folder_for_them(prefix,
     else:
         helpers.write(prefix / "data", "x")
     with pytest.raises(UsageError, match=r"opt/env/data is not a folder, but data must go there") as error:
-        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, data=[dataset])
+        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(data=[dataset]))
     assert "mv " in error.value.hint
     assert not (tmp_path / "b.ccb").exists()
-    pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, data=[dataset], exclude=["/data"])
+    pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(data=[dataset], exclude=["/data"]))
     open_bundle(tmp_path / "b.ccb").verify(ignore)
 
 
 def test_a_bundle_among_its_own_data_is_refused(prefix, dataset, helpers):
     with pytest.raises(UsageError, match=r"would be inside the data .*corpus"):
-        pack(prefix, dataset / "b.ccb", name="b", emit=ignore, data=[dataset])
+        pack(prefix, dataset / "b.ccb", name="b", emit=ignore, options=PackOptions(data=[dataset]))
     assert not (dataset / "b.ccb").exists()
 
 

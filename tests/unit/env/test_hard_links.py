@@ -9,7 +9,7 @@ import pytest
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.source import files
 from provision.env.source.survey import link_names, scan_environment, survey
 from provision.model import ignore
@@ -72,14 +72,20 @@ def test_names_outside_the_environment_make_no_hard_link(tmp_path, helpers):
 def test_a_hard_link_to_a_link_is_another_link(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env")
     os.link(prefix / "share" / "dangling", prefix / "share" / "dangling-too", follow_symlinks=False)
-    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     found = entries(manifest)
     assert {found[path].type for path in ("share/dangling", "share/dangling-too")} == {"link"}
 
 
 def test_a_left_out_first_name_leaves_the_file_to_the_next(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env")
-    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, exclude=[f"{helpers.SITE}/hello/plain.py"])
+    manifest = pack(
+        prefix,
+        tmp_path / "b.ccb",
+        name="b",
+        emit=ignore,
+        options=PackOptions(exclude=[f"{helpers.SITE}/hello/plain.py"]),
+    )
     found = entries(manifest)
     assert found["share/hard/plain.py"].type == "file"
     assert found["share/locked/inside/plain.py"].target == "share/hard/plain.py"

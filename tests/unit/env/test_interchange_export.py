@@ -16,7 +16,7 @@ from provision.env.bundle.manifest import Mark
 from provision.env.bundle.reader import open_bundle
 from provision.env.interchange import conda_unpack
 from provision.env.interchange.export import MARK, export, prepare
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.relocation import rewrite
 from provision.env.relocation.relocate import relocate
 from provision.errors import BundleError, UsageError
@@ -54,7 +54,7 @@ def movable(prefix, tmp_path, helpers):
     """The awkward environment without the binary that has no room, packed."""
     (prefix / "lib/libown.so").unlink()
     out = tmp_path / "movable.ccb"
-    pack(prefix, out, name="env", emit=ignore, limit=helpers.LIMIT)
+    pack(prefix, out, name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     return open_bundle(out)
 
 

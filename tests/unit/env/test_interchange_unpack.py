@@ -18,7 +18,6 @@ from provision.env.interchange.export import gzip_stream
 from provision.env.interchange.unpack import format_of, unpack
 from provision.env.packing import temporary
 from provision.errors import BundleError
-from provision.model import Progress, ignore
 
 
 def member(name, kind=tarfile.REGTYPE, *, link="", data=b"data", mode=0o644, mtime=1_600_000_000):
@@ -90,7 +89,7 @@ def test_a_member_that_would_leave_the_folder_is_refused_by_name(tmp_path, folde
     archive.write_bytes(tar_of(*members))
     before = [path for path in everything(tmp_path) if not path.startswith("inner/to/")]
     with pytest.raises(BundleError) as error:
-        unpack(archive, folder, stage="s", emit=ignore)
+        unpack(archive, folder, lambda _: None)
     assert str(archive) in str(error.value)
     assert name in str(error.value)
     assert why in str(error.value)
@@ -101,7 +100,7 @@ def test_a_member_that_would_leave_the_folder_is_refused_by_name(tmp_path, folde
 def test_a_hard_link_with_a_name_of_the_archive_shares_its_file_and_no_other(tmp_path, folder):
     archive = tmp_path / "good.tar"
     archive.write_bytes(tar_of(member("a/b"), member("c", HARD, link="./a//b"), member("d", SYM, link="/etc/passwd")))
-    unpacked = unpack(archive, folder, stage="s", emit=ignore)
+    unpacked = unpack(archive, folder, lambda _: None)
     assert (folder / "a/b").samefile(folder / "c")
     assert (folder / "d").readlink() == Path("/etc/passwd")
     assert unpacked.kinds == {"a": "dir", "a/b": "file", "c": "file", "d": "link"}
@@ -125,7 +124,7 @@ def test_what_is_unpacked_is_what_was_packed(tmp_path, folder):
             member("l" * 150 + "/" + "n" * 150),
         )
     )
-    unpacked = unpack(archive, folder, stage="s", emit=ignore)
+    unpacked = unpack(archive, folder, lambda _: None)
     unpacked.seal()
     assert stat.S_IMODE((folder / "ro").stat().st_mode) == 0o555
     assert stat.S_IMODE((folder / "ro/file").stat().st_mode) == 0o444
@@ -161,10 +160,9 @@ def test_every_compression_is_known_by_its_bytes_and_progress_comes_to_the_end(t
     noise = random.Random(2)
     archive.write_bytes(KINDS[kind](tar_of(*(member(f"f{n}", data=noise.randbytes(1 << 20)) for n in range(3)))))
     assert format_of(archive) == kind
-    events = []
-    unpacked = unpack(archive, folder, stage="s", emit=events.append)
+    done = []
+    unpacked = unpack(archive, folder, done.append)
     assert len(unpacked.kinds) == 3
-    done = [event.done for event in events if isinstance(event, Progress)]
     assert done == sorted(done)
     assert done[-1] > archive.stat().st_size * 0.6
 
@@ -178,7 +176,7 @@ def test_a_truncated_archive_is_refused(tmp_path, folder, kind, where):
         whole = whole.rstrip(b"\0")  # the zeros at its end say nothing
     archive.write_bytes(whole[: int(len(whole) * where)])
     with pytest.raises(BundleError, match=r"cut is damaged|not a known kind"):
-        unpack(archive, folder, stage="s", emit=ignore)
+        unpack(archive, folder, lambda _: None)
 
 
 def test_a_tar_that_ends_between_two_members_is_truncated(tmp_path, folder):
@@ -186,7 +184,7 @@ def test_a_tar_that_ends_between_two_members_is_truncated(tmp_path, folder):
     archive = tmp_path / "cut.tar"
     archive.write_bytes(whole[:1024])  # one header, one block of data
     with pytest.raises(BundleError, match="in the middle"):
-        unpack(archive, folder, stage="s", emit=ignore)
+        unpack(archive, folder, lambda _: None)
 
 
 def test_a_damaged_header_is_not_the_end(tmp_path, folder):
@@ -195,7 +193,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path, folder):
     archive = tmp_path / "bad.tar"
     archive.write_bytes(data)
     with pytest.raises(BundleError, match=r"no member at byte 1024"):
-        unpack(archive, folder, stage="s", emit=ignore)
+        unpack(archive, folder, lambda _: None)
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
@@ -205,7 +203,7 @@ def test_a_flipped_bit_is_found(tmp_path, folder, kind):
     archive = tmp_path / "bad"
     archive.write_bytes(data)
     with pytest.raises(BundleError, match="damaged"):
-        unpack(archive, folder, stage="s", emit=ignore)
+        unpack(archive, folder, lambda _: None)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, (1 << 20) - 1, 1 << 20, (3 << 20) + 17])

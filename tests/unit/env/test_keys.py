@@ -10,14 +10,14 @@ import pytest
 
 from provision.env.bundle.manifest import content_digest, has_source_time
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.source.packages import source_of
 from provision.errors import BundleError
 from provision.model import ignore
 
 
 def packed_again(prefix, tmp_path, helpers):
-    return pack(prefix, tmp_path / "again.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    return pack(prefix, tmp_path / "again.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
 
 
 def compile_all(folder, mode=py_compile.PycInvalidationMode.TIMESTAMP):

@@ -15,7 +15,7 @@ from provision.env.bundle.reader import open_bundle
 from provision.env.packing import detect
 from provision.env.packing import pack as pack_module
 from provision.env.packing.detect import LargeFile, PrefixDetector
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.relocation.rewrite import Search
 from provision.env.source import files
 from provision.errors import BundleError
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges(tmp_path
     start = ELF[:600] + path
     helpers.write(prefix / "lib" / "huge.so", start + ELF[len(start) :] + bytes(2 * helpers.LIMIT))
     helpers.write(prefix / "lib" / "rewritten.so", start + ELF[len(start) :][: helpers.LIMIT] + bytes(100))
-    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     found = {entry.path: entry for entry in manifest.files}
     assert found["lib/huge.so"].marks == (Mark("binary"),)
     assert found["lib/huge.so"].raw
@@ -134,7 +134,7 @@ def test_a_large_file_that_changes_is_named(prefix, tmp_path, helpers, monkeypat
 
     monkeypatch.setattr(LargeFile, real.__name__, change)
     with pytest.raises(BundleError, match=r"big\.bin changed while it was read"):
-        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
+        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert not (tmp_path / "b.ccb").exists()
 
 
@@ -143,7 +143,7 @@ def test_prefix_files_are_read_again_rather_than_kept_without_bound(
     packed, prefix, tmp_path, helpers, monkeypatch, held
 ):
     monkeypatch.setattr(pack_module, "HELD", held)
-    manifest = pack(prefix, tmp_path / "b.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    manifest = pack(prefix, tmp_path / "b.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert manifest.prefix_files.digest == open_bundle(packed).manifest.prefix_files.digest
     open_bundle(tmp_path / "b.ccb").verify(ignore)
 

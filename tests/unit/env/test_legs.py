@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.release import payload as release_legs
 from provision.env.release import scripts
 from provision.env.release.catalog import ReleasePaths
@@ -20,7 +20,13 @@ from provision.model import Inventory, Node
 from provision.script import compile_steps, parse
 
 TARS = [tar for tar in (["tar"], ["busybox", "tar"], ["bsdtar"]) if shutil.which(tar[0])]
-OURS = {".clusterctl", ".clusterctl/files", ".clusterctl/complete", ".clusterctl/links", ".clusterctl/release.json"}
+OWN_FOLDER = {
+    ".clusterctl",
+    ".clusterctl/files",
+    ".clusterctl/complete",
+    ".clusterctl/links",
+    ".clusterctl/release.json",
+}
 
 
 def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
@@ -96,7 +102,7 @@ def test_a_node_gets_the_tree(bundle, prefix, checkout, tmp_path, helpers, tar, 
     found = helpers.tree(Path(places.release))
     lists_there = {path for path in found if path.startswith(".clusterctl/files/")}
     ours = {path for path in found if path.split("/")[0] == ".clusterctl"}
-    assert ours - lists_there == OURS | {".clusterctl/stale"}
+    assert ours - lists_there == OWN_FOLDER | {".clusterctl/stale"}
     assert {path: what for path, what in found.items() if path not in ours} == expected_tree(
         helpers, prefix, checkout, relocated
     )
@@ -152,7 +158,7 @@ def test_the_same_environment_elsewhere_and_with_new_times_shares_all_but_the_la
         for name in files:
             os.utime(Path(folder) / name, (1800000000, 1800000000), follow_symlinks=False)
     again = tmp_path / "again.ccb"
-    pack(prefix, again, name="env", emit=lambda _event: None, limit=1 << 16)
+    pack(prefix, again, name="env", emit=lambda _event: None, options=PackOptions(limit=1 << 16))
     other = open_bundle(again)
     assert other.manifest.release_id != bundle.manifest.release_id
     _, _, later = release(tmp_path / "elsewhere", other)
@@ -165,7 +171,7 @@ def test_one_changed_package_changes_its_own_legs_only(bundle, prefix, tmp_path,
     _, _, payload = release(tmp_path / "llm", bundle)
     helpers.write(prefix / "lib/python3.11/site-packages/other/1.py", "N = 'changed'\n")
     again = tmp_path / "again.ccb"
-    pack(prefix, again, name="env", emit=lambda _event: None, limit=1 << 16)
+    pack(prefix, again, name="env", emit=lambda _event: None, options=PackOptions(limit=1 << 16))
     _, _, later = release(tmp_path / "llm", open_bundle(again))
     assert len(set(later.keys) - set(payload.keys)) == 1
 

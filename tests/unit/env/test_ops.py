@@ -15,7 +15,7 @@ import pytest
 
 from provision.env import ops as op_builder
 from provision.env.ops import BASELINES, FILE, Ops, choose, listing, prebuild, unbuilt, unbuilt_ops, update_record
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.source.files import walk
 from provision.errors import UsageError
 from provision.model import ignore
@@ -102,7 +102,9 @@ def test_what_was_built_is_packed_in_place_of_what_lay_there(prefix, tmp_path, h
     helpers.write(folder / helpers.SITE / "hello/ops/new.so", b"\x7fELF", 0o755)
     found = walk(folder, "", skip=lambda _path, _name: False).sources
     additions = [one for one in found if one.type == "file" or not (prefix / one.path).exists()]
-    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, additions=additions, notices=("built",))
+    manifest = pack(
+        prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(additions=additions, notices=("built",))
+    )
     helpers.place(tmp_path / "b.ccb", tmp_path / "new")
     assert (tmp_path / "new" / helpers.SITE / "hello/plain.py").read_text() == "X = 2\n"
     assert (tmp_path / "new" / helpers.SITE / "hello/ops/new.so").read_bytes() == b"\x7fELF"

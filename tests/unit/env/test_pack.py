@@ -17,7 +17,7 @@ import pytest
 from provision.env.bundle.manifest import Mark
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing import writer
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.source import files
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, Progress, StageFinished, StageStarted, ignore
@@ -101,7 +101,7 @@ def test_a_path_that_only_begins_like_the_prefix_is_not_the_prefix(tmp_path, hel
 
 def test_the_same_environment_packs_to_the_same_bytes(packed, prefix, tmp_path, helpers, monkeypatch):
     first = open_bundle(packed).manifest
-    again = pack(prefix, tmp_path / "again.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    again = pack(prefix, tmp_path / "again.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert again.digest == first.digest
     assert again.chunks == first.chunks
     assert len(again.release_id) == 12
@@ -111,7 +111,7 @@ def test_touching_one_package_changes_only_its_chunks(packed, prefix, tmp_path, 
     before = open_bundle(packed).manifest
     helpers.write(prefix / helpers.SITE / "other" / "7.py", "N = 8\n" * 5000)
     helpers.write(prefix / helpers.SITE / "other" / "new.py", "N = 9\n")
-    after = pack(prefix, tmp_path / "again.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    after = pack(prefix, tmp_path / "again.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     changed = {chunk.digest for chunk in after.chunks} - {chunk.digest for chunk in before.chunks}
     # new.py is in no RECORD and counts to the folder
     assert {c.package for c in after.chunks if c.digest in changed} == {"other", f"{helpers.SITE}/other/"}
@@ -132,7 +132,7 @@ def test_a_large_file_that_holds_the_prefix_is_a_prefix_file(tmp_path, helpers, 
     data[at : at + len(str(prefix))] = str(prefix).encode()
     helpers.write(prefix / "lib" / "large.so", bytes(data))
     helpers.write(prefix / "lib" / "large.txt", f"{prefix}2\n" * helpers.LIMIT)
-    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert marks(manifest)["lib/large.so"] == {Mark("binary")}
     assert "lib/large.txt" not in marks(manifest)
     bundle = open_bundle(tmp_path / "b.ccb")
@@ -142,7 +142,7 @@ def test_a_large_file_that_holds_the_prefix_is_a_prefix_file(tmp_path, helpers, 
 
 def test_progress_counts_every_byte(prefix, tmp_path, helpers):
     events = []
-    pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append, limit=helpers.LIMIT)
+    pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append, options=PackOptions(limit=helpers.LIMIT))
     started = next(event for event in events if isinstance(event, StageStarted))
     done = [event.done for event in events if isinstance(event, Progress)]
     assert done == sorted(done)
@@ -153,7 +153,7 @@ def test_progress_counts_every_byte(prefix, tmp_path, helpers):
 def test_people_are_told_how_long_packing_will_still_take(prefix, tmp_path, helpers):
     shown, clock = io.StringIO(), itertools.count(step=7)  # every event takes seven seconds
     reporter = Reporter(out=io.StringIO(), err=shown, environ={}, now=lambda: float(next(clock)))
-    pack(prefix, tmp_path / "b.ccb", name="b", emit=reporter, limit=helpers.LIMIT)
+    pack(prefix, tmp_path / "b.ccb", name="b", emit=reporter, options=PackOptions(limit=helpers.LIMIT))
     lines = [line for line in shown.getvalue().splitlines() if line.startswith("Packing b: ")]
     assert any(re.fullmatch(r"Packing b: \d+ %, .*/s, \d+:\d\d left", line) for line in lines), lines
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from provision.env.packing import writer
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.source import files
 from provision.env.source.survey import Survey
 from provision.errors import BundleError, UsageError
@@ -20,10 +20,11 @@ ROOT = Path(__file__).parents[3]
 PACK = """
 import sys
 from pathlib import Path
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.errors import ClusterctlError
+options = PackOptions(split=int(sys.argv[3]))
 try:
-    pack(Path(sys.argv[1]), Path(sys.argv[2]), name="b", emit=lambda event: None, split=int(sys.argv[3]))
+    pack(Path(sys.argv[1]), Path(sys.argv[2]), name="b", emit=lambda event: None, options=options)
 except ClusterctlError as error:
     sys.exit(f"{error.exit_code}: {error} ({error.hint})")
 """
@@ -56,7 +57,7 @@ def test_what_comes_or_goes_while_packing_is_noticed(prefix, tmp_path, helpers, 
     change_while_packing(monkeypatch, lambda: change(prefix))
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match=rf"/{named} changed while it was read: a file in it was added") as error:
-        pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
+        pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert "run the same command again" in error.value.hint
     assert not list((tmp_path / "out").iterdir())
 
@@ -73,7 +74,7 @@ def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_noticed(pre
 
     change_while_packing(monkeypatch, replace)
     with pytest.raises(BundleError, match="site-packages/other changed while it was read"):
-        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
+        pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
 
 
 def test_a_folder_that_vanishes_while_it_is_looked_at_is_named(prefix, tmp_path, monkeypatch):
@@ -91,7 +92,7 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_is_named(prefix, tmp_path,
 
 def test_editing_a_checkout_is_no_change_of_the_environment(prefix, checkout, tmp_path, helpers, monkeypatch):
     change_while_packing(monkeypatch, lambda: helpers.write(checkout / ".notes.swp", "x"))
-    assert pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT)
+    assert pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
 
 
 def test_what_could_not_be_opened_again_is_no_bundle(prefix, tmp_path, helpers):
@@ -99,7 +100,7 @@ def test_what_could_not_be_opened_again_is_no_bundle(prefix, tmp_path, helpers):
     added = files.walk(helpers.write(tmp_path / "x", "x"), f"{helpers.SITE}/linked/x", skip=lambda *_: False).sources
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match=r"linked/x' is inside '.*/linked', which is not a folder") as error:
-        pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, additions=added)
+        pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, options=PackOptions(additions=added))
     assert "--exclude" in error.value.hint
     assert not list((tmp_path / "out").iterdir())
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from provision.env.bundle import layout
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing import writer
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
 from provision.tasks.pack import parse_size
@@ -34,7 +34,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def manifest(prefix, folder, helpers):
-    return pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+    return pack(
+        prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=SPLIT)
+    )
 
 
 def test_parts_are_slices_of_the_bundle_that_is_not_split(manifest, packed, folder):
@@ -137,7 +139,13 @@ def test_without_the_list_the_parts_are_named_in_which_the_damage_may_be(manifes
 def test_a_part_of_another_bundle_is_named(manifest, folder, prefix, tmp_path, helpers, number):
     helpers.write(prefix / helpers.SITE / "big" / "big.bin", os.urandom(2 * helpers.LIMIT) + b"end")
     (tmp_path / "other").mkdir()
-    pack(prefix, tmp_path / "other" / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+    pack(
+        prefix,
+        tmp_path / "other" / "env.ccb",
+        name="env",
+        emit=ignore,
+        options=PackOptions(limit=helpers.LIMIT, split=SPLIT),
+    )
     foreign, mine = parts_of(tmp_path / "other")[number], parts_of(folder)[number]
     mine.write_bytes(foreign.read_bytes())
     with pytest.raises(BundleError, match=mine.name):
@@ -162,19 +170,19 @@ def test_a_shorter_bundle_leaves_no_part_of_a_longer_one(manifest, folder, prefi
     before = len(parts_of(folder))
     shutil.rmtree(prefix / helpers.SITE / "big")
     shutil.rmtree(prefix / "share" / "hard")
-    pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+    pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=SPLIT))
     assert len(parts_of(folder)) < before
     assert len((folder / "env.ccb.sha256").read_text().splitlines()) == len(parts_of(folder))
     open_bundle(folder / "env.ccb").verify(ignore)
 
 
 def test_whole_and_split_bundles_replace_each_other(manifest, folder, prefix, helpers):
-    pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert [path.name for path in folder.iterdir()] == ["env.ccb"]
     helpers.write(folder / "env.ccb.sha256", "somebody's own")
-    pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert len(list(folder.iterdir())) == 2
-    pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+    pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=SPLIT))
     assert "env.ccb" not in {path.name for path in folder.iterdir()}
     open_bundle(folder / "env.ccb.sha256").verify(ignore)
 
@@ -183,13 +191,15 @@ def test_other_files_of_the_folder_stay(manifest, folder, prefix, helpers):
     others = ["env.ccb.txt", "env.ccb.12", "env2.ccb.000", "env.ccb.000.old", "env.ccb.0000x"]
     for name in others:
         helpers.write(folder / name, "x")
-    pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT)
+    pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
     assert {path.name for path in folder.iterdir()} == {"env.ccb", *others}
 
 
 @pytest.mark.parametrize("name", ["quo'te.ccb", "back\\slash.ccb", "new\nline.ccb", "\udcff.ccb"])
 def test_names_that_sha256sum_escapes(prefix, folder, helpers, name):
-    manifest = pack(prefix, folder / name, name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+    manifest = pack(
+        prefix, folder / name, name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=SPLIT)
+    )
     subprocess.run(["sha256sum", "-c", "--strict", f"{name}.sha256"], cwd=folder, check=True, capture_output=True)
     part = folder / f"{name}.001"
     part.write_bytes(bytes(SPLIT))
@@ -206,7 +216,7 @@ def test_an_interrupted_pack_leaves_the_older_bundle(manifest, folder, prefix, h
 
     monkeypatch.setattr(layout, "list_line", fail)
     with pytest.raises(UsageError, match="no space left"):
-        pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+        pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=SPLIT))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -259,7 +269,7 @@ def two_bundles(tmp_path_factory, helpers):
     for number in range(2):
         folder = tmp_path_factory.mktemp(f"parts{number}")
         helpers.write(prefix / helpers.SITE / "big" / "big.bin", bytes([number]) * 5 + os.urandom(2 * helpers.LIMIT))
-        pack(prefix, folder / "env.ccb", name="env", emit=ignore, limit=helpers.LIMIT, split=SPLIT)
+        pack(prefix, folder / "env.ccb", name="env", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=SPLIT))
         found.append({path.name: path.read_bytes() for path in folder.iterdir()})
     return found
 

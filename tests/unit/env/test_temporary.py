@@ -12,7 +12,7 @@ import pytest
 
 from provision.env.bundle.layout import find_bundle
 from provision.env.packing import temporary, writer
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.errors import UsageError
 from provision.model import ignore
 
@@ -63,7 +63,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(prefix, tmp_path, hel
     helpers.write(out.parent / ".0123abcd-other.ccb", "another's")
     helpers.write(out.parent / ".llm.ccb", "somebody's")
     assert len(kill_one(out, how)) == 2 + left
-    pack(prefix, out, name="llm", emit=ignore, limit=helpers.LIMIT, split=split)
+    pack(prefix, out, name="llm", emit=ignore, options=PackOptions(limit=helpers.LIMIT, split=split))
     parts = ["llm.ccb.000", "llm.ccb.sha256"] if split else ["llm.ccb"]
     assert names(out.parent) == [".0123abcd-other.ccb", ".llm.ccb", *parts]
 
@@ -102,7 +102,7 @@ def test_a_file_that_is_swept_away_before_it_is_locked_is_made_anew(tmp_path, mo
             swept.extend(tmp_path.iterdir())
             swept[0].unlink()
 
-    monkeypatch.setattr(temporary, "_lock", lock)
+    monkeypatch.setattr(temporary, "lock", lock)
     with temporary.create_file(tmp_path / "x") as file:
         file.write(b"x")
     assert len(swept) == 1
@@ -145,6 +145,12 @@ def test_a_quota_that_is_used_up_while_packing_is_said_and_leaves_nothing(
     monkeypatch.setattr(writer.Output, "write", write)
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match=r"no space left for .*b\.ccb: your disk quota is used up") as error:
-        pack(prefix, tmp_path / "out" / "b.ccb", name="b", emit=ignore, limit=helpers.LIMIT, split=split)
+        pack(
+            prefix,
+            tmp_path / "out" / "b.ccb",
+            name="b",
+            emit=ignore,
+            options=PackOptions(limit=helpers.LIMIT, split=split),
+        )
     assert "another disk" in error.value.hint
     assert names(tmp_path / "out") == []

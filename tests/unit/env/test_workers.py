@@ -6,7 +6,7 @@ import pytest
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.chunks import Group, split_ranges
 from provision.env.packing.detect import PrefixDetector
-from provision.env.packing.pack import pack
+from provision.env.packing.pack import PackOptions, pack
 from provision.env.packing.workers import PREFETCHED, Workers
 from provision.env.relocation.rewrite import Search
 from provision.env.source import files
@@ -118,7 +118,9 @@ def test_a_bundle_does_not_depend_on_who_is_ready_first(larger, tmp_path, monkey
     monkeypatch.setattr(Workers, "start", count)
     manifests = []
     for number, name in ((1, "one.ccb"), (3, "three.ccb"), (3, "again.ccb")):
-        manifests.append(pack(larger, tmp_path / name, name="env", emit=ignore, split=split, processes=number))
+        manifests.append(
+            pack(larger, tmp_path / name, name="env", emit=ignore, options=PackOptions(split=split, processes=number))
+        )
         open_bundle(tmp_path / name).verify(ignore)
     assert counts == {1, 3}
     assert manifests[0].chunks == manifests[1].chunks == manifests[2].chunks
@@ -128,7 +130,7 @@ def test_a_bundle_does_not_depend_on_who_is_ready_first(larger, tmp_path, monkey
 
 def test_processes_find_what_one_process_finds(larger, tmp_path):
     whole = pack(larger, tmp_path / "workers.ccb", name="env", emit=ignore)
-    alone = pack(larger, tmp_path / "alone.ccb", name="env", emit=ignore, processes=0)
+    alone = pack(larger, tmp_path / "alone.ccb", name="env", emit=ignore, options=PackOptions(processes=0))
     assert (whole.files, whole.chunks, whole.glibc) == (alone.files, alone.chunks, alone.glibc)
 
 

@@ -1,1 +1,1 @@
-"""Which checkpoints a node has, whether they are whole, and which is the newest that all nodes have together."""
+"""Finds the checkpoints of a node, checks that they are complete, and selects the newest one of all nodes."""

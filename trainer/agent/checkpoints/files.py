@@ -1,4 +1,4 @@
-"""Whether a file of a checkpoint is whole, from little of it: a process that was killed leaves files cut short.
+"""Checks whether a file of a checkpoint is complete, and reads little of it. Killed processes leave truncated files.
 
 ============  ==================================================================================================
 safetensors   8 bytes (little endian): the length of a JSON header, whose ``data_offsets`` say how long the file
@@ -8,38 +8,26 @@ torch.save    a zip whose central directory comes last and names every member wi
 JSON          must parse
 ============  ==================================================================================================
 
-A ``mark`` tells two files of equal size apart without reading them: where the format has checksums those, else the
-beginning, the end and some places between. It shows that a file was written anew, not that a disk has gone bad.
+A ``mark`` distinguishes two files of equal size without reading them completely. It covers the format's checksums, or
+else the start, the end and some blocks between. It detects a rewritten file, but not a bad disk.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import struct
-import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, NamedTuple, Optional, Tuple
 
-from contract.untrusted import UntrustedError, parse_json, parse_object
+from ..contract.untrusted import UntrustedError, parse_json, parse_object
 
 HEADER = 100 << 20  # bytes that safetensors allows its header
 JSON = 64 << 20  # bytes; a trainer's state after very many steps has a few
-DEPTH = 200  # levels of a trainer's own JSON
+DEPTH = 200  # levels of a trainer's JSON
 BLOCK = 4 << 10
 PLACES = 8  # blocks of a file that its mark covers
 TORCH = (".pt", ".pth", ".bin", ".distcp")
-
-# What torch.serialization writes first without zip: its magic number and protocol version.
-_LEGACY = (0x1950A86A20F9469CFC6C, 1001)
-_SIZES = {  # bytes of an element, by the name of the storage's class
-    **dict.fromkeys(("ComplexDouble",), 16),
-    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
-    **dict.fromkeys(("Float", "Int"), 4),
-    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
-    **dict.fromkeys(("Byte", "Char", "Bool", "Untyped"), 1),
-}
 
 
 class File(NamedTuple):
@@ -51,12 +39,12 @@ class File(NamedTuple):
     torn: Optional[str]
 
 
-class _TornError(Exception):
-    pass
+class TornError(Exception):
+    """The file is truncated or damaged. The text says how."""
 
 
 def look(path: Path) -> Tuple[File, Any]:
-    """A file as it is now, and what its JSON holds when it is an index or a trainer's state.
+    """Examine a file. Returns its facts, and the content of a JSON file.
 
     Raises:
         OSError: it cannot be read.
@@ -73,14 +61,14 @@ def look(path: Path) -> Tuple[File, Any]:
                 mark = _torch(file, found.st_size, path.name.endswith(".distcp"))
             elif path.name.endswith(".json"):
                 said, mark = _json(file, found.st_size)
-        except _TornError as error:
+        except TornError as error:
             torn = str(error)
         digest = hashlib.sha256(mark or _places(file, found.st_size)).hexdigest()[:16]
         return File(found.st_size, found.st_mtime_ns, digest, torn), said
 
 
 def _places(file: BinaryIO, size: int) -> bytes:
-    """Blocks from the beginning, the end and between."""
+    """Blocks from the start, the end and between."""
     step = max(BLOCK, (size - BLOCK) // (PLACES - 1))
     return b"".join(os.pread(file.fileno(), BLOCK, at) for at in range(0, max(size, 1), step))
 
@@ -89,100 +77,33 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
     start = file.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(HEADER, size - 8):
-        raise _TornError("its header is truncated")
+        raise TornError("its header is truncated")
     header = file.read(length)
     try:
         said = parse_object(header, limit=HEADER)
         tensors = {name: at for name, at in said.items() if name != "__metadata__"}
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (ValueError, OverflowError, AttributeError, KeyError, IndexError, TypeError) as error:
-        raise _TornError("its header is damaged") from error
+        raise TornError("its header is damaged") from error
     if size != 8 + length + end:
-        raise _TornError("it has %d of %d bytes" % (size, 8 + length + end))
+        raise TornError("it has %d of %d bytes" % (size, 8 + length + end))
     return header[: 64 << 10] + _places(file, size)
 
 
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
+    # Imported with the first such file: zipfile and pickle are a tenth of an agent's start.
+    from . import torch_files  # noqa: PLC0415
+
     start = file.read(4)
     if start == b"PK\x03\x04":
-        return _zip(file)
+        return torch_files.zip_members(file)
     if any_content:  # torch.distributed.checkpoint joins several saves in one file
         return b""
     if start[:1] != b"\x80":
-        raise _TornError("it does not start like a torch file" if size else "it is empty")
+        raise TornError("it does not start like a torch file" if size else "it is empty")
     file.seek(0)
-    _legacy(file, size)
+    torch_files.check_pickles(file, size)
     return b""
-
-
-def _zip(file: BinaryIO) -> bytes:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-            end = archive.start_dir
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:
-        raise _TornError("it is truncated: its zip directory is missing") from error
-    if not members or members[0].header_offset or any(one.header_offset + one.compress_size > end for one in members):
-        raise _TornError("its zip directory does not match the file")
-    return repr([(one.filename, one.CRC, one.file_size) for one in members]).encode()
-
-
-class _Stub:
-    """Stands for every class that a pickle names: nothing of it is imported or run."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __call__(self, *_: Any, **__: Any) -> "_Stub":
-        return _Stub()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-    def __setstate__(self, _: Any) -> None:
-        pass
-
-    def append(self, _: Any) -> None:
-        """A pickle may fill a list."""
-
-    def extend(self, _: Any) -> None:
-        """The same."""
-
-    def add(self, _: Any) -> None:
-        """The same, for a set."""
-
-
-class _Storages(pickle.Unpickler):
-    """Reads of torch's pickle only how long the storages behind it are."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-        self.bytes: Dict[str, int] = {}
-
-    def find_class(self, _: str, name: str) -> Any:
-        """A class of that name, without the class."""
-        return type(name, (_Stub,), {})
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Note ``("storage", type, key, place, elements, …)``."""
-        if isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage":
-            self.bytes[str(pid[2])] = int(pid[4]) * _SIZES[pid[1].__name__.replace("Storage", "")]
-        return _Stub()
-
-
-def _legacy(file: BinaryIO, size: int) -> None:
-    """Magic number, protocol, system, the object, the keys of its storages; then elements and bytes of each."""
-    try:
-        begins = (_Storages(file).load(), _Storages(file).load()) == _LEGACY
-        _Storages(file).load()
-        storages = _Storages(file)
-        storages.load()
-        keys = _Storages(file).load()
-        end = file.tell() + sum(8 + storages.bytes[str(key)] for key in keys)
-    except Exception as error:  # a cut pickle raises nearly anything
-        raise _TornError("its pickles are truncated") from error
-    if not begins or end != size:
-        raise _TornError("it has %d of %d bytes" % (size, end))
 
 
 def _json(file: BinaryIO, size: int) -> Tuple[Any, bytes]:
@@ -192,4 +113,4 @@ def _json(file: BinaryIO, size: int) -> Tuple[Any, bytes]:
     try:
         return parse_json(data, limit=JSON, depth=DEPTH), data
     except UntrustedError as error:
-        raise _TornError("it is not complete JSON") from error
+        raise TornError("it is not complete JSON") from error

@@ -1,9 +1,9 @@
-"""What makes a checkpoint complete, from the names of its files on all nodes together.
+"""Decides whether a checkpoint is complete, from the names of its files on all nodes together.
 
 Names and order are those of transformers 5.6 (``Trainer._save_checkpoint``: weights, ``training_args.bin``, optimizer
 and scheduler, each rank its ``rng_state``, last ``trainer_state.json`` by rank 0) and DeepSpeed 0.19
 (``DeepSpeedEngine.save_checkpoint``: model states, each rank its ZeRO file, then ``latest`` by rank 0, which does not
-wait for the others). With ``enable_jit_checkpoint``, ``checkpoint-is-incomplete.txt`` is there meanwhile.
+wait for the others). With ``enable_jit_checkpoint``, ``checkpoint-is-incomplete.txt`` exists during the save.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _TENSORS = (".safetensors", ".pt", ".pth", ".bin")
 
 
 class Union(NamedTuple):
-    """A checkpoint as all nodes have it together."""
+    """A checkpoint, combined from all nodes."""
 
     layout: str
     names: Set[str]
-    says: Mapping[str, Any]  # what index files, ``latest`` and our ``complete.json`` say, by name
+    says: Mapping[str, Any]  # the content of index files, ``latest`` and ``complete.json``, by name
     step: int
     latest_step: Optional[int]  # of the tag that the folder's own ``latest`` names (DeepSpeed's layout)
 
 
 def is_of_one_rank(name: str) -> bool:
-    """Whether each rank writes such a file of its own."""
+    """Whether each rank writes its own file of this kind."""
     base = name.rpartition("/")[2]
     return any(pattern.match(base) for pattern in _BY_RANK)
 
@@ -59,14 +59,14 @@ def is_of_one_rank(name: str) -> bool:
 def must_be_equal(name: str) -> bool:
     """Whether the file must be the same on every node that has it.
 
-    ``trainer_state.json`` and ``training_args.bin`` name the process that wrote them; text files do no harm.
+    ``trainer_state.json`` and ``training_args.bin`` name the process that wrote them. Text files may differ.
     """
     base = name.rpartition("/")[2]
     return base.endswith(_TENSORS) and base != "training_args.bin" and not is_of_one_rank(name)
 
 
 def readers(names: Iterable[str]) -> Dict[str, int]:
-    """The files that one rank alone reads when it resumes, and that rank.
+    """The files that only one rank reads when it resumes, with that rank.
 
     A ZeRO file's rank is the run's rank only without tensor and pipeline parallelism.
     """
@@ -79,12 +79,12 @@ def readers(names: Iterable[str]) -> Dict[str, int]:
 
 
 def why_incomplete(union: Union, world_size: int) -> Optional[str]:
-    """What is missing for a run of ``world_size`` ranks to resume from it, or None."""
+    """The reason why a run of ``world_size`` ranks cannot resume from a checkpoint, or None."""
     names = union.names
     if union.layout == OURS:
         if COMPLETE not in names:
             return "%s is missing: the save did not finish" % COMPLETE
-        missing = sorted(set(union.says.get(COMPLETE, ())) - names)  # parts of ranks whose node is gone
+        missing = sorted(set(union.says.get(COMPLETE, ())) - names)  # parts of ranks whose node is missing
         return "%s is missing, although %s lists it" % (missing[0], COMPLETE) if missing else None
     for name, said in union.says.items():
         if name.endswith(INDEX):
@@ -107,7 +107,7 @@ def _trainer(union: Union, world_size: int) -> Optional[str]:
         return "%s is missing: the save did not finish" % STATE
     tags = {name.partition("/")[0] for name in names if name.startswith("global_step") and "/" in name}
     why = _tagged(union, tags, world_size) if tags or LATEST in names else _states(union, world_size)
-    if why or "rng_state.pth" in names:  # the latter: saved by one process
+    if why or "rng_state.pth" in names:  # rng_state.pth: saved by one process
         return why
     return _ranks("rng_state", {int(found.group(1)) for found in _matches(_RNG, names)}, world_size, at_least=True)
 
@@ -122,7 +122,7 @@ def _tagged(union: Union, tags: Set[str], world_size: int) -> Optional[str]:
     inside = {name.partition("/")[2] for name in union.names if name.startswith(tag + "/")}
     why = _deepspeed(inside, world_size)
     if why is None and RECOVERY in union.names and not any(_matches(_ZERO, inside)):
-        # DeepSpeed leaves this script with ZeRO's files only; without ZeRO the model states hold the optimizer's.
+        # DeepSpeed writes this script only with ZeRO's files; without ZeRO the model states contain the optimizer's.
         why = "ZeRO's optimizer states are missing"
     return "%s: %s" % (tag, why) if why else None
 
@@ -187,7 +187,7 @@ def _matches(pattern: Any, names: Iterable[str]) -> Any:
 
 
 def _ranks(what: str, found: Set[int], wanted: int, at_least: bool = False) -> Optional[str]:
-    """Why these are not the ranks 0 to ``wanted`` - 1 (or, ``at_least``, more without a gap)."""
+    """The reason why these are not the ranks 0 to ``wanted`` - 1 (``at_least``: or more without a gap), or None."""
     count = max(found, default=-1) + 1
     if count > MOST:
         return "%s: a file name has a rank that no run can have" % what

@@ -1,1 +1,1 @@
-"""What ``__main__`` can be asked for: start, follow and stop a run."""
+"""The agent's commands that start, follow and stop a run."""

@@ -1,5 +1,5 @@
-"""What the controller and the agents agree on. Pure: the standard library of Python 3.8 and nothing else.
+"""The formats that the controller and the agents share. It uses only the standard library of Python 3.8.
 
-The code is in the agent's folder because it travels to the nodes with the agent, which imports it as ``contract``.
-Everything else imports ``trainer.contract``. Imports in this package are relative: they are the same under both names.
+The code is in the agent's folder because it is sent to the nodes with the agent. Imports in this package are relative:
+it is ``agent.contract`` on a node and ``trainer.agent.contract`` on the controller.
 """

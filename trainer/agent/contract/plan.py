@@ -25,7 +25,7 @@ class PlanError(UntrustedError):
 
 
 class Link(NamedTuple):
-    """Where rank 0's agent listens for the others.
+    """The address at which rank 0's agent listens for the others.
 
     Attributes:
         host: the address of rank 0's node.
@@ -57,7 +57,7 @@ class Resume(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """What counts as a hang, and what the agent does about one.
+    """What counts as a hang, and how the agent reacts to one.
 
     Attributes:
         after: seconds without progress; None: the pace of the run decides, see ``watch/silence.py``.
@@ -69,23 +69,23 @@ class Hang(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Everything that an agent needs to know. Relative paths are relative to the folder of the plan.
+    """Everything that an agent needs. Relative paths are relative to the folder of the plan.
 
     Attributes:
         run: the run's id. Every process has it as ``CLUSTERCTL_RUN``.
         node: the node's name. Every process has it as ``CLUSTERCTL_NODE``.
         argv: the command. A word ``{port}`` becomes the port of the attempt.
-        env: variables of the command, beside the few that it inherits. ``MASTER_PORT`` is that of the attempt.
-        launcher: the launcher that wrote the plan, which knows how to change it.
+        env: variables of the command, besides the few that it inherits. ``MASTER_PORT`` is set for each attempt.
+        launcher: the launcher that wrote the plan and can change it.
         each_rank: start the command once for each local rank, with its ``RANK`` and ``LOCAL_RANK``. Else the command
             is a launcher that starts the ranks.
-        node_rank: the node's rank.
+            node_rank: the node's rank.
         nnodes: the number of nodes.
         processes: the number of local ranks.
         first_rank: the global rank of local rank 0.
         unset: variables that the command does not inherit.
         cwd: the folder in which the command starts; "": the folder of the plan.
-        logs: the node's folder of the run, see ``trainer/agent/plan.py``.
+        logs: the node's folder of the run, see ``trainer/agent/node_plan.py``.
         rank_logs: the folder for the output of ranks; "": ``ranks`` in ``logs``.
         progress: LLaMA-Factory's ``trainer_log.jsonl``, which rank 0 writes.
         private: folders to create for this user alone.
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
         link: the connection to the other agents; None for one node.
         hang: what counts as a hang.
         resume: how the command resumes; None: it cannot.
-        resuming: start from the newest complete checkpoint.
+        resuming: whether to start from the newest complete checkpoint.
         none_ok: when resuming without any checkpoint, start from the beginning.
         restarts: how often a failed attempt is repeated.
         backoff: seconds before the first repetition, doubled each time, at most 60.

@@ -1,7 +1,7 @@
 """Parses JSON that another program wrote: a peer, a node, a file on a node.
 
-The controller imports it as ``trainer.untrusted``. Whatever the bytes are, the answer is a value or an
-``UntrustedError``: never a RecursionError, and never more memory than ``limit`` allows.
+Whatever the bytes are, the result is a value or an ``UntrustedError``: never a RecursionError, and never more memory
+than ``limit`` allows.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _DIGITS = 40  # of an integer: 64 bits have 20
 
 
 class UntrustedError(ValueError):
-    """The bytes are not what was agreed. The text says why, without quoting more than a few of them."""
+    """The bytes do not have the expected format. The text says why, and quotes only a few of them."""
 
 
 def parse_json(data: Union[bytes, str], *, limit: int = LIMIT, depth: int = DEPTH) -> Any:
-    """The value of one JSON document.
+    """Parse one JSON document.
 
     Args:
         data: UTF-8, or text.
-        limit: the most bytes (characters of text) that are looked at.
-        depth: the most levels of lists and objects; a bare value has none.
+        limit: the maximal number of bytes (characters of text).
+        depth: the maximal number of levels of lists and objects; a bare value has none.
 
     Raises:
         UntrustedError: the data is too long, too deep, not UTF-8, not JSON, or has a number of too many digits.
@@ -47,10 +47,10 @@ def parse_json(data: Union[bytes, str], *, limit: int = LIMIT, depth: int = DEPT
 
 
 def parse_object(data: Union[bytes, str], *, limit: int = LIMIT, depth: int = DEPTH) -> Dict[str, Any]:
-    """The same for a document that must be an object.
+    """Parse a JSON document that must be an object.
 
     Raises:
-        UntrustedError: as ``parse_json``, and where the value is no object.
+        UntrustedError: as ``parse_json``, and where the value is not an object.
     """
     value = parse_json(data, limit=limit, depth=depth)
     if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def _integer(text: str) -> int:
 
 
 def _limit_depth(value: Any, depth: int) -> None:
-    """Level by level, so that the depth of the value is not the depth of the stack."""
+    """Check level by level, so that the depth of the value is not the depth of the stack."""
     level = [value] if type(value) in (dict, list) else []  # the parser makes no subclasses of them
     for _ in range(depth):
         if not level:

@@ -1,35 +1,211 @@
-"""Connections for files beside the link: rank 0 takes part in each, as giver, as taker or between the two.
+"""Copies files of a checkpoint from node to node, over connections beside the link.
 
-Only rank 0's address is known to be reachable. So whoever wants files connects to rank 0 and names the rank that has
-them. Where that is another one, rank 0 asks it over the link to connect too, with a ticket, and carries the bytes
-between the two connections. Each connection has a thread of its own: the link's heartbeats go on meanwhile.
+Only rank 0's address is known to be reachable. An agent that wants files connects to rank 0 and names the rank that has
+them. For another rank, rank 0 asks that rank over the link to connect too, with a ticket, and forwards the bytes. Each
+connection has its own thread, so the link's heartbeats continue meanwhile.
+
+::
+
+    receiver  {"get": "checkpoint-20/model.safetensors", "size": 123}
+    sender    {"size": 123, "mtime": 1700000000000000000}  and 123 bytes in pieces  and {"end": true}
+          or  {"error": why}
+
+Each message and each piece is a frame with a MAC (see ``frames.py``). A byte that another host changed ends the
+connection before it is written.
+
+A name is relative to the shared folder. No part of it may be ``..`` or a symlink, on either side. A file is written
+under a temporary name in its folder, and renamed when all of its bytes have arrived. So a file of that name is always
+complete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import selectors
 import socket
+import stat
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
-from link.copying import pump, receive, serve
-from link.frames import NotOursError, Session
-from link.peer import whole
-from link.proof import DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
-from link.stream import CopyError, Stream
+from .endpoint import whole
+from .frames import LINE, PIECE, SILENCE, CopyError, NotOursError, Session, Stream
+from .handshake import DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
 
-COMES = 20.0  # seconds for the connection of a node that was asked to connect
-TRIES = 3  # for each node that gives files: connections break
-AT_ONCE = 8  # connections of one rank for which rank 0 works; an agent fetches over one after the other
+TEMPORARY = ".clusterctl-copy-"  # prefix of the name of a file that is being written
+
+NAME = 4096  # bytes of a file's name
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def parts_of(name: Any) -> List[str]:
+    """Split a relative name into its parts.
+
+    Raises:
+        CopyError: it leads, or might lead, out of the folder.
+    """
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or len(name) > NAME or any(part in {"", ".", ".."} or "\0" in part for part in parts):
+        raise CopyError("%.200r is not the name of a file below the folder" % (name,))
+    return parts
+
+
+def _open_folder(folder: str, parts: Sequence[str], make: bool) -> int:
+    """Open a folder below ``folder``; no part may be a symlink. Returns the descriptor."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=fd)
+            below = os.open(part, _FOLDER, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def serve(stream: Stream, folder: Optional[str]) -> None:
+    """Answer requests until the other side closes the connection. Without a folder every answer is a refusal.
+
+    Raises:
+        CopyError: the connection broke, or a file changed while it was sent.
+    """
+    while True:
+        asked = stream.hear()
+        if asked is None:
+            return
+        try:
+            fd = _open_file(folder, asked)
+        except (CopyError, OSError, UnicodeError) as error:
+            stream.say({"error": getattr(error, "strerror", None) or str(error)})
+            continue
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            send_file(stream, file)
+
+
+def _open_file(folder: Optional[str], asked: Dict[str, Any]) -> int:
+    if folder is None:
+        raise CopyError("no folder is shared there")
+    parts = parts_of(asked.get("get"))
+    above = _open_folder(folder, parts[:-1], make=False)
+    try:
+        fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above)
+    finally:
+        os.close(above)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size != asked.get("size"):
+        os.close(fd)
+        raise CopyError("it is not a file of %.40r bytes (it has %d)" % (asked.get("size"), found.st_size))
+    return fd
+
+
+def send_file(stream: Stream, file: Any) -> None:
+    """Send an open file in pieces, with its size and modification time."""
+    found = os.fstat(file.fileno())
+    stream.say({"size": found.st_size, "mtime": found.st_mtime_ns})
+    piece = memoryview(bytearray(PIECE))
+    left = found.st_size
+    while left:
+        count = file.readinto(piece[: min(left, PIECE)])
+        if not count:
+            raise CopyError("%s became shorter while it was sent" % file.name)
+        stream.write(piece[:count])
+        left -= count
+    stream.say({"end": True})
+
+
+def receive(stream: Stream, folder: str, name: str, size: int, label: str, told: Callable[[int], None]) -> None:
+    """Request one file and put it in its place. ``told`` is called with the number of bytes of each piece.
+
+    ``label`` makes the temporary name unique to this node, because nodes may share the folder.
+
+    Raises:
+        CopyError: it did not arrive completely; then nothing has changed.
+        OSError: it could not be written.
+    """
+    parts = parts_of(name)
+    stream.say({"get": name, "size": size})
+    answer = stream.hear()
+    if answer is None:
+        raise CopyError("%s: the other side closed the connection" % name)
+    if answer.get("size") != size:
+        raise CopyError("%s: %s" % (name, str(answer.get("error", "it is not %d bytes there" % size))[:1000]))
+    mtime = whole(answer.get("mtime", 0))
+    if mtime is None:
+        raise CopyError("%s: the other side sent no modification time" % name)
+    above = _open_folder(folder, parts[:-1], make=True)
+    temporary = TEMPORARY + label
+    try:
+        fd = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=above
+        )
+        try:
+            with os.fdopen(fd, "wb", buffering=0) as file:
+                _write(stream, file, name, size, told)
+                os.fsync(fd)
+                os.utime(fd, ns=(mtime, mtime))
+            os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=above)
+            raise
+    finally:
+        os.close(above)
+
+
+def _write(stream: Stream, file: Any, name: str, size: int, told: Callable[[int], None]) -> None:
+    piece = memoryview(bytearray(PIECE))
+    left = size
+    while left:
+        count = stream.read(piece[: min(left, PIECE)])
+        if not count:
+            raise CopyError("%s: the other side closed the connection with %d bytes missing" % (name, left))
+        data = piece[:count]
+        while data:
+            data = data[file.write(data) :]
+        left -= count
+        told(count)
+    end = stream.hear()
+    if end is None or end.get("end") is not True:
+        raise CopyError("%s: the other side did not confirm the end of the file" % name)
+
+
+def pump(one: Stream, other: Stream) -> None:
+    """Forward frames between two connections, both ways, until one of them closes.
+
+    Raises:
+        CopyError: one of them broke, or nothing arrived for ``SILENCE`` seconds.
+    """
+    piece = memoryview(bytearray(max(PIECE, LINE)))
+    with selectors.DefaultSelector() as selector:
+        selector.register(one.sock, selectors.EVENT_READ, (one, other))
+        selector.register(other.sock, selectors.EVENT_READ, (other, one))
+        while True:
+            ready = selector.select(SILENCE)
+            if not ready:
+                raise CopyError("no data arrived for %d s" % SILENCE)
+            for key, _ in ready:
+                source, target = key.data
+                count = source.read(piece)
+                if count is None:
+                    return
+                target.write(piece[:count])
+
+
+COMES = 20.0  # seconds in which a node connects after rank 0's request
+TRIES = 3  # for each node that sends files: connections break
+AT_ONCE = 8  # connections of one rank that rank 0 serves at once; an agent uses one at a time
 
 
 class Copies:
     """The copying of one agent.
 
     Args:
-        who: what this agent says of itself when it connects.
+        who: this agent's claim when it connects.
         token: the run's.
         address: family and socket address of rank 0.
         ask: sends a message to a rank over the link.
@@ -38,7 +214,7 @@ class Copies:
     def __init__(
         self, who: Dict[str, Any], token: str, address: Tuple[Any, Any], ask: Callable[[int, Dict[str, Any]], None]
     ) -> None:
-        self.folder: Optional[str] = None  # what is shared: given and taken below it only
+        self.folder: Optional[str] = None  # the shared folder: files are read and written only below it
         self._who = who
         self._token = token
         self._address = address
@@ -46,11 +222,11 @@ class Copies:
         self._open: Set[socket.socket] = set()
         self._closed = False
         self._tickets: Dict[str, Optional[Stream]] = {}
-        self._served: Dict[int, int] = {}  # by rank, its connections for which rank 0 is at work
+        self._served: Dict[int, int] = {}  # by rank, the connections that rank 0 serves
         self._changed = threading.Condition()
 
     def close(self) -> None:
-        """End everything that is under way."""
+        """End all copies."""
         with self._changed:
             self._closed = True
             for sock in self._open:
@@ -59,7 +235,7 @@ class Copies:
             self._changed.notify_all()
 
     def accept(self, hello: Dict[str, Any], sock: socket.socket, session: Session) -> None:
-        """Rank 0: take a connection whose other end has proved that it belongs to the run."""
+        """Rank 0: serve an authenticated connection."""
         rank = hello["rank"]
         with self._changed:
             busy = self._served.get(rank, 0) >= AT_ONCE
@@ -78,7 +254,7 @@ class Copies:
                 self._served[rank] -= 1
 
     def asked(self, ticket: str) -> None:
-        """Another rank: rank 0 wants files from here."""
+        """Another rank: connect to rank 0, which requests files from here."""
         self._begin(lambda: self._give(self._connect({"purpose": "give", "ticket": ticket})))
 
     def fetch(
@@ -87,10 +263,10 @@ class Copies:
         alive: Callable[[], bool] = lambda: True,
         told: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Get files, given as (name, size, rank that has it), into the shared folder.
+        """Copy files, given as (name, size, rank that has it), into the shared folder.
 
         Raises:
-            CopyError: one could not be had; those before it are in place.
+            CopyError: a file could not be copied; those before it are in place.
             OSError: the disk refuses.
         """
         folder = self.folder
@@ -116,7 +292,7 @@ class Copies:
         alive: Callable[[], bool],
         told: Callable[[int], None],
     ) -> None:
-        """Get the files of one rank; what has come is taken out of ``wanted``."""
+        """Copy the files of one rank; copied files are removed from ``wanted``."""
         with self._kept(self._channel(rank)) as stream:
             stream.alive = lambda: alive() and not self._closed
             while wanted:
@@ -126,7 +302,7 @@ class Copies:
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
-            # The side that wants the file sees its connection end, and says so.
+            # The receiving side sees that its connection closes, and reports it.
             with contextlib.suppress(CopyError, OSError):
                 work()
 
@@ -134,7 +310,7 @@ class Copies:
 
     @contextlib.contextmanager
     def _kept(self, stream: Stream) -> Iterator[Stream]:
-        """Have ``close`` end this connection too; closed at the end."""
+        """Register a connection, so that ``close`` ends it too. Closes it at the end."""
         with stream.sock as sock:
             with self._changed:
                 if self._closed:
@@ -170,7 +346,7 @@ class Copies:
                 pump(stream, other)
 
     def _channel(self, rank: int) -> Stream:
-        """A connection at whose other end that rank answers."""
+        """Open a connection that the given rank serves."""
         if self._who["rank"] != 0:
             return self._connect({"purpose": "copy", "from": rank})
         ticket = secrets.token_hex(16)
@@ -186,7 +362,7 @@ class Copies:
         return stream
 
     def _connect(self, purpose: Dict[str, Any]) -> Stream:
-        """Connect to rank 0 and greet."""
+        """Connect to rank 0, with the handshake."""
         sock = socket.socket(self._address[0], socket.SOCK_STREAM)
         try:
             sock.settimeout(DEADLINE)
@@ -194,7 +370,7 @@ class Copies:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = Caller(self._token, str(self._who["run"]), int(self._who["rank"]))
             sock.sendall(caller.first())
-            sock.sendall(caller.take(_line(sock)))
+            sock.sendall(caller.take(read_line(sock)))
             assert caller.session is not None
             stream = Stream(sock, caller.session)
             stream.say(dict(self._who, **purpose))
@@ -208,8 +384,8 @@ class Copies:
         return stream
 
 
-def _line(sock: socket.socket) -> bytes:
-    """One line of the greeting. Byte by byte: what follows belongs to the frames."""
+def read_line(sock: socket.socket) -> bytes:
+    """Read one line of the handshake, byte by byte: what follows belongs to the frames."""
     line = b""
     while not line.endswith(b"\n"):
         byte = sock.recv(1)

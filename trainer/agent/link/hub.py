@@ -1,32 +1,125 @@
-"""Rank 0's end of the link: it listens, lets in who belongs to the run, and relays.
+"""Rank 0's end of the link: it listens, admits the agents of the run, and relays their messages.
 
-Anything may connect: a port scanner, another run's agent, garbage. A guest has ``DEADLINE`` seconds and ``HELLO`` bytes
-a line to prove that it belongs to the run, there are slots for a limited number of guests (see ``guests.py``), and what
-one of them did is only remembered, to be told when somebody is missed.
+Anything may connect: a port scanner, another run's agent, garbage. A pending connection has ``DEADLINE`` seconds and
+``HELLO`` bytes per line to prove that it belongs to the run. The number of pending connections is limited. What a
+rejected one did is remembered, and reported when an agent is missing.
 
-An agent of the run may be broken or lie. What it sends is checked before it is used, it speaks for its own rank only,
-and it has an allowance of bytes: what exceeds it is dropped.
+Every address has a share of the slots, so an address that opens many connections displaces only its own. Within a
+share, connections without a valid first line are dropped first, and among equals chance decides. A process on an
+agent's machine that keeps opening connections cannot make sure that the agent's connection is dropped.
+
+An agent of the run may be broken or lie. The hub checks what it sends, lets it speak for its own rank only, and limits
+its bytes: what exceeds the limit is dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import selectors
 import socket
 import time
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from contract.plan import Link, Plan
-from link.allowance import Allowance
-from link.end import End
-from link.frames import MESSAGE, Connection, EndedError, NotOursError, Session, encode
-from link.guests import Guest, Guests
-from link.peer import Peer, whole
-from link.proof import CLAIM, HELLO, StrangerError
+from ..contract.plan import Link, Plan
+from .endpoint import End, Peer, whole
+from .frames import MESSAGE, Connection, EndedError, NotOursError, Session, encode
+from .handshake import CLAIM, DEADLINE, HELLO, Host, StrangerError
 
-SEEN = 8  # things remembered of guests that did not belong
-ACCEPTED = 64  # connections accepted before the others' turn
-OWN = ("lost", "gone", "back", "broken")  # kinds of messages that a link makes itself
+BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
+RATE = 4 << 20  # bytes per second in the long run
+LEAST = 16 << 10  # minimal bytes that a message counts for: every one is relayed to all others
+
+
+class Allowance:
+    """A token bucket of bytes. It limits an agent that is broken or lies, and would fill the others' memory."""
+
+    def __init__(self) -> None:
+        self._room = float(BURST)
+        self._at = 0.0
+
+    def take(self, size: int, now: float) -> bool:
+        """Whether a message of this size may pass now; if so, it is counted."""
+        self._room = min(float(BURST), self._room + (now - self._at) * RATE)
+        self._at = now
+        size = max(size, LEAST)
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+
+SHARE = 16  # slots of one address, plus one for each node: all agents may share an address
+ROOM = 64  # slots of all addresses together, plus four for each node
+
+_RANDOM = random.SystemRandom()
+
+
+class Guest:
+    """A connection that is not authenticated yet. ``address`` is the text for messages."""
+
+    def __init__(self, connection: Connection, address: str, token: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.host = Host(token)
+        self.deadline = time.monotonic() + DEADLINE
+
+
+def _network(address: str) -> str:
+    """The network that has one share: an IPv4 address, or an IPv6 /64, all of which one machine may use."""
+    if ":" not in address:
+        return address
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
+
+
+class Guests:
+    """The connections that are not authenticated yet."""
+
+    def __init__(self, nodes: int, choose: Callable[[List[Guest]], Guest] = _RANDOM.choice) -> None:
+        self._share = SHARE + nodes
+        self._room = ROOM + 4 * nodes
+        self._choose = choose
+        self._all: Dict[int, Guest] = {}  # by the connection's identity
+        self._by_network: Dict[str, Dict[int, Guest]] = {}
+
+    def __iter__(self) -> Any:
+        return iter(list(self._all.values()))
+
+    def find(self, connection: Connection) -> Optional[Guest]:
+        """Find the guest of a connection."""
+        return self._all.get(id(connection))
+
+    def add(self, guest: Guest) -> None:
+        """Add one after ``crowded`` returned None."""
+        self._all[id(guest.connection)] = guest
+        self._by_network.setdefault(_network(guest.address), {})[id(guest.connection)] = guest
+
+    def remove(self, guest: Guest) -> None:
+        """Remove one."""
+        self._all.pop(id(guest.connection), None)
+        network = _network(guest.address)
+        same = self._by_network.get(network, {})
+        same.pop(id(guest.connection), None)
+        if not same:
+            self._by_network.pop(network, None)
+
+    def crowded(self, address: str) -> Optional[Guest]:
+        """The guest to drop before a connection from this address is added; None if there is room."""
+        same = self._by_network.get(_network(address), {})
+        if len(same) >= self._share:
+            return self._one_of(same)
+        if len(self._all) >= self._room:
+            return self._one_of(max(self._by_network.values(), key=len))
+        return None
+
+    def _one_of(self, guests: Dict[int, Guest]) -> Guest:
+        silent = [guest for guest in guests.values() if guest.host.claimed is None]
+        return self._choose(silent or list(guests.values()))
+
+
+SEEN = 8  # remembered messages about rejected guests
+ACCEPTED = 64  # connections accepted before others are served
+OWN = ("lost", "gone", "back", "broken")  # kinds of messages that only the link itself creates
 INSTANCE = 64  # characters
 
 
@@ -66,7 +159,7 @@ class Hub(End):
         self.loop.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self, patience: float) -> None:
-        """The same, and listen no more."""
+        """Close as ``End.close``, and stop listening."""
         super().close(patience)
         self._listener.close()
 
@@ -112,14 +205,14 @@ class Hub(End):
         for _ in range(ACCEPTED):
             try:
                 sock, address = self._listener.accept()
-            except OSError:  # nobody is left, or there are no descriptors; the selector says when to try again
+            except OSError:  # none is waiting, or there are no descriptors; the selector reports when to try again
                 return
             crowding = self._guests.crowded(address[0])
             if crowding is not None:
                 self._turn_away(crowding, "connected and did not identify itself")
             try:
                 self._invite(Guest(Connection(sock, HELLO), address[0], self.token))
-            except OSError:  # it has gone already
+            except OSError:  # it is already closed
                 sock.close()
 
     def _invite(self, guest: Guest) -> None:
@@ -141,14 +234,14 @@ class Hub(End):
         if isinstance(error, (NotOursError, StrangerError)):
             self._turn_away(guest, str(error))
         elif claimed and isinstance(error, EndedError) and error.by_peer:
-            # it has seen this run's proof, and did not like it
+            # it left after this run's proof
             said = (claimed.rank, claimed.run)
             self._turn_away(guest, "claimed to be rank %s of run %s, but has another token" % said)
         else:
             self._turn_away(guest, "connected and disconnected (%s)" % error)
 
     def _greet(self, guest: Guest) -> None:
-        """Go on with the greeting as far as the guest has come. Nothing is parsed before it has proved who it is."""
+        """Continue the handshake with the new data. Nothing is parsed before the guest is authenticated."""
         connection = guest.connection
         connection.fill()
         while guest.host.session is None:
@@ -168,7 +261,7 @@ class Hub(End):
             self._let_in(guest, hello)
 
     def _let_in(self, guest: Guest, hello: Dict[str, Any]) -> None:
-        """Somebody has proved that it belongs to the run."""
+        """Admit an authenticated connection."""
         rank, instance = whole(hello.get("rank")), hello.get("instance")
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
             raise NotOursError("did not identify its agent")
@@ -185,7 +278,7 @@ class Hub(End):
             self._join(peer, instance, guest, hello)
 
     def _join(self, peer: Peer, instance: str, guest: Guest, hello: Dict[str, Any]) -> None:
-        """An agent has come, come back, or come in the stead of one that was killed."""
+        """Connect an agent that is new, reconnects, or replaces one that was killed."""
         if peer.known_as(instance):
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
         peer.address = guest.address
@@ -197,7 +290,7 @@ class Hub(End):
         self._hear(peer, connection)
 
     def _answer(self, guest: Guest, message: Dict[str, Any], hello: Optional[Dict[str, Any]] = None) -> None:
-        """Say the last word of the greeting; then the socket is for files, or no more."""
+        """Send the last message of the handshake; then the socket is used for files, or closed."""
         connection = guest.connection
         connection.say(encode(message))
         with contextlib.suppress(EndedError):

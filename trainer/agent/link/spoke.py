@@ -1,4 +1,4 @@
-"""The link's end of every rank but 0: it connects to rank 0, and connects again for as long as it takes."""
+"""The link's end of every rank except 0: it connects to rank 0, and reconnects until the link is closed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import socket
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from contract.plan import Link, Plan
-from link.end import End
-from link.frames import MESSAGE, Connection, NotOursError, encode
-from link.peer import Peer, whole
-from link.proof import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
+from ..contract.plan import Link, Plan
+from .endpoint import End, Peer, whole
+from .frames import MESSAGE, Connection, NotOursError, encode
+from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
 
-SOON = 0.05  # seconds to the second try; doubled each time
-LATER = 0.5  # and never more
-STALE = 5.0  # seconds of silence after which a second connection is tried; the first is kept until one of them speaks
+SOON = 0.05  # seconds before the second try; doubled each time
+LATER = 0.5  # at most
+STALE = 5.0  # seconds of silence before a second connection; the first is kept until one of them is heard
 
 
 def reason(error: OSError, place: str) -> str:
-    """Why no connection to ``place`` can be made, and what that usually means."""
+    """Why no connection to ``place`` is possible, and what that usually means."""
     if error.errno == errno.ECONNREFUSED:
         return "nothing listens at %s: the agent of rank 0 has not started, or has exited" % place
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
@@ -32,12 +31,12 @@ def reason(error: OSError, place: str) -> str:
 
 
 def no_answer(place: str) -> str:
-    """Why nothing has come back from ``place``."""
+    """The message for a ``place`` that does not answer."""
     return "no answer from %s within %d s: is a firewall in between, or the machine down?" % (place, DEADLINE)
 
 
 class _Try:
-    """A connection that is being made."""
+    """A connection attempt."""
 
     def __init__(self, connection: Connection, caller: Caller) -> None:
         self.connection = connection
@@ -47,7 +46,7 @@ class _Try:
 
 
 class Spoke(End):
-    """See the module. ``why`` says why there is no connection; ``refused`` why rank 0 will have none."""
+    """See the module. ``why``: why there is no connection; ``refused``: why rank 0 refuses one."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Spoke(End):
         self._pause = SOON
 
     def _come(self, _: Peer, message: Dict[str, Any]) -> None:
-        if message.get("kind") != "broken":  # that is only this agent's own link
+        if message.get("kind") != "broken":  # only this agent's own link reports that
             self._deliver(message)
 
     def _news(self, _: Peer, message: Dict[str, Any]) -> None:
@@ -87,7 +86,7 @@ class Spoke(End):
             return False
         if self._try is not None:
             if self.hub.connection is not None and now - self.hub.heard < STALE:
-                self._cut(self._try.connection)  # the old connection has spoken again
+                self._cut(self._try.connection)  # the old connection was heard again
                 self._try = None
             elif now > self._try.deadline:
                 self._failed(self._try, no_answer(self._place))
@@ -100,7 +99,7 @@ class Spoke(End):
     def _connect(self) -> None:
         try:
             sock = socket.socket(self._address[0], socket.SOCK_STREAM)
-        except OSError as error:  # this process has no descriptor left
+        except OSError as error:  # no descriptor is free
             self.why = reason(error, self._place)
             self._next = time.monotonic() + LATER
             return
@@ -154,7 +153,7 @@ class Spoke(End):
         self.loop.watch(connection, lambda events: self._greet(attempt, events))
 
     def _claim(self, connection: Connection, caller: Caller, line: bytes) -> None:
-        """Prove who this agent is, and say what it wants."""
+        """Authenticate this agent, and send its claim."""
         connection.send(caller.take(line))
         connection.session = caller.session
         connection.limit = CLAIM

@@ -1,1 +1,1 @@
-"""Samples of what a run uses of its node: GPUs, memory, network, processors."""
+"""Samples of the resources that a run uses on its node: GPUs, memory, network, processors."""

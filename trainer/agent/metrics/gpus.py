@@ -1,8 +1,8 @@
-"""What the GPUs of a node do: one nvidia-smi that repeats itself, listened to without ever waiting for it.
+"""Samples the GPUs of a node with one nvidia-smi that repeats its output.
 
-Its start costs more than all other sampling together, so it runs once. Its pipe is read only when something is in it:
-one that hangs, as it does with a driver that has failed, costs nothing. It is a child of the agent but no process of
-the run; ``pid`` tells it apart.
+Its start costs more than all other sampling together, so it runs once. Its pipe is read without blocking, so an
+nvidia-smi that hangs because of a failed driver costs nothing. It is a child of the agent but not a process of the
+run; ``pid`` identifies it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import subprocess
 from typing import Any, Dict, List, Optional, Tuple
 
-EVERY = 10  # seconds between what nvidia-smi says
-STALE = 30.0  # seconds after which what it has said is no longer true
-AGAIN = 300.0  # seconds until one that ended or hangs is started anew
+EVERY = 10  # seconds between nvidia-smi's outputs
+STALE = 30.0  # seconds after which its output is out of date
+AGAIN = 300.0  # seconds after which one that exited or hangs is restarted
 
 # nvidia-smi --help-query-gpu: our name, theirs, the factor to our unit
 QUERY = (
@@ -34,23 +34,23 @@ NVIDIA_SMI = (
 
 
 class Gpus:
-    """The latest that nvidia-smi has said. ``now`` is any clock that only goes forward, in seconds."""
+    """The latest output of nvidia-smi. ``now`` is any monotonic clock, in seconds."""
 
     def __init__(self, argv: Tuple[str, ...] = NVIDIA_SMI) -> None:
         self._argv = argv
         self._child: Optional["subprocess.Popen[bytes]"] = None
         self._begun: Optional[float] = None
         self._rest = b""
-        self._latest: Dict[int, Tuple[float, Dict[str, Any]]] = {}  # index: when it was said, and what
+        self._latest: Dict[int, Tuple[float, Dict[str, Any]]] = {}  # index: when it was printed, and its values
         self._there = True
 
     @property
     def pid(self) -> Optional[int]:
-        """nvidia-smi's, while there is one."""
+        """The pid of nvidia-smi while it is running."""
         return self._child.pid if self._child else None
 
     def look(self, now: float) -> Optional[List[Dict[str, Any]]]:
-        """What was said last of each GPU; None when there is nothing, or it is too old."""
+        """The last values of each GPU; None if there are none or they are too old."""
         self._listen(now)
         if self._child is None and (self._begun is None or now - self._begun >= AGAIN):
             self._start(now)
@@ -62,7 +62,7 @@ class Gpus:
         return fresh or None
 
     def close(self) -> None:
-        """End nvidia-smi, without waiting: one that hangs in its driver does not end."""
+        """Kill nvidia-smi without waiting: one stuck in its driver does not exit."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -71,7 +71,7 @@ class Gpus:
         assert child.stdout is not None
         child.stdout.close()
         if child.poll() is None:
-            child.returncode = 0  # whoever reaps all children gets it; Popen would ask for it again and again
+            child.returncode = 0  # it is reaped with all children; Popen would wait for it again and again
 
     def _start(self, now: float) -> None:
         if not self._there:
@@ -107,7 +107,7 @@ class Gpus:
 
 
 def gpu(line: str) -> Optional[Dict[str, Any]]:
-    """A line of nvidia-smi's answer; None when it is none ("Unable to determine the device handle …")."""
+    """Parse a line of nvidia-smi; None for other text ("Unable to determine the device handle …")."""
     values = [_number(value) for value in line.split(",")]
     if len(values) != len(QUERY) or not isinstance(values[0], int):
         return None

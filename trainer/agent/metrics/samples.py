@@ -1,22 +1,22 @@
-"""What a run uses of its node, sampled now and then: one JSON object a line in ``metrics.jsonl``.
+"""Samples the resources that a run uses on its node: one JSON object per line in ``metrics.jsonl``.
 
 ====================  ===============================================================================================
 ``time``              seconds since the epoch
 ``gpus``              ``[{"index", "use", "memory", "memory_total", "power", "temperature"}]``: use in percent, memory
-                      in bytes, watts, degrees Celsius; null where the GPU does not tell. Left out without nvidia-smi,
-                      and when it has not answered for 30 s
+                      in bytes, watts, degrees Celsius; null if unsupported. Omitted without nvidia-smi, and if it has
+                      not answered for 30 s
 ``memory_available``  bytes (MemAvailable); ``memory_total``
-``rss``               bytes in memory of the run's processes that they do not share with files
+``rss``               resident bytes of the run's processes that are not shared with files
 ``load``              the load average of one minute
-``cpu``               ``{rank: cores}``: processor time of each rank with its workers, over the time since the last
-                      sample; 1.5 is one and a half cores
-``network``           ``{interface: {"in", "out"}}`` in bytes a second, without loopback and the ends of containers
-``infiniband``        ``{"mlx5_0/1": {"in", "out"}}`` in bytes a second, of the port's own counters: what RDMA moves
-                      is not in ``network``
-``disk_free``         bytes left to this user where the run's folder lies
+``cpu``               ``{rank: cores}``: processor time of each rank with its workers since the last sample; 1.5 is one
+                      and a half cores
+``network``           ``{interface: {"in", "out"}}`` in bytes per second, without loopback and containers' interfaces
+``infiniband``        ``{"mlx5_0/1": {"in", "out"}}`` in bytes per second, of the port's own counters: ``network`` does
+                      not include RDMA
+``disk_free``         free bytes for this user on the disk of the run's folder
 ====================  ===============================================================================================
 
-Rates are left out of the first sample. What cannot be read is left out. The supervisor adds what it knows itself.
+Rates are omitted in the first sample. Unreadable values are omitted. ``Metrics`` adds the attempt and its progress.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Set, Tuple
 
-from metrics.gpus import Gpus
-from processes.proc import Stat, read
-from watch.snapshots import Proc, of_ranks
+from ..events import Events
+from ..node_plan import NodePlan
+from ..processes.proc import Stat, read
+from ..processes.ranks import Proc, of_ranks
+from ..supervisor.control import Control
+from .gpus import Gpus
 
-LIMIT = 64 << 20  # bytes that metrics.jsonl and the part before it may have together
+LIMIT = 64 << 20  # bytes of metrics.jsonl and the older part together
 
-_VIRTUAL = ("lo", "veth", "cali", "docker", "br-", "virbr", "cni", "flannel", "lxc")  # beginnings of names
+_VIRTUAL = ("lo", "veth", "cali", "docker", "br-", "virbr", "cni", "flannel", "lxc")  # prefixes of names
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Sampler:
-    """Takes samples for one attempt of a run on this node. ``folder`` is where the run writes.
+    """Takes samples for one attempt of a run on this node. ``folder`` is the run's folder.
 
-    ``first_rank`` is the global rank of local rank 0. ``sys`` and ``proc`` are other places for /sys and /proc/net.
+    ``first_rank`` is the global rank of local rank 0. ``sys`` and ``proc`` replace /sys and /proc.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Sampler:
         self._infiniband: Dict[str, Tuple[int, int]] = {}
 
     def own(self) -> Set[int]:
-        """Pids of the sampler's own children: they are below the agent, but no processes of the run."""
+        """Pids of the sampler's own children: they are the agent's descendants, but not processes of the run."""
         return {self._gpus.pid} if self._gpus.pid is not None else set()
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class Sampler:
         self._gpus.close()
 
     def sample(self, members: Dict[int, Stat]) -> Dict[str, Any]:
-        """One sample, with the fields that this module's text lists. ``members`` are the run's living processes."""
+        """Take one sample, with the fields of the table above. ``members`` are the run's living processes."""
         now = self._clock()
         elapsed = now - self._at if self._at is not None else 0.0
         self._at = now
@@ -98,7 +101,7 @@ class Sampler:
         return sample
 
     def _cpu(self, members: Dict[int, Stat], elapsed: float) -> Dict[str, float]:
-        """Cores that each rank has used. JSON has no numbers as keys."""
+        """The cores that each rank used. JSON has no numbers as keys."""
         ranks = of_ranks(members, self._ranks.rank)
         self._ranks.forget(members)
         before, self._ticks = self._ticks, {(pid, stat.start): stat.ticks for pid, stat in members.items()}
@@ -150,7 +153,7 @@ def ports(sys: str) -> Dict[str, Tuple[int, int]]:
 def _rates(
     before: Dict[str, Tuple[int, int]], now: Dict[str, Tuple[int, int]], elapsed: float
 ) -> Dict[str, Dict[str, int]]:
-    """Bytes a second; a counter that went back was begun anew, and tells nothing."""
+    """Bytes per second. Skips a counter that went back: it was reset."""
     rates = {}
     for name in sorted(now.keys() & before.keys()):
         moved = [is_ - was for is_, was in zip(now[name], before[name])]  # noqa: B905
@@ -160,9 +163,9 @@ def _rates(
 
 
 def append(path: str, sample: Dict[str, Any], limit: int = LIMIT) -> bool:
-    """Add a line to a file that is never longer than half of ``limit``: then it becomes ``<path>.1``.
+    """Append a line. A file longer than half of ``limit`` is renamed to ``<path>.1`` first.
 
-    False when it could not be written, as on a full disk; half a line is never left behind.
+    False if it could not be written, for example on a full disk; it never leaves half a line.
     """
     line = json.dumps(sample, separators=(",", ":")).encode() + b"\n"
     try:
@@ -180,3 +183,46 @@ def append(path: str, sample: Dict[str, Any], limit: int = LIMIT) -> bool:
     except OSError:
         return False
     return True
+
+
+EVERY = 10.0  # seconds between samples
+# Bytes per second, in and out of one port: more than an idle machine, less than any training that communicates.
+COMMUNICATES = 1 << 20
+
+
+class Metrics:
+    """The samples of one attempt."""
+
+    def __init__(self, plan: NodePlan, control: Control, events: Events) -> None:
+        self._path = str(plan.logs / "metrics.jsonl")
+        self._sampler = Sampler(plan.data.first_rank, str(plan.folder))
+        self._control, self._events = control, events
+        self._known: Dict[str, Any] = {}  # of the progress
+        self._due = 0.0
+        self._writes = True
+
+    def progress(self, fields: Dict[str, Any]) -> None:
+        """Take the fields of a progress event."""
+        self._known.update(fields)
+
+    def look(self, members: Dict[int, Stat], now: float) -> None:
+        """Take a sample, if it is due."""
+        if now < self._due:
+            return
+        self._due = now + EVERY
+        sample = dict(self._sampler.sample(members), attempt=self._events.attempt, **self._known)
+        if communicates(sample):
+            self._control.communicated = now
+        if self._writes and not append(self._path, sample):
+            self._writes = False  # a full disk ends the log, not the run
+            self._events.emit("notice", text="%s is no longer written: the disk is full" % self._path)
+
+    def close(self) -> None:
+        """End the sampler's children."""
+        self._sampler.close()
+
+
+def communicates(sample: Dict[str, Any]) -> bool:
+    """Whether a sample shows the traffic of a training run, on any port."""
+    rates = [*sample.get("network", {}).values(), *sample.get("infiniband", {}).values()]
+    return any(min(rate["in"], rate["out"]) >= COMMUNICATES for rate in rates)

@@ -1,1 +1,1 @@
-"""What a node says about itself before a run: its facts, its files, and who else is at work on it."""
+"""The facts of a node before a run: its hardware, network, files and running runs."""

@@ -1,11 +1,11 @@
-"""What lies at a path, as a fingerprint that is cheap enough to be taken before every run.
+"""Fingerprints of files and folders, cheap enough to compute before every run.
 
-Equal fingerprints mean: the same names and sizes, the same content of every file below 16 MiB, and of larger ones the
-same first and last MiB. So another checkpoint, a download that was cut short or a file that was edited is told apart,
-while 140 GB of weights cost a few reads. A change in the middle of a large file, which no copy makes, is not seen.
+Equal fingerprints mean: the same names and sizes, the same content of every file below 16 MiB, and the same first and
+last MiB of larger ones. So they detect another checkpoint, a truncated download and an edited file, while 140 GB of
+weights need a few reads. They do not detect a change in the middle of a large file, which no copy makes.
 
-Links are followed: a model from a hub's cache is a folder of links. Names that begin with a dot are left out: there
-a download notes things down for itself. What is not read in time counts by name and size alone (``partial``).
+Links are followed, because a model in a hub's cache is a folder of links. Names that start with a dot are skipped,
+because downloads keep notes there. Files that are not read in time count by name and size only (``partial``).
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import stat
 import time
 from typing import Any, Dict, List, Tuple
 
-from contract.untrusted import UntrustedError, parse_object
+from ..contract.untrusted import UntrustedError, parse_object
 
-WHOLE = 16 << 20  # bytes up to which a file is read as a whole
-EDGE = 1 << 20  # bytes of a larger one that are read at either end
-LISTED = 200  # files up to which each is told, so that the one that differs can be named
+WHOLE = 16 << 20  # bytes up to which a file is read completely
+EDGE = 1 << 20  # bytes of a larger file that are read at either end
+LISTED = 200  # maximal number of files that are listed, so that the one that differs can be named
 PATIENCE = 2.0  # seconds of reading
 READERS = 8  # files at once
 _ANSWER = 4 << 20  # bytes
-_SPARE = 1.0  # seconds more until a path is given up: what hangs in the kernel cannot be interrupted
+_SPARE = 1.0  # extra seconds after which a path counts as hung: a process stuck in the kernel cannot be interrupted
 
 
 def digests(paths: List[str], patience: float = PATIENCE) -> Dict[str, Dict[str, Any]]:
-    """What lies at each path.
+    """Compute the fingerprint of each path.
 
     ================  =================================================================================
     ``state``         "file", "folder", "missing", "unread" (``error`` says why) or "hung"
-    ``names``         a digest of all names and sizes; "" when not all were seen in time
-    ``content``       a digest of what was read of all of them
-    ``partial``       something was not read in time: ``content`` cannot be compared
-    ``files``         how many; ``bytes``: their size
-    ``entries``       ``{name: "SIZE DIGEST"}`` of up to 200 files; DIGEST is "-" where it was not read
+    ``names``         a digest of all names and sizes; "" if not all were listed in time
+    ``content``       a digest of the content that was read
+    ``partial``       a file was not read in time: ``content`` cannot be compared
+    ``files``         their number; ``bytes``: their size
+    ``entries``       ``{name: "SIZE DIGEST"}`` of up to 200 files; DIGEST is "-" if it was not read
     ================  =================================================================================
 
-    Each path is read by a process of its own: one on a dead file system holds up neither the others nor the answer.
+    A separate process reads each path, so a path on a dead file system delays neither the others nor the answer.
     """
     waiting = {}
     for path in paths:
@@ -63,14 +63,15 @@ def digests(paths: List[str], patience: float = PATIENCE) -> Dict[str, Dict[str,
                 del waiting[reader]
                 os.close(reader)
                 os.waitpid(pid, 0)
-                found[path] = _answer(bytes(said))
+                found[path] = parse_answer(bytes(said))
     for path, pid, _ in waiting.values():
-        os.kill(pid, signal.SIGKILL)  # and it is not waited for: it may hang in the kernel
+        os.kill(pid, signal.SIGKILL)  # without waiting: it may be stuck in the kernel
         found[path] = _nothing("hung", "no answer within %g s" % (patience + _SPARE))
     return {path: found[path] for path in paths}
 
 
-def _answer(said: bytes) -> Dict[str, Any]:
+def parse_answer(said: bytes) -> Dict[str, Any]:
+    """Parse the answer of the process that read a path."""
     try:
         return parse_object(said, limit=_ANSWER)
     except UntrustedError:  # the reader was killed
@@ -78,7 +79,7 @@ def _answer(said: bytes) -> Dict[str, Any]:
 
 
 def _child(path: str, patience: float, writer: int) -> None:
-    """Write what lies at ``path`` and end. It lets go of the outputs, which would be held open by what hangs."""
+    """Write the fingerprint of ``path`` and exit. Closes the outputs, which a hung process would keep open."""
     status = 1
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -92,7 +93,7 @@ def _child(path: str, patience: float, writer: int) -> None:
 
 
 def look(path: str, patience: float) -> Dict[str, Any]:
-    """What lies at one path; see ``digests``."""
+    """Compute the fingerprint of one path; see ``digests``."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - no other command of the agent needs it
 
     until = time.monotonic() + patience
@@ -131,7 +132,7 @@ def _hex(text: str) -> str:
 
 
 def _walk(top: str, until: float) -> Tuple[List[Tuple[str, str, int]], bool]:
-    """Every file below ``top``: its name there, its path, its size; and whether all were seen in time."""
+    """List every file below ``top``: its name there, its path, its size; and whether all were listed in time."""
     found: List[Tuple[str, str, int]] = []
     todo = [("", top, frozenset([_identity(top)]))]
     while todo:
@@ -150,7 +151,7 @@ def _walk(top: str, until: float) -> Tuple[List[Tuple[str, str, int]], bool]:
                 elif item.is_file():
                     found.append((name, item.path, item.stat().st_size))
                 elif item.is_symlink():
-                    found.append((name, item.path, -1))  # it leads nowhere
+                    found.append((name, item.path, -1))  # a broken link
     return sorted(found), True
 
 
@@ -160,7 +161,7 @@ def _identity(path: str) -> Tuple[int, int]:
 
 
 def _content(path: str, size: int, until: float) -> str:
-    """A digest of a file, of its ends when it is large; "-" when there was no time, "!" when it cannot be read."""
+    """A digest of a file, or of both ends of a large one; "-" without time left, "!" if it cannot be read."""
     if size < 0:
         return "!"
     if time.monotonic() > until:
@@ -178,5 +179,5 @@ def _content(path: str, size: int, until: float) -> str:
                     return digest.hexdigest()[:32]
     except PermissionError as error:
         raise PermissionError(error.errno, error.strerror, path) from error
-    except OSError:  # it has gone meanwhile
+    except OSError:  # it was deleted meanwhile
         return "!"

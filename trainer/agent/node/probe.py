@@ -1,21 +1,21 @@
-"""The facts of a node that a launcher needs. Imports no torch: it must answer in a moment.
+"""The facts of a node that a launcher needs. It does not import torch, so that it answers quickly.
 
 =====================  ===========================================================================
-``error``              why this node cannot take part, or null
-``hostname``           its own name; ``hostname_resolves``: "address", "loopback" or "no"
-``master_ip``          what the master's name means here; ``master_loopback``: it means this machine only
-``ip``, ``interface``  the local address from which the master is reached, and what carries it (``lo``,
-                       ``eth0``); on the master itself the interface that carries the master's address
-``port``               rank 0: the asked port, or a free one outside the range of outgoing connections
-``port_free``          rank 0: whether the asked port can be listened on; null when none was asked for
+``error``              the reason why this node cannot take part, or null
+``hostname``           the node's own name; ``hostname_resolves``: "address", "loopback" or "no"
+``master_ip``          the master's address; ``master_loopback``: it is this machine's loopback address
+``ip``, ``interface``  the local address from which the master is reached, and its interface (``lo``,
+                       ``eth0``); on the master itself the interface of the master's address
+``port``               rank 0: the requested port, or a free one outside the range of outgoing connections
+``port_free``          rank 0: whether the requested port is free; null if none was requested
 ``link_port``          rank 0: another free port, for the link between the agents
 ``gpus``, ``cpus``     counts; ``memory_available`` and ``disk_free`` in bytes
 ``infiniband``         ``[{"device", "port", "state": "ACTIVE", "link_layer": "InfiniBand", "rate": Gbit/s,
-                       "gid_index": of Ethernet's RoCE v2 address over IPv4}]``; what is not known is null
+                       "gid_index": of Ethernet's RoCE v2 address over IPv4}]``; unknown values are null
 ``packages``           names of the distributions in the environment that runs this, lower case, ``_`` for ``-``
 ``leaks``              variables that would change what Python imports
-``runs``               runs with processes here, see ``others.py``
-``clock``              seconds since the epoch; ``boot_id``, ``uid``, ``python``, ``rank`` as they say
+``runs``               runs with processes here, see ``runs``
+``clock``              seconds since the epoch; ``boot_id``, ``uid``, ``python`` and ``rank``
 =====================  ===========================================================================
 """
 
@@ -25,6 +25,7 @@ import array
 import fcntl
 import os
 import platform
+import pwd
 import random
 import re
 import shutil
@@ -34,9 +35,95 @@ import sysconfig
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
-from node import others
+from ..processes.proc import RUN, Stat, read, stat_of
+
+# ``python -I <root>/runs/<run>/agent COMMAND``; commands that only read are not a sign of a running run.
+_AGENT = re.compile(rb"\0(?:[^\0]*/)?runs/([^/\0]+)/agent\0([^\0]+)\0")
+_LOOKS = (b"probe", b"digest", b"talk", b"follow", b"stop")
+_MARK = re.compile(rb"\0%s=([^\0]+)\0" % RUN.encode())
+_VISIBLE = re.compile(rb"\0CUDA_VISIBLE_DEVICES=([^\0]*)\0")
+
+
+class _Process(NamedTuple):
+    stat: Stat
+    user: int
+    run: str  # by its mark; "" without one
+    agent: str  # the run whose agent it is
+    visible: Optional[str]
+
+
+def runs() -> List[Dict[str, Any]]:
+    """List every run with living processes on this node, so that two runs do not share a GPU.
+
+    Each has ``run``, ``user``, ``agent`` (whether its agent is running), ``pids`` (its processes without the agent's)
+    and ``visible`` (their CUDA_VISIBLE_DEVICES; null if unset or another user's).
+
+    A run's processes have its mark in their environment. Another user's environment is not readable; that user's
+    processes are found as descendants of their agent, whose command line is readable. A run without an agent is a
+    leftover.
+    """
+    table = _processes()
+    found: Dict[str, Dict[str, Any]] = {}
+    for pid, process in sorted(table.items()):
+        run = process.agent or process.run or _above(table, pid)
+        if not run:
+            continue
+        about = found.setdefault(
+            run, {"run": run, "user": _name(process.user), "agent": False, "pids": [], "visible": None}
+        )
+        if process.agent:
+            about["agent"] = True
+        else:
+            about["pids"].append(pid)
+        if about["visible"] is None:
+            about["visible"] = process.visible
+    return [found[run] for run in sorted(found)]
+
+
+def _processes() -> Dict[int, _Process]:
+    table = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - a Path for each process is slow
+        stat = stat_of(int(name)) if name.isdigit() else None
+        if stat is None or stat.state in "ZX":
+            continue
+        environment = b"\0" + read("/proc/%s/environ" % name) + b"\0"
+        line = _AGENT.search(b"\0" + read("/proc/%s/cmdline" % name) + b"\0")
+        mark, visible = _MARK.search(environment), _VISIBLE.search(environment)
+        try:
+            user = os.stat("/proc/%s" % name).st_uid  # noqa: PTH116
+        except OSError:  # it has ended
+            continue
+        table[int(name)] = _Process(
+            stat,
+            user,
+            os.fsdecode(mark.group(1)) if mark else "",
+            os.fsdecode(line.group(1)) if line and line.group(2) not in _LOOKS else "",
+            os.fsdecode(visible.group(1)) if mark and visible else None,
+        )
+    return table
+
+
+def _above(table: Dict[int, _Process], pid: int) -> str:
+    """The run of the nearest agent among a process's ancestors."""
+    seen = set()
+    while pid in table and pid not in seen:
+        seen.add(pid)
+        if table[pid].agent:
+            return table[pid].agent
+        pid = table[pid].stat.parent
+    return ""
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+# SELF others
 
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "LD_PRELOAD", "LD_LIBRARY_PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
 PATIENCE = 5.0  # seconds for a name: a node without network may have a dead name server
@@ -47,7 +134,7 @@ _IFREQ = 40  # bytes of struct ifreq on 64-bit Linux
 
 
 def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[str, Any]:
-    """Everything about this node, for a run whose rank 0 is at ``master``."""
+    """Collect the facts of this node, for a run whose rank 0 is at ``master``."""
     hostname = socket.gethostname()
     found: Dict[str, Any] = {
         "error": None,
@@ -62,7 +149,7 @@ def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[s
         "infiniband": infiniband(),
         "packages": packages(),
         "leaks": {name: os.environ[name] for name in LEAKS if name in os.environ},
-        "runs": others.runs(),
+        "runs": runs(),
         "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
         "uid": os.getuid(),
         "clock": time.time(),
@@ -80,7 +167,7 @@ def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[s
 
 
 def _reach(found: Dict[str, Any], master: str, rank: int, port: Optional[int]) -> Optional[str]:
-    """Fill in how the master is reached. Returns what is wrong, if anything."""
+    """Add the facts about the way to the master. Returns an error, or None."""
     addresses = resolve(master)
     if not addresses:
         return "cannot resolve %s, the name of rank 0" % master
@@ -107,7 +194,7 @@ def _reach(found: Dict[str, Any], master: str, rank: int, port: Optional[int]) -
 
 
 def resolve(name: str) -> List[str]:
-    """The addresses of a name, IPv4 first; empty when it has none or nobody answers in time."""
+    """The addresses of a name, IPv4 first; empty if it has none or no server answers in time."""
     found: List[str] = []
 
     def ask() -> None:
@@ -124,7 +211,7 @@ def resolve(name: str) -> List[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means the machine that uses it."""
+    """Whether an address is a loopback address."""
     return address == "::1" or address.startswith("127.")
 
 
@@ -139,7 +226,7 @@ def _family(address: str) -> int:
 
 
 def local_address(master: str) -> str:
-    """The source address of packets to ``master``. Sends nothing: connecting a UDP socket only asks for the route."""
+    """The source address of packets to ``master``. Sends nothing: connecting a UDP socket only looks up the route."""
     with socket.socket(_family(master), socket.SOCK_DGRAM) as sock:
         sock.connect((master, 9))
         return str(sock.getsockname()[0])
@@ -168,7 +255,7 @@ def interfaces() -> Dict[str, str]:
 
 
 def can_listen(address: str, port: int) -> bool:
-    """Whether rank 0 could listen there now; torch's store takes every address, this asks for one."""
+    """Whether rank 0 can listen there now. torch's store listens on every address, this tests one."""
     with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -185,19 +272,19 @@ def free_port(address: str, taken: Optional[int] = None) -> Optional[int]:
 
 
 def gpus() -> int:
-    """How many NVIDIA GPUs the driver shows."""
+    """The number of NVIDIA GPUs that the driver shows."""
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", path.name)]
     return len(devices) or len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def memory_available() -> Optional[int]:
-    """Bytes that can be had without swapping."""
+    """Bytes that are available without swapping."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
     return int(match.group(1)) * 1024 if match else None
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> List[Dict[str, Any]]:
-    """The ports of the RDMA devices. ``link_layer`` tells InfiniBand from RoCE."""
+    """The ports of the RDMA devices. ``link_layer`` distinguishes InfiniBand from RoCE."""
     ports = []
     for path in sorted(Path(root).glob("*/ports/*")):
         state = _text(path / "state")  # "4: ACTIVE"
@@ -221,13 +308,13 @@ def _gid_index(port: Path) -> Optional[int]:
     types = [path for path in (port / "gid_attrs" / "types").glob("*") if path.name.isdigit()]
     for path in sorted(types, key=lambda each: int(each.name)):
         mapped = _text(port / "gids" / path.name).startswith("0000:0000:0000:0000:0000:ffff:")
-        if mapped and _text(path) == "RoCE v2":  # reading an empty place is an error
+        if mapped and _text(path) == "RoCE v2":  # reading an empty entry is an error
             return int(path.name)
     return None
 
 
 def packages(folders: Optional[List[str]] = None) -> List[str]:
-    """The names of the distributions in ``site-packages``, from its folders alone; also of editable installs."""
+    """The names of the distributions in ``site-packages``, from folder names; also of editable installs."""
     if folders is None:
         folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     found = set()

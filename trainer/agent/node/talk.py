@@ -1,17 +1,17 @@
-"""A talk with the controller before a run: what lies at paths, whether nodes reach one another, what the clock says.
+"""Answers the controller before a run: fingerprints of paths, reachability between nodes, the clock.
 
-One process and one connection for all of it, since a connection costs more than what is asked over it. First comes
-``content JSON`` (``digests.py``) where paths were given. Then lines of stdin are answered, until its end:
+It uses one process and one connection for everything, because a connection is more expensive than the answers. With
+paths it first prints ``content JSON`` (``digests.py``). Then it answers the lines of stdin until its end:
 
 ``listen TOKEN NAME ADDRESS PORT...``
-    ``self A`` (the number of ADDRESS), ``listen KIND PORT open`` or why not, for each port, and ``ready``. Port 0 is
-    any that is free, of the kind ``random``; the first of the others is ``master``, the second ``link``. Whoever
-    connects is greeted with the token, the name and his own address.
+    ``self A`` (the number of ADDRESS), ``listen KIND PORT open`` or the error, for each port, and ``ready``. Port 0 is
+    any free port, of the kind ``random``; the first of
+        the others is ``master``, the second ``link``. Each connection receives the token, the name and its own address.
 ``time``
     ``time SECONDS`` since the epoch.
 ``connect SECONDS (PEER KIND ADDRESS PORT)...``
     ``tried PEER KIND PORT open SEEN OWN`` (the address from which the listener saw it come, and what it is here), or
-    ``timeout``, ``refused``, ``unreachable TEXT``, ``foreign`` (somebody else has answered); then ``done``.
+    ``timeout``, ``refused``, ``unreachable TEXT``, ``foreign`` (another program answered); then ``done``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import threading
 import time
 from typing import Any, Iterator, List
 
-from node import digests
+from . import digests
 
 _GREETING = 1024  # bytes
 _HELD = 4096  # connections that are kept open
-_NAMED = ("master", "link")  # what a port is for, in the order in which they are given
+_NAMED = ("master", "link")  # the purposes of the ports, in the order of the arguments
 
 
 def talk(paths: List[str], patience: float) -> int:
@@ -97,7 +97,7 @@ def _bound(family: int, address: str, port: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind((address, port))
         sock.listen(1024)
-        stack.pop_all()  # it stays open
+        stack.pop_all()  # keep it open
         return sock
 
 
@@ -105,9 +105,9 @@ def _greet(listener: socket.socket, token: str, name: str, held: List[Any]) -> N
     while True:
         try:
             sock, peer = listener.accept()
-        except OSError:  # it has gone again
+        except OSError:  # it was closed again
             continue
-        held.append(sock)  # who connects closes first: the port that then waits for a minute is his
+        held.append(sock)  # the connecting side closes first, so the port in TIME_WAIT is there
         if len(held) > _HELD:
             held.pop(0).close()
         with contextlib.suppress(OSError):
@@ -118,12 +118,12 @@ def _greet(listener: socket.socket, token: str, name: str, held: List[Any]) -> N
 
 
 def _connect(token: str, arguments: List[str], _held: List[Any]) -> Iterator[str]:
-    """All at once: one that gets no answer must not hold up the others."""
+    """Try all at once, so that one without an answer does not delay the others."""
     seconds = float(arguments[0])
     found: List[str] = []
 
     def one(peer: str, kind: str, address: str, port: str) -> None:
-        found.append("tried %s %s %s %s" % (peer, kind, port, _tried(token, peer, address, int(port), seconds)))
+        found.append("tried %s %s %s %s" % (peer, kind, port, try_connection(token, peer, address, int(port), seconds)))
 
     threads = [
         threading.Thread(target=one, args=arguments[at : at + 4], daemon=True) for at in range(1, len(arguments), 4)
@@ -136,7 +136,8 @@ def _connect(token: str, arguments: List[str], _held: List[Any]) -> Iterator[str
     yield "done"
 
 
-def _tried(token: str, peer: str, address: str, port: int, seconds: float) -> str:
+def try_connection(token: str, peer: str, address: str, port: int, seconds: float) -> str:
+    """Connect to a peer. Returns the result as in the module's table."""
     try:
         family, to = _found(address, port)
     except OSError:
@@ -165,13 +166,13 @@ def _tried(token: str, peer: str, address: str, port: int, seconds: float) -> st
 
 
 def _found(name: str, port: int) -> Any:
-    """Family and address of a name, IPv4 before others."""
+    """Family and address of a name, preferably IPv4."""
     every = socket.getaddrinfo(name, port, 0, socket.SOCK_STREAM)
     first = min(every, key=lambda each: each[0] != socket.AF_INET)
     return first[0], first[4]
 
 
 def _plain(address: Any) -> str:
-    """An address as text, an IPv4 one also where it came through a socket for both."""
+    """An address as text; an IPv4 address also if it came through an IPv6 socket."""
     host = str(address[0]).partition("%")[0]
     return host[7:] if host.startswith("::ffff:") and "." in host else host

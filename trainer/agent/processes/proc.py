@@ -1,10 +1,9 @@
-"""The processes of a run on this node: found by a mark in their environment, whatever group or session they are in.
+"""Finds the processes of a run on this node, whatever process group or session they are in.
 
-A launcher starts its workers in sessions of their own and may die before them, so neither its process group nor
-its name finds them. Three things do: the mark ``CLUSTERCTL_RUN`` that every process inherits; descending from the
-command, or from an orphan that the agent's guard has adopted; and, where one could be made, a cgroup (``cgroup.py``).
-The last two find a process that wiped its environment. ``census.py`` looks again and again at little cost,
-``members`` at all.
+A launcher starts its workers in new sessions and may die before them, so neither its process group nor its name finds
+them. A process belongs to the run if it has the mark ``CLUSTERCTL_RUN`` in its environment, if it descends from the
+command or from an orphan that the agent's guard adopted, or if it is in the run's cgroup (``tracker.py``). The last two
+find a process that cleared its environment.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import signal
 from typing import Callable, Dict, Iterable, NamedTuple, Optional, Set
 
 RUN = "CLUSTERCTL_RUN"
-NODE = "CLUSTERCTL_NODE"  # tells two nodes of one run apart that share a machine, as in a rehearsal
+NODE = "CLUSTERCTL_NODE"  # distinguishes two nodes of one run on one machine, as in a rehearsal
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
@@ -23,11 +22,11 @@ _PF_EXITING = 0x4  # <linux/sched.h>, among the flags in /proc/PID/stat
 
 
 class Stat(NamedTuple):
-    """What /proc/PID/stat says.
+    """The fields of /proc/PID/stat.
 
-    The state letter, the parent, the start time (it tells a reused pid), the clock ticks of processor time used so
-    far, the wait status of one that has ended or is about to (0 when this user may not see it), and whether its end
-    has begun: until its GPU's memory is given back, seconds may pass.
+    The state letter, the parent, the start time (it identifies a reused pid), the clock ticks of processor time, the
+    wait status of a process that has exited or is exiting (0 when this user may not see it), and whether it is
+    exiting: the kernel may need seconds to free its GPU's memory.
     """
 
     state: str
@@ -39,7 +38,7 @@ class Stat(NamedTuple):
 
 
 def prctl(option: int, value: int) -> bool:
-    """Set an attribute of this process. False where that is not possible."""
+    """Set an attribute of this process. False if that is not possible."""
     try:
         import ctypes  # noqa: PLC0415 - a Python may lack it
 
@@ -54,7 +53,7 @@ def adopt_orphans() -> bool:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """For ``preexec_fn``: the command gets SIGTERM when the agent dies without having ended it."""
+    """For ``preexec_fn``: the command gets SIGTERM when the agent dies."""
     parent = os.getpid()
     prctl(_PR_SET_PDEATHSIG, 0)  # ctypes is loaded before the fork
 
@@ -67,7 +66,7 @@ def die_with_parent() -> Callable[[], None]:
 
 
 def read(path: str) -> bytes:
-    """A file of /proc; empty when the process has ended or is another user's."""
+    """Read a file of /proc; empty when the process has exited or belongs to another user."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             return file.read()
@@ -88,18 +87,18 @@ def stat_of(pid: int) -> Optional[Stat]:
 
 
 def environment_of(pid: int) -> Dict[str, str]:
-    """What a process was started with."""
+    """The environment that a process started with."""
     pairs = read("/proc/%d/environ" % pid).decode("utf-8", "surrogateescape").split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def marked(environment: Dict[str, str], run: str, node: str) -> bool:
-    """Whether an environment carries the mark of a run on a node."""
+    """Whether an environment has the mark of a run on a node."""
     return environment.get(RUN) == run and environment.get(NODE, node) == node
 
 
 def spared() -> Set[int]:
-    """This process and those above it."""
+    """This process and its ancestors."""
     found = {os.getpid()}
     above: Optional[Stat] = stat_of(os.getpid())
     while above is not None and above.parent and above.parent not in found:
@@ -109,18 +108,18 @@ def spared() -> Set[int]:
 
 
 def pids() -> Set[int]:
-    """Every process there is."""
+    """All processes."""
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - a Path for each is slow
 
 
 def members(run: str, node: str, roots: Iterable[int] = (), adopter: Optional[int] = None) -> Dict[int, Stat]:
-    """The run's living processes here: those that carry its mark, and those that descend from what the agent knows.
+    """The run's living processes on this node: those with its mark, and descendants of known ones.
 
     Args:
         run: the run's id.
         node: the node's name.
-        roots: processes that belong to the run whatever they carry, with all that descends from them.
-        adopter: the guard: what it has adopted belongs to the run too. This process and those above never do.
+        roots: processes that belong to the run in any case, with their descendants.
+        adopter: the guard: processes that it adopted belong to the run too. This process and its ancestors never do.
     """
     table: Dict[int, Stat] = {}
     for pid in pids():
@@ -146,7 +145,7 @@ def members(run: str, node: str, roots: Iterable[int] = (), adopter: Optional[in
 
 
 def open_pidfd(pid: int) -> Optional[int]:
-    """A descriptor that becomes readable when the process ends; None before Python 3.9 and Linux 5.3."""
+    """A descriptor that becomes readable when the process exits; None before Python 3.9 and Linux 5.3."""
     pidfd_open = getattr(os, "pidfd_open", None)
     try:
         return int(pidfd_open(pid)) if pidfd_open else None
@@ -155,7 +154,7 @@ def open_pidfd(pid: int) -> Optional[int]:
 
 
 def send(pid: int, stat: Stat, number: int) -> bool:
-    """Signal a process, unless the pid has passed to another one meanwhile. False when that is not allowed."""
+    """Signal a process, unless another process has its pid now. False when that is not allowed."""
     handle = open_pidfd(pid)
     try:
         now = stat_of(pid)
@@ -176,7 +175,7 @@ def send(pid: int, stat: Stat, number: int) -> bool:
 
 
 def reap(child: int) -> Optional[int]:
-    """The wait status of a child that has ended; None while it has not. No other child is touched."""
+    """The wait status of a child that has exited, else None. Reaps no other child."""
     try:
         pid, status = os.waitpid(child, os.WNOHANG)
     except ChildProcessError:
@@ -185,7 +184,7 @@ def reap(child: int) -> Optional[int]:
 
 
 def reap_all() -> None:
-    """Collect every child that has ended."""
+    """Reap all children that have exited."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -200,12 +199,12 @@ def described(status: int) -> str:
 
 
 def ended_by(status: int) -> Optional[str]:
-    """The name of the signal in a wait status; None for one that has ended of itself."""
+    """The name of the signal in a wait status; None for a process that exited."""
     return signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; the number itself where it has no name."""
+    """``SIGKILL`` for 9; the number itself if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

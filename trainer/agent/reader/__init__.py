@@ -1,11 +1,10 @@
-"""Reads what trainers log: steps, losses, learning rates, times. Pure, and the only place that knows their formats.
+"""Reads the logs of trainers: steps, losses, learning rates, times. Pure, and the only place that knows the formats.
 
-- ``formats``: what a single line tells
+- ``formats``: the values in a single line
 - ``stream``: a log of any size, line by line or in blocks
 - ``series``: the readings of a run, each step once
 
-It lies in the agent's folder because the agent must have it where nothing else is; ``trainer.reader`` is its name for
-everybody else. Its own imports are relative, so that it is the same under both names.
+It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.
 """
 
 from .formats import MARKS, Said, every, said, step

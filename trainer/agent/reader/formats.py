@@ -1,17 +1,17 @@
-"""What single lines of trainers' logs tell: one place that knows how each of them writes.
+"""Parses single lines of trainers' logs.
 
 ==============  ==================================================================================================
 ``trainer_log`` LLaMA-Factory's ``trainer_log.jsonl`` (0.9.5, ``train/callbacks.py``), which ``trainer.gpt`` writes too
-``progress``    an event of clusterctl's own agent, which has it from there
+``progress``    an event of clusterctl's own agent, with the values of ``trainer_log``
 ``trainer``     transformers' Trainer, 4.x and 5.x (``trainer_callback.py``): a dictionary, ``{'loss': …}``
 ``deepspeed``   DeepSpeed 0.19 (``runtime/engine.py``, ``utils/timer.py``, ``runtime/pipe/engine.py``)
-``nanogpt``     nanoGPT's ``train.py``, and ``trainer.gpt``, which says more behind the same words
+``nanogpt``     nanoGPT's ``train.py``, and ``trainer.gpt``, which adds more values to the same line
 ``megatron``    Megatron-LM's ``training/training.py``
 ==============  ==================================================================================================
 
-Colour codes and other escape sequences of terminals are taken out of a line before it is compared with a format.
-Only what stands in a line as a whole counts: a number is taken where its format shows that it has ended, so that a
-line that another one has torn gives nothing rather than a part of a number. Times are milliseconds for a step.
+Colour codes and other escape sequences are removed from a line first. A number counts only if the format shows its end.
+So a line that another process interrupts gives no value rather than a part of a number. Times are milliseconds per
+step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import math
 import re
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Pattern
 
-# Of these words every line that tells something holds one: to look for them is much cheaper than to look closely.
+# Every line with values has one of these words. Searching for them is much cheaper than parsing.
 MARKS = ("loss", "step", "tokens per iteration", "train_batch_size .")
 
-# CSI (colours, cursor), OSC (window titles) and two-character sequences of ECMA-48; one that is torn stays.
+# CSI (colours, cursor), OSC (window titles) and two-character sequences of ECMA-48; an incomplete one stays.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]+[0-~]|[0-Z\\^_c])")
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NAN|INF)"
@@ -85,37 +85,37 @@ _MEGATRON = {
     "elapsed time per iteration (ms)": "ms",
 }
 _WHOLE = {"step", "total"}
-_MOST = 10**15  # steps that nobody makes
+_MOST = 10**15  # more steps than any training has
 _DECODER = json.JSONDecoder()
 
 
 class Said(NamedTuple):
-    """What one line tells.
+    """The values in one line.
 
-    ``values`` holds ``step`` and ``total`` (whole numbers), ``loss``, ``eval_loss``, ``lr``, ``grad_norm``, ``epoch``,
-    ``ms`` and ``tokens_per_second`` (floats, NaN and infinite ones as they are), as far as the line tells them; and
-    what other lines are understood by: ``batch`` (examples a step), ``tokens`` (a step), ``samples_per_second``,
-    ``logging_steps``, ``first_step`` (1: the first step has a line too), ``from_step`` (the step that a resumed run
-    goes on from), ``elapsed`` (whole seconds).
+    ``values`` has, as far as the line contains them, ``step`` and ``total`` (whole numbers), ``loss``, ``eval_loss``,
+    ``lr``, ``grad_norm``, ``epoch``, ``ms`` and ``tokens_per_second`` (floats, also NaN and infinity). It also has
+    facts about other lines: ``batch`` (examples per step), ``tokens`` (per step), ``samples_per_second``,
+    ``logging_steps``, ``first_step`` (1: the first step has a line too), ``from_step`` (the step from which a resumed
+    run continues), ``elapsed`` (whole seconds).
     """
 
     source: str
     values: Dict[str, Any]
-    at: int  # where in the line, without its escape sequences, it begins
+    at: int  # the start of the values in the line without escape sequences
 
 
 def plain(text: str) -> str:
-    """A text without the escape sequences of terminals."""
+    """Remove the escape sequences of terminals."""
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
 def said(text: str) -> Optional[Said]:
-    """What a line tells; None where it tells nothing."""
+    """The first values in a line, or None."""
     return next(every(text), None)
 
 
 def every(text: str) -> Iterator[Said]:
-    """All that a line tells: processes that write at the same time join their lines to one."""
+    """All values in a line: processes that write at the same time may join their lines."""
     text = plain(text)
     for mark, parse in _PARSERS:
         if mark in text:
@@ -123,7 +123,7 @@ def every(text: str) -> Iterator[Said]:
 
 
 def step(text: str) -> Optional[int]:
-    """The number of the step that a line of DeepSpeed, nanoGPT or Megatron-LM tells while it trains, or None."""
+    """The step in a line of DeepSpeed, nanoGPT or Megatron-LM during training, or None."""
     if "step=" not in text and "iter" not in text:
         return None
     text = plain(text)
@@ -146,7 +146,7 @@ def _json(text: str) -> Iterator[Said]:
     while at >= 0:
         try:
             content, end = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError):  # torn: another object may begin within
+        except (ValueError, RecursionError):  # incomplete: another object may start inside
             at = text.find("{", at + 1)
             continue
         if "current_steps" in content or content.get("event") == "progress":
@@ -167,7 +167,7 @@ def _nanogpt(text: str) -> Iterator[Said]:
     for found in _ITER.finditer(text):
         number, loss, ms = found.groups()
         values = {"step": int(number), "loss": float(loss), "ms": float(ms)}
-        more = _MORE.match(text, found.end())  # trainer.gpt says more than nanoGPT
+        more = _MORE.match(text, found.end())  # trainer.gpt adds these
         if more:
             lr, norm, speed = map(float, more.groups())
             values.update(lr=lr, grad_norm=norm, tokens_per_second=speed)
@@ -188,12 +188,12 @@ def _pipeline(text: str) -> Iterator[Said]:
 
 
 def _times(text: str) -> Iterator[Said]:
-    for found in _TIMES.finditer(text):  # the global timers: all micro-steps of a step together
+    for found in _TIMES.finditer(text):  # the global timers: the sum over a step's micro-steps
         yield Said("deepspeed", {"ms": sum(map(float, found.groups()))}, found.start())
 
 
 def _step_and(source: str, pattern: Pattern[str], name: str) -> Callable[[str], Iterator[Said]]:
-    """A parser of what tells the step and one number."""
+    """A parser for a step and one number."""
 
     def parse(text: str) -> Iterator[Said]:
         for found in pattern.finditer(text):
@@ -204,7 +204,7 @@ def _step_and(source: str, pattern: Pattern[str], name: str) -> Callable[[str], 
 
 
 def _fact(source: str, pattern: Pattern[str], name: str) -> Callable[[str], Iterator[Said]]:
-    """A parser of what other lines are understood by."""
+    """A parser for a fact about other lines."""
 
     def parse(text: str) -> Iterator[Said]:
         for found in pattern.finditer(text):
@@ -214,7 +214,7 @@ def _fact(source: str, pattern: Pattern[str], name: str) -> Callable[[str], Iter
     return parse
 
 
-_PARSERS = (  # by a word that each of its lines holds
+_PARSERS = (  # by a word in each of its lines
     ("loss': ", _dictionary),
     ('"current_steps"', _json),
     ('"event": "progress"', _json),
@@ -235,7 +235,7 @@ _PARSERS = (  # by a word that each of its lines holds
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A number as it should be, or None; null stands for what is not finite, as the agent writes it."""
+    """A valid number, or None. null means a value that is not finite, as the agent writes it."""
     if name in _WHOLE:
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else None
     if value is None:

@@ -1,12 +1,11 @@
-"""The readings of a run as a series: each step once, in order, in about 60 bytes a step.
+"""Combines the readings of a run to a series: each step once, in order, in about 60 bytes per step.
 
-Several lines may tell of one step (its loss, its evaluation, its times): they make one row. A resumed run makes steps
-again: where a source goes back, what it has told of that step and of later ones is dropped, and the place is kept as a
-``Resume``. Every source is judged by itself, since one may be behind another one, or be another file; where two tell
-the same of a step, the one that spoke first counts. Every rank has rows of its own; what names no rank is rank 0's, as
-the frameworks' own loggers have it.
+Several lines about one step (its loss, its evaluation, its times) become one row. A resumed run repeats steps: if a
+source goes back, its rows from that step on are dropped, and the place is kept as a ``Resume``. Sources are
+independent, because one may lag behind another or be another file. If two sources have the same value of a step, the
+first one counts. Every rank has its own rows. Lines without a rank belong to rank 0, as in the frameworks' own loggers.
 
-Where a log tells no steps at all (``counted``), rows are numbered from 1 in the order of their losses.
+If a log has no steps at all (``counted``), rows are numbered from 1 in the order of their losses.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from .stream import FIELDS, Reading
 
 
 class Resume(NamedTuple):
-    """A place where a run went back: the last step before, and the first one that was made again."""
+    """A place where a run went back: the last step before it, and the first repeated step."""
 
     after: int
     at: int
 
 
 class Row(NamedTuple):
-    """All that is known of a step; see ``Reading``. Where steps are only counted, ``step`` is the row's number."""
+    """The values of a step; see ``Reading``. If steps are only counted, ``step`` is the row's number."""
 
     step: int
     loss: Optional[float] = None
@@ -40,14 +39,14 @@ class Row(NamedTuple):
 
 
 class _Table:
-    """The rows that one source tells of one rank, by columns."""
+    """The rows of one source and one rank, by columns."""
 
     def __init__(self) -> None:
         self.steps = array("q")
-        self.known = array("B")  # a bit for each field that the row has
+        self.known = array("B")  # one bit for each field of the row
         self.columns = {name: array("d") for name in FIELDS}
         self.resumes: List[Resume] = []
-        self.last: Optional[int] = None  # the step that was told last
+        self.last: Optional[int] = None  # the last step that was added
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -62,7 +61,7 @@ class _Table:
         return (self[place] for place in range(max(0, start), len(self)))
 
     def put(self, step: int, reading: Reading) -> None:
-        """Add what a reading tells of a step."""
+        """Add the values of a reading to a step."""
         if self.last is not None and step < self.last:
             self.resumes.append(Resume(self.last, step))
             self._drop(bisect_left(self.steps, step))
@@ -87,7 +86,7 @@ class _Table:
 
 
 class Series:
-    """See the module. ``add`` takes a reading; the rest is about the rank that is shown."""
+    """See the module. ``add`` takes a reading; everything else is about the shown rank."""
 
     def __init__(self, rank: Optional[int] = None) -> None:
         self._wanted = rank
@@ -97,7 +96,7 @@ class Series:
         self.sources: Set[str] = set()
 
     def add(self, reading: Reading) -> None:
-        """Take one reading; those of one log in their order."""
+        """Add a reading. The readings of one log must be in order."""
         rank = reading.rank or 0
         self.sources.add(reading.source)
         if reading.total is not None:
@@ -110,17 +109,17 @@ class Series:
 
     @property
     def counted(self) -> bool:
-        """Whether the log tells no steps, so that the rows are only numbered."""
+        """Whether the log has no steps, so that rows are only numbered."""
         return not self._placed and bool(self._counted)
 
     @property
     def ranks(self) -> Tuple[int, ...]:
-        """All ranks that have told something."""
+        """All ranks with values."""
         return tuple(sorted({rank for rank, _ in (*self._placed, *self._counted)}))
 
     @property
     def rank(self) -> int:
-        """Whose rows these are: the rank that was wanted, else the lowest one that tells a loss."""
+        """The shown rank: the requested one, else the lowest one with a loss."""
         if self._wanted is not None:
             return self._wanted
         tables = self._counted if self.counted else self._placed
@@ -129,12 +128,12 @@ class Series:
 
     @property
     def total(self) -> Optional[int]:
-        """The step that is the last one, as the log tells it."""
+        """The number of the last step, from the log."""
         return self._totals.get(self.rank)
 
     @property
     def resumes(self) -> Tuple[Resume, ...]:
-        """Where the run went back; what several sources tell alike, once."""
+        """The places where the run went back, without duplicates."""
         return tuple(dict.fromkeys(resume for table in self._tables for resume in table.resumes))
 
     def __len__(self) -> int:
@@ -156,11 +155,11 @@ class Series:
 
 
 def _joined(sources: Sequence[Iterator[Row]]) -> Iterator[Row]:
-    """The rows of several sources as one; each field by the first source that has it."""
+    """Merge the rows of several sources; each field comes from the first source that has it."""
     for step, rows in groupby(merge(*sources, key=_step), key=_step):
         first, *others = rows
         if others:
-            told = zip(*(row[1:] for row in (first, *others)))  # noqa: B905 - strict is not known to Python 3.8
+            told = zip(*(row[1:] for row in (first, *others)))  # noqa: B905 - Python 3.8 has no strict
             first = Row(step, *(next((value for value in values if value is not None), None) for values in told))
         yield first
 
@@ -170,11 +169,11 @@ def _step(row: Row) -> int:
 
 
 def series(readings: Iterable[Reading], rank: Optional[int] = None) -> Series:
-    """The series of a log's readings.
+    """Build a series of readings.
 
     Args:
-        readings: what ``read`` gives, of one log or of several in the order in which they were written.
-        rank: whose; None: see ``Series.rank``.
+        readings: the results of ``read``, of one log or of several in the order of writing.
+        rank: the shown rank; None: see ``Series.rank``.
     """
     found = Series(rank)
     for reading in readings:
@@ -183,9 +182,9 @@ def series(readings: Iterable[Reading], rank: Optional[int] = None) -> Series:
 
 
 def as_csv(rows: Iterable[Row], counted: bool = False) -> Iterator[str]:
-    """Rows as lines of CSV, first the names: ``step,loss,lr,…``, or ``line,…`` where steps are only counted.
+    """Format rows as lines of CSV with a header: ``step,loss,lr,…``, or ``line,…`` if steps are only counted.
 
-    What is not known is empty; what is not finite is ``nan``, ``inf`` or ``-inf``.
+    Unknown values are empty. Values that are not finite are ``nan``, ``inf`` or ``-inf``.
     """
     yield ",".join(("line" if counted else "step", *Row._fields[1:]))
     for row in rows:

@@ -1,16 +1,16 @@
-"""Reads a log of any size as it comes: bytes in, readings out, in constant memory.
+"""Reads a log of any size in constant memory: bytes in, readings out.
 
-What a line leaves open, other lines of the log tell:
+Other lines of the log complete what a line lacks:
 
-- transformers' lines name no step. The Trainer draws its progress bar anew behind each of them, and that state of the
-  bar has the step (the state before may be an older one: tqdm draws seldom). Where two lines follow one another with no
-  bar between, the two come by different ways (a buffered stdout, ``torchrun --tee``) and nothing says which belongs to
-  which: no step is told from there on. A bar that ends with "cursor up" lies below another one: an evaluation's.
-- Without a bar the lines are counted, where ``logging_steps`` is known (given, or printed with the other arguments),
-  from the log's beginning or a resume that names its step, until the epochs show that a line is missing.
-- DeepSpeed's times have no step: they are those of the step that was told just before.
-- examples and tokens a second become times, and times tokens a second, where the log says how many a step has.
-- ``trainer_log.jsonl`` tells the time in whole seconds: a pace is told every ``PACE`` seconds, to 5 %.
+- transformers' lines have no step. The Trainer redraws its progress bar after each of them, and this state of the bar
+  has the step (the state before may be older, because tqdm draws rarely). If two lines follow each other without a bar,
+  lines and bar take different ways (a buffered stdout, ``torchrun --tee``) and cannot be matched: from there on no step
+  is known. A bar that ends with "cursor up" is below another one: an evaluation's.
+- Without a bar the lines are counted, if ``logging_steps`` is known (given, or printed with the other arguments): from
+  the start of the log or a resume with a step, until the epochs show that a line is missing.
+- DeepSpeed's times have no step: they belong to the step in the line before.
+- examples and tokens per second become times, and times tokens per second, if the log has the number per step.
+- ``trainer_log.jsonl`` has the time in whole seconds: a step time is computed every ``PACE`` seconds, to 5 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 from .formats import MARKS, Said, every, plain
 
-LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer ones
+LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
 PACE = 20  # seconds
 
 _MARKS = tuple(mark.encode() for mark in MARKS)
@@ -31,13 +31,13 @@ _RANK = re.compile(r"\[(?:rank|default|Rank )(\d{1,9})\]|^\S+Z \[(\d{1,9})\] ")
 
 
 class Reading(NamedTuple):
-    """What a log tells at one place.
+    """The values at one place of a log.
 
-    ``step``: None where the log does not tell it. ``loss``: of the training, as logged (a mean over the steps since
-    the last one, or a single step's); NaN and infinite values come as such. ``lr``: the learning rate. ``grad_norm``:
-    before clipping. ``ms``: milliseconds for an optimizer step. ``tokens_per_second``: of all ranks. ``eval_loss``: of
-    an evaluation. ``rank``: None where the line names none. ``total``: the step that is the last. ``source``: whose
-    words they are, see ``formats``.
+    ``step``: None if the log does not have it. ``loss``: of the training, as logged (a mean over the steps since
+    the last one, or a single step's); NaN and infinite values are kept. ``lr``: the learning rate. ``grad_norm``:
+    before clipping. ``ms``: milliseconds per optimizer step. ``tokens_per_second``: of all ranks. ``eval_loss``: of
+    an evaluation. ``rank``: None if the line has none. ``total``: the number of the last step. ``source``: the format,
+    see ``formats``.
     """
 
     step: Optional[int] = None
@@ -56,11 +56,11 @@ FIELDS = ("loss", "lr", "grad_norm", "ms", "tokens_per_second", "eval_loss")
 
 
 def read(parts: Iterable[Union[bytes, str]], logging_steps: Optional[int] = None) -> Iterator[Reading]:
-    """The readings of a log.
+    """Read a log.
 
     Args:
         parts: the log, in pieces of any size: an open file (binary, or text), blocks, lines with their newlines.
-        logging_steps: the Trainer's argument of that name, for its lines where nothing else tells their steps.
+        logging_steps: the Trainer's argument of that name, for lines whose step is not known otherwise.
     """
     reader = Reader(logging_steps)
     for part in parts:
@@ -74,25 +74,25 @@ class Reader:
     def __init__(self, logging_steps: Optional[int] = None) -> None:
         self._rest = b""
         self._trainer = _Trainer(logging_steps)
-        self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's step whose time has not been told
-        self._batch = self._tokens = 0  # examples (DeepSpeed) and tokens (nanoGPT) a step
-        self._paced: Optional[Tuple[int, int]] = None  # step and seconds from which the next pace counts
+        self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's last step without a time
+        self._batch = self._tokens = 0  # examples (DeepSpeed) and tokens (nanoGPT) per step
+        self._paced: Optional[Tuple[int, int]] = None  # step and seconds from which the next step time is measured
 
     def feed(self, data: Union[bytes, str]) -> List[Reading]:
-        """The readings that ``data`` completes."""
+        """Return the readings that ``data`` completes."""
         data = self._rest + (data if isinstance(data, bytes) else data.encode("utf-8", "replace"))
         end = data.rfind(b"\n") + 1
         found: List[Reading] = []
         self._take(data[:end], found)
         self._rest = data[end:]
-        if len(self._rest) > LIMIT:  # a progress bar that has not ended yet, or no log at all
+        if len(self._rest) > LIMIT:  # an unfinished progress bar, or not a log
             states, _, self._rest = self._rest.rpartition(b"\r")
             self._take(states, found)
             self._rest = self._rest[:LIMIT]
         return found
 
     def close(self) -> List[Reading]:
-        """The readings that wait for more. Of a last line without a newline only what shows its end is taken."""
+        """Return the waiting readings. A last line without a newline counts only if its end is certain."""
         found: List[Reading] = []
         states, _, last = self._rest.rpartition(b"\r")
         self._take(states, found)
@@ -114,7 +114,7 @@ class Reader:
         self._bars(data, at, len(data), found)
 
     def _bars(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
-        """Look for the state of the bar that a line waits for."""
+        """Find the state of the bar for a waiting line."""
         if self._trainer.waits:
             for at, to in _lines(data, _BARS, start, end):
                 text = data[at : min(to, at + LIMIT)].decode("utf-8", "replace")
@@ -139,7 +139,7 @@ class Reader:
             yield _reading(values, rank, said.source)
 
     def _deepspeed(self, values: Dict[str, Any], rank: Optional[int]) -> Dict[str, Any]:
-        if values.get("step") == 0:  # said before the first step, also of one that a resumed run goes on with
+        if values.get("step") == 0:  # printed before the first step, also by a resumed run
             return {}
         if "step" in values:
             self._steps[rank] = values["step"]
@@ -166,18 +166,18 @@ class _Trainer:
 
     def __init__(self, logging_steps: Optional[int]) -> None:
         self._every = logging_steps
-        self._waiting: Optional[Dict[str, Any]] = None  # a line whose step the next state of the bar has
-        self._apart = False  # lines and bar come by different ways
-        self._from: Optional[int] = 0  # where counting begins; None: it does not
+        self._waiting: Optional[Dict[str, Any]] = None  # a line that gets its step from the next state of the bar
+        self._apart = False  # lines and bar take different ways
+        self._from: Optional[int] = 0  # the step from which lines are counted; None: they are not
         self._counted: Optional[Tuple[int, float]] = None  # the last step that was counted, and its epoch
 
     @property
     def waits(self) -> bool:
-        """Whether a bar is looked for."""
+        """Whether a line waits for a bar."""
         return self._waiting is not None
 
     def said(self, values: Dict[str, Any], rank: Optional[int]) -> Iterator[Reading]:
-        """A line."""
+        """Handle a line."""
         self._every = values.get("logging_steps") or self._every
         if "first_step" in values:  # the first line is not of step ``logging_steps``
             self._from = None
@@ -193,26 +193,26 @@ class _Trainer:
             self._waiting = told
 
     def bar(self, text: str) -> Iterator[Reading]:
-        """A state of some progress bar, while a line waits."""
-        above = "\x1b[A" in text  # what follows is drawn a line higher: this is the lower bar of two
+        """Handle a state of a progress bar while a line waits."""
+        above = "\x1b[A" in text  # the cursor moves up: this is the lower bar of two
         found = None if above else _BAR.match(plain(text))
         if found and self._waiting is not None:
             told, self._waiting = self._waiting, None
             step, total, pace, unit = found.groups()
-            if int(step):  # else another process has begun: the line was the last one of its own
+            if int(step):  # step 0 is another process's bar: the line was the last one of its process
                 told = {**told, "step": int(step), "total": int(total)}
                 if pace and float(pace):
                     told["ms"] = 1e3 / float(pace) if unit == "it/s" else float(pace) * 1e3
             yield _reading(told, None, "trainer")
 
     def close(self) -> Iterator[Reading]:
-        """No bar comes any more for the line that waits."""
+        """Return the waiting line: no bar follows."""
         if self._waiting is not None:
             told, self._waiting, self._apart = self._waiting, None, True
             yield _reading(told, None, "trainer")
 
     def _count(self, values: Dict[str, Any]) -> Dict[str, Any]:
-        """The step of a line by counting, if it can be counted."""
+        """The step of a line by counting, if possible."""
         epoch = values.get("epoch")
         if self._every is None or self._from is None or not epoch or not math.isfinite(epoch):
             return {}
@@ -221,14 +221,14 @@ class _Trainer:
         last = self._counted[0] if self._counted else self._from
         step = (last // self._every + 1) * self._every
         if self._counted and abs(epoch * last / self._counted[1] - step) > self._every / 2:
-            self._from = self._counted = None  # a line is missing, or another run has begun
+            self._from = self._counted = None  # a line is missing, or another run started
             return {}
         self._counted = (step, epoch)
         return {"step": step}
 
 
 def _lines(data: bytes, marks: Sequence[bytes], start: int, end: int) -> Iterator[Tuple[int, int]]:
-    """Begin and end of each line of a part of ``data`` that holds one of the marks. Most lines are never looked at."""
+    """Start and end of each line with one of the marks, in a part of ``data``. Skips most lines unread."""
     places = {mark: data.find(mark, start, end) for mark in marks}
     while max(places.values()) >= 0:
         place = min(each for each in places.values() if each >= 0)
@@ -242,7 +242,7 @@ def _lines(data: bytes, marks: Sequence[bytes], start: int, end: int) -> Iterato
 
 
 def _rank(text: str, at: int) -> Optional[int]:
-    """The rank that stands nearest before a place in a line."""
+    """The nearest rank before a place in a line."""
     found = [first or second for first, second in _RANK.findall(text, 0, at)]
     return int(found[-1]) if found else None
 

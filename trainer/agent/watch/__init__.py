@@ -1,1 +1,1 @@
-"""Watches a run: what it does, how long it has been silent, which rank keeps the others waiting, and where it is."""
+"""Watches a run: its phase, how long it has been silent, and which rank blocks the others, with stacks."""

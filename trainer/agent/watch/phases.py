@@ -1,23 +1,23 @@
-"""What a run is doing, told from its own words: a phase, so that a long evaluation is not taken for a hang.
+"""Derives the phase of a run from its output, so that a long evaluation does not count as a hang.
 
 =============  ============================================================================
-``starting``   nothing is known yet
+``starting``   unknown yet
 ``loading``    the model, its tokenizer or a checkpoint is read
-``tokenizing`` the data set is read, converted or tokenised
-``training``   steps are made
+``tokenizing`` the data set is read, converted or tokenized
+``training``   steps are running
 ``evaluating`` an evaluation or a prediction
 ``saving``     a checkpoint or the model is written
-``finishing``  the last step is done
+``finishing``  the last step is finished
 =============  ============================================================================
 
-A script that none of these words come from may say its phase itself, with a line of its output::
+A script without such output may print its phase itself, as a line::
 
     clusterctl: phase saving
 
-Two kinds of words are told apart. An *announcement* ("***** Running Evaluation *****") begins a phase at once. A
-*step* (a progress event, a line with a loss) only shows that training goes on, and it may be late: it comes by another
-file than the announcements and is read after them. So within ``SETTLE`` seconds after an announcement a step does not
-end the phase that was announced.
+There are two kinds of lines. An *announcement* ("***** Running Evaluation *****") starts a phase at once. A *step* (a
+progress event, a line with a loss) only shows that training continues. It may be late, because it comes from another
+file that is read afterwards. So within ``SETTLE`` seconds after an announcement a step does not end the announced
+phase.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TRAINING, EVALUATING, SAVING, FINISHING = "training", "evaluating", "saving", "f
 NAMES = (STARTING, LOADING, TOKENIZING, TRAINING, EVALUATING, SAVING, FINISHING)
 BEFORE = (STARTING, LOADING, TOKENIZING)  # the phases before the first step
 
-SETTLE = 2.0  # seconds by which a step may be read later than an announcement that came after it
+SETTLE = 2.0  # seconds by which a step may be read after a later announcement
 
-# What each framework really writes. trainer.py and the like are transformers' own, 4.57 and 5.6.
+# The frameworks' own output. trainer.py and similar names are files of transformers 4.57 and 5.6.
 ANNOUNCED = (
     ("***** Running training *****", TRAINING),  # trainer.py; LLaMA-Factory's train/ppo/trainer.py
     ("***** Running ", EVALUATING),  # trainer.py, evaluation_loop: "Evaluation", "Prediction"
@@ -69,20 +69,20 @@ ANNOUNCED = (
     ("Loading states from ", LOADING),  # accelerate, accelerator.py, load_state
     ("Begin Load checkpoint from ", LOADING),  # DeepSpeed, torch_checkpoint_engine.py
 )
-EVALUATED = ("'eval_loss': ", "'eval_runtime': ", "***** eval metrics *****")  # trainer.py: an evaluation has ended
+EVALUATED = ("'eval_loss': ", "'eval_runtime': ", "***** eval metrics *****")  # trainer.py: an evaluation finished
 TRAINER_STEP = "{'loss': "  # trainer_callback.py: the Trainer's own line for every step that is logged
 
 _SAID = re.compile(r"\bclusterctl: phase (\w+)")
 
 
 def announced(text: str) -> Optional[str]:
-    """The phase that a line begins, or None."""
+    """The phase that a line announces, or None."""
     if "clusterctl: phase " in text:
         said = _SAID.search(text)
         if said and said.group(1) in NAMES:
             return said.group(1)
     for words, phase in ANNOUNCED:
-        if words in text:  # plain searches: a pattern of this many alternatives costs ten times as much
+        if words in text:  # plain searches: a pattern with this many alternatives takes ten times as long
             return phase
     return None
 
@@ -90,8 +90,8 @@ def announced(text: str) -> Optional[str]:
 class Phases:
     """The phase of a run. ``now`` is any clock that only goes forward, in seconds.
 
-    ``current``: the phase. ``spoken``: the run announces its phases, so that while it is ``training`` nothing else
-    goes on; ``said``: it does so in clusterctl's own words. ``finished``: the last step is done.
+    ``current``: the phase. ``spoken``: the run announces its phases, so ``training`` is exact. ``said``: it announces
+    them with clusterctl's own line. ``finished``: the last step is finished.
     """
 
     def __init__(self) -> None:
@@ -107,13 +107,13 @@ class Phases:
         if phase is not None:
             self.said = self.said or "clusterctl: phase " in text
             if phase in BEFORE and self.current not in BEFORE and not self.said:
-                return  # a save reads the configuration again: peft does, to see whether the vocabulary has grown
+                return  # a save reads the configuration again: peft checks whether the vocabulary has grown
             self._begin(phase, now)
         elif any(words in text for words in EVALUATED):
             self._goes_on(now)
 
     def step(self, now: float, last: bool = False) -> None:
-        """Training goes on: a step was made, ``last`` when it was the last one; or an evaluation has ended."""
+        """Record a step; ``last``: it was the last one."""
         self.finished = self.finished or last
         self._goes_on(now)
 

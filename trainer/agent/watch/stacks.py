@@ -1,12 +1,11 @@
-"""Where the ranks of a run are: their stacks, and which of them is somewhere else than the others.
+"""Collects the stacks of a run's ranks, and finds the rank that differs from the others.
 
-py-spy (in the release, or on PATH) reads the stacks of a Python process from outside. Without it, or where it may
-not look into another process, /proc tells at least what the process waits for; and a rank that runs with
-``PYTHONFAULTHANDLER=1`` writes its stacks into its own log when it gets SIGABRT, of which it dies
-(``ask_faulthandler``). ``odd`` reads all three.
+py-spy (in the release, or on PATH) reads the stacks of a Python process from outside. Without it, or without
+permission, /proc shows at least what the process waits for. A rank with ``PYTHONFAULTHANDLER=1`` writes its stacks to
+its own log when it gets SIGABRT, and dies of it (``ask_faulthandler``). ``odd`` reads all three formats.
 
-A rank in a collective operation waits for the others by definition, so where some are in one and some are not, those
-that are not keep the others waiting.
+A rank in a collective operation waits for the others. If some ranks are in one and some are not, those outside block
+the others.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import subprocess
 import time
 from typing import Dict, List, Optional, Tuple
 
-from processes.proc import Stat, read, stat_of
-from watch.snapshots import Proc, mains, of_ranks
+from ..processes.proc import Stat, read, stat_of
+from ..processes.ranks import Proc, mains, of_ranks
 
 PATIENCE = 7.0  # seconds for the stacks of all ranks together; all of this stays below GATHER of ``hangs.py``
-AGAIN = 3.0  # the same, for those that could not be paused
+AGAIN = 3.0  # seconds for processes that could not be paused
 DYING = 0.4  # seconds for py-spys that were killed
-STOPPED = "state T"  # how a text says that its process is stopped
+STOPPED = "state T"  # the end of a text's first line if its process is stopped
 
 # Files in which Python waits for other ranks; the wait itself is C++ and shows no frame of its own.
 _COLLECTIVE = re.compile(
@@ -37,7 +36,7 @@ _COLLECTIVE = re.compile(
     r"|^torch/nn/modules/_functions\.py"  # SyncBatchNorm
     r"|^deepspeed/comm/"
 )
-_WAITS = (  # (function, file): here a rank sits until its gradients, or the GPU, have been in a collective
+_WAITS = (  # (function, file): a rank waits here for its gradients or the GPU, which wait for a collective
     ("_engine_run_backward", "torch/autograd/graph.py"),
     ("synchronize", "torch/cuda/"),
     ("synchronize", "deepspeed/accelerator/"),
@@ -54,15 +53,15 @@ Frame = Tuple[str, str, str]  # function, file below site-packages, line
 
 
 def program(prefix: str) -> Optional[str]:
-    """py-spy of the release, else the one on PATH, else None."""
+    """The path of py-spy: in the release, else on PATH, else None."""
     ours = os.path.join(prefix or "/nonexistent", "bin", "py-spy")  # noqa: PTH118
     return ours if os.access(ours, os.X_OK) else shutil.which("py-spy")
 
 
 def collect(members: Dict[int, Stat], first: int, prefix: str) -> Dict[int, str]:
-    """The stacks of this node's ranks, by global rank; takes 11 s at most, whatever they do.
+    """Collect the stacks of this node's ranks, by global rank, in at most 11 s.
 
-    Each text begins with a line "pid 123, state S", and goes on with what py-spy or else /proc says.
+    Each text starts with a line "pid 123, state S", followed by the output of py-spy or the fields of /proc.
     """
     pids = mains(members, of_ranks(members, Proc(first).rank), first, set())
     heads = {}
@@ -80,7 +79,7 @@ def collect(members: Dict[int, Stat], first: int, prefix: str) -> Dict[int, str]
 
 
 def _dump(spy: str, pids: Dict[int, int], options: List[str], patience: float) -> Dict[int, str]:
-    """What py-spy says of those that it can read, all at once."""
+    """Run py-spy for all processes at once. Returns the output for those that it can read."""
     started = {}
     for rank, pid in pids.items():
         with contextlib.suppress(OSError):
@@ -99,14 +98,14 @@ def _dump(spy: str, pids: Dict[int, int], options: List[str], patience: float) -
         except subprocess.TimeoutExpired:
             late.append(child)
             continue
-        if frames(said):  # its exit code may have been collected by somebody else
+        if frames(said):  # its exit code may have been reaped elsewhere
             found[rank] = said
     _end(late)
     return found
 
 
 def _end(children: "List[subprocess.Popen[bytes]]") -> None:
-    """Kill these py-spys; the kernel lets go of what they had paused. One that hangs in the kernel is left to it."""
+    """Kill these py-spys; the kernel then resumes what they had paused. Does not wait for one stuck in the kernel."""
     for child in children:
         child.kill()
     limit = time.monotonic() + DYING
@@ -116,11 +115,11 @@ def _end(children: "List[subprocess.Popen[bytes]]") -> None:
         try:
             child.wait(max(0.0, limit - time.monotonic()))
         except subprocess.TimeoutExpired:
-            child.returncode = 0  # whoever reaps all children gets it; Popen would ask for it again and again
+            child.returncode = 0  # it is reaped with all children; Popen would wait for it again and again
 
 
 def of_proc(pid: int) -> str:
-    """What /proc says of where a process is: the kernel function, the system call and, to root, the kernel's stack."""
+    """A process's position from /proc: the kernel function, the system call and, for root, the kernel's stack."""
     lines = []
     for label, name in (("in the kernel", "wchan"), ("system call", "syscall"), ("kernel stack", "stack")):
         said = read("/proc/%d/%s" % (pid, name)).decode("ascii", "replace").strip()
@@ -130,9 +129,9 @@ def of_proc(pid: int) -> str:
 
 
 def ask_faulthandler(pid: int) -> bool:
-    """Let a Python process that was started with PYTHONFAULTHANDLER=1 write its stacks to its stderr, and die.
+    """Make a Python process with PYTHONFAULTHANDLER=1 write its stacks to its stderr and die.
 
-    False when there is no such process, or it is another user's. A stopped one is woken, else it would write nothing.
+    False if there is no such process, or it belongs to another user. A stopped process is continued, so that it writes.
     """
     try:
         os.kill(pid, signal.SIGABRT)
@@ -143,9 +142,10 @@ def ask_faulthandler(pid: int) -> bool:
 
 
 def frames(text: str) -> List[Frame]:
-    """The main thread's frames in what py-spy or faulthandler wrote, innermost first; without addresses and pids.
+    """Parse the main thread's frames from py-spy's or faulthandler's output, innermost first.
 
-    The main thread is the one that py-spy calls so, else the one that ends in ``<module>``, else the first.
+    The main thread is the one with that name in py-spy's output, else the one that ends in ``<module>``, else the
+    first.
     """
     threads: List[Tuple[str, List[Frame]]] = []
     for line in text.splitlines():
@@ -171,7 +171,7 @@ def _short(path: str) -> str:
 
 
 def waits(found: List[Frame]) -> bool:
-    """Whether a stack is in a collective operation, and so waits for other ranks."""
+    """Whether a stack is in a collective operation and so waits for other ranks."""
     for function, path, _ in found[:3]:
         name = function.rpartition(".")[2]
         if _COLLECTIVE.match(path) or _NATIVE.search(function):
@@ -182,7 +182,7 @@ def waits(found: List[Frame]) -> bool:
 
 
 def _place(text: str) -> Tuple[Frame, ...]:
-    """What is compared: the three innermost frames, or the function of the kernel where there are no frames."""
+    """The compared position: the three innermost frames, or the kernel function without frames."""
     found = tuple(frames(text)[:3])
     if found:
         return found
@@ -191,10 +191,10 @@ def _place(text: str) -> Tuple[Frame, ...]:
 
 
 def odd(texts: Dict[int, str]) -> List[int]:
-    """The ranks that are somewhere else than they should be, from the stacks of all ranks; empty when none stands out.
+    """Find the ranks that differ, from the stacks of all ranks; empty if none does.
 
-    A stopped rank always; then those outside a collective that the others are in; then those that differ from what
-    more than half of all have in common.
+    A stopped rank always differs. Otherwise it is the ranks outside a collective that the others are in, or else those
+    that differ from a majority.
     """
     stopped = [rank for rank, text in texts.items() if text.partition("\n")[0].endswith((STOPPED, "gone"))]
     if stopped:
@@ -207,6 +207,6 @@ def odd(texts: Dict[int, str]) -> List[int]:
     majority = 2 * count > len(known) > 2
     if waiting and outside:
         others = {rank for rank in outside if known[rank] != common}
-        # Most may be in a wait that is not known as one, as for a number from the GPU.
+        # The majority may be in an unknown kind of wait, for example for a number from the GPU.
         return sorted(others if majority and len(outside) > len(waiting) and others else outside)
     return sorted(rank for rank, place in known.items() if place != common) if majority else []

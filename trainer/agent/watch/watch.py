@@ -1,34 +1,43 @@
-"""Watches a run for hangs. It decides only: what it knows comes in by its methods, with a clock that goes forward.
+"""Detects hangs of a run, and collects what is needed to explain them.
 
 ===============  ==================================================================================================
 ``stopped``      a process of a rank is stopped (SIGSTOP) or held by a debugger for 5 s
-``dead``         a rank's process has died, or is gone in the midst of training, while others go on, for 5 s
-``no progress``  nothing has been heard of the run for too long (``silence.py``)
+``dead``         a rank's process died, or exited during training, while others are running, for 5 s
+``no progress``  the run has shown no progress for too long (``silence.py``)
 ===============  ==================================================================================================
 
-Only node rank 0 judges that there is no progress: ranks go in step, and it is the one whose log tells of steps.
-A process that waits uninterruptibly for a minute is worth a notice, no more: a disk may be slow.
+Only node rank 0 judges that there is no progress: ranks advance together, and its log shows the steps. A process that
+waits uninterruptibly for a minute causes only a notice, because a disk may be slow.
+
+``Watch`` only decides: its methods get what it knows, with a clock that goes forward. ``Hangs`` acts. It collects the
+stacks of all ranks, names the rank that differs, and then stops the run or warns. Stacks take seconds, and a failure
+elsewhere must not wait: a thread collects this node's, and the link brings those of the other nodes.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from contract.plan import Plan
-from processes.proc import Stat
-from watch import phases
-from watch.silence import Silence
-from watch.snapshots import Proc, mains, of_ranks
+from ..contract.plan import Plan
+from ..events import Events
+from ..node_plan import NodePlan
+from ..processes.proc import Stat
+from ..processes.ranks import Proc, mains, of_ranks
+from ..processes.tracker import ProcessTracker
+from ..supervisor.control import Control
+from . import phases, stacks
+from .silence import Silence
 
-STOPPED = 5.0  # seconds in a state before it is believed
+STOPPED = 5.0  # seconds in a state before it counts
 WAITING = 60.0
-ASLEEP = 30.0  # seconds between two looks after which the agent itself was held up
+ASLEEP = 30.0  # seconds between two looks that show that the agent itself was delayed
 
 
 class Hang(NamedTuple):
-    """What is wrong: ``stopped``, ``dead`` or ``no progress``; the rank, where there is one; and a sentence."""
+    """A hang: the kind (``stopped``, ``dead`` or ``no progress``), the rank or None, and a sentence."""
 
     kind: str
     rank: Optional[int]
@@ -36,10 +45,7 @@ class Hang(NamedTuple):
 
 
 class Watch:
-    """The watch over one attempt of a run on one node. ``proc`` reads /proc.
-
-    Of the plan it uses ``first_rank``, ``node_rank`` and ``hang.after`` (seconds, or null: by the run's own pace).
-    """
+    """Watches one attempt of a run on one node. ``proc`` reads /proc."""
 
     def __init__(self, plan: Plan, proc: Optional[Proc] = None) -> None:
         self._first = plan.first_rank
@@ -47,21 +53,21 @@ class Watch:
         self._proc = proc or Proc(self._first)
         self._silence = Silence(plan.hang.after, self._proc)
         self._notices: List[str] = []
-        self._told: Set[Tuple[str, Optional[int]]] = set()  # what was returned and has not passed
-        self._since: Dict[Tuple[str, int], float] = {}  # (kind, pid or rank): since when it has been so
+        self._told: Set[Tuple[str, Optional[int]]] = set()  # hangs that were returned and are not over
+        self._since: Dict[Tuple[str, int], float] = {}  # (kind, pid or rank): since when it holds
         self._mains: Dict[int, Tuple[int, Stat]] = {}  # rank: its main process
-        self._ranks: Dict[int, int] = {}  # pid: rank, of all processes that belong to one
-        self._carried = False  # there were processes that carry a rank: the command itself is none
+        self._ranks: Dict[int, int] = {}  # pid: rank, of all processes of ranks
+        self._carried = False  # some processes have a rank, so the command itself is not one
         self._below: Set[Tuple[int, str]] = set()  # processes that were seen below a rank
         self._looked: Optional[float] = None
 
     @property
     def phase(self) -> str:
-        """What the run does, one of ``phases.NAMES``."""
+        """The phase of the run, one of ``phases.NAMES``."""
         return self._silence.phases.current
 
     def notices(self) -> List[str]:
-        """What is worth saying since the last call."""
+        """The new notices since the last call."""
         found, self._notices = self._notices, []
         return found
 
@@ -70,7 +76,7 @@ class Watch:
         self._silence.line(rank, text, now)
 
     def bytes(self, _rank: Optional[int], count: int, now: float) -> None:
-        """Take that a log has grown by ``count`` bytes: a progress bar is no line until it ends."""
+        """Record that a log grew by ``count`` bytes: a progress bar is not a line until it ends."""
         if count > 0:
             self._silence.heard = now
 
@@ -79,7 +85,7 @@ class Watch:
         self._silence.progress(event, now)
 
     def look(self, members: Dict[int, Stat], now: float) -> Optional[Hang]:
-        """Judge. ``members`` are the run's living processes. A hang is returned once, and again after it had passed."""
+        """Look for a hang. ``members`` are the run's living processes. Returns each hang once, until it is over."""
         if self._looked is None or now - self._looked > ASLEEP:
             self._silence.start(now)
             self._since.clear()
@@ -99,12 +105,12 @@ class Watch:
         self._ranks.update({pid: rank for rank, pid in found.items()})
 
     def _fresh(self, pid: int, start: str) -> Optional[Stat]:
-        """What a process does at this moment: ``members`` may be some seconds old. Of a zombie too."""
+        """The current state of a process, also of a zombie: ``members`` may be some seconds old."""
         stat = self._proc.stat(pid)
         return stat if stat is not None and stat.start == start else None
 
     def _lasts(self, kind: str, key: int, so: bool, now: float) -> float:
-        """For how long something has been so; -1 when it is not."""
+        """How long a state has lasted; -1 when it does not hold."""
         if not so:
             self._since.pop((kind, key), None)
             return -1
@@ -141,16 +147,16 @@ class Watch:
     def _waits(self, rank: int, pid: int, stat: Stat, now: float) -> None:
         lasts = self._lasts("waiting", pid, stat.state == "D", now)
         if lasts >= WAITING and ("waiting", rank) not in self._told:
-            self._told.add(("waiting", rank))  # once: a slow disk would fill the log
+            self._told.add(("waiting", rank))  # only once: a slow disk would fill the log
             where = self._proc.wchan(pid)
             text = "rank %d (pid %d) has waited for a disk or a device for a minute" % (rank, pid)
             self._notices.append(text + (" (in the kernel: %s)" % where if where else ""))
 
     def _dead(self, members: Dict[int, Stat], now: float) -> Optional[Hang]:
-        """A rank whose launcher does not mind. A launcher that ends by itself is the supervisor's to see.
+        """Find a rank that exited while its launcher is running. The supervisor handles a launcher that exits.
 
-        A zombie tells how it died. One that was reaped may have ended well, as ranks do at the end without waiting
-        for the others: only in training that was announced, and where no step comes any more, is that a hang.
+        A zombie shows how it died. A reaped process may have exited normally, as ranks do at the end without waiting
+        for the others. That is a hang only during announced training, and if no further step arrives.
         """
         now_of = {rank: self._fresh(pid, known.start) for rank, (pid, known) in self._mains.items()}
         living = {rank for rank, stat in now_of.items() if stat is not None and stat.state not in "ZX"}
@@ -182,10 +188,79 @@ class Watch:
 
 
 def _cause(status: int) -> str:
-    """How a process died, from its wait status."""
+    """Describe how a process died, from its wait status."""
     if not os.WIFSIGNALED(status):
         return "exit code %d" % os.WEXITSTATUS(status)
     try:
         return signal.Signals(os.WTERMSIG(status)).name
     except ValueError:
         return "signal %d" % os.WTERMSIG(status)
+
+
+GATHER = 12.0  # seconds for the stacks of all nodes
+STACK = 20_000  # characters of each stack in the event
+
+
+class Hangs:
+    """The hangs of one attempt on one node."""
+
+    def __init__(self, plan: NodePlan, watch: Watch, tracker: ProcessTracker, control: Control, events: Events) -> None:
+        self._plan, self._watch, self._tracker, self._control, self._events = plan, watch, tracker, control, events
+        self._stops = plan.data.hang.policy == "stop"
+        self._others = set(plan.data.link.nodes if plan.data.link else ()) - {plan.node}
+        self._hang: Optional[Hang] = None
+        self._until = 0.0
+        self._own: Optional[Dict[int, str]] = None
+        self._collecting: Optional[threading.Thread] = None
+
+    def look(self, now: float) -> None:
+        """Look for a hang, or continue with the current one."""
+        found = self._watch.look(self._tracker.known, now)
+        for text in self._watch.notices():
+            self._events.emit("notice", text=text)
+        if self._control.stacks_wanted and self._hang is None:
+            self._control.stacks_wanted = False
+            self._collect(tell=True)
+        if found is not None and self._hang is None:
+            self._hang, self._until, self._own = found, now + GATHER, None
+            self._control.stacks.clear()
+            self._control.answered.clear()
+            self._control.link.tell("stacks?")
+            self._collect(tell=False)
+        if self._hang is not None and (now >= self._until or self._gathered()):
+            hang, self._hang = self._hang, None
+            self._act(hang)
+
+    def _gathered(self) -> bool:
+        return self._own is not None and self._others <= set(self._control.answered)
+
+    def _collect(self, tell: bool) -> None:
+        """Collect this node's stacks in a thread, one at a time."""
+        if self._collecting is not None and self._collecting.is_alive():
+            return
+        members = dict(self._tracker.known)
+
+        def work() -> None:
+            collected = stacks.collect(members, self._plan.data.first_rank, self._plan.data.prefix)
+            found = {rank: text[:STACK] for rank, text in collected.items()}
+            if tell:
+                self._control.link.tell("stacks", rank_stacks=found)
+            self._own = found
+            self._control.nudge()
+
+        self._collecting = threading.Thread(target=work, name="stacks", daemon=True)
+        self._collecting.start()
+
+    def _act(self, hang: Hang) -> None:
+        found = dict(self._control.stacks)
+        found.update(self._own or {})
+        text = hang.text
+        odd = [rank for rank in stacks.odd(found) if rank != hang.rank]
+        if hang.rank is None and odd:
+            text += "; elsewhere than the others: rank %s" % ", ".join(map(str, odd))
+        said: Dict[str, Any] = {"kind": hang.kind, "rank": hang.rank, "text": text}
+        if found:
+            said["stacks"] = {str(rank): stack for rank, stack in sorted(found.items())}
+        self._events.emit("hang", **said)
+        if self._stops:
+            self._control.fail(hang.rank if hang.rank is not None or len(odd) != 1 else odd[0], "hangs: " + text)

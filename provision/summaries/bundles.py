@@ -1,0 +1,86 @@
+"""After ``pack-env``, ``pack-tool`` and ``pack-os``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from provision.env.report.text import number, size
+from provision.output_text import Summary
+
+if TYPE_CHECKING:
+    from provision.tasks.pack import PackResult
+    from provision.tasks.pack_os import PackOsResult
+    from provision.tasks.tool import ToolResult
+
+
+def pack_output(result: PackResult) -> Summary:
+    """After ``pack-env``."""
+    manifest = result.manifest
+    unpacked = sum(entry.size for entry in manifest.files)
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items() if version)
+    text = (
+        f"packed {manifest.name} ({versions or 'python ' + (manifest.python or '?')}): "
+        f"{size(result.size)} of {size(unpacked)}, {len(manifest.files)} files, {len(manifest.chunks)} chunks "
+        f"in {result.seconds:.1f} s\n"
+        f"{result.bundle} holds release {manifest.release_id}"
+        + (f", in {number(len(result.files), 'file')}" if len(result.files) > 1 else "")
+    )
+    data = {
+        "bundle": str(result.bundle),
+        "files_written": [str(path) for path in result.files],
+        "release": manifest.release_id,
+        "bytes": result.size,
+        "unpacked_bytes": unpacked,
+        "files": len(manifest.files),
+        "chunks": len(manifest.chunks),
+        "versions": dict(manifest.versions),
+        "notices": list(manifest.notices),
+        "seconds": round(result.seconds, 2),
+    }
+    return data, text
+
+
+def tool_output(result: ToolResult) -> Summary:
+    """After ``pack-tool``."""
+    tool = result.tool
+    glibc = ".".join(map(str, tool.glibc))
+    data = {
+        "file": str(result.file),
+        "digest": tool.digest,
+        "python": tool.python,
+        "machine": tool.machine,
+        "glibc": glibc,
+        "bytes": tool.size,
+        "unpacked_bytes": tool.unpacked,
+        "files": tool.files,
+        "notices": list(tool.notices),
+        "seconds": round(result.seconds, 2),
+    }
+    text = (
+        f"packed clusterctl with Python {tool.python} for {tool.machine}, glibc {glibc} or later: "
+        f"{size(tool.size)} of {size(tool.unpacked)} in {result.seconds:.1f} s\n"
+        f"on the other side: sh {result.file.name} deploy --inventory inventory.yaml"
+    )
+    return data, text
+
+
+def os_pack_output(result: PackOsResult) -> Summary:
+    """After ``pack-os``: the file, and the versions of what was asked for."""
+    bundle, manifest = result.bundle, result.bundle.manifest
+    data = {
+        "bundle": str(bundle.path),
+        "release": manifest.release,
+        "architecture": manifest.architecture,
+        "bytes": bundle.size,
+        "sha256": bundle.sha256,
+        "requested": manifest.versions,
+        "packages": {each.name: each.version for each in manifest.packages},
+        "seconds": round(result.seconds, 2),
+    }
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    text = (
+        f"packed {versions} for {manifest.release} ({manifest.architecture}): "
+        f"{number(len(manifest.packages), 'package')}, {size(bundle.size)} in {result.seconds:.1f} s\n"
+        f"{bundle.path} is for every node with {manifest.release}"
+    )
+    return data, text

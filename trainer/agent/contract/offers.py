@@ -1,0 +1,77 @@
+"""Validates a node's report of its checkpoints (``selection.offer``): the node may be broken or lie.
+
+It imports nothing of the agent, because the controller checks the same offers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+CHECKPOINTS = 16  # of one node
+FILES = 200_000  # of one checkpoint
+LAYOUTS = ("trainer", "deepspeed", "clusterctl")
+_NUMBER = 1 << 62  # bytes, or nanoseconds since the epoch
+_NAME = 4096  # characters
+
+
+def problem(offer: Any) -> str:
+    """Return what is wrong with an offer, or "" for a valid one. Unknown keys are ignored."""
+    if not isinstance(offer, dict):
+        return "is not an object"
+    if "ranks" in offer and not _list_of(offer["ranks"], number, 2, 2):
+        return "has invalid ranks"
+    latest = offer.get("latest", {})
+    if not isinstance(latest, dict) or (latest and not (text(latest.get("tag")) and _file(latest.get("file")))):
+        return "has an invalid file latest"
+    checkpoints = offer.get("checkpoints", [])
+    if not _list_of(checkpoints, _checkpoint, 0, CHECKPOINTS):
+        return "has invalid checkpoints"
+    return "has checkpoints but no ranks" if checkpoints and "ranks" not in offer else ""
+
+
+def number(value: Any) -> bool:
+    """Whether the value is a whole number of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBER
+
+
+def text(value: Any) -> bool:
+    """Whether the value is a short text."""
+    return isinstance(value, str) and len(value) <= _NAME
+
+
+def file_name(value: Any) -> bool:
+    """Whether the value is the name of a file below a folder."""
+    return text(value) and "\0" not in value and not {"", ".", ".."} & set(value.split("/"))
+
+
+def folder_name(value: Any) -> bool:
+    """Whether the value is the name of a folder in a folder."""
+    return file_name(value) and "/" not in value
+
+
+def _list_of(value: Any, check: Callable[[Any], bool], least: int, most: int) -> bool:
+    return isinstance(value, (list, tuple)) and least <= len(value) <= most and all(map(check, value))
+
+
+def _file(value: Any) -> bool:
+    if not _list_of(value, lambda _: True, 4, 4):
+        return False
+    size, mtime, mark, torn = value
+    return number(size) and number(mtime) and text(mark) and (torn is None or text(torn))
+
+
+def _says(name: Any, value: Any) -> bool:
+    return text(value) if name == "latest" else text(name) and _list_of(value, text, 0, FILES)
+
+
+def _checkpoint(value: Any) -> bool:
+    if not isinstance(value, dict) or not folder_name(value.get("name")) or value.get("layout") not in LAYOUTS:
+        return False
+    files, says = value.get("files"), value.get("says")
+    return (
+        isinstance(files, dict)
+        and len(files) <= FILES
+        and all(file_name(name) and _file(facts) for name, facts in files.items())
+        and isinstance(says, dict)
+        and all(_says(name, said) for name, said in says.items())
+    )

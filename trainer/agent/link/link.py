@@ -1,0 +1,358 @@
+"""The agents of a run, joined in a star through rank 0's agent.
+
+``plan["link"]`` is null for one node, else ``{"host": address of rank 0, "port", "token", "nodes": [names by rank],
+"lost_after": seconds, at least 3}``. Every call may be made from any thread; only ``meet``, ``fetch`` and ``close``
+wait. The order::
+
+    link = Link(plan, wake)
+    link.start()
+    link.share(output)                                      # where checkpoints lie; before the first meeting
+    decision = link.meet(offer, decide)                     # rank 0 decides which checkpoint, which port
+    link.fetch(decision["copy"].get(str(rank), []), alive)  # the files this node lacks
+    link.meet({}, lambda offers: {})                        # all have them: all start at once
+    … link.tell("failed", text=…), link.take() …
+    link.close()
+
+``take`` returns the messages that arrived. Each is a dict with ``kind``, and with the ``node`` and ``rank`` that it is
+about; rank 0 takes these from the sender's connection. A message of ``tell`` reaches all others exactly once and in
+order, also when a connection breaks meanwhile. The link itself creates these:
+
+===========  =====================================================================================
+``lost``     nothing was heard for ``silent`` seconds (more than ``lost_after``): a fault of the
+             network or the machine. The peer may still be training
+``gone``     its kernel closed the connection, and it did not reconnect: the agent exited
+``back``     its heartbeats arrive again
+``broken``   the link of this agent failed (``text``): a bug in this program
+===========  =====================================================================================
+
+An agent that ends with ``close`` is neither lost nor gone. When an agent was killed, another process may create a Link
+with its plan and replace it.
+
+A meeting: every agent sends an offer with a number, rank 0 decides, and every agent receives the decision. An agent
+that gives up withdraws its offer, and an answer is valid only for the offer with its number. So agents that gave up at
+different times still meet the next time.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import secrets
+import socket
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple, Union
+
+from ..contract.plan import Plan
+from .copies import Copies
+from .endpoint import whole
+from .hub import Hub
+from .spoke import Spoke, reason
+
+LOOK = 0.2  # seconds between checks for a cancellation
+REASON = 4000  # characters of rank 0's reason
+ANSWER = 15.0  # seconds by which rank 0 may give up later than this agent
+
+Offers = Dict[int, Dict[str, Any]]
+
+
+class LinkError(Exception):
+    """The agents could not meet. The text names the missing nodes and the reason."""
+
+
+class HubMeeting:
+    """Rank 0's side. ``take`` is called with ``changed`` held."""
+
+    def __init__(self, hub: Hub, place: str, changed: threading.Condition) -> None:
+        self._hub = hub
+        self._place = place
+        self._changed = changed
+        self._offers: Dict[int, Tuple[int, Dict[str, Any]]] = {}
+
+    @staticmethod
+    def plain(decision: Dict[str, Any]) -> Dict[str, Any]:
+        """Convert a decision to JSON values, so that it is the same on every node."""
+        result: Dict[str, Any] = json.loads(json.dumps(decision))
+        return result
+
+    def take(self, kind: str, message: Dict[str, Any]) -> None:
+        """Handle an offer or its withdrawal."""
+        number = whole(message.get("number"))
+        if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
+            self._offers[message["rank"]] = (number, message["offer"])
+        elif kind == "_withdraw":
+            self._offers.pop(message["rank"], None)
+
+    def meet(
+        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+    ) -> Dict[str, Any]:
+        """See ``Link.meet``."""
+        try:
+            self._wait(limit, alive)
+            with self._changed:
+                offers = {0: offer}
+                offers.update((rank, said) for rank, (_, said) in sorted(self._offers.items()))
+            decision = self.plain(decide(offers))
+        except Exception as error:
+            self._answer({"refused": "%s: %s" % (self._hub.node, error)})
+            raise
+        self._answer({"decision": decision})
+        return decision
+
+    def _answer(self, answer: Dict[str, Any]) -> None:
+        with self._changed:
+            for rank, (number, _) in self._offers.items():
+                self._hub.tell_one(rank, dict(answer, kind="_answer", number=number))
+            self._offers = {}
+
+    def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
+        while not self._all_here():
+            if not alive():
+                raise LinkError("cancelled")
+            left = limit - time.monotonic()
+            if left <= 0:
+                raise LinkError(self._who_is_missing())
+            with self._changed:
+                self._changed.wait_for(self._all_here, min(LOOK, left))
+
+    def _all_here(self) -> bool:
+        gone = [peer.node for peer in self._hub.peers.values() if peer.gone or peer.left]
+        if gone:
+            raise LinkError("the agent of %s exited; see its agent.log" % ", ".join(gone))
+        here = all(rank in self._offers for rank in self._hub.peers)
+        if self._hub.conflict and not here:
+            raise LinkError(self._hub.conflict)
+        return here
+
+    def _who_is_missing(self) -> str:
+        hub = self._hub
+        missing = [rank for rank in hub.peers if rank not in self._offers]
+        unseen = [hub.peers[rank].node for rank in missing if not hub.peers[rank].instance]
+        said = []
+        if unseen:
+            said.append(
+                "no connection from %s to %s: is a firewall in between, or did the agent not start?"
+                % (", ".join(unseen), self._place)
+            )
+        for rank in missing:
+            peer = hub.peers[rank]
+            if peer.instance and peer.connection is None:
+                said.append("%s was connected, but is not now." % peer.node)
+            elif peer.instance:
+                said.append("%s is connected, but not ready." % peer.node)
+        if hub.seen:
+            said.append("Other connections: %s." % "; ".join(hub.seen))
+        return " ".join(said)
+
+
+class SpokeMeeting:
+    """The side of every other rank. ``take`` is called with ``changed`` held."""
+
+    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition) -> None:
+        self._spoke = spoke
+        self._place = place
+        self._changed = changed
+        self._number = 0
+        self._answer: Optional[Dict[str, Any]] = None
+
+    def take(self, kind: str, message: Dict[str, Any]) -> None:
+        """Handle rank 0's answer."""
+        if kind == "_answer" and message.get("number") == self._number:
+            if "refused" not in message and not isinstance(message.get("decision"), dict):
+                message = {"refused": "%s (rank 0) sent an invalid decision" % self._spoke.hub.node}
+            self._answer = message
+
+    def meet(
+        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+    ) -> Dict[str, Any]:
+        """See ``Link.meet``."""
+        del decide  # rank 0's
+        with self._changed:
+            self._number += 1
+            self._answer = None
+        self._spoke.tell({"kind": "_offer", "number": self._number, "offer": offer})
+        try:
+            answer = self._wait(limit, alive)
+        except Exception:
+            self._spoke.tell({"kind": "_withdraw"})
+            raise
+        if "refused" in answer:
+            raise LinkError(str(answer["refused"])[:REASON])
+        decision: Dict[str, Any] = answer["decision"]
+        return decision
+
+    def _wait(self, limit: float, alive: Callable[[], bool]) -> Dict[str, Any]:
+        spoke = self._spoke
+        while not self._answered():
+            if not alive():
+                raise LinkError("cancelled")
+            left = limit - time.monotonic()
+            if left <= 0 and spoke.hub.connection is None:
+                raise LinkError("%s cannot reach %s (rank 0): %s" % (spoke.node, spoke.hub.node, spoke.why))
+            if left <= -ANSWER:
+                raise LinkError("%s (rank 0) is connected, but sent no decision" % spoke.hub.node)
+            with self._changed:
+                self._changed.wait_for(self._answered, LOOK)
+        assert self._answer is not None
+        return self._answer
+
+    def _answered(self) -> bool:
+        if self._answer is None and self._spoke.refused:
+            raise LinkError(self._spoke.refused)
+        if self._answer is None and (self._spoke.hub.gone or self._spoke.hub.left):
+            raise LinkError("the agent of %s (rank 0) exited; see its agent.log" % self._spoke.hub.node)
+        return self._answer is not None
+
+
+UNTAKEN = 20_000  # messages that wait for ``take``; more are dropped
+TICKET = 64  # characters
+GOODBYE = 2.0  # seconds that ``close`` waits for acknowledgements
+
+__all__ = ["Link", "LinkError"]
+
+
+def place_of(host: str, port: int) -> str:
+    """An address as text."""
+    return "[%s]:%d" % (host, port) if ":" in host else "%s:%d" % (host, port)
+
+
+def _address(host: str, port: int) -> Tuple[Any, Any]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return found[0], found[4]
+
+
+class Link:
+    """This agent's link to all others; see the module. ``wake`` is called, from a thread, when ``take`` has something.
+
+    With one node every method works without other agents.
+    """
+
+    def __init__(self, plan: Plan, wake: Callable[[], None]) -> None:
+        self._plan = plan
+        self._wake = wake
+        self._come: Deque[Dict[str, Any]] = collections.deque()
+        self._changed = threading.Condition()
+        self._end: Optional[Union[Hub, Spoke]] = None
+        self._meeting: Optional[Union[HubMeeting, SpokeMeeting]] = None
+        self._copies: Optional[Copies] = None
+
+    def start(self) -> None:
+        """Listen (rank 0) or start to connect.
+
+        Raises:
+            LinkError: rank 0 cannot listen, or the address is invalid.
+        """
+        plan = self._plan
+        link = plan.link
+        if link is None:
+            return
+        rank = plan.node_rank
+        place = place_of(link.host, link.port)
+        instance = secrets.token_hex(8)
+        try:
+            address = _address(link.host, link.port)
+            who = {"run": plan.run, "rank": rank, "instance": instance}
+            self._copies = Copies(who, link.token, address, self._tell_one)
+            if rank == 0:
+                self._end = Hub(plan, link, address, instance, self._deliver, self._copies.accept)
+                self._meeting = HubMeeting(self._end, place, self._changed)
+            else:
+                self._end = Spoke(plan, link, address, place, instance, self._deliver)
+                self._meeting = SpokeMeeting(self._end, place, self._changed)
+        except OSError as error:
+            raise LinkError("the agents' link: %s" % _start_reason(error, rank, place)) from error
+        self._end.start()
+
+    def take(self) -> List[Dict[str, Any]]:
+        """Return the messages that arrived since the last call."""
+        with self._changed:
+            come = list(self._come)
+            self._come.clear()
+            return come
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Send to all others. Drops a message of more than 16 MiB, and one for a peer with 32 MiB waiting."""
+        if self._end is not None:
+            self._end.tell(dict(fields, kind=kind))
+
+    def meet(
+        self,
+        offer: Dict[str, Any],
+        decide: Callable[[Dict[int, Dict[str, Any]]], Dict[str, Any]],
+        patience: float = 120.0,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> Dict[str, Any]:
+        """Wait until all agents are here. Rank 0 then decides from all offers, and all receive the decision.
+
+        The decision passes through JSON, so its keys are text. ``alive`` is called several times a second in this
+        thread. It may ``take`` messages, and cancels the meeting by returning False. An agent that gives up does not
+        block the others.
+
+        Raises:
+            LinkError: an agent is missing (named, with what was seen instead), exited or gave up, or no connection to
+            rank 0
+                is possible. An exception of ``decide`` is raised on rank 0, and as a LinkError with its text on all
+                others.
+        """
+        if self._meeting is None:
+            return HubMeeting.plain(decide({0: offer}))
+        return self._meeting.meet(offer, decide, time.monotonic() + patience, alive)
+
+    def share(self, folder: str) -> None:
+        """Let the other agents read below this folder; ``fetch`` writes there."""
+        if self._copies is not None:
+            self._copies.folder = str(folder)
+
+    def fetch(
+        self,
+        files: Iterable[Tuple[str, int, int]],
+        alive: Callable[[], bool] = lambda: True,
+        told: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Copy files, each (name below the shared folder, size, rank that has it).
+
+        ``told`` gets the number of new bytes.
+
+        Raises:
+            CopyError: a file could not be copied.
+            OSError: the disk refuses.
+        """
+        if self._copies is not None:
+            self._copies.fetch(files, alive, told)
+
+    def close(self) -> None:
+        """Flush the messages, say goodbye, and end."""
+        if self._copies is not None:
+            self._copies.close()
+        if self._end is not None:
+            self._end.close(GOODBYE)
+
+    def _tell_one(self, rank: int, message: Dict[str, Any]) -> None:
+        if self._end is not None and rank in self._end.peers:
+            self._end.tell_one(rank, message)
+
+    def _deliver(self, message: Dict[str, Any]) -> None:
+        """Handle a message; called in the link's thread."""
+        kind = str(message.get("kind"))
+        if kind == "_give":
+            if self._copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files
+                self._copies.asked(str(message.get("ticket"))[:TICKET])
+            return
+        assert self._meeting is not None  # the thread is started last
+        with self._changed:
+            if kind.startswith("_"):
+                self._meeting.take(kind, message)
+            elif len(self._come) < UNTAKEN:
+                self._come.append(message)
+            self._changed.notify_all()
+        if not kind.startswith("_"):
+            self._wake()
+
+
+def _start_reason(error: OSError, rank: int, place: str) -> str:
+    if rank:
+        return reason(error, place)
+    return "rank 0 cannot listen at %s: %s. Is this node rank 0, and is that its address?" % (
+        place,
+        error.strerror or error,
+    )

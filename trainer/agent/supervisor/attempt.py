@@ -1,0 +1,253 @@
+"""One attempt of a run on one node: from the start of the command until none of its processes is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, Optional, Tuple
+
+from ..events import Events
+from ..metrics.samples import Metrics
+from ..node_plan import NodePlan
+from ..processes.proc import described, ended_by, send, stat_of
+from ..processes.tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
+from ..state import State
+from ..watch.watch import Hangs, Watch
+from .command import Command, start
+from .control import Control
+from .decisions import KILLS, before_saving
+from .output import Output
+
+QUIET = 60.0  # seconds without a sign of work after which the save has failed
+SAVING_LOOK = 1.0  # seconds between looks for such signs
+
+
+class Saving:
+    """A stop that lets the trainer save a checkpoint first. Sends SIGTERM to the ranks, or to a command without ranks.
+
+    A trainer that saves on SIGTERM (transformers' ``enable_jit_checkpoint``) does it in its ranks. They get the signal
+    directly: torchrun forwards its own SIGTERM, but kills the ranks 30 s later, and a large checkpoint takes longer.
+    """
+
+    def __init__(
+        self, tracker: ProcessTracker, started: Iterable[int], output: Optional[Path], patience: float, now: float
+    ) -> None:
+        self._tracker = tracker
+        self._output = output
+        self._until = now + patience
+        self._sign: Tuple[int, ...] = ()
+        self._signed = now
+        self._looked = now
+        tracker.look()
+        for pid in list(tracker.ranks) or started:
+            stat = stat_of(pid)
+            if stat is not None:
+                send(pid, stat, signal.SIGTERM)
+
+    def going(self, now: float) -> bool:
+        """Whether the trainer may still be saving."""
+        if now - self._looked >= SAVING_LOOK:
+            self._looked = now
+            sign = (sum(stat.ticks for stat in self._tracker.look().values()), *_sizes(self._output))
+            if sign != self._sign:
+                self._sign, self._signed = sign, now
+        return now < self._until and now - self._signed < QUIET
+
+
+def _sizes(folder: Optional[Path]) -> Iterator[int]:
+    """Sizes and times of the files in the folder of checkpoints, two levels deep."""
+    pending = [(folder, 0)] if folder is not None else []
+    while pending:
+        path, depth = pending.pop()
+        try:
+            entries = list(os.scandir(path))
+        except OSError:
+            continue  # it does not exist yet, or is being deleted
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            yield from (found.st_size, found.st_mtime_ns)
+            if depth < 1 and entry.is_dir(follow_symlinks=False):
+                pending.append((Path(entry.path), depth + 1))
+
+
+TICK = 0.25  # seconds between looks at the files that grow
+LOOK = 1.0  # seconds between looks for new files, hangs and samples
+DRAIN = 2.0  # seconds to read what is left in the command's pipe
+# After a failure no rank can continue, and a stop without saving saves nothing: this is for closing files. Launchers
+# that take longer are killed: DeepSpeed's gives each rank 30 s, torchrun on a busy machine needs 10 s.
+SHORT_GRACE = 2.0
+
+
+class Attempt:
+    """One attempt. ``run`` does all of it and returns this node's outcome, see ``decisions.py``."""
+
+    def __init__(
+        self, plan: NodePlan, decision: Dict[str, Any], control: Control, events: Events, state: State
+    ) -> None:
+        self._plan, self._control, self._events, self._state = plan, control, events, state
+        self._decision = decision
+        self._group = Group(plan.run, plan.node)
+        self._tracker = ProcessTracker(plan.run, plan.node, self._group, control.guard_pid)
+        self._watch = Watch(plan.data)
+        self._hangs = Hangs(plan, self._watch, self._tracker, control, events)
+        self._metrics = Metrics(plan, control, events)
+        self._command: Optional[Command] = None
+        self._stopped = False  # a stop came before the command exited
+        self._saving: Optional[Saving] = None
+        self._ending: Optional[Ending] = None
+        self._before: Optional[Dict[str, Any]] = None  # the checkpoints when the stop that saves arrived
+        self._killed: Optional[Dict[str, Any]] = None  # the first rank here that another process killed
+        self._looked = self._ticked = 0.0
+        self._step: Optional[int] = None
+
+    def run(self) -> Dict[str, Any]:
+        """Start the command, follow it until it exits, and end its remaining processes."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._tracker.close)
+            stack.callback(self._metrics.close)
+            try:
+                self._output = Output(self._plan, self._events, self._line, self._progress, self._bytes)
+                stack.callback(self._output.close)
+                self._group.make()
+                command = self._command = start(self._plan, self._decision, self._group)
+            except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
+                end_all(self._tracker, SHORT_GRACE)  # other ranks may have been started
+                why = "%s: %s" % (type(error).__name__, error)
+                self._control.fail(None, "the command could not be started: " + why)
+                return self._outcome(error=why)
+            self._tracker.started = command.running
+            self._events.emit("started", pid=command.pid)
+            self._state.set(state="running", phase=self._watch.phase, command=command.pid)
+            self._follow(command)
+            self._output.look()
+            self._output.tell(last=True)
+            return self._outcome()
+
+    def _follow(self, command: Command) -> None:
+        """Follow the command until every process of the run has exited."""
+        pipe = command.output
+        with selectors.DefaultSelector() as selector:
+            self._control.register(selector)
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, selectors.EVENT_READ, self._take)
+            while True:
+                for key, _ in selector.select(TICK if self._ending is None else HURRY):
+                    if key.data is not None and not key.data(key.fd):
+                        selector.unregister(key.fileobj)
+                self._reap(command)
+                now = time.monotonic()
+                self._regular(selector, now)
+                if self._over(command, now):
+                    break
+        self._reap(command)
+        if pipe is None:
+            return
+        limit = time.monotonic() + DRAIN  # another process may hold the pipe open, and write
+        while time.monotonic() < limit and self._output.take(pipe.fileno()):
+            pass
+        pipe.close()
+
+    def _take(self, fd: int) -> bool:
+        """Read some of the command's output. False at its end."""
+        return self._output.take(fd) != b""
+
+    def _reap(self, command: Command) -> None:
+        for ended in command.reap():
+            self._tracker.started = command.running
+            if ended.status and ended.rank is None:
+                self._control.fail(None, "the command %s" % described(ended.status))
+            elif ended.status and ended.rank is not None and self._saving is None and self._ending is None:
+                self._died(Death(ended.rank, ended.pid, ended.status))
+
+    def _regular(self, selector: selectors.BaseSelector, now: float) -> None:
+        """Do the periodic work, at intervals that do not depend on the amount of output."""
+        self._tracker.adopter = self._control.guard_pid
+        ticking = now - self._ticked >= TICK
+        if self._saving is None and self._ending is None:
+            for death in self._tracker.deaths(selector):
+                self._died(death)
+        if ticking:
+            self._ticked = now
+            self._output.tell()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        self._output.look()
+        if self._ending is None:
+            if self._tracker.due(now):
+                self._tracker.look()
+                self._tracker.watch(selector)
+            self._hangs.look(now)
+            self._control.look(now)
+            self._metrics.look(self._tracker.known, now)
+        if self._watch.phase != self._state.fields.get("phase"):
+            self._events.emit("phase", phase=self._watch.phase)
+            self._state.set(phase=self._watch.phase)
+        self._state.refresh(now)
+
+    def _died(self, death: Death) -> None:
+        if not death.status:
+            return
+        text = "rank %d %s" % (death.rank, described(death.status))
+        number = ended_by(death.status)
+        if number in KILLS and self._killed is None:
+            self._killed = {"node": self._plan.node, "rank": death.rank, "text": text, "time": round(time.time(), 3)}
+        self._control.fail(death.rank, text, signal=number)
+
+    def _bytes(self, rank: Optional[int], count: int) -> None:
+        self._watch.bytes(rank, count, time.monotonic())
+
+    def _line(self, rank: Optional[int], text: str) -> None:
+        self._watch.line(rank, text, time.monotonic())
+
+    def _progress(self, fields: Dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._watch.progress(fields, now)
+        self._control.moved = now
+        self._step = fields.get("step", self._step)
+        self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
+        self._metrics.progress(fields)
+
+    def _over(self, command: Command, now: float) -> bool:
+        """Take the next step of ending the attempt, if it must end. True when no process is left."""
+        control = self._control
+        if command.status is None and not control.over():
+            return False
+        if control.stop is not None and control.failure is None and command.status is None:
+            self._stopped = True
+            if control.stop.save and self._ending is None:
+                if self._saving is None:
+                    self._state.set(state="ending")
+                    self._before = before_saving(self._plan)
+                    patience = self._plan.data.save_patience
+                    self._saving = Saving(self._tracker, command.running, self._plan.output, patience, now)
+                if self._saving.going(now):
+                    return False
+        if self._ending is None:
+            self._metrics.close()
+            self._ending = Ending(self._tracker, self._plan.grace)
+            self._state.set(state="ending")
+        if control.failure is not None or (control.stop is not None and not control.stop.save):
+            self._ending.hurry(SHORT_GRACE)
+        return self._ending.step(now)
+
+    def _outcome(self, error: Optional[str] = None) -> Dict[str, Any]:
+        """This node's outcome; also writes the event ``exit``."""
+        status = self._command.status if self._command is not None else None
+        rc = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        number = None if status is None else ended_by(status)
+        ended: Dict[str, Any] = {"rc": rc, "signal": number, "stopped": self._stopped}
+        left = self._ending.left if self._ending is not None else []
+        said = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
+        self._events.emit("exit", **said)
+        known = {"failed": self._control.failure, "killed": self._killed, "step": self._step, "before": self._before}
+        return dict(ended, left=left, **known)

@@ -1,0 +1,231 @@
+"""Collects what ends a run from outside of an attempt: signals, the guard's end, stop requests, other agents.
+
+Every source wakes one pipe, so one selector waits for all of them. ``take`` turns what arrived into ``stop`` and
+``failure``; only the first of each counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from .. import state as states
+from ..events import Events
+from ..node_plan import NodePlan
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
+
+# Limits for other agents' messages:
+TEXT = 2000  # characters of a reason
+WORD = 200  # of a name
+STACK = 20_000  # of the stacks of one rank
+STACKS = 1 << 16  # ranks
+DIGITS = 7  # of a rank
+PEER_EVENTS = 200  # about another agent in one attempt
+YEAR = 366 * 86400.0
+
+
+class Stop(NamedTuple):
+    """A stop request: whether to save a checkpoint first, and who requested it."""
+
+    save: bool
+    who: str
+
+
+class Control:
+    """See the module. ``link`` is set when the link exists."""
+
+    def __init__(self, plan: NodePlan, events: Events, guard: Optional[int] = None) -> None:
+        self.stop: Optional[Stop] = None
+        self.failure: Optional[Dict[str, Any]] = None  # the first known one of this attempt
+        self.stacks_wanted = False
+        self.stacks: Dict[int, str] = {}  # of other nodes' ranks
+        self.answered: Dict[str, bool] = {}  # nodes that have sent their stacks
+        self.moved = time.monotonic()  # when the run was last seen to make progress
+        self.communicated = 0.0  # when its traffic was last seen, for runs without a log of steps
+        self.link: Any = None
+        self.broken = False  # the link failed here, so no meeting is possible
+        self._plan = plan
+        self._events = events
+        self.guard_pid = os.getppid() if guard is not None else None
+        self._guard = guard  # a pipe that closes when the guard exits
+        self._silent: Dict[str, float] = {}  # nodes without heartbeats: since when
+        self._nodes = set(plan.data.link.nodes if plan.data.link else [plan.node])
+        self._told: Dict[str, int] = {}  # events about each node in this attempt
+        self._waits: Dict[str, bool] = {}  # a notice said that the run continues without their heartbeats
+        self._lost_after = plan.data.link.lost_after if plan.data.link else LOST_AFTER
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._waker, False)
+
+    def open(self) -> None:
+        """Catch signals. Only the main thread may call this."""
+        for number in (*STOPPING, signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def nudge(self) -> None:
+        """Wake the selector; from any thread."""
+        with contextlib.suppress(OSError):  # it is full, so the reader is about to wake
+            os.write(self._waker, b"\0")
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register with a selector; the keys' data is the function to call."""
+        selector.register(self._wake, selectors.EVENT_READ, self.take)
+        if self._guard is not None:
+            selector.register(self._guard, selectors.EVENT_READ, self.take)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a message and take it. False after ``seconds`` without one."""
+        with selectors.DefaultSelector() as selector:
+            self.register(selector)
+            ready = selector.select(max(0.0, seconds))
+        self.take()
+        return bool(ready)
+
+    def begin(self) -> None:
+        """Start a new attempt: forget the last one's failure."""
+        self.failure = None
+        self.moved = time.monotonic()
+        self._waits.clear()
+        self._told.clear()
+
+    def over(self) -> bool:
+        """Whether the attempt must end here."""
+        return self.stop is not None or self.failure is not None
+
+    def take(self, _: int = -1) -> bool:
+        """Take everything that arrived. Always true, so that it stays registered."""
+        numbers = set()
+        with contextlib.suppress(BlockingIOError):
+            numbers = set(os.read(self._wake, 4096))
+        for number in numbers & set(STOPPING):
+            self.asked(Stop(False, "signal %s" % signal.Signals(number).name))
+        if signal.SIGUSR1 in numbers:
+            request = states.asked(self._plan.logs)
+            if request is not None:
+                self.asked(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
+        if self._guard is not None and _ended(self._guard):
+            self._guard = self.guard_pid = None
+            self.fail(None, "the agent's guard was killed")
+        for message in self.link.take() if self.link is not None else ():
+            self._message(message)
+        return True
+
+    def asked(self, stop: Stop, relay: bool = True) -> None:
+        """Record a stop request. A stop without saving replaces one that saves."""
+        if self.stop is None or (self.stop.save and not stop.save):
+            self.stop = stop
+            how = ", after saving a checkpoint" if stop.save else ""
+            self._events.emit("notice", level="info", text="%s requested a stop%s" % (stop.who, how))
+            if relay and self.link is not None:
+                self.link.tell("stop", save=stop.save, who=stop.who)
+
+    def fail(self, rank: Optional[int], text: str, node: Optional[str] = None, *, signal: Optional[str] = None) -> None:
+        """Record a failure. The first one is sent to all nodes; what a stop causes is not a failure.
+
+        ``signal``: the name of the signal that ended the rank.
+        """
+        if self.failure is None and self.stop is None:
+            own = node is None
+            node = node or self._plan.node
+            self.failure = {"node": node, "rank": rank, "text": text, "signal": signal, "time": round(time.time(), 3)}
+            if own and self.link is not None:
+                self.link.tell("failed", attempt=self._events.attempt, failed=rank, text=text, signal=signal)
+
+    def look(self, now: float) -> None:
+        """Judge the nodes without heartbeats."""
+        for node, since in list(self._silent.items()):
+            silent = now - since
+            if silent <= self._lost_after:
+                continue
+            # A short outage of the management network must not end a run that continues over another network.
+            if now - max(self.moved, self.communicated) > self._lost_after:
+                self.fail(None, "no heartbeat for %d s, and the run makes no progress" % silent, node)
+            elif not self._waits.get(node):
+                self._waits[node] = True
+                text = "no heartbeat from %s for %d s, but the run makes progress and continues" % (node, silent)
+                self._events.emit("notice", text=text)
+
+    def lacking(self) -> List[str]:
+        """Nodes that have been silent for too long."""
+        now = time.monotonic()
+        return [node for node, since in self._silent.items() if now - since > self._lost_after]
+
+    def _message(self, message: Dict[str, Any]) -> None:
+        """Handle a message of the link. Values of a wrong type are ignored."""
+        kind, node = message.get("kind"), _text(message.get("node"), WORD)
+        if kind == "broken":
+            self.broken = True
+            self.fail(None, "the link between the agents failed: %s" % message.get("text"))
+        elif node not in self._nodes:
+            return
+        elif kind == "stop":
+            self.asked(Stop(message.get("save") is True, _text(message.get("who"), WORD)), relay=False)
+        elif kind == "failed" and message.get("attempt", self._events.attempt) == self._events.attempt:
+            text, signal = _text(message.get("text")), message.get("signal")
+            self._peer(node, kind, text)
+            self.fail(_rank(message.get("failed")), text, node, signal=None if signal is None else _text(signal, WORD))
+        else:
+            self._heard(kind, node, message)
+
+    def _heard(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
+        """Handle a message about the state of another agent, or about stacks."""
+        if kind == "gone":
+            self._peer(node, kind, "its agent exited")
+            self.fail(None, "its agent died without reporting", node)
+        elif kind == "lost":
+            silent = _seconds(message.get("silent"))
+            self._peer(node, kind, "no heartbeat for %s s" % silent)
+            self._silent[node] = time.monotonic() - silent
+        elif kind == "back":
+            self._peer(node, kind, "heartbeats arrive again")
+            self._silent.pop(node, None)
+            self._waits.pop(node, None)
+        elif kind == "ended":
+            self._peer(node, kind, _text(message.get("text") or ""))
+        elif kind == "stacks?":
+            self.stacks_wanted = True
+        elif kind == "stacks":
+            self.answered[node] = True
+            self._take_stacks(message.get("rank_stacks"))
+
+    def _take_stacks(self, said: Any) -> None:
+        for rank, text in said.items() if isinstance(said, dict) else ():
+            if rank.isdigit() and rank.isascii() and len(rank) <= DIGITS and len(self.stacks) < STACKS:
+                self.stacks[int(rank)] = _text(text, STACK)
+
+    def _peer(self, node: str, kind: Any, text: str) -> None:
+        """Write an event about another agent, but not so many that a broken one fills the disk."""
+        self._told[node] = self._told.get(node, 0) + 1
+        if self._told[node] <= PEER_EVENTS:
+            self._events.emit("peer", node=node, state=kind, text=text)
+
+
+def _text(value: Any, most: int = TEXT) -> str:
+    """A limited text that can be written to a file."""
+    return str(value)[:most].encode("utf-8", "replace").decode("utf-8")
+
+
+def _rank(value: Any) -> Optional[int]:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**DIGITS else None
+
+
+def _seconds(value: Any) -> float:
+    """Seconds of silence; 0 for an invalid value."""
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < YEAR
+    return float(value) if usable else 0.0
+
+
+def _ended(fd: int) -> bool:
+    """Whether a pipe is closed at the other end; nothing is ever written to it."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 1) == b""
+    except BlockingIOError:
+        return False

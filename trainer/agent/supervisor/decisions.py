@@ -1,0 +1,226 @@
+"""What the agents exchange before and after an attempt, and what rank 0 decides from it.
+
+Each agent sends an offer. Rank 0 chooses the port and the checkpoint before an attempt, and the outcome of the whole
+attempt (``judge``) after it.
+
+A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "killed", "left", "step"}``:
+
+- ``rc`` and ``signal``: how its command exited
+- ``stopped``: a stop was requested before the command exited
+- ``failed``: the first failure that the node knows, ``{"node", "rank", "text", "signal", "time"}``
+- ``killed``: the first rank that was killed there before the agents ended anything, without ``signal``
+- ``left``: processes that could not be ended
+- ``step``: the last step that it has seen
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from ..checkpoints import selection
+from ..contract import offers as checkpoint_offers
+from ..contract.offers import file_name, folder_name, number, text
+from ..link.link import LinkError
+from ..node_plan import NodePlan
+
+Outcomes = Dict[int, Dict[str, Any]]
+
+# The signals of a rank that was killed from outside, by the kernel because memory was full, or by its own memory error.
+KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS")
+# The signal by which NCCL's watchdog ends a rank that lost another rank. It is often seen first: a killed process exits
+# only when the kernel has freed its GPU's memory.
+ECHO = "SIGABRT"
+
+FINISHED, FAILED, STOPPED, AGAIN = STATES = ("finished", "failed", "stopped", "again")
+
+
+def judge(outcomes: Outcomes, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
+    """Decide ``state`` (finished, failed, stopped or again), ``why`` and ``step``.
+
+    Args:
+        outcomes: by node rank.
+        first: the first failure that rank 0 received; the nodes' own reports count only without one.
+        more: whether another attempt is allowed.
+    """
+    step = max((outcome["step"] for outcome in outcomes.values() if outcome.get("step") is not None), default=None)
+    why = first or earliest([outcome["failed"] for outcome in outcomes.values() if outcome.get("failed")])
+    if why is not None and why.get("signal") == ECHO:
+        why = earliest([outcome["killed"] for outcome in outcomes.values() if outcome.get("killed")]) or why
+    if any(outcome["stopped"] for outcome in outcomes.values()):
+        return {"state": STOPPED, "why": None, "step": step}
+    if why is None and all(outcome["rc"] == 0 for outcome in outcomes.values()):
+        return {"state": FINISHED, "why": None, "step": step}
+    stuck = any(outcome["left"] for outcome in outcomes.values())
+    return {"state": AGAIN if more and not stuck else FAILED, "why": why, "step": step}
+
+
+def earliest(failures: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """The failure with the lowest time. The nodes' clocks may differ, but there is no better order."""
+    return min(failures, key=lambda failure: float(failure.get("time") or 0.0), default=None)
+
+
+Offers = Dict[int, Dict[str, Any]]
+MOST = 1 << 20  # processes of a run
+
+
+def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
+    """This node's checkpoints, for ``selection.newest``."""
+    if plan.output is None:
+        return {}
+    return selection.offer(plan.output, plan.data.first_rank, plan.data.processes)
+
+
+def offer_start(plan: NodePlan, resume: bool) -> Dict[str, Any]:
+    """This node's offer for the meeting before an attempt; ``resume``: with its checkpoints."""
+    found = _checkpoints(plan) if resume else {}
+    return dict(found, processes=plan.data.processes)
+
+
+def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> Dict[str, Any]:
+    """Rank 0's decision before attempt ``number``.
+
+    It has ``checkpoint`` (a name, or null), ``port``, ``world_size``, ``copy`` (the files of the checkpoint that each
+    rank lacks) and ``refused`` (newer checkpoints that are not used, with reasons). When the attempt cannot start, it
+    has ``error`` and the ``node``.
+    """
+    _check(plan, offers)
+    world_size = sum(offer["processes"] for offer in offers.values())
+    decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
+    if number > 1 and decision["port"] is not None:
+        from ..node.probe import free_port  # noqa: PLC0415 - most runs have one attempt
+
+        # Processes that were just ended may hold the last attempt's port for a while.
+        host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"
+        decision["port"] = free_port(host) or decision["port"]
+    if not resume or plan.output is None:
+        return decision
+    choice = selection.newest(offers, world_size)
+    refused = ["%s: %s" % each for each in choice.refused]
+    if choice.name is not None:
+        return dict(decision, checkpoint=choice.name, copy=choice.copy, refused=refused)
+    if number == 1 and not plan.data.none_ok:
+        why = "; ".join(refused) or "there are no checkpoints"
+        text = "no complete checkpoint in %s to resume from: %s" % (plan.output, why)
+        return dict(decision, error=text, node=plan.node)
+    return dict(decision, refused=refused)
+
+
+def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
+    """This node's offer for the meeting after an attempt: its outcome and, after a stop, its checkpoints."""
+    found = _checkpoints(plan) if outcome["stopped"] else {}
+    return dict(found, outcome=outcome, before=outcome.get("before"), processes=plan.data.processes)
+
+
+def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
+    """Rank 0's verdict after an attempt (see ``judge``); ``saved``: the step that a stop saved, or null."""
+    _check(plan, offers)
+    for rank, offer in offers.items():
+        if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
+            raise LinkError("%s did not report how the attempt ended there" % _name(plan, rank))
+    verdict = judge({rank: offer["outcome"] for rank, offer in offers.items()}, first, more=more)
+    return dict(verdict, saved=kept(offers) if verdict["state"] == STOPPED else None)
+
+
+def kept(offers: Offers) -> Optional[int]:
+    """The step of the newest complete checkpoint, if it was written after the stop request; else None."""
+    world_size = sum(offer["processes"] for offer in offers.values())
+    before = {rank: offer["before"] for rank, offer in offers.items() if offer.get("before") is not None}
+    if not before:
+        return None
+    step = selection.newest(offers, world_size).step
+    earlier = selection.newest(before, world_size).step
+    return step if step is not None and (earlier is None or step > earlier) else None
+
+
+def before_saving(plan: NodePlan) -> Dict[str, Any]:
+    """The checkpoints that exist before a stop that saves."""
+    return _checkpoints(plan)
+
+
+def _name(plan: NodePlan, rank: int) -> str:
+    nodes = plan.data.link.nodes if plan.data.link else ()
+    return str(nodes[rank]) if rank < len(nodes) else plan.node
+
+
+def _check(plan: NodePlan, offers: Offers) -> None:
+    """Refuse invalid offers: a node may be broken or lie.
+
+    Raises:
+        LinkError: an offer is invalid; the text names the node.
+    """
+    for rank, offer in offers.items():
+        wrong = checkpoint_offers.problem(offer)
+        if not wrong and not (number(offer.get("processes")) and 0 < offer["processes"] < MOST):
+            wrong = "has no valid number of processes"
+        if wrong:
+            raise LinkError("the offer of %s %s; see its agent.log" % (_name(plan, rank), wrong))
+
+
+def _outcome(value: Any) -> bool:
+    """Whether a node's outcome is valid."""
+    if not isinstance(value, dict) or not isinstance(value.get("stopped"), bool):
+        return False
+    left = value.get("left")
+    return (
+        all(value.get(key) is None or number(value[key]) for key in ("rc", "step"))
+        and (value.get("signal") is None or text(value["signal"]))
+        and isinstance(left, list)
+        and all(map(number, left))
+        and all(_why(value.get(key)) for key in ("failed", "killed"))
+    )
+
+
+def _why(value: Any) -> bool:
+    """Whether a failure is valid or None."""
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("node"), str)
+        and isinstance(value.get("text"), str)
+        and (value.get("rank") is None or number(value["rank"]))
+        and (value.get("signal") is None or text(value["signal"]))
+        and isinstance(value.get("time", 0.0), (int, float))
+    )
+
+
+def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
+    """Validate rank 0's decision before an attempt, on every rank: rank 0's node may be broken or lie too.
+
+    Raises:
+        LinkError: it is invalid.
+    """
+    if isinstance(decision.get("error"), str) and isinstance(decision.get("node"), str):
+        return decision
+    name, port, copies = decision.get("checkpoint"), decision.get("port"), decision.get("copy") or {}
+    wrong = (
+        not (name is None or folder_name(name))
+        or not (port is None or (number(port) and 0 < port < 1 << 16))
+        or not (number(decision.get("world_size")) and decision["world_size"] < MOST)
+        or not isinstance(copies, dict)
+        or not all(isinstance(each, list) and all(map(_copy, each)) for each in copies.values())
+        or not isinstance(decision.get("refused", []), list)
+    )
+    if wrong:
+        raise LinkError("%s (rank 0) sent an invalid decision" % _name(plan, 0))
+    return decision
+
+
+def _copy(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and file_name(value[0]) and all(map(number, value[1:]))
+
+
+def check_end(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
+    """Validate rank 0's verdict, on every rank.
+
+    Raises:
+        LinkError: it is invalid.
+    """
+    steps = (decision.get("step"), decision.get("saved"))
+    if (
+        decision.get("state") not in STATES
+        or not all(step is None or number(step) for step in steps)
+        or not _why(decision.get("why"))
+    ):
+        raise LinkError("%s (rank 0) sent an invalid verdict" % _name(plan, 0))
+    return decision

@@ -1,0 +1,209 @@
+"""The agent's two processes: the supervisor, and a guard that only waits for the supervisor's end.
+
+The guard adopts orphaned processes of the run. When the supervisor exits without having ended the run (it was killed or
+crashed), the guard ends every process of the run, informs the other nodes, and writes the end. When the guard is
+killed, the supervisor notices that a pipe closes, and ends the run as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from typing import Any, Callable, Dict, Optional
+
+from .. import state as states
+from ..events import Events
+from ..node_plan import NodePlan
+from ..processes.proc import adopt_orphans, described
+
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL after the supervisor's end
+RETURN = 4.0  # seconds in which the other agents reconnect to receive the failure
+BROKEN = 70  # the supervisor's exit code after a crash (EX_SOFTWARE of sysexits.h)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[int] = None, notice: str = "") -> int:
+    """Own a run on this node until its end. Returns the exit code: 0 when the run finished.
+
+    Args:
+        plan: the node's plan.
+        ready: called in both processes when the supervisor owns the run, or cannot; its argument is the message for the
+            starting command.
+        echo: a descriptor for a copy of the events.
+        notice: the text of a first event.
+
+    Raises:
+        OSError: the folder of the run cannot be written.
+    """
+    plan.logs.mkdir(parents=True, exist_ok=True)
+    lock = states.lock(plan.logs)
+    if lock is None:
+        who = states.read(plan.logs)
+        text = "the run %s is already running on %s (process %s)" % (plan.run, plan.node, who.get("pid"))
+        ready({"started": False, "error": text})
+        return 1
+    states.forget(plan.logs)
+    adopt_orphans()
+    ours, theirs = os.pipe()
+    guard = os.getpid()
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.close(theirs)
+        os._exit(_supervise(plan, ready, ours, guard, echo, notice))
+    os.close(ours)
+    return _Guard(plan, supervisor, echo).watch(ready)
+
+
+def _supervise(
+    plan: NodePlan,
+    ready: Callable[[Dict[str, Any]], None],
+    pipe: int,
+    guard: int,
+    echo: Optional[int],
+    notice: str,
+) -> int:
+    """The supervisor's process, from the fork to its exit code."""
+    try:
+        from .supervisor import Supervisor  # noqa: PLC0415
+
+        events = Events(plan.logs, echo)
+        state = states.State(
+            plan.logs,
+            run=plan.run,
+            node=plan.node,
+            node_rank=plan.rank,
+            nnodes=plan.data.nnodes,
+            phase="starting",
+            step=None,
+            total=None,
+            loss=None,
+            attempt=1,
+            attempts=plan.data.attempts,
+            checkpoint=None,
+            port=plan.data.port,
+            why=None,
+            left=[],
+            resumable=plan.output is not None,
+            world_size=None,
+            **_who(os.getpid(), guard),
+        )
+        at = events.size()
+        state.set(state="starting")
+        ready({"started": True, "pid": os.getpid(), "guard": guard, "at": at})
+        if notice:
+            events.emit("notice", text=notice)
+        return Supervisor(plan, events, state, pipe).run()
+    except OSError as error:
+        import traceback  # noqa: PLC0415 - imported only after a crash
+
+        traceback.print_exc()
+        ready({"started": False, "error": "%s: %s" % (plan.logs, error)})
+        return BROKEN
+    except BaseException:  # noqa: BLE001 - the guard must learn that nothing supervises the run
+        import traceback  # noqa: PLC0415 - imported only after a crash
+
+        traceback.print_exc()
+        return BROKEN
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
+def _who(supervisor: int, guard: int) -> Dict[str, Any]:
+    return {
+        "pid": supervisor,
+        "start": states.identity(supervisor),
+        "guard": guard,
+        "guard_start": states.identity(guard),
+    }
+
+
+class _Guard:
+    """The guard's process."""
+
+    def __init__(self, plan: NodePlan, supervisor: int, echo: Optional[int]) -> None:
+        self._plan = plan
+        self._supervisor = supervisor
+        self._echo = echo
+
+    def watch(self, ready: Callable[[Dict[str, Any]], None]) -> int:
+        """Wait for the supervisor's end, and clean up when it crashed or was killed."""
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
+        status = self._wait(ready)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 1):
+            return os.WEXITSTATUS(status)
+        if os.WIFEXITED(status):
+            text = "the agent crashed; its traceback is in %s" % (self._plan.logs / "agent.log")
+        else:
+            text = "the agent %s" % described(status)
+        self._clean(text)
+        return 1
+
+    def _wait(self, ready: Callable[[Dict[str, Any]], None]) -> int:
+        """Reap orphans until the supervisor exits."""
+        ready({})  # this process has no message, and closes the starter's descriptors
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self._supervisor:
+                return status
+
+    def _forward(self, number: int, _: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._supervisor, number)
+
+    def _clean(self, text: str) -> None:
+        """End the run on this node, inform the others, and write the end."""
+        told = threading.Thread(target=self._tell, args=(text,), name="tell", daemon=True)
+        told.start()
+        left = end_here(self._plan, GRACE, adopter=os.getpid())
+        told.join(RETURN + 1)
+        finish(self._plan, "failed", {"node": self._plan.node, "rank": None, "text": text}, left, self._echo)
+
+    def _tell(self, text: str) -> None:
+        """Inform the other agents instead of the supervisor. Otherwise they notice only after some seconds."""
+        if self._plan.data.link is None:
+            return
+        from ..link.link import Link, LinkError  # noqa: PLC0415
+
+        link = Link(self._plan.data, lambda: None)
+        try:
+            link.start()
+        except LinkError as error:
+            sys.stderr.write("%s\n" % error)
+            return
+        link.tell("failed", attempt=states.read(self._plan.logs).get("attempt", 1), failed=None, text=text)
+        link.close()
+
+
+def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any:
+    """End every process of a run without a supervisor. Returns the pids that could not be ended."""
+    from ..processes.tracker import Group, ProcessTracker, end_all  # noqa: PLC0415
+
+    tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node), adopter)
+    left = end_all(tracker, grace)
+    tracker.close()
+    return left
+
+
+def finish(
+    plan: NodePlan, state: str, why: Optional[Dict[str, Any]], left: Any, echo: Optional[int] = None
+) -> Dict[str, Any]:
+    """Write the end of a run instead of its supervisor: the events ``exit`` and ``end``, and the state."""
+    known = states.read(plan.logs)
+    events = Events(plan.logs, echo)
+    events.attempt = int(known.get("attempt") or 1)
+    said: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
+    events.emit("exit", **said, **({"left": left} if left else {}))
+    events.emit("end", state=state, why=why, step=known.get("step"), saved=False)
+    events.close()
+    written = states.State(plan.logs, **{key: value for key, value in known.items() if key not in _FRESH})
+    written.fields["began"] = known.get("began")
+    written.set(state=state, why=why, left=left)
+    return written.fields
+
+
+_FRESH = ("boot_id", "uid", "began")
