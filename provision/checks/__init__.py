@@ -1,7 +1,7 @@
 """Preflight checks. A check runs a read-only sh probe on every node and judges the answers.
 
 A check is either a declaration in a subject file (``cpu.py``: ``equal(...)``, ``threshold(...)`` or
-``@each_node(...)``) or a module of its own, ``<subject>_<name>.py``, whose id is ``<subject>.<name>``. The file is the
+``@each_node(...)``) or a separate module, ``<subject>_<name>.py``, whose id is ``<subject>.<name>``. The file is the
 registration. A module has the constants below; a declaration takes the same words in lower case.
 
 ``TITLE``
@@ -96,8 +96,7 @@ class Answer:
         out: its standard output.
         rc: its exit status.
         state: ``missing``: the node lacks the check's ``TOOL``; ``absent``: it lacks the hardware as well; ``hung``:
-        the
-            probe was stopped after its ``TIMEOUT``.
+            the probe was stopped after its ``TIMEOUT``.
         root: whether it ran with root's rights.
         err: the first lines of its standard error.
     """
@@ -287,7 +286,7 @@ def judged(name: str, seen: Plan, answers: Answers) -> Iterator[Finding]:
             observed = f"no answer from {check.tool or 'the probe'} within {check.timeout:g} s"
             yield finding(name, node, Judgement(check.hung, observed, fix=check.hung_fix))
         elif _ENDLESS.search(answer.out):
-            yield finding(name, node, unknown(f"its answer has a number of more than {_DIGITS} digits"))
+            yield finding(name, node, unknown(f"the answer has a number of more than {_DIGITS} digits"))
         else:
             good[node] = answer
     if good:
@@ -324,7 +323,7 @@ def choose(options: CheckOptions, *, level: int, only: Sequence[str], bundle: bo
     wrong = [each for each in only if each not in named | chosen]
     if wrong:
         hint = _close(wrong[0], ids() if "." in wrong[0] else subjects)
-        raise UsageError(f"there is no check {wrong[0]!r}", hint=hint)
+        raise UsageError(f"unknown check {wrong[0]!r}", hint=hint)
     wanted = [
         each
         for each in ids()
@@ -333,9 +332,7 @@ def choose(options: CheckOptions, *, level: int, only: Sequence[str], bundle: bo
     ]
     usable = tuple(each for each in wanted if bundle or not load(each).bundle)
     if wanted and not usable:
-        raise UsageError(
-            f"{', '.join(wanted)}: nothing to compare the nodes with", hint="name a bundle: clusterctl check BUNDLE"
-        )
+        raise UsageError(f"{', '.join(wanted)}: needs a bundle to compare with", hint="clusterctl check BUNDLE")
     if not usable:
         raise UsageError("no check is left to run", hint="see checks: off: in the inventory, or use --level 1")
     return usable
@@ -350,10 +347,10 @@ def problems(off: Iterable[str], wanted: Mapping[str, Mapping[str, object]]) -> 
     """The errors in an inventory's ``checks:``, each with its place in it. Imports only the checks that it names."""
     for each in off:
         if not known(each):
-            yield ("off",), f"there is no check {each!r:.80}; {_close(each, ids())}"
+            yield ("off",), f"unknown check {each!r:.80}; {_close(each, ids())}"
     for check, values in wanted.items():
         if not known(check):
-            yield (check,), f"there is no such check; {_close(check, ids())}"
+            yield (check,), f"unknown check; {_close(check, ids())}"
             continue
         own = load(check).limits
         for name, value in values.items():

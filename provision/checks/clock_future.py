@@ -1,6 +1,6 @@
 """clock.future: Whether the node's clock is later than what was written there.
 
-A clock that was set back, or begins anew at every start (an empty battery), is earlier than the files of yesterday.
+A clock that was set back, or restarts at every boot (an empty battery), is earlier than the files of yesterday.
 """
 
 import re

@@ -38,13 +38,13 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         elif certain > seen.limits["skew_ms"]:
             yield name, warn(observed, expected=f"below {span(seen.limits['skew_ms'] / 1e3)}", fix=fix)
         elif ahead.error * 1e3 > seen.limits["skew_max_ms"]:
-            yield name, unknown(f"{observed}: cannot be told more precisely", fix=f"install coreutils on {name}")
+            yield name, unknown(f"{observed}: cannot be measured more precisely", fix=f"install coreutils on {name}")
         else:
             yield name, ok(observed)
 
 
 def _reference(found: Mapping[str, Offset]) -> tuple[Offset, str]:
-    """What clocks are compared with: with two nodes nobody knows which is wrong, with more the middle one is right."""
+    """What clocks are compared with: of two nodes, either may be wrong, with more the middle one is right."""
     if len(found) < 3:
         first = next(iter(found))
         return found[first], first

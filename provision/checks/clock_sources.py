@@ -1,4 +1,4 @@
-"""clock.sources: Whether chrony's servers answer and agree, and no node but one is a clock of its own.
+"""clock.sources: Whether chrony's servers answer and agree, and only one node uses its own clock as a source.
 
 ``chronyc -c -n sources``: a line for each, of which the second field is its state (``*`` followed, ``+`` combined,
 ``-`` not combined, ``?`` unreachable, ``x`` false, ``~`` too variable) and the third its address (chronyc(1)).

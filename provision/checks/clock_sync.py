@@ -11,13 +11,13 @@ from provision.checks.kit.measures import span
 
 TOOL = "chronyc"
 TITLE = "chrony follows a clock"
-WHY = "A clock that follows nobody drifts by seconds a day, each node its own way."
+WHY = "A clock without a source drifts by seconds a day, differently on each node."
 PROBE = "chronyc -c -n tracking 2>&1"
 LIMITS = {"offset_ms": 10, "stratum": 14}  # 15 is as far as NTP counts; orphans of a site begin at 10
 
 
 def judge(seen: Plan, answers: Answers) -> Judgements:
-    """FAIL where it follows nobody, WARN for a large offset; UNKNOWN where no chronyd answers."""
+    """FAIL without a source, WARN for a large offset; UNKNOWN where no chronyd answers."""
     fix = "chronyc -n sources; services: chrony: {} in the inventory sets it up"
     for name, answer in answers.items():
         fields = answer.out.strip().split(",")

@@ -33,19 +33,19 @@ def allowed(answer: Answer) -> Judgement:
 
     ``Cpus_allowed_list`` of /proc/self/status (proc_pid_status(5)) is the affinity within the session's cpuset.
     """
-    told = pairs(answer)
-    allowed, online = cpus(told.get("Cpus_allowed_list")), cpus(told.get("online"))
+    values = pairs(answer)
+    allowed, online = cpus(values.get("Cpus_allowed_list")), cpus(values.get("online"))
     if allowed is None or online is None:
         return unread(answer)
     if allowed >= online:
         return ok(f"all {online}")
     fix = "look for CPUAffinity= or AllowedCPUs= in sshd's unit and user.slice, and isolcpus= in /proc/cmdline"
-    return warn(f"{told['Cpus_allowed_list']} of {told['online']}", expected=f"all {online} CPUs", fix=fix)
+    return warn(f"{values['Cpus_allowed_list']} of {values['online']}", expected=f"all {online} CPUs", fix=fix)
 
 
 @each_node(
     "cpu.balancing",
-    "the kernel does not move memory between NUMA nodes by itself",
+    "the kernel does not move memory between NUMA nodes automatically",
     probe=PROCESSORS,
     why=(
         "Pages are unmapped again and again to see who uses them: steps get slower and uneven, also for "
@@ -58,11 +58,11 @@ def balancing(answer: Answer) -> Judgement:
     ``kernel.numa_balancing`` (Documentation/admin-guide/sysctl/kernel.rst): 0 is off. With one NUMA node it does
     nothing.
     """
-    told = pairs(answer)
-    nodes, balancing = cpus(told.get("nodes", "0" if told else None)), number(told.get("balancing", "0"))
+    values = pairs(answer)
+    nodes, balancing = cpus(values.get("nodes", "0" if values else None)), number(values.get("balancing", "0"))
     if nodes is None or balancing is None:
         return unread(answer)
-    if "balancing" not in told:
+    if "balancing" not in values:
         return ok("not built into the kernel")
     if balancing and nodes > 1:
         fix = "sysctl -w kernel.numa_balancing=0, and the same in a file of /etc/sysctl.d"
@@ -129,7 +129,7 @@ CHECKS = (
     ),
     threshold(
         "cpu.load",
-        "nobody else computes on the node",
+        "no other program computes on the node",
         probe=PROCESSORS,
         read=_load,
         most="busy_percent",

@@ -1,7 +1,7 @@
 """cpu.numa: every GPU and network card knows its NUMA node, and the nodes are divided alike.
 
-``numa_node`` of a PCI device is -1 where the firmware does not tell (Documentation/ABI/testing/sysfs-bus-pci); with one
-NUMA node that is of no account.
+``numa_node`` of a PCI device is -1 where the firmware does not report it (Documentation/ABI/testing/sysfs-bus-pci).
+With a single NUMA node this does not matter.
 """
 
 from provision.checks.kit import PROCESSORS, Answers, Judgements, cpus, many, odd, pairs, unread, warn

@@ -1,6 +1,6 @@
 """env.glibc: the node's C library is new enough for the bundle.
 
-The bundle's manifest holds the highest GLIBC_x.y that any of its ELF files asks for; a node's own is told by
+The bundle's manifest holds the highest GLIBC_x.y that any of its ELF files asks for; a node's own comes from
 ``getconf GNU_LIBC_VERSION``. conda environments bring no C library of their own.
 """
 
@@ -34,7 +34,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         elif "musl " in answer.out:
             yield node, fail("musl instead of glibc", expected=f"glibc {wanted} or later", fix=fix)
         else:
-            yield node, unknown("the node does not tell its glibc")
+            yield node, unknown("the node does not report its glibc")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -36,7 +36,9 @@ def _judge(answer: Answer, nccl: str, *, has_cuda: bool) -> Judgement:
         observed = "the bundle has no CUDA" if found and not has_cuda else "no GPU beside an RDMA adapter"
         return not_here(observed)
     if not nccl:
-        return unknown("the bundle does not tell its NCCL", fix="NCCL_DEBUG=VERSION says it when training")
+        return unknown(
+            "the bundle does not record its NCCL version", fix="NCCL_DEBUG=VERSION prints it when training starts"
+        )
     if dma_buf(answer.out):
         return ok(f"NCCL {nccl}, dma-buf")
     if not any("nvidia_peermem" in words for words, _ in sections(answer.out, "module")):

@@ -5,7 +5,7 @@ from provision.checks.kit import Answers, Judgements, Plan, fail, ok, pairs, unr
 from provision.env.release.examine import MACHINES
 
 TITLE = "the bundle was packed for the node's processor"
-PROBE = GLIBC  # it tells the machine as well, and is run once for both
+PROBE = GLIBC  # it prints the machine as well; both checks share one run
 BUNDLE = True
 WHY = "No program of the environment starts: 'Exec format error'."
 

@@ -66,9 +66,9 @@ def _text(pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def _bad(given: Mapping[str, str]) -> str:
-    told = [f"{name}={given[name]}: {means}" for name, means in _SLOW.items() if given.get(name, "") not in _OFF]
+    found = [f"{name}={given[name]}: {means}" for name, means in _SLOW.items() if given.get(name, "") not in _OFF]
     if "CUDA_VISIBLE_DEVICES" in given:
-        told.append(f"CUDA_VISIBLE_DEVICES={given['CUDA_VISIBLE_DEVICES']}: the other GPUs are hidden")
+        found.append(f"CUDA_VISIBLE_DEVICES={given['CUDA_VISIBLE_DEVICES']}: the other GPUs are hidden")
     if given.get("NCCL_NET", "").lower() == "socket":
-        told.append("NCCL_NET=Socket: NCCL does not use InfiniBand")
-    return "; ".join(told)
+        found.append("NCCL_NET=Socket: NCCL does not use InfiniBand")
+    return "; ".join(found)

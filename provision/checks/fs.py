@@ -66,7 +66,7 @@ def dstate(answer: Answer) -> Judgement:
     "fs.fstab",
     "what is mounted over NFS is mounted again after a reboot",
     probe=folders,
-    why="Mounted by hand it is gone after the next boot, and a training writes to the empty folder below.",
+    why="A share mounted by hand is missing after the next boot, and training writes to the empty directory below.",
 )
 def fstab(answer: Answer) -> Judgement:
     """WARN with the first folder that nothing mounts at boot.
@@ -91,7 +91,7 @@ def fstab(answer: Answer) -> Judgement:
     "fs.home",
     "the home folder is local and takes files",
     probe=folders,
-    why="Ranks that compile wait for one another's locks over the network, or fail where there is no home at all.",
+    why="Ranks that compile wait for one another's locks over the network, or fail without a home directory.",
 )
 def home(answer: Answer, seen: Plan) -> Judgement:
     """FAIL where it is missing or read-only, WARN where it lies on a network file system.
@@ -125,12 +125,12 @@ def _probe_inodes(seen: Plan) -> str:
     "the disk of the releases has room for many files",
     probe=_probe_inodes,
     limits={"free_percent": 10, "files": 200_000},
-    why="'No space left on device' although df shows plenty: a deploy or a cache of small files cannot go on.",
+    why="'No space left on device' although df shows plenty: a deploy or a cache of small files fails.",
 )
 def inodes(answer: Answer, seen: Plan) -> Judgement:
     """FAIL where an environment does not fit, WARN where few are left.
 
-    ``df -Pi`` tells how many files ext4 and others can still hold; file systems without a fixed number (btrfs) show
+    ``df -Pi`` shows how many files ext4 and others can still hold; file systems without a fixed number (btrfs) show
     none or 0. An environment with torch and transformers has more than 50,000 files.
     """
     room = df(answer)
@@ -172,11 +172,11 @@ def localenv(answer: Answer, seen: Plan) -> Judgement:
         return unread(answer)
     if mount.type in NETWORK:
         said = f"{seen.inventory.root} lies on {mount.type} of {mount.source}"
-        fix = "choose a `prefix` on a local disk: clusterctl sends the environment to every node by itself"
+        fix = "choose a `prefix` on a local disk: clusterctl copies the environment to every node"
         return warn(said, expected="a local disk", fix=fix)
     if mount.type in _MEMORY:
-        said = f"{seen.inventory.root} lies in memory ({mount.type})"
-        fix = "choose a `prefix` on a disk: what lies there takes memory, and is gone after a reboot"
+        said = f"{seen.inventory.root} is in memory ({mount.type})"
+        fix = "choose a `prefix` on a disk: files in memory use RAM and are lost at a reboot"
         return warn(said, expected="a local disk", fix=fix)
     return ok(f"{mount.type} of {mount.source}")
 
@@ -273,9 +273,9 @@ echo looked
 def stale(answer: Answer) -> Judgement:
     """FAIL for the first mount that hangs or is stale, WARN for one that this user may not look at.
 
-    ``stat -f`` asks the server (statfs(2) is never answered from a cache of NFS). A mount whose server is gone blocks
-    every process that touches it; one whose export was made anew says 'Stale file handle'. timeout(1) ends with 124, or
-    with 137 where SIGKILL was needed.
+    ``stat -f`` asks the server (statfs(2) is never answered from a cache of NFS). A mount whose server does not answer
+    blocks every process that touches it; one whose export was recreated reports 'Stale file handle'. timeout(1) ends
+    with 124, or with 137 where SIGKILL was needed.
     """
     if "looked" not in answer.lines:
         return unread(answer)

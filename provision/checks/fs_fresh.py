@@ -41,7 +41,7 @@ def _of(name: str, side: Side) -> Judgement | None:
         observed = f"{side.path} ({side.source}): {what} got no answer in time{where}"
         return fail(observed, fix=f"is the server up? {again}")
     if side.wrote == "absent":
-        return fail(f"there is no folder {side.path}", fix=f"findmnt -T {side.path} on {name}")
+        return fail(f"{side.path} does not exist", fix=f"findmnt -T {side.path} on {name}")
     if side.read == "absent" and side.type in _LOCAL:
         observed = (
             f"{side.path} is on local disk ({side.type}, {side.source}): it does not hold what {side.server} wrote"

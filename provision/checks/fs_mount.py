@@ -1,8 +1,8 @@
 """fs.mount: shared folders are mounted from their server, and not on the local disk.
 
-The mount table /proc/self/mounts is read without touching the folders: one that hangs hangs nobody. A folder that is
-mounted on first use (autofs) is looked into first, for 5 s at most. Without shares in the inventory, what most nodes
-mount over NFS is expected of the others too.
+The mount table /proc/self/mounts is read without touching the folders: one that hangs does not block the check. A
+directory that is mounted on first use (autofs) is opened first, for 5 s at most. Without shares in
+the inventory, the NFS mounts of most nodes are expected on the others too.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unread
 from provision.checks.kit.mounts import Mount, Share, folders, hosts, mount_of, mounts, shares
 
 TITLE = "shared folders are mounted from their server"
-WHY = "Checkpoints and data land on the node's own disk: nobody notices until a resume finds half of a checkpoint."
+WHY = "Checkpoints and data land on the node's own disk: it stays unnoticed until a resume finds half a checkpoint."
 
 _NFS = frozenset({"nfs", "nfs4"})
 
@@ -42,12 +42,12 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
 
 
 def _wrong(share: Share, table: tuple[Mount, ...]) -> tuple[str, str, str] | None:
-    """What is observed, expected and advised where a share is not mounted as it should be."""
+    """What is observed, expected and advised for a share that is not mounted correctly."""
     found = mount_of(table, share.path)
     expected = f"{share.path} from {share.sources[0]}"
     if found is None or found.type not in _NFS | {"autofs"}:
         where = f"{found.type} of {found.target}" if found else "no file system"
-        fix = f"look whether somebody wrote to it, then clusterctl deploy (or mount {share.path})"
+        fix = f"check whether files were written to it, then clusterctl deploy (or mount {share.path})"
         return f"{share.path} lies on {where}", expected, fix
     if found.type == "autofs":
         fix = f"see why: journalctl -b -u $(systemd-escape -p --suffix=mount {share.path}); showmount -e {share.server}"

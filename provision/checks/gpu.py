@@ -40,7 +40,7 @@ done
 echo looked
 """
 _COUNT = re.compile(r"^aer \S*/(\S+)/aer_dev_\S+ (COR|FATAL|NONFATAL) (\d+)$", re.MULTILINE)
-_FIX = "reseat the GPU and its riser; then look at the server vendor's firmware; dmesg | grep AER tells the port"
+_FIX = "reseat the GPU and its riser; then look at the server vendor's firmware; dmesg | grep AER shows the port"
 
 
 @each_node(
@@ -104,9 +104,9 @@ def busy(node: str, answer: Answer) -> Judgement:
         return unanswered(node, answer)
     if found:
         owners = {pid: f"{pid} {name.rsplit('/', 1)[-1]} of {owner}" for owner, pid, _, name in found}
-        told = [*list(owners.values())[:8], *(["..."] if len(owners) > 8 else [])]
-        fix = f"wait for it or ask its owner; ps -fp {','.join(list(owners)[:8])} on {node} tells what it is"
-        return fail(f"in use by {', '.join(told)}", expected="no process", fix=fix)
+        listed = [*list(owners.values())[:8], *(["..."] if len(owners) > 8 else [])]
+        fix = f"wait for it or ask its owner; ps -fp {','.join(list(owners)[:8])} on {node} shows what it is"
+        return fail(f"in use by {', '.join(listed)}", expected="no process", fix=fix)
     return ok("no process")
 
 
@@ -263,7 +263,7 @@ def recovery(row: tuple[Gpu, ...]) -> Judgement:
         if gpu.has(_RECOVERY_FIELDS[1]) and gpu[_RECOVERY_FIELDS[1]] != "None"
     }
     if asked:
-        fix = "end what runs on it, then nvidia-smi --gpu-reset -i N, or reboot; dmesg | grep Xid tells why"
+        fix = "stop the processes on it, then nvidia-smi --gpu-reset -i N, or reboot; dmesg | grep Xid shows why"
         return fail(each(asked), expected="None", fix=fix)
     return ok("None")
 

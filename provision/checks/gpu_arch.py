@@ -2,7 +2,7 @@
 
 Code for X.Y runs on every GPU of the same major version X whose minor is Y or more; sm_90a runs on 9.0 alone, sm_100f
 within its family (CUDA C++ Programming Guide, "Binary Compatibility" and "Feature Set Compiler Targets"). Whether torch
-has PTX as well, which the driver compiles at the first start, the manifest does not tell.
+has PTX as well, which the driver compiles at the first start, the manifest does not record.
 """
 
 import re
@@ -32,7 +32,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             continue
         if compiled is None:
             fix = "python -c 'import torch; print(torch.cuda.get_arch_list())' where it was packed"
-            yield node, unknown("the bundle does not tell what torch was compiled for", fix=fix)
+            yield node, unknown("the bundle does not record what torch was compiled for", fix=fix)
             continue
         bad = [gpu for gpu in row if not any(_runs(one, gpu["compute_cap"]) for one in compiled)]
         names = ", ".join(sorted(compiled, key=architecture_order)) or "no architecture"

@@ -47,8 +47,8 @@ def _judge(answer: Answer) -> Judgement:
     if "running" not in answer.lines:
         unit = re.search(r"^unit (\S+)", answer.out, flags=re.MULTILINE)
         state = f" (its unit is {unit[1]})" if unit else ""
-        observed = f"{len(switches)} NVSwitches, the fabric manager does not run{state}"
-        fix = "systemctl enable --now nvidia-fabricmanager; journalctl -u nvidia-fabricmanager tells why it ended"
+        observed = f"{len(switches)} NVSwitches, the fabric manager is not running{state}"
+        fix = "systemctl enable --now nvidia-fabricmanager; journalctl -u nvidia-fabricmanager shows why it stopped"
         return fail(observed if version else f"{observed}, and is not installed", expected="it runs", fix=fix)
     if not version or not driver:
         return unknown("the fabric manager runs; its version or the driver's is not known")

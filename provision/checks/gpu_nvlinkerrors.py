@@ -1,6 +1,6 @@
 """gpu.nvlinkerrors: the NVLinks count no errors.
 
-Counters since the driver was loaded; symbol errors, which the link corrects by itself, do not count. Format of
+Counters since the driver was loaded; symbol errors, which the link corrects, do not count. Format of
 ``nvidia-smi nvlink -e``: seen with driver 580.159.04. Up to four are tolerated: they happen while links are trained.
 """
 

@@ -1,6 +1,6 @@
 """gpu.temp: the GPUs and their memory are not hot.
 
-From 85 degrees on most models begin to slow down, near 95 they stop: ``nvidia-smi -q -d TEMPERATURE`` tells a model's
+From 85 degrees on most models begin to slow down, near 95 they stop: ``nvidia-smi -q -d TEMPERATURE`` shows a model's
 own limits.
 """
 
@@ -28,8 +28,8 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         }
         bad = {index: f"{degrees:.0f} °C" for index, degrees in known.items() if degrees >= warm}
         if bad:
-            fix = "look at fans, air flow and the neighbours in the rack; end what heats it"
+            fix = "check fans, air flow and the neighbours in the rack; stop the load"
             verdict: Verdict = "FAIL" if max(known.values()) >= hot else "WARN"
             yield node, Judgement(verdict, each(bad), expected=f"below {warm:.0f} °C", fix=fix)
         else:
-            yield node, ok(f"at most {max(known.values()):.0f} °C" if known else "these GPUs do not tell")
+            yield node, ok(f"at most {max(known.values()):.0f} °C" if known else "these GPUs report no temperature")

@@ -12,14 +12,14 @@ WHY = "Memory that a process in a container or a dead program still holds is mis
 
 
 def judge(seen: Plan, answers: Answers) -> Judgements:
-    """WARN where more is used than the limit, whoever it is: processes of containers are not listed by name."""
+    """WARN where more is used than the limit, whatever uses it: processes of containers are not listed by name."""
     most = seen.limits["used_mib"]
     found = yield from gpus(answers, "memory.used")
     for node, row in found.items():
         used = {gpu.index: gpu.number("memory.used") or 0.0 for gpu in row}
         full = {index: f"{mib:.0f} MiB in use" for index, mib in used.items() if mib > most}
         if full:
-            fix = "fuser -v /dev/nvidia* (as root) names who holds the GPUs; without anyone, reset them or reboot"
+            fix = "fuser -v /dev/nvidia* (as root) shows what holds the GPUs; if nothing does, reset them or reboot"
             yield node, warn(each(full), expected=f"at most {most:.0f} MiB", fix=fix)
         else:
             yield node, ok(f"at most {max(used.values()):.0f} MiB in use")

@@ -170,7 +170,7 @@ def state(port: Port) -> Iterator[Fault]:
 
 
 def _usual_rate(cluster: Cluster) -> Mapping[str, Mapping[str, float]]:
-    """For every port by its node and name: the rate of its like, or the highest where the nodes are at odds."""
+    """For every port by its node and name: the rate of similar ports, or the highest rate where nodes differ."""
     most: dict[str, float] = {}
     for ports in cluster.values():
         for port in ports:
@@ -185,13 +185,13 @@ def _usual_rate(cluster: Cluster) -> Mapping[str, Mapping[str, float]]:
     select=_up,
     context=_usual_rate,
     fine=lambda ports: ", ".join(sorted({port.values.get("rate", "") for port in ports})) or "no port has a link",
-    limits={"gbps": 0},  # what every link must reach at least; 0: what most of its like have
+    limits={"gbps": 0},  # what every link must reach at least; 0: the rate of most similar ports
     why="An all-reduce is as slow as its slowest link: one cable at half the rate halves the speed of all nodes.",
 )
 def rate(
     port: Port, name: str, limits: Mapping[str, float], context: Mapping[str, Mapping[str, float]]
 ) -> Iterator[Fault]:
-    """Name links that are slower than most of their like; where nodes are at odds, the faster ones are right.
+    """Name links that are slower than most similar ports; where nodes differ, the faster ones are right.
 
     ``rate`` in sysfs. The two ends of a link settle on less than they can do when the cable, the transceiver or the
     switch port is worse than the adapter.
@@ -214,10 +214,10 @@ def rate(
     why="A link with one lane of four has a quarter of the bandwidth, and every all-reduce waits for it.",
 )
 def width(port: Port, context: Any) -> Iterator[Fault]:
-    """Name links with a single lane, or with fewer than most of their like.
+    """Name links with a single lane, or with fewer than most similar ports.
 
     ``rate`` in sysfs ends in the width, such as ``(4X NDR)``. 2X is right for the halves of a split cable (HDR100 and
-    NDR200 on splitter cables) when all of its like have it; 1X never is.
+    NDR200 on splitter cables) when all similar ports have it; 1X never is.
     """
     usual_lanes = context(port)
     wanted = max(usual_lanes or 0, 2)
@@ -261,7 +261,7 @@ error_thresholds) reports.""",
         "InfiniBand links that stay up",
         counters=("link_downed",),
         limit=("times", 10),
-        fix="reseat, then replace the cable of {cable}; the switch's log tells when the link was lost",
+        fix="reseat, then replace the cable of {cable}; the switch's log shows when the link was lost",
         why="A link that comes and goes ends the training with a NCCL timeout each time it is away for long enough.",
         about="""``link_downed`` of a port counts how often its link was lost since the driver was loaded; a restart of
 the switch or the driver of the other end costs a few. ibqueryerrors (infiniband-diags, error_thresholds) reports more
@@ -321,7 +321,7 @@ def fw(port: Port, name: str, context: Mapping[str, Mapping[str, str]]) -> Itera
     common = majority(alike)
     fix = f"mlxfwmanager (or ofed_info and flint) updates {port.device}; then restart the node"
     if not version:
-        yield Fault("UNKNOWN", f"{port.device} does not tell its firmware", "fw_ver", "ibv_devinfo")
+        yield Fault("UNKNOWN", f"{port.device} does not report its firmware", "fw_ver", "ibv_devinfo")
     elif common is None:
         observed = ", ".join(f"{each} on {len(at)}" for each, at in groups(alike).items())
         yield Fault("WARN", f"{port.device} has {version}; its model has {observed}", "one version", fix)
@@ -343,7 +343,7 @@ echo "@umad $#"
     "ib.umad",
     "/dev/infiniband/umad* for the InfiniBand tools",
     probe=_UMAD_PROBE,
-    why="Without it no subnet manager starts on this node, and no tool tells why a link is slow.",
+    why="Without it no subnet manager starts on this node, and no tool can show why a link is slow.",
 )
 def umad(cluster: Cluster, answers: Answers) -> Judgements:
     """Name nodes with InfiniBand and without the module.
@@ -380,7 +380,7 @@ def port_count(answers: Answers) -> Judgements:
             yield name, unknown("what the node printed about its ports is not understood")
         elif not every and int(adapters[1]):
             observed = f"{adapters[1]} InfiniBand adapter(s) on the PCI bus and none in /sys/class/infiniband"
-            fix = "modprobe mlx5_ib; dmesg | grep mlx5 tells why it does not start"
+            fix = "modprobe mlx5_ib; dmesg | grep mlx5 shows why it does not start"
             yield name, fail(observed, expected="a driver for every adapter", fix=fix)
         else:
             counts[name] = sum(port.infiniband for port in every)
@@ -424,9 +424,9 @@ def _lids(ports: Sequence[Port]) -> str:
     why="Ports without an address, or of two subnets, do not reach each other: the first all-reduce hangs.",
 )
 def lid(port: Port, context: Any) -> Iterator[Fault]:
-    """Name ports without a LID, with another's LID, and with another subnet manager than their like.
+    """Name ports without a LID, with another's LID, and with another subnet manager than similar ports.
 
-    ``lid`` and ``sm_lid`` in sysfs, which anybody may read. A LID is a port's address in its subnet; 0 is none.
+    ``lid`` and ``sm_lid`` in sysfs, which every user may read. A LID is a port's address in its subnet; 0 is none.
     """
     usual_manager, taken, known = context
     lid, manager, common = port.number_of("lid"), port.number_of("sm_lid"), usual_manager(port)
@@ -444,7 +444,7 @@ def lid(port: Port, context: Any) -> Iterator[Fault]:
         observed = f"{port.name}: the nodes know subnet managers at LIDs {managers}"
         yield Fault("FAIL", observed, "one subnet manager for all nodes", _RESTART)
     elif manager != common:
-        observed = f"{port.name} knows the subnet manager at LID {manager}, its like know LID {common}"
+        observed = f"{port.name} knows the subnet manager at LID {manager}, other ports like it know LID {common}"
         yield Fault("FAIL", observed, f"sm_lid {common}", f"{_RESTART}; is it cabled to another fabric?")
 
 
@@ -478,7 +478,7 @@ def manager(port: Port, answer: Answer) -> Iterator[Fault]:
     """Name the ports whose subnet manager is unknown, silent or no master.
 
     ``sminfo`` (infiniband-diags) asks the subnet manager that the port knows. A manager that died leaves the ports
-    Active; only asking shows it. sminfo needs /dev/infiniband/umad*, which is root's; what sysfs tells is judged
+    Active; only asking shows it. sminfo needs /dev/infiniband/umad*, which is root's; the values in sysfs are judged
     without.
     """
     address = port.number_of("sm_lid")

@@ -33,7 +33,7 @@ _IPV4 = "0000:0000:0000:0000:0000:ffff:"
 
 
 def judge(answers: Answers) -> Judgements:
-    """Name RoCE ports that are up without an IPv4 address, and those with another index than their like."""
+    """Name RoCE ports that are up without an IPv4 address, and those with another index than similar ports."""
     indexes: dict[str, dict[str, int | None]] = {}
     for name, answer in answers.items():
         every = ports(answer.out)

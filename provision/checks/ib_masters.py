@@ -30,7 +30,7 @@ _Managers = tuple[tuple[str, int], ...]  # port GUID and SMState
 
 
 def judge(answers: Answers) -> Judgements:
-    """Name two masters of one fabric, and a node whose port has another master than its like."""
+    """Name two masters of one fabric, and a node whose port has another master than similar ports."""
     cluster, others = fabric(answers)
     yield from others
     known: dict[str, dict[str, _Managers]] = {}

@@ -27,7 +27,7 @@ done
 
 
 def judge(seen: Plan, answers: Answers) -> Judgements:
-    """Name interfaces with another MTU than their like, and RoCE with a small one; those that are down do not count."""
+    """Name interfaces with another MTU than similar ones, and RoCE with a small one, of those that are up."""
     found: dict[str, list[_Interface]] = {}
     for name, answer in answers.items():
         every = ports(answer.out)

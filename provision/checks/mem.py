@@ -74,7 +74,7 @@ def ecc(answer: Answer, limits: Mapping[str, float]) -> Judgement:
     if "MemTotal" not in pairs(answer) or not all(len(each) == 2 and each[1].isdecimal() for each in counts):
         return unread(answer)
     lost = sum(int(count) for file, count in counts if file.endswith("ue_count"))
-    mended = sum(int(count) for file, count in counts if file.endswith("ce_count"))
+    corrected = sum(int(count) for file, count in counts if file.endswith("ce_count"))
     where = ", ".join(sorted({file.partition("/")[0] for file, count in counts if count != "0"}))
     fix = "see which module: grep -H . /sys/devices/system/edac/mc/mc*/dimm*/dimm_*e_count; replace it"
     if not counts and "virtual" in answer.lines:
@@ -83,13 +83,13 @@ def ecc(answer: Answer, limits: Mapping[str, float]) -> Judgement:
         return unknown("the kernel watches no memory controller", fix="load the EDAC driver of the chipset")
     if lost:
         return fail(f"{many(lost, 'uncorrected error')} at {where}", expected="none", fix=fix)
-    if mended > limits["corrected"]:
+    if corrected > limits["corrected"]:
         expected = f"at most {limits['corrected']:g}"
-        return warn(f"{many(mended, 'corrected error')} at {where}", expected=expected, fix=fix)
-    return ok(many(mended, "corrected error"))
+        return warn(f"{many(corrected, 'corrected error')} at {where}", expected=expected, fix=fix)
+    return ok(many(corrected, "corrected error"))
 
 
-# du tells what a file takes, whatever its size says; a map is read only when there is something to ask about.
+# du shows the space that a file takes, whatever its size; a map is read only when there is something to ask about.
 _SHMLEFT_PROBE = """\
 left=$(find /dev/shm -maxdepth 1 -type f \\( -name 'nccl-*' -o -name 'torch_*' -o -name 'psm_*' \\) -mmin +10 \\
     -exec du -k {} + 2>/dev/null)
@@ -107,7 +107,7 @@ _SHM = "/dev/shm/"  # noqa: S108 - it is looked at, nothing is put there
     "no training that crashed left its shared memory behind",
     probe=_SHMLEFT_PROBE,
     tool="find",
-    why="What is left behind is memory that nobody uses, and it fills /dev/shm until the next job dies of 'Bus error'.",
+    why="Files left behind use memory and fill /dev/shm until the next job dies with 'Bus error'.",
 )
 def shmleft(answer: Answer) -> Judgement:
     """WARN with how many there are and what they hold.
@@ -223,7 +223,7 @@ CHECKS = (
             "seems large enough."
         ),
         about="""
-        ``Hugetlb`` of /proc/meminfo is all memory in huge pages of every size; older kernels (before 4.20) tell only
+        ``Hugetlb`` of /proc/meminfo is all memory in huge pages of every size; older kernels (before 4.20) report only
         ``HugePages_Total`` of the default size (Documentation/admin-guide/mm/hugetlbpage.rst).
         """,
     ),

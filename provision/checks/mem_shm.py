@@ -41,7 +41,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         large = f"{math.ceil(wanted / GIB)}G"
         remount = f"put `limits: {{shm: {large}}}` under `services` in the inventory, and `clusterctl deploy`"
         if not any(mount.target == _SHM for mount in mounts(answer)):
-            observed = f"{_SHM} is no file system of its own"
+            observed = f"{_SHM} is not a separate file system"
             yield (
                 name,
                 fail(observed, expected="a tmpfs", fix="mount -t tmpfs tmpfs /dev/shm, and a line in /etc/fstab"),

@@ -24,7 +24,7 @@ echo end
     "net.bond",
     "every port of a bond is up",
     probe=_BOND_PROBE,
-    why="A bond with a dead port goes on with a part of its speed, and one cable more takes the node away.",
+    why="A bond with a dead port runs at a part of its speed, and one more lost cable disconnects the node.",
 )
 def bond(answer: Answer) -> Judgement:
     """WARN where a port's MII status is not up, or the bond has none.
@@ -58,8 +58,8 @@ getent ahostsv4 "$(uname -n)" | while read -r cc_address _; do echo "address $cc
     "the node's own name is an address that others reach",
     probe=_HOSTNAME_PROBE,
     why=(
-        "Gloo and some launchers tell the others where they listen by looking their own name up: a 127 address hangs "
-        "them."
+        "Gloo and some launchers look their own name up and announce that address to the others: a 127 address "
+        "hangs them."
     ),
 )
 def hostname(node: str, answer: Answer) -> Judgement:
@@ -134,7 +134,8 @@ def mtu(found: Carriers) -> Judgements:
 def duplex(found: Carriers) -> Judgements:
     """WARN where the interface, or a device below it, is half duplex.
 
-    /sys/class/net/*/duplex: ``full``, ``half``, or ``unknown`` where a driver does not say (kernel, sysfs-class-net).
+    /sys/class/net/*/duplex: ``full``, ``half``, or ``unknown`` where a driver does not report it (kernel,
+    sysfs-class-net).
     """
     for name, (net, link) in found.items():
         half = [each.name for each in (link, *net.devices(link)) if each.duplex == "half"]
@@ -142,7 +143,7 @@ def duplex(found: Carriers) -> Judgements:
             fix = f"set switch port and node to autonegotiation: ethtool -s {half[0]} autoneg on"
             yield name, warn(f"{half[0]} is half duplex", fix=fix)
         else:
-            yield name, ok(f"{link.name}: {link.duplex if link.duplex != 'unknown' else 'not told by the driver'}")
+            yield name, ok(f"{link.name}: {link.duplex if link.duplex != 'unknown' else 'not reported by the driver'}")
 
 
 @carrier_nodes(
@@ -151,9 +152,9 @@ def duplex(found: Carriers) -> Judgements:
     why="Every step waits for the slowest link: one node at 1 Gbit/s makes the others as slow.",
 )
 def speed(found: Carriers) -> Judgements:
-    """WARN on the nodes that differ; a driver that does not say is no fault unless the other nodes' say.
+    """WARN on the nodes that differ; a driver without a speed is a fault only if the other nodes report one.
 
-    /sys/class/net/*/speed, megabits a second; -1 and EINVAL where a driver does not say, as those of most virtual
+    /sys/class/net/*/speed, megabits a second; -1 and EINVAL where a driver does not report it, as those of most virtual
     machines.
     """
     # Of the devices below where there are some (a bond's ports), in Mbit/s; 0: not known.
@@ -165,12 +166,12 @@ def speed(found: Carriers) -> Judgements:
         yield from odd(values, noun="link speed", show=_speed, fix=fix)
         return
     for name in values:
-        yield name, ok(f"the driver of {found[name][1].name} tells no speed")
+        yield name, ok(f"the driver of {found[name][1].name} reports no speed")
 
 
 def _speed(speed: int) -> str:
     if not speed:
-        return "not told by the driver"
+        return "not reported by the driver"
     return f"{speed / 1000:g} Gbit/s" if speed >= 1000 else f"{speed} Mbit/s"
 
 
@@ -180,7 +181,7 @@ def _speed(speed: int) -> str:
     # Packets: a healthy link has a bit error rate below 1e-12 (IEEE 802.3), far below one packet in a million. A link
     # goes down once or twice while a machine starts.
     limits={"errors_ppm": 1.0, "carrier_losses": 5},
-    why="Every lost packet stalls all ranks until it is sent again; a link that goes down breaks the training off.",
+    why="Every lost packet stalls all ranks until it is sent again; a link that goes down ends the training.",
 )
 def errors(found: Carriers, answers: Mapping[str, Answer], limits: Mapping[str, float]) -> Judgements:
     """WARN where errors are more than ``errors_ppm`` of the packets, or the carrier went ``carrier_losses`` times.

@@ -1,6 +1,6 @@
 """net.docker0: Whether a bridge inside the node has a subnet that holds another node's address.
 
-Docker gives docker0 172.17.0.0/16 unless told otherwise, and further networks the next ones (Docker's documentation,
+Docker gives docker0 172.17.0.0/16 by default, and further networks the next ones (Docker's documentation,
 "default-address-pools"); libvirt takes 192.168.122.0/24.
 """
 

@@ -1,4 +1,4 @@
-"""net.duplicate: Whether every node is a machine of its own, with a name and addresses that no other has.
+"""net.duplicate: Whether every node is a separate machine with its own name and addresses.
 
 /proc/sys/kernel/random/boot_id differs between any two running kernels; /etc/machine-id between any two installations
 (machine-id(5)): clones of one disk image share it, and DHCP servers may give them the same address.
@@ -7,7 +7,7 @@
 from provision.checks.kit import Answers, Judgements, fail, ok, unknown, warn
 from provision.checks.kit.network import facts, read, table
 
-TITLE = "every node is a machine of its own, with its own name and addresses"
+TITLE = "every node is a separate machine with its own name and addresses"
 WHY = (
     "Two nodes with one address take each other's connections away; NCCL takes equal host names for one machine and "
     "looks for the other's GPUs there."

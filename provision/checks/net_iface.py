@@ -1,6 +1,6 @@
 """net.iface: Whether a node reaches rank 0 over a real network interface that is up.
 
-NCCL and Gloo take the first interface that they find unless they are told; what they find may be docker0 or lo
+NCCL and Gloo take the first interface that they find unless a variable names one; it may be docker0 or lo
 (NCCL's documentation, NCCL_SOCKET_IFNAME). ``train`` names the interface of this route to them: it must be a real one.
 Kinds of interfaces are DEVTYPE in their uevent (the kernel's SET_NETDEV_DEVTYPE) and names that container networks use.
 """

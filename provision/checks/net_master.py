@@ -14,26 +14,26 @@ WHY = "Nodes that cannot reach rank 0 wait for the rendezvous until its timeout 
 
 
 def judge(seen: Plan, answers: Answers) -> Judgements:
-    """FAIL where the port is taken or not reached; rank 0 is named when nobody reaches it."""
+    """FAIL where the port is taken or not reached; rank 0 is named when no node reaches it."""
     master = next((node for node in seen.nodes if node.name in answers), seen.nodes[0])
     found = {name: heard(answer) for name, answer in answers.items()}
     port = seen.inventory.train.port or DEFAULT
     tried = {name: each.to(master.name, "master") for name, each in found.items() if name != master.name}
     good = {"open", "foreign"} if found.get(master.name, Heard()).master == "busy" else {"open"}
     failed = [name for name, one in tried.items() if one and one.state not in good]
-    nobody = len(failed) > 1 and len(failed) == sum(one is not None for one in tried.values())
+    unreachable = len(failed) > 1 and len(failed) == sum(one is not None for one in tried.values())
     for name, each in found.items():
         one = tried.get(name)
         if name == master.name:
-            yield name, _of_master(seen, name, each, failed if nobody else [])
+            yield name, _of_master(seen, name, each, failed if unreachable else [])
         elif one is None:
             observed = each.problem or "the port was not tried"
             yield name, unknown(observed, fix=f"install python3 or perl on {name}" if each.problem else "")
-        elif name in failed and not nobody:
+        elif name in failed and not unreachable:
             observed, fix = detail(one, master, port)
             yield name, fail(observed, fix=fix)
         elif name in failed:
-            yield name, ok(f"nobody reaches {master.name}: see there")
+            yield name, ok(f"no node reaches {master.name}: see its finding")
         else:
             yield name, ok(f"reaches port {port} of {master.name}")
 

@@ -20,7 +20,7 @@ def judge(answers: Answers) -> Judgements:
         filters = {each: row[0] for each, row in table(answers[name], "rpf").items() if row}
         twins = _twins(net)
         if not twins:
-            return ok("every interface has a network of its own")
+            return ok("every interface has its own network")
         if not filters.get("all", "").isdecimal():
             return unknown("net.ipv4.conf.all.rp_filter cannot be read")
         values = {each: max(int(filters["all"]), number(filters.get(each)) or 0) for each in twins}

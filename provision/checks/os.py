@@ -190,7 +190,7 @@ _APT = "apt-daily-upgrade.timer"
 
 @each_node(
     "os.updates",
-    "nothing upgrades packages by itself",
+    "no automatic package upgrades",
     probe=_UPDATES_PROBE,
     tool="systemctl",
     why="A driver that is upgraded under a job breaks NVML and every new process: 'Driver/library version mismatch'.",
@@ -268,7 +268,7 @@ CHECKS = (
         ),
         about="""
         ``/sys/fs/selinux/enforce``, which getenforce(8) reads, holds 1 (enforcing) or 0 (permissive), and is absent
-        where SELinux is off. No mode is wrong by itself.
+        where SELinux is off. No mode is wrong in itself.
         """,
     ),
     equal(

@@ -1,4 +1,4 @@
-"""os.logout: what a user started goes on after logout.
+"""os.logout: processes of a user survive logout.
 
 ``KillUserProcesses`` in logind.conf(5) and its drop-ins, of which the last file by name wins, one in /etc before one of
 the same name in /run and in /usr/lib. Debian, Ubuntu and the Red Hat family are built with no as its default.
@@ -7,7 +7,7 @@ the same name in /run and in /usr/lib. Debian, Ubuntu and the Red Hat family are
 
 from provision.checks.kit import Answer, Judgement, ok, unread, warn
 
-TITLE = "what a user started goes on after logout"
+TITLE = "processes of a user survive logout"
 PROBE = """\
 while read -r key uid rest; do
     [ "$key" != Uid: ] || break

@@ -1,7 +1,7 @@
-"""pci.speed: RDMA adapters have all lanes of their slot, at the speed of their like.
+"""pci.speed: RDMA adapters have all lanes of their slot, at the speed of similar adapters.
 
 ``current_link_*`` and ``max_link_*`` of the adapter in sysfs (Linux, Documentation/ABI/testing/sysfs-bus-pci). An
-adapter in a slower slot than it could use is right when all of its like are.
+adapter in a slower slot than it could use is right when all similar adapters are.
 """
 
 import re
@@ -24,7 +24,7 @@ _WHOLE = {"current width", "current speed", "max width", "max speed"}
 
 
 def judge(answers: Answers) -> Judgements:
-    """Name adapters with fewer lanes or a lower speed than their like, or, without any, than they could have."""
+    """Name adapters with fewer lanes or a lower speed than similar adapters, or, without any, than they could have."""
     every: dict[str, dict[str, dict[str, float]]] = {}
     for name, answer in answers.items():
         if "@end" not in answer.lines:
@@ -36,7 +36,7 @@ def judge(answers: Answers) -> Judgements:
     for name, mine in every.items():
         links = {device: link for device, link in mine.items() if link.keys() == _WHOLE and link["current width"]}
         if not links:
-            yield name, not_here("no RDMA adapter on a PCI slot that tells its speed")
+            yield name, not_here("no RDMA adapter on a PCI slot that reports its speed")
             continue
         faults = []
         for device, link in links.items():
@@ -52,9 +52,8 @@ def judge(answers: Answers) -> Judgements:
             wanted = usual or most
             if has[0] < wanted[0] or has[1] < wanted[1]:
                 fix = f"reseat the adapter {device} or its riser; its slot should have x{most[0]:g} at {most[1]:g} GT/s"
-                observed = (
-                    f"{device} has {_shown(has)}, {'its like have' if usual else 'it could have'} {_shown(wanted)}"
-                )
+                others = "similar adapters have" if usual else "it could have"
+                observed = f"{device} has {_shown(has)}, {others} {_shown(wanted)}"
                 faults.append(Fault("WARN", observed, _shown(wanted), fix))
         fine = sorted({_shown((link["current width"], link["current speed"])) for link in links.values()})
         yield name, worst(faults, ", ".join(fine))

@@ -78,7 +78,7 @@ def get(name: str) -> ModuleType:
         ClusterctlError: its file lacks a required name.
     """
     if name not in names():
-        raise UsageError(f"there is no launcher {shown(name)}", hint=f"--launcher {' | '.join(('auto', *names()))}")
+        raise UsageError(f"unknown launcher {shown(name)}", hint=f"--launcher {' | '.join(('auto', *names()))}")
     module = load_module(__name__, name, "a launcher", REQUIRED)
     if name != module.NAME:
         raise ClusterctlError(f"{module.__file__} is not a launcher: its NAME is {module.NAME}, not {name}")
@@ -97,13 +97,13 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
     """The job that a command line means.
 
     Args:
-        words: what came after the options: ``sft.yaml``, ``train.py --lr 1e-5``, or a launcher's own command as
-            people type it, ``torchrun --nproc_per_node 8 train.py``. With ``module`` only its arguments.
+        words: the words after the options: ``sft.yaml``, ``train.py --lr 1e-5``, or a launcher's command such as
+            ``torchrun --nproc_per_node 8 train.py``. With ``module``, only its arguments.
         module: the name after ``-m``.
-        options: fields of the ``Job``, and ``NAME_config``, a launcher's configuration. None means: not given.
+        options: fields of the ``Job``, and ``NAME_config``, a launcher's configuration. None: not given.
 
     Raises:
-        UsageError: it means nothing, or what cannot be done.
+        UsageError: nothing to run, or a job that cannot run.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if module is not None:
@@ -121,7 +121,7 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
         if (path := given.pop(f"{name}_config", None)) is not None:
             chosen = given.get("launcher", job.launcher)
             if chosen not in ("auto", name):
-                raise UsageError(f"--{name}-config: {chosen} does not read it", hint=f"--launcher {name}")
+                raise UsageError(f"--{name}-config: the launcher {chosen} does not use it", hint=f"--launcher {name}")
             given |= {"launcher": name, "launcher_config": path}
     job = override(job, given)
     choose(job)
@@ -130,18 +130,18 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
     if secret is not None:
         raise UsageError(
             f"{secret}: every user of a node can read a command's arguments in the list of processes (ps)",
-            hint="read it from the environment in the script, such as HF_TOKEN: export it here and give --env HF_TOKEN",
+            hint="let the script read it from the environment, such as HF_TOKEN: export it here, give --env HF_TOKEN",
         )
     if job.per_node is not None and job.per_node < 1:
-        raise UsageError(f"{job.per_node} processes on a node: at least one is needed", hint="--gpus-per-node 1")
+        raise UsageError(f"{job.per_node} processes on a node: it must be at least one", hint="--gpus-per-node 1")
     return job
 
 
 def choose(job: Job) -> str:
-    """The launcher for a job: the one that was named, else the one that claims it.
+    """The launcher for a job: the named one, else the one that claims the job.
 
     Raises:
-        UsageError: there is no such launcher, or it cannot start this.
+        UsageError: the launcher is unknown, or it cannot start this job.
     """
     if job.launcher == "auto":
         return next((name for name in names() if get(name).suits(job)), DEFAULT)
@@ -151,12 +151,12 @@ def choose(job: Job) -> str:
         able = " and ".join(name for name in names() if job.kind in get(name).KINDS)
         starts = "configs only" if kinds == ("config",) else f"only {able} starts one"
         can = f"{job.launcher} starts {starts}" if kinds == ("config",) else starts
-        raise UsageError(f"--launcher {job.launcher}: {job.target} is {what}; {can}", hint="leave --launcher out")
+        raise UsageError(f"--launcher {job.launcher}: {job.target} is {what}; {can}", hint="omit --launcher")
     return job.launcher
 
 
 def _typed(words: Sequence[str]) -> Job | None:
-    """The job of a typed command; None when the first word is no command that is known."""
+    """The job of a typed command; None if the first word is not a known command."""
     env: dict[str, str] = {}
     rest = list(words)
     if rest and rest[0] == "env":
@@ -166,7 +166,8 @@ def _typed(words: Sequence[str]) -> Job | None:
         env[name] = value
     if not rest:
         raise UsageError(
-            f"{shown(' '.join(mask_words(words)))}: variables and no command", hint="… -- NAME=VALUE torchrun SCRIPT.py"
+            f"{shown(' '.join(mask_words(words)))}: no command after the variables",
+            hint="… -- NAME=VALUE torchrun SCRIPT.py",
         )
     job = _command(rest)
     if job is None and env:
@@ -181,7 +182,7 @@ def _typed(words: Sequence[str]) -> Job | None:
 
 
 def _command(words: Sequence[str]) -> Job | None:
-    """The job of a launcher's own command, or of Python's."""
+    """The job of a launcher's command, or of a Python command."""
     program, rest = words[0].rpartition("/")[2], list(words[1:])
     if _PYTHON.fullmatch(program):
         while rest and rest[0] in _PYTHON_FLAGS:
@@ -195,7 +196,7 @@ def _command(words: Sequence[str]) -> Job | None:
             raise UsageError(f"{what} cannot be run on the nodes", hint="put the code into a SCRIPT.py")
         return of_target(rest[0], rest[1:])
     if program in _FOREIGN:
-        raise UsageError(f"{program} cannot be run on the nodes", hint="give the command that it is to start")
+        raise UsageError(f"{program} cannot be run on the nodes", hint="give the command that it would start")
     launcher = _launcher_of(program)
     job: Job | None = get(launcher).parse(program, rest) if launcher else None
     return job
@@ -211,7 +212,7 @@ def _launcher_of(command: str) -> str | None:
 def pack(
     job: Job, *, generated: Mapping[str, bytes] | None = None, limit: int = LIMIT, any_key: bool = False
 ) -> RunFiles:
-    """Everything that travels with a job, see ``code.pack``; its launcher adds what it reads itself.
+    """All files that a job needs, see ``code.pack``; its launcher adds its own files.
 
     Raises:
         UsageError: a config that cannot be used, a file that is missing, more than ``limit`` bytes.
@@ -223,11 +224,11 @@ def pack(
 
 
 def launch(spec: RunSpec) -> Launch:
-    """One plan for each node, by the launcher that ``spec`` names, or that its job asks for.
+    """One plan for each node, by the launcher that ``spec`` or its job names.
 
     Raises:
         PreflightError: nodes whose environment lacks the launcher's package.
-        UsageError: there is no such launcher, or it cannot do what was asked for.
+        UsageError: the launcher is unknown, or it cannot start this job.
     """
     launcher = get(choose(spec.job) if spec.launcher == "auto" else spec.launcher)
     more = launcher.check(spec) if hasattr(launcher, "check") else ()
@@ -241,24 +242,24 @@ def launch(spec: RunSpec) -> Launch:
 
 
 def fewer(plans: Sequence[Plan], master: str, interfaces: Mapping[str, str | None] | None = None) -> list[Plan]:
-    """A run's plans for fewer of its nodes, as if the run had had no others. Their order stays, without gaps.
+    """A run's plans for fewer of its nodes, with new ranks in the same order.
 
-    Folders of logs and caches keep the names that they have.
+    Log and cache folders keep their names.
 
     Args:
-        plans: of the nodes that remain, in the order of their ranks.
-        master: the address of the first of them.
-        interfaces: by node, the one by which it reaches the first, where that is another node than before.
+        plans: the plans of the remaining nodes, in the order of their ranks.
+        master: the address of the first remaining node.
+        interfaces: by node name, its interface to the first node, if that is another node than before.
 
     Raises:
-        UsageError: the launcher that wrote the plans is not known here.
+        UsageError: the launcher that wrote the plans is unknown here.
     """
     changed: list[Plan] = []
     first = 0
     for rank, plan in enumerate(plans):
         if plan.launcher not in names():
             raise UsageError(
-                f"run {plan.run} cannot be resumed on fewer nodes: there is no launcher {shown(plan.launcher)} here",
+                f"run {plan.run} cannot be resumed on fewer nodes: unknown launcher {shown(plan.launcher)}",
                 hint="clusterctl train",
             )
         env = {**plan.env, "NNODES": str(len(plans)), "NODE_RANK": str(rank), "MASTER_ADDR": master}

@@ -1,12 +1,11 @@
 """accelerate: ``accelerate launch`` on every node (1.11, ``commands/launch.py``, ``utils/launch.py``).
 
-It starts torchrun inside itself, but for a world of one process, and for ``--cpu``, where it starts the script alone.
-So torchrun starts it where there is one process, and ``--cpu`` is never given: nodes without GPUs get
-``ACCELERATE_USE_CPU`` and gloo.
+It starts torchrun, except for a world of one process and for ``--cpu``, where it starts the script alone. So torchrun
+starts it for a single process, and ``--cpu`` is never given: nodes without GPUs get ``ACCELERATE_USE_CPU`` and gloo.
 
-It divides ``--num_processes`` by ``--num_machines`` and starts that many. Each node is given its own count times the
-number of nodes, so that unequal nodes start what they have; torchrun hands out the ranks. torchrun's ``--redirects``
-can be given as PET_REDIRECTS only.
+It starts ``--num_processes`` divided by ``--num_machines`` processes. Each node gets its own count times the number of
+nodes, so that unequal nodes start the right number; torchrun assigns the ranks. torchrun's ``--redirects`` can only be
+given as PET_REDIRECTS.
 """
 
 from __future__ import annotations
@@ -86,9 +85,9 @@ OPTIONS = Options(
     ),
     refused=by_name(
         {
-            "tpu tpu_cluster tpu_use_sudo tpu_zone tpu_name vm env": "clusterctl starts no TPUs: leave it out",
-            "mpirun_hostfile mpirun_ccl": "clusterctl starts every node itself: leave it out",
-            "aws_access_key_id aws_secret_access_key": "clusterctl starts nothing at AWS: leave it out",
+            "tpu tpu_cluster tpu_use_sudo tpu_zone tpu_name vm env": "clusterctl does not start TPUs: omit it",
+            "mpirun_hostfile mpirun_ccl": "clusterctl starts every node itself: omit it",
+            "aws_access_key_id aws_secret_access_key": "clusterctl starts nothing on AWS: omit it",
         }
     ),
     files=frozenset(("deepspeed_config_file",)),
@@ -100,7 +99,7 @@ _FOREIGN = ("XLA", "TPU")
 
 
 def suits(job: Job) -> bool:
-    """Accelerate starts only what names it: a typed command, ``--launcher`` or ``--accelerate-config``."""
+    """Accelerate starts only jobs that name it: a typed command, ``--launcher`` or ``--accelerate-config``."""
     del job
     return False
 
@@ -121,7 +120,7 @@ def pack(job: Job, files: RunFiles) -> RunFiles:
     """The run's files with accelerate's configuration.
 
     Raises:
-        UsageError: the configuration is none, or names a file that does not files.
+        UsageError: the configuration is invalid, or names a file that is not sent.
     """
     path = job.launcher_config
     if path is None:
@@ -132,8 +131,8 @@ def pack(job: Job, files: RunFiles) -> RunFiles:
     relative = isinstance(name, str) and name and not name.startswith("/")
     if relative and posixpath.normpath(f"{WORK}/{name}") not in files.digests:
         raise UsageError(
-            f"{path}: deepspeed_config_file: there is no {shown(str(name))} in the folder that travels",
-            hint="it is relative to that folder: put the file there, or write an absolute path on the nodes",
+            f"{path}: deepspeed_config_file: {shown(str(name))} is not in the folder that is sent",
+            hint="the path is relative to that folder: put the file there, or give an absolute path on the nodes",
         )
     return dataclasses.replace(files, texts={**files.texts, _CONFIG: path.read_bytes()}, settings=settings)
 
@@ -142,12 +141,12 @@ def _settings(path: Path) -> dict[str, Any]:
     hint = "accelerate config --config_file FILE writes one"
     data = load_either(path, hint=hint)
     if not isinstance(data, dict) or "distributed_type" not in data:
-        raise UsageError(f"{path} is no config of accelerate's", hint=hint)
+        raise UsageError(f"{path} is not an accelerate config", hint=hint)
     return data
 
 
 def check(spec: RunSpec) -> tuple[Notice, ...]:
-    """Notices of nodes and processes in accelerate's configuration, where the run has others.
+    """Notices about numbers of nodes and processes in accelerate's configuration that the run replaces.
 
     Raises:
         UsageError: the configuration is for machines that clusterctl does not start.
@@ -173,7 +172,7 @@ def check(spec: RunSpec) -> tuple[Notice, ...]:
 
 
 def command(spec: RunSpec, rank: int) -> Command:
-    """What starts on one node."""
+    """The command of one node."""
     job, worker, nodes = spec.job, spec.workers[rank], len(spec.workers)
     kind = spec.settings.get("distributed_type", "NO")
     own_way = kind in _OWN_WAY or any(each in _USE for each in job.launcher_args)
@@ -205,8 +204,8 @@ def _rendezvous(spec: RunSpec, rank: int) -> list[str]:
 
 
 def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan that has got another rank among ``plans``."""
-    if "torch.distributed.run" in plan.argv[:3]:  # one process, which has no other nodes
+    """The command of a plan whose rank among ``plans`` has changed."""
+    if "torch.distributed.run" in plan.argv[:3]:  # a single process on a single node
         return torchrun.renumber(plan, plans)
     total = plan.processes * len(plans)
     values = {

@@ -1,12 +1,12 @@
-"""DeepSpeed: what ``deepspeed --no_ssh --hostfile … --node_rank N`` would start, without ``deepspeed``.
+"""DeepSpeed: starts the same as ``deepspeed --no_ssh --hostfile … --node_rank N``, without ``deepspeed``.
 
-``deepspeed`` (0.19, ``launcher/runner.py``) turns its hostfile into ``--world_info`` and starts
-``deepspeed.launcher.launch``; then it waits. It passes no signal on, and ends with 0 when its child was killed. So the
-child is started here, with the world made from the inventory.
+``deepspeed`` (0.19, ``launcher/runner.py``) converts its hostfile to ``--world_info``, starts
+``deepspeed.launcher.launch`` and waits. It forwards no signals, and exits with 0 if its child was killed. So this
+launcher starts the child itself, with the world from the inventory.
 
-That launcher (``launcher/launch.py``) gives ``LOCAL_RANK = RANK % processes`` of its node: right only where the number
-of ranks before it is a multiple of that, and wrong for most unequal nodes. So each rank starts through a line of sh: it
-corrects LOCAL_RANK, passes it on as ``--local_rank`` as DeepSpeed does, and sends the output where torchrun would.
+The child (``launcher/launch.py``) sets LOCAL_RANK to RANK modulo the node's processes, which is wrong for most unequal
+nodes. So a line of sh starts each rank: it corrects LOCAL_RANK, passes it as ``--local_rank`` as DeepSpeed does, and
+writes the output to torchrun's folders.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ OPTIONS = Options(
     ),
     refused=by_name(
         {
-            "elastic_training min_elastic_nodes max_elastic_nodes": f"leave it out; {RESTARTS}",
-            "autotuning": "its tuner starts nodes by itself: run it by hand on one node",
-            "venv_script": "leave it out: the packed environment is used",
+            "elastic_training min_elastic_nodes max_elastic_nodes": f"omit it; {RESTARTS}",
+            "autotuning": "the tuner starts nodes itself: run it by hand on one node",
+            "venv_script": "omit it: the run uses the packed environment",
         }
     ),
 )
@@ -93,7 +93,7 @@ def parse(command: str, words: Sequence[str]) -> Job:
 
 
 def world(spec: RunSpec) -> dict[str, list[int | str]]:
-    """What a hostfile holds: the GPUs of every node, by their numbers or UUIDs."""
+    """The content of a hostfile: the GPUs of every node, by their numbers or UUIDs."""
     return {worker.node.name: _devices(worker) for worker in spec.workers}
 
 
@@ -107,7 +107,7 @@ def _encoded(slots: dict[str, list[int | str]]) -> str:
 
 
 def command(spec: RunSpec, rank: int) -> Command:
-    """What starts on one node."""
+    """The command of one node."""
     job = spec.job
     python = f"{spec.prefix}/bin/python"
     return Command(
@@ -121,7 +121,7 @@ def command(spec: RunSpec, rank: int) -> Command:
 
 
 def _line(spec: RunSpec, rank: int) -> str:
-    """The line of sh with which a rank starts: $0 is Python, $1 the script, then its arguments."""
+    """The line of sh that starts a rank: $0 is Python, $1 the script, then its arguments."""
     job = spec.job
     kept = set(job.launcher_args)
     what = '"$script"' if "--no_python" in kept else f'"$0" -u {"-m " if job.kind == "module" else ""}"$script"'
@@ -134,7 +134,7 @@ def _line(spec: RunSpec, rank: int) -> str:
 
 
 def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan that has got another rank among ``plans``."""
+    """The command of a plan whose rank among ``plans`` has changed."""
     argv = put(list(plan.argv), {"--node_rank": str(plan.node_rank), "--master_addr": plan.env["MASTER_ADDR"]})
     place = next(index for index, word in enumerate(argv) if word.startswith(_WORLD))
     slots = json.loads(base64.urlsafe_b64decode(argv[place].removeprefix(_WORLD)))

@@ -48,17 +48,17 @@ def parse(command: str, words: Sequence[str]) -> Job:
 
 
 def check(spec: RunSpec) -> tuple[Notice, ...]:
-    """What the user should know about a run of this launcher.
+    """Notices about a run of this launcher.
 
     Raises:
         UsageError: the user's environment asks for what is not supported, or this stage cannot be resumed.
     """
     if spec.user_env.get("USE_V1", "0").lower() in _TRUE:
-        raise UsageError("USE_V1: LLaMA-Factory's v1 trainers are not supported", hint="take USE_V1 out of train.env")
+        raise UsageError("USE_V1: LLaMA-Factory's v1 trainers are not supported", hint="remove USE_V1 from train.env")
     why = _no_resume(spec)
     if why and spec.resuming:
         raise UsageError(f"this run cannot be resumed: {why}", hint="start it again: clusterctl train")
-    return (Notice(f"a restart begins from the first step: {why}", "warning"),) if why and spec.restarts else ()
+    return (Notice(f"a restart starts from the first step: {why}", "warning"),) if why and spec.restarts else ()
 
 
 def resume(spec: RunSpec) -> Resume | None:
@@ -67,7 +67,7 @@ def resume(spec: RunSpec) -> Resume | None:
 
 
 def _no_resume(spec: RunSpec) -> str | None:
-    """Why LLaMA-Factory would not resume from a checkpoint (``hparams/parser.py``, ``ppo/trainer.py``)."""
+    """Why LLaMA-Factory does not resume from a checkpoint (``hparams/parser.py``, ``ppo/trainer.py``)."""
     stage, how = spec.settings.get("stage", "sft"), spec.settings.get("finetuning_type", "lora")
     if stage == "ppo" or (stage == "rm" and how in ("full", "freeze")):
         return f"LLaMA-Factory does not resume stage {stage} with finetuning_type {how}"
@@ -75,7 +75,7 @@ def _no_resume(spec: RunSpec) -> str | None:
 
 
 def command(spec: RunSpec, rank: int) -> Command:
-    """What starts on one node."""
+    """The command of one node."""
     env = {"FORCE_TORCHRUN": "1"}
     if spec.user_env.get("OPTIM_TORCH", "1").lower() in _TRUE:
         env |= _OPTIMIZED
@@ -87,7 +87,7 @@ def command(spec: RunSpec, rank: int) -> Command:
 
 
 def _reporting(spec: RunSpec) -> list[str]:
-    """The run's name, and the loggers that the environment has; the config's own values win."""
+    """The run's name and the environment's loggers, unless the config sets them."""
     words = []
     if "run_name" not in spec.settings:
         words.append(f"run_name={spec.id}")
@@ -99,5 +99,5 @@ def _reporting(spec: RunSpec) -> list[str]:
 
 
 def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan that has got another rank among ``plans``."""
+    """The command of a plan whose rank among ``plans`` has changed."""
     return torchrun.renumber(plan, plans)

@@ -23,7 +23,7 @@ OPTIONS = Options()
 
 
 def suits(job: Job) -> bool:
-    """Plain starts only what ``--launcher plain`` names."""
+    """Plain starts only jobs with ``--launcher plain``."""
     del job
     return False
 
@@ -38,7 +38,7 @@ def parse(command: str, words: Sequence[str]) -> Job:
 
 
 def command(spec: RunSpec, rank: int) -> Command:
-    """What starts for each rank of one node."""
+    """The command of each rank of one node."""
     world_size = sum(worker.processes for worker in spec.workers)
     module = ["-m"] if spec.job.kind == "module" else []
     return Command(

@@ -22,7 +22,7 @@ COMMANDS = (
     *("python -m torch.distributed.run", "python -m torch.distributed.launch"),
 )
 KINDS = ("script", "module")
-REQUIRES = ()  # every environment for training has torch; the job itself reports one that has not
+REQUIRES = ()  # every training environment has torch; the job itself fails without it
 # torch 2.13, distributed/run.py
 OPTIONS = Options(
     flags=names("standalone module no_python run_path use_env virtual_local_rank"),
@@ -77,7 +77,7 @@ def options(spec: RunSpec, rank: int) -> list[str]:
 
 
 def command(spec: RunSpec, rank: int) -> Command:
-    """What starts on one node."""
+    """The command of one node."""
     job = spec.job
     module = "torch.distributed.launch" if job.local_rank else "torch.distributed.run"
     return Command(
@@ -90,6 +90,6 @@ def command(spec: RunSpec, rank: int) -> Command:
 
 
 def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan that has got another rank among ``plans``."""
+    """The command of a plan whose rank among ``plans`` has changed."""
     values = {"--nnodes": str(len(plans)), "--node-rank": str(plan.node_rank), "--master-addr": plan.env["MASTER_ADDR"]}
     return put(list(plan.argv), values)

@@ -39,7 +39,7 @@ class HungUp(KeyboardInterrupt):
 class Attachment:
     """Follows the agents of a run on ``nodes``, which stand in the order of their ranks.
 
-    ``folder`` is the run's on the nodes; ``offsets`` are the bytes of ``events.jsonl`` to begin at, by node name.
+    ``folder`` is the run's folder on the nodes; ``offsets`` are the first bytes of ``events.jsonl`` to read, by node.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Attachment:
         try:
             self._until_over(streams, until, stop, ask)
         except HungUp:
-            return "detached"
+            pass
         finally:
             streams.close()
-        return "ended" if self.follower.over else "detached"
+        return "ended" if self.follower.over else "detached"  # a signal after the last event changes nothing
 
     def _until_over(
         self, streams: Streams, until: Callable[[], bool] | None, stop: Callable[[], object], ask: Ask | None
@@ -88,27 +88,27 @@ class Attachment:
         """Wait, and do what Ctrl-C asks for. Raises ``HungUp`` to detach."""
         # The stop has its own thread: this one still reads events.
         stopper = threading.Thread(target=stop, name="stop", daemon=True)
-        told = 0.0
+        stopping = 0.0
         while True:
             try:
                 self._wait(streams, until)
-            except HungUp:  # noqa: PERF203 - a turn is a person who types Ctrl-C
-                raise
-            except KeyboardInterrupt:
-                if not told:
+            except KeyboardInterrupt as signal:  # noqa: PERF203 - one round for each Ctrl-C
+                if isinstance(signal, HungUp) or (self.follower.over and not stopping):
+                    raise HungUp from None
+                if not stopping:
                     choice = ask() if ask else "stop"
                     if choice == "detach":
                         raise HungUp from None
                     if choice == "stop":
-                        told = time.monotonic()
+                        stopping = time.monotonic()
                         stopper.start()
-                elif time.monotonic() - told > _SAME:
+                elif time.monotonic() - stopping > _SAME:
                     raise InterruptedByUser(
                         f"interrupted while run {self.follower.run} was being stopped",
                         hint=f"clusterctl stop {self.follower.run}",
                     ) from None
             else:
-                if told:
+                if stopping:
                     stopper.join()
                 return
 
@@ -125,7 +125,7 @@ class Attachment:
             offset = event.pop("at", None)
             self.follower.take(node.name, event)
             if isinstance(offset, int):
-                self._offsets[node.name] = offset  # last: an event that was not taken in is asked for again
+                self._offsets[node.name] = offset  # last, so that an event that was not processed is read again
             return self.follower.ended(node.name)
 
         return Stream(node, pool, script, line)

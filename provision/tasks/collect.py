@@ -104,7 +104,7 @@ def read_offer(said: Mapping[str, Any], node: str) -> dict[str, Any]:
     output, offer = said.get("output"), said.get("offer") or {}
     wrong = offers.problem(offer)
     if not isinstance(output, str | None) or (output and not output.startswith("/")):
-        wrong = "has an output folder that is none"
+        wrong = "has an invalid output folder"
     if wrong:
         raise ClusterctlError(f"{node}: its checkpoints cannot be read: what it says about them {wrong}")
     return {"output": output, "offer": offer}
@@ -162,7 +162,7 @@ class Collection:
             return found, None
         if not chosen.zero:
             raise UsageError(
-                f"{found.name} is no checkpoint of DeepSpeed's ZeRO, so there are no parts to merge",
+                f"{found.name} is not a checkpoint of DeepSpeed's ZeRO, so there is nothing to convert",
                 hint=f"its weights are in {self.here / OUTPUT / found.name}",
             )
         head = next(node for node in self.nodes if node.name in places)  # rank 0's, unless it gave no answer
@@ -201,12 +201,12 @@ class Collection:
         here = self.here / OUTPUT / checkpoint
         inside = [Path(each).relative_to(here.name).as_posix() for each in foreign if each.startswith(f"{here.name}/")]
         script = render("run/to_fp32.sh.j2", run=str(run), checkpoint=f"{output}/{checkpoint}", tag=tag)
-        with self.session.stage("fp32", f"Making fp32 weights on {head.name}", None, "bytes") as shown:
+        with self.session.stage("fp32", f"Converting to fp32 weights on {head.name}", None, "bytes") as shown:
             try:
                 result = remote.run(script, stdin=_tar(here, sorted(inside)), deadline=_FP32_DEADLINE)
                 if result.rc != 0:
                     raise NodesFailedError(
-                        f"the fp32 weights could not be made on {head.name}; the checkpoint itself is here",
+                        f"converting to fp32 weights failed on {head.name}; the checkpoint itself was collected",
                         reasons={head.name: "\n".join(result.err.strip().splitlines()[-5:]) or f"status {result.rc}"},
                         hint=f"by hand: python -m deepspeed.utils.zero_to_fp32 {here} OUTPUT",
                     )

@@ -161,11 +161,12 @@ def _checked(found: Metrics, hint: str = "") -> Metrics:
         if ranks:
             listed = ", ".join(map(str, ranks))
             raise UsageError(
-                f"rank {found.series.rank} tells nothing in {', '.join(found.names)}", hint=f"ranks that do: {listed}"
+                f"rank {found.series.rank} reports nothing in {', '.join(found.names)}",
+                hint=f"ranks with numbers: {listed}",
             )
         raise UsageError(
-            f"{', '.join(found.names)}: no line tells a step, a loss or a time",
-            hint=hint or "docs/metrics.md has the trainers whose lines are understood",
+            f"{', '.join(found.names)}: no line has a step, a loss or a time",
+            hint=hint or "docs/metrics.md lists the supported trainers",
         )
     return found
 

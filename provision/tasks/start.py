@@ -163,7 +163,7 @@ class Start:
         """The error after a stop."""
         if self.left:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.left.items())
-            text = f"run {self.run} was interrupted, and it is not proved to be gone everywhere: {reasons}"
+            text = f"run {self.run} was interrupted, and may still be running: {reasons}"
             return InterruptedByUser(text, hint=f"clusterctl stop {self.run}")
         text = f"run {self.run} was interrupted and stopped on every node"
         text += f"; its work is saved at step {saved}" if saved is not None else ""
@@ -187,7 +187,7 @@ class Start:
         if follower.state == "failed":
             lost = [name for name, state in follower.states.items() if state == "lost"]
             hints = (
-                f"to end what may be left: clusterctl stop {self.run}" if lost else "",
+                f"to stop any processes that are left: clusterctl stop {self.run}" if lost else "",
                 f"clusterctl diagnose {self.run}",
                 self._resume,
                 f"the logs of all ranks are in {follower.folder}",

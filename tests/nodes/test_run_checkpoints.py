@@ -29,7 +29,7 @@ def test_a_torn_checkpoint_is_skipped_a_restart_recovers_and_collect_takes_the_n
     plain_nodes.on("node01", "sh", "-c", torn)
     plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
     assert restarted.finish(180) == 0, restarted.output
-    assert re.search(r"rank 0 goes on from step 1[05]", restarted.output), restarted.output
+    assert re.search(r"rank 0 resumes from step 1[05]", restarted.output), restarted.output
     assert sorted(losses(plain_nodes, run)) == list(range(1, 41))
     assert plain_nodes.marked() == []
     plain_nodes.on("node01", "rm", "-r", f"{out}/checkpoint-99")
@@ -53,7 +53,7 @@ def test_a_run_of_two_nodes_resumes_on_one(plain_nodes):
     said = resumed.stdout + resumed.stderr
     assert resumed.returncode == 0, said
     assert f"run {run} resumes on 1 of 2 nodes: node01 is node 0; world size 1 instead of 2" in said
-    assert re.search(r"rank 0 goes on from step \d+", said), said
+    assert re.search(r"rank 0 resumes from step \d+", said), said
     shown = json.loads(plain_nodes.run("status", run, "--json").stdout)
     assert list(shown["parts"]) == ["node01"], shown
     assert plain_nodes.marked() == []
@@ -79,7 +79,7 @@ def test_a_disk_that_is_full_during_a_checkpoint_is_named_and_resume_goes_on(pla
         plain_nodes.on("node01", "mount", "-o", "remount,size=64m", output)
         resumed = plain_nodes.run("resume", run)
         assert resumed.returncode == 0, resumed.stderr
-        went_on = re.findall(r"rank 0 goes on from step (\d+)", resumed.stdout + resumed.stderr)
+        went_on = re.findall(r"rank 0 resumes from step (\d+)", resumed.stdout + resumed.stderr)
         assert went_on == ["10"]  # two of them had room
     finally:
         plain_nodes.on("node01", "umount", "-l", output)

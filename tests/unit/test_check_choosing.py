@@ -57,14 +57,14 @@ def test_a_check_that_is_named_runs_whatever_its_level_and_although_it_is_off():
     ],
 )
 def test_a_check_that_is_none_is_refused_with_what_may_be_meant(only, hint):
-    with pytest.raises(UsageError, match=f"there is no check {only!r}") as refused:
+    with pytest.raises(UsageError, match=f"unknown check {only!r}") as refused:
         chosen(only)
     assert hint in refused.value.hint
 
 
 def test_a_check_that_needs_a_bundle_says_so():
     needy = next(each for each in checks.ids() if checks.load(each).bundle)
-    with pytest.raises(UsageError, match="nothing to compare") as refused:
+    with pytest.raises(UsageError, match="needs a bundle") as refused:
         chosen(needy)
     assert "clusterctl check BUNDLE" in refused.value.hint
     assert chosen(needy, bundle=True) == (needy,)
@@ -103,8 +103,8 @@ def test_the_section_of_an_inventory(tmp_path):
         ("[gpu.driver]", "checks (line 4): must be a mapping"),
         ("{off: gpu.driver}", "checks.off (line 4): must be a list of check ids"),
         ("{off: [1]}", "checks.off (line 4): must be a list of check ids"),
-        ("{off: [gpu.drivr]}", "checks.off (line 4): there is no check 'gpu.drivr'; did you mean gpu.driver?"),
-        ("{gpu.drivr: {}}", "checks.gpu.drivr (line 4): there is no such check; did you mean gpu.driver?"),
+        ("{off: [gpu.drivr]}", "checks.off (line 4): unknown check 'gpu.drivr'; did you mean gpu.driver?"),
+        ("{gpu.drivr: {}}", "checks.gpu.drivr (line 4): unknown check; did you mean gpu.driver?"),
         (
             "{clock.skew: 5}",
             "checks.clock.skew (line 4): must be a mapping of thresholds, not 5;",

@@ -192,7 +192,7 @@ def test_an_accelerate_config_travels(here):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("a: 1", "no config of"), ("a: [", "not YAML"), (None, "a.yaml does not exist")]
+    ("text", "said"), [("a: 1", "not an accelerate config"), ("a: [", "not YAML"), (None, "a.yaml does not exist")]
 )
 def test_accelerate_configs_that_are_none(here, text, said):
     put(here / "train.py")

@@ -5,8 +5,6 @@ Lines of logs are from issues of NVIDIA/nccl and others, as their authors posted
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -16,6 +14,7 @@ from provision.model import Node
 from provision.run import Facts, RunSpec, Worker
 from provision.run.found import Used
 from provision.run.found import read_network as read
+from trainer.agent.node import probe
 
 IB, ETHERNET = "InfiniBand", "Ethernet"
 
@@ -199,20 +198,6 @@ def test_the_network_that_was_used(log, used, shown):
 # --- what a node says of its ports ---------------------------------------------------------------
 
 
-@pytest.fixture
-def probe(monkeypatch):
-    folder = Path(__file__).parents[2] / "trainer/agent"
-    monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-    found = importlib.util.spec_from_file_location("agent_probe", folder / "node" / "probe.py")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    yield module
-    for name in set(sys.modules) - before:
-        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
 def sysfs(root, device, files, gids=()):
     port = root / device / "ports/1"
     for name, text in files.items():
@@ -224,7 +209,7 @@ def sysfs(root, device, files, gids=()):
             (port / folder / str(index)).write_text(text + "\n")
 
 
-def test_the_probe_reads_rate_and_the_address_for_roce(probe, tmp_path):
+def test_the_probe_reads_rate_and_the_address_for_roce(tmp_path):
     sysfs(tmp_path, "mlx5_0", {"state": "4: ACTIVE", "rate": "200 Gb/sec (4X HDR)", "link_layer": "InfiniBand"})
     gids = [("IB/RoCE v1", "fe80:0000:0000:0000:0000:0000:0000:0001")]
     gids += [("RoCE v2", "fe80:0000:0000:0000:0000:0000:0000:0001")]
@@ -242,7 +227,7 @@ def test_the_probe_reads_rate_and_the_address_for_roce(probe, tmp_path):
     ]
 
 
-def test_the_probe_names_the_packages(probe, tmp_path):
+def test_the_probe_names_the_packages(tmp_path):
     for name in ("torch-2.13.0.dist-info", "flash_attn-2.8-py3.11.egg-info", "llamafactory-0.9.5.dist-info", "numpy"):
         (tmp_path / name).mkdir()
     (tmp_path / "my-tool.egg-link").touch()

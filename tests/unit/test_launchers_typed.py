@@ -48,7 +48,7 @@ def test_every_option_is_used_or_replaced_by_name_or_refused(launcher, name):
     words = [*COMMANDS[launcher], f"--{name}", *value, *rest]
     match table.use(name):
         case "refused":
-            with pytest.raises(UsageError, match=f"--{name}.*cannot be kept"):
+            with pytest.raises(UsageError, match=f"--{name}.*not supported"):
                 from_words(words)
         case "replaced":
             (notice,) = shown(from_words(words))

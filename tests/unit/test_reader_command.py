@@ -114,9 +114,9 @@ def test_a_rank_of_several():
     text = b"[rank0]: iter 1: loss 1.5, time 2.00ms\n[rank1]: iter 1: loss 2.5, time 2.00ms\n"
     assert "rank 0 (1 more rank reports numbers)" in metrics("-", text=text)
     assert "loss 2.5" in metrics("-", "--rank", "1", text=text)
-    with pytest.raises(UsageError, match="rank 5 tells nothing") as refused:
+    with pytest.raises(UsageError, match="rank 5 reports nothing") as refused:
         metrics("-", "--rank", "5", text=text)
-    assert refused.value.hint == "ranks that do: 0, 1"
+    assert refused.value.hint == "ranks with numbers: 0, 1"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_rank_of_several():
     [
         (["none.log"], r"cannot read none\.log: No such file"),
         (["./none"], "cannot read none: No such file"),
-        ([FOLDER / "README.md"], "no line tells a step, a loss or a time"),
+        ([FOLDER / "README.md"], "no line has a step, a loss or a time"),
         ([FOLDER.parent / "env"], "no log in .*env: it has no trainer_log.jsonl, train.log, run.log"),
         (["--csv", "--json", FOLDER / "gpt.log"], "--csv and --json cannot be used together"),
     ],
@@ -247,7 +247,7 @@ def test_a_runs_numbers_come_from_its_first_node(inventory, monkeypatch, tmp_pat
     assert list(found.series) == rows("nanogpt.log")
     assert (found.names, nodes.asked) == (("r",), [asked])
     (logs / "run.log").write_text("it loads\n")
-    with pytest.raises(UsageError, match="r: no line tells") as refused:
+    with pytest.raises(UsageError, match="r: no line has") as refused:
         task.read_run(Session(inventory, connections=nodes), "r")
     assert refused.value.hint == "clusterctl logs r"
 

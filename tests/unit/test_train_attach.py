@@ -244,6 +244,32 @@ def test_sigterm_lets_go_and_stops_nothing(follow, interrupted):
         never.set()
 
 
+class AfterTheEnd(Interrupts):
+    """``Follower.turned`` whose wait is interrupted once no node will send more events."""
+
+    def __init__(self, follower, error):
+        super().__init__(follower.turned)
+        self._follower, self._error = follower, error
+
+    def wait(self, seconds):
+        while not self._follower.over:
+            self._event.wait(seconds)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), HungUp()], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_after_the_last_event_changes_nothing(follow, monkeypatch, error):
+    original = Follower.__init__
+
+    def init(self, *args, **options):
+        original(self, *args, **options)
+        self.turned = AfterTheEnd(self, error)
+
+    monkeypatch.setattr(Follower, "__init__", init)
+    assert follow(Remote(A, [{"event": "end", "state": "finished"}]), stop=pytest.fail) == "ended"
+    assert follow.follower.state == "finished"
+
+
 def test_a_quiet_connection_that_gives_no_answer_is_broken(monkeypatch, seen):
     monkeypatch.setattr(streams, "QUIET", 0.05)
     broken = threading.Event()

@@ -24,7 +24,7 @@ def groups(values: Mapping[str, T]) -> dict[T, tuple[str, ...]]:
 def majority(values: Mapping[str, T]) -> T | None:
     """The value that more than half of at least three nodes have, or that all have; None where there is none.
 
-    Of two nodes that differ nobody can say which one is wrong.
+    Of two nodes that differ, either may be wrong.
     """
     found = groups(values)
     return next(iter(found)) if found and _settled(found, len(values)) else None
@@ -41,7 +41,7 @@ def odd(
 ) -> Judgements:
     """A finding for every node: OK where it has what most have, else ``verdict`` and how it differs.
 
-    Without a strict majority among three nodes or more, every node gets ``verdict`` and is told who has what.
+    Without a strict majority among three nodes or more, every node gets ``verdict`` and the values of all.
 
     Args:
         values: what each node has.

@@ -188,7 +188,7 @@ def unanswered(node: str, answer: Answer) -> Judgement:
     if nothing(answer):
         return not_here("no GPU")
     is_old = "not a valid field" in answer.out + answer.err
-    fix = "a newer driver tells it" if is_old else f"run nvidia-smi on {node}; the check gpu.driver tells more"
+    fix = "a newer driver reports it" if is_old else f"run nvidia-smi on {node}; see the check gpu.driver"
     return unknown(trouble(answer), fix=fix)
 
 
@@ -199,7 +199,7 @@ def gpus(
 
     Args:
         answers: to ``query(*fields)``.
-        used: the fields that the check looks at: a GPU that cannot tell one of them makes the node UNKNOWN.
+        used: the fields that the check looks at: a GPU that cannot report one of them makes the node UNKNOWN.
         fields: what was asked.
     """
     found = {}

@@ -1,4 +1,4 @@
-"""What the checks of InfiniBand share: ports as sysfs tells of them, and how findings about ports are put together.
+"""What the checks of InfiniBand share: ports in sysfs, and findings about ports.
 
 Files and words are those of the kernel's Documentation/ABI/stable/sysfs-class-infiniband: ``state`` is ``4: ACTIVE``,
 ``phys_state`` is ``5: LinkUp``, ``rate`` is ``400 Gb/sec (4X NDR)``. A port without ``link_layer`` (kernels before
@@ -204,7 +204,7 @@ def sections(out: str, mark: str, *, words: int | None = None) -> Iterator[tuple
     Args:
         out: the output.
         mark: the first word.
-        words: how many must follow it; parts with another number of them are left out.
+        words: how many must follow it; parts with another number are skipped.
     """
     for part in re.split(r"^@", out, flags=re.MULTILINE)[1:]:
         head, _, text = part.partition("\n")
@@ -299,7 +299,7 @@ def judged_counts(answers: Answers, names: Sequence[str], allowed: float, fix: s
         every = counts(answers[name].out)
         linked = [port for port in ports if port.up and (port.device, port.number) in every]
         if not linked and any(port.up for port in ports):
-            yield name, unknown("no error counters in sysfs, and perfquery does not tell them", fix="run as root")
+            yield name, unknown("no error counters in sysfs, and perfquery does not report them", fix="run as root")
             continue
         ends = _peers(answers[name].out)
         faults, small = [], []

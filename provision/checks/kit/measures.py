@@ -92,7 +92,7 @@ def partners(nodes: Sequence[Node], node: Node) -> tuple[str, ...]:
 def blamed(tried: Iterable[tuple[str, str]], failed: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
     """The nodes at which failed connections break off, each with the pairs (from, to) that it explains.
 
-    A node to which nobody gets through explains all of that, then one that gets through to nobody. What is left over is
+    A node that no other reaches explains all of that, then one that reaches no other. What is left over is
     laid to the node that was to be reached: nearly every firewall looks at what comes in.
     """
     tried = set(tried)
@@ -115,7 +115,7 @@ _WORDS = {
     "timeout": "no answer (dropped)",
     "refused": "refused, although our listener is there (rejected)",
     "unreachable": "no way",
-    "foreign": "somebody else answers at this address",
+    "foreign": "another machine answers at this address",
 }
 
 
@@ -128,7 +128,7 @@ class Tried:
         kind: ``master`` or ``random``.
         port: the number.
         state: what became of it.
-        seen: the source address as the listener saw it; "" where it could not tell.
+        seen: the source address as the listener saw it; "" where it is not known.
         source: the source address as it was on the connecting node.
         own: that node's data address.
         text: what the system said.

@@ -178,7 +178,7 @@ class Link:
         name: of the interface.
         state: operstate: ``up``, ``down``, ``unknown`` (loopback and other drivers that do not say), …
         mtu: bytes.
-        up: whether somebody has set it up (IFF_UP).
+        up: whether it is set up (IFF_UP).
         speed: megabits a second; None where the driver does not say.
         duplex: ``full``, ``half`` or ``unknown``.
         kind: DEVTYPE of its uevent (``bridge``, ``vlan``, ``wlan``, …), ``tun``, or "" for plain ones.
@@ -207,7 +207,7 @@ class Network:
         links: by name.
         addresses: of its interfaces, each with the interface's name ("" where only the address is known).
         connected: the networks that are reached without a gateway, each with an interface to it.
-        way: interface and source address of what it sends to ``peer``; None: no route, or nobody to reach.
+        way: interface and source address of what it sends to ``peer``; None: no route, or no peer.
     """
 
     own: Address | None = None
@@ -297,7 +297,7 @@ def each(answers: Answers, judge: Callable[[str, Network], Judgement]) -> Judgem
     for name, answer in answers.items():
         found = read(answer)
         if found is None:
-            yield name, unknown(f"its interfaces cannot be read: {answer.err or 'there is no list of them'}")
+            yield name, unknown(f"its interfaces cannot be read: {answer.err or 'no list of interfaces'}")
         else:
             yield name, judge(name, found)
 

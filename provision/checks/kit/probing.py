@@ -1,8 +1,8 @@
 """The probes of all checks as one sh script for a node, and its output back to answers. Pure.
 
 The script prints frames: ``@clusterctl:TOKEN:KIND:INDEX:WORD:`` on a line of its own, after a line break that is no
-part of what comes before it. ``out`` and ``err`` are followed by a probe's outputs; ``state`` tells its exit status,
-or ``missing``, ``absent`` or ``hung`` (a probe without one was not finished in time); ``root`` tells the user id, and
+part of what comes before it. ``out`` and ``err`` are followed by a probe's outputs; ``state`` has its exit status,
+or ``missing``, ``absent`` or ``hung`` (a probe without one was not finished in time); ``root`` has the user id, and
 ``end`` comes last.
 """
 
@@ -72,7 +72,7 @@ def compile_probes(probes: Sequence[Probe], *, token: str, limit: int) -> Script
     Args:
         probes: of one node, at most one for a check.
         token: letters and digits that no command's output can guess; new for every run.
-        limit: seconds after which the script tells what it has.
+        limit: seconds after which the script reports what it has.
     """
     if not _TOKEN.fullmatch(token):
         raise ClusterctlError(f"{token!r} is no token: letters and digits only")

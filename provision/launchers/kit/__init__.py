@@ -1,4 +1,4 @@
-"""What launchers share. A launcher needs nothing else of this package."""
+"""The functions that launchers share. A launcher needs no other part of this package."""
 
 from provision.launchers.kit.environment import RANKS, SYSTEM_PATH, UNSET, caches, environment
 from provision.launchers.kit.network import network

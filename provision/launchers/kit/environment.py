@@ -8,7 +8,7 @@ from provision.launchers.kit.network import variables
 from provision.run import RunSpec, Worker
 from provision.run.code import HOOKS
 
-# No user may set these: they are what clusterctl is for.
+# The user cannot set these: clusterctl does.
 RANKS = (
     *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -19,23 +19,23 @@ _NCCL_DEBUG = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
 def caches(spec: RunSpec, worker: Worker) -> tuple[str, str]:
-    """Two folders on the node's own disk, of this user and of this release: NFS hangs on the locks of such caches."""
-    user = f"/tmp/clusterctl-{worker.facts.uid}"  # noqa: S108 - the agent refuses it when somebody else has made it
+    """Cache folders of the user and of the release on the node's disk: NFS hangs on the locks of such caches."""
+    user = f"/tmp/clusterctl-{worker.facts.uid}"  # noqa: S108 - the agent refuses it if another user created it
     return user, f"{user}/{spec.prefix.name}"
 
 
 def logs(spec: RunSpec, rank: int) -> str:
-    """A node's own folder of the run."""
+    """A node's log folder of the run."""
     return f"{spec.folder}/logs/node{rank}"
 
 
 def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of the processes of one node. What the user gave wins over all but the ranks.
+    """The environment of one node's processes. The user's variables have precedence, except those of ranks.
 
     Args:
         spec: the run.
-        rank: the node's.
-        defaults: a launcher's own.
+        rank: the node's rank.
+        defaults: the launcher's variables.
     """
     worker = spec.workers[rank]
     user = {name: value for name, value in spec.user_env.items() if name not in RANKS}
@@ -57,9 +57,7 @@ def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = N
         "CLUSTERCTL_RUN": spec.id,
         "CLUSTERCTL_NODE": worker.node.name,
     }
-    if not worker.has_gpus or spec.settings.get(
-        "enable_jit_checkpoint"
-    ):  # behind the user's own, which Python then reads first
+    if not worker.has_gpus or spec.settings.get("enable_jit_checkpoint"):  # after the user's, which Python reads first
         env["PYTHONPATH"] = ":".join(filter(None, (f"{spec.folder}/{HOOKS}", env.get("PYTHONPATH"))))
     return dict(sorted(env.items()))
 
@@ -70,7 +68,7 @@ def _python(spec: RunSpec) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",  # a crash in C++ says where every thread was
+        "PYTHONFAULTHANDLER": "1",  # a crash in C++ prints the stack of every thread
     }
     if spec.job.kind == "config":
         env["PYTHONSAFEPATH"] = "1"  # a file named datasets.py beside the config must not be imported
@@ -85,7 +83,7 @@ def _offline(spec: RunSpec, rank: int) -> dict[str, str]:
         "WANDB_MODE": "offline",
         "WANDB_DIR": logs(spec, rank),
         "WANDB_NAME": spec.id,
-        # transformers 5 reads this only, and no longer the config's logging_dir
+        # transformers 5 reads only this, not the config's logging_dir
         "TENSORBOARD_LOGGING_DIR": str(spec.settings.get("logging_dir") or f"{logs(spec, rank)}/tensorboard"),
     }
 
@@ -93,7 +91,7 @@ def _offline(spec: RunSpec, rank: int) -> dict[str, str]:
 def _caches(spec: RunSpec, worker: Worker, rank: int) -> dict[str, str]:
     _, cache = caches(spec, worker)
     return {
-        "HF_HOME": f"{spec.folder}/cache/node{rank}",  # holds the tokenized data; /tmp may be memory
+        "HF_HOME": f"{spec.folder}/cache/node{rank}",  # for the tokenized data; /tmp may be in memory
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TORCH_EXTENSIONS_DIR": f"{cache}/torch_extensions",
@@ -103,7 +101,7 @@ def _caches(spec: RunSpec, worker: Worker, rank: int) -> dict[str, str]:
 def _network(spec: RunSpec, rank: int) -> dict[str, str]:
     interface = spec.workers[rank].facts.interface or ""
     return {
-        "NCCL_SOCKET_IFNAME": f"={interface}",  # =: this very name, not what begins with it
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # =: exactly this name, not a prefix
         "GLOO_SOCKET_IFNAME": interface,
         "TP_SOCKET_IFNAME": interface,
         **variables(spec, rank),
@@ -111,13 +109,15 @@ def _network(spec: RunSpec, rank: int) -> dict[str, str]:
 
 
 def _debugging(spec: RunSpec, rank: int, user: Mapping[str, str]) -> dict[str, str]:
-    """NCCL's own log, which tells the network that was really used, and torch's record of the last collectives."""
+    """Settings for NCCL's log, which names the network that NCCL uses, and torch's record of the last collectives."""
     env = {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # without it there is nothing to dump before torch 2.6
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # required for dumps before torch 2.6
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{logs(spec, rank)}/nccl_trace_rank_",
     }
-    if not any(name in user for name in _NCCL_DEBUG):  # whoever asks for NCCL's log wants it where it comes by itself
+    if not any(
+        name in user for name in _NCCL_DEBUG
+    ):  # a user who enables NCCL's log expects it at NCCL's default place
         env |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET",

@@ -1,7 +1,7 @@
-"""Which network NCCL is to use, decided from what the ports of every node say.
+"""Chooses NCCL's network from the ports of all nodes.
 
-All nodes must be able to speak the same: InfiniBand where each has an active port of it, else RoCE where each has an
-active Ethernet port with an address for RoCE v2, else TCP.
+All nodes must use the same one: InfiniBand if each node has an active port, else RoCE if each has an active Ethernet
+port with an address for RoCE v2, else TCP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOW = "TCP moves a few GB/s at NCCL's defaults, one HDR or NDR port 20 to 40"
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a run; by rank its ports (``mlx5_0:1``), and for RoCE the index of their address."""
+    """The network of a run: by rank, its ports (``mlx5_0:1``), and for RoCE the index of their address."""
 
     kind: Literal["infiniband", "roce", "tcp"]
     ports: tuple[tuple[str, ...], ...] = ()
@@ -30,7 +30,7 @@ class Network:
 
 
 def network(spec: RunSpec) -> Network:
-    """The fastest network that all nodes have."""
+    """The fastest network that all nodes share."""
     ib = [[port for port in _active(worker) if port.get("link_layer") != "Ethernet"] for worker in spec.workers]
     if all(ib):
         return Network("infiniband", tuple(map(_names, map(_fastest, ib))))
@@ -51,11 +51,11 @@ def network(spec: RunSpec) -> Network:
 
 
 def variables(spec: RunSpec, rank: int) -> dict[str, str]:
-    """What NCCL is told on one node."""
+    """NCCL's variables on one node."""
     found = network(spec)
     if found.kind == "tcp":
         return {"NCCL_IB_DISABLE": "1"}
-    env = {"NCCL_IB_HCA": "=" + ",".join(found.ports[rank])}  # =: these very ports, not what begins with their names
+    env = {"NCCL_IB_HCA": "=" + ",".join(found.ports[rank])}  # =: exactly these ports, not prefixes
     if found.kind == "roce" and found.gids[rank] is not None:
         env["NCCL_IB_GID_INDEX"] = str(found.gids[rank])
     return env
@@ -66,7 +66,7 @@ def _active(worker: Worker) -> list[Port]:
 
 
 def _fastest(ports: Sequence[Port]) -> list[Port]:
-    """The ports with the highest rate: a slower one beside them leads to storage, and would slow every ring down."""
+    """The ports with the highest rate: a slower port is often for storage, and would slow down every ring."""
     best = max(port.get("rate") or 0 for port in ports)
     return [port for port in ports if (port.get("rate") or 0) == best]
 

@@ -47,7 +47,7 @@ class Options:
             ``gpu_ids`` or ``config_file``.
         replaced: options that clusterctl replaces, with the key of the value that it uses (``kit/replaced.py``).
         refused: options that cannot work, with what to do instead.
-        files: options that name a file, which must be in the folder that travels.
+        files: options that name a file, which must be in the folder that is sent.
         prefix: the prefix of the variables from which the launcher reads its options too; "" for none.
     """
 
@@ -61,13 +61,13 @@ class Options:
     prefix: str = ""
 
     def use(self, name: str) -> Literal["used", "replaced", "refused", "kept"]:
-        """What becomes of an option."""
+        """How an option is handled."""
         if name in self.refused:
             return "refused"
         return "replaced" if name in self.replaced else "used" if name in self.used else "kept"
 
     def meaning(self, variable: str) -> str:
-        """What a variable of the launcher decides, a field of the job or a key of ``kit/replaced.py``; "" for none."""
+        """The field of the job or key of ``kit/replaced.py`` that a variable sets; "" for none."""
         if not self.prefix or not variable.startswith(self.prefix):
             return ""
         option = variable.removeprefix(self.prefix).lower()
@@ -81,7 +81,7 @@ def names(words: str) -> frozenset[str]:
 
 
 def by_name(values: Mapping[str, str]) -> dict[str, str]:
-    """A value for each name in the keys, which hold several names each."""
+    """A value for each name in the keys, which have several names each."""
     return {name: value for keys, value in values.items() for name in keys.split()}
 
 
@@ -89,7 +89,7 @@ def parse_options(launcher: str, options: Options, words: Sequence[str]) -> Job:
     """The job of ``LAUNCHER [OPTIONS] SCRIPT [ARGS]``.
 
     Raises:
-        UsageError: an option that the launcher does not have, or that cannot work; no script.
+        UsageError: an unknown option, an option that cannot work, or no script.
     """
     typed = _Typed(launcher)
     rest = list(words)
@@ -98,7 +98,7 @@ def parse_options(launcher: str, options: Options, words: Sequence[str]) -> Job:
         text = f"{launcher} {word}" if value is None else f"{launcher} {word} {value}"
         match options.use(name):
             case "refused":
-                raise UsageError(f"{shown(text)}: cannot be kept", hint=options.refused[name])
+                raise UsageError(f"{shown(text)}: not supported", hint=options.refused[name])
             case "replaced":
                 typed.replaced.append(Replaced(shown(text), value, options.replaced[name]))
             case "used":
@@ -108,7 +108,7 @@ def parse_options(launcher: str, options: Options, words: Sequence[str]) -> Job:
     if rest[:1] == ["--"]:
         rest = rest[1:]
     if not rest:
-        raise UsageError(f"{launcher}: no script was given", hint=f"{launcher} … SCRIPT.py")
+        raise UsageError(f"{launcher}: no script", hint=f"{launcher} … SCRIPT.py")
     return typed.job(rest)
 
 
@@ -128,7 +128,7 @@ class _Typed:
         self.texts[key] = shown(text)
         match key:
             case "nodes" | "per_node" | "total":
-                self.fields.pop(key, None)  # an option that is given twice means what it says last
+                self.fields.pop(key, None)  # of an option that is given twice, the last value counts
                 number = parse_number(text, value)
                 if number is None:
                     self.replaced.append(Replaced(shown(text), None, _UNCOUNTED[key]))
@@ -158,7 +158,7 @@ class _Typed:
         text = self.texts["total"]
         if total % nodes:
             raise UsageError(
-                f"{text} cannot be shared by {nodes} machines equally", hint="give --gpus-per-node N instead"
+                f"{text} cannot be divided equally among {nodes} machines", hint="give --gpus-per-node N instead"
             )
         self.fields["per_node"] = total // nodes
         self.texts["per_node"] = text
@@ -184,7 +184,7 @@ def _take_option(launcher: str, options: Options, rest: list[str]) -> tuple[str,
         meant = f"; did you mean --{close[0]}?" if close else ""
         raise UsageError(
             f"{launcher} has no option {shown(word)}{meant}",
-            hint="options of the script stand behind the script's name",
+            hint="options of the script come after the script's name",
         )
     if has:
         return word, name, value
@@ -199,7 +199,7 @@ def with_variables(job: Job, env: Mapping[str, str], meanings: Mapping[str, str]
     Args:
         job: the job of the command.
         env: the variables.
-        meanings: what some of them decide, a field of the job or a key of ``kit/replaced.py``.
+        meanings: the field of the job or key of ``kit/replaced.py`` that some of them set.
 
     Raises:
         UsageError: a variable and an option contradict each other.
@@ -233,7 +233,9 @@ def parse_number(text: str, value: str | None) -> int | None:
         return int(value)
     if value is not None and re.fullmatch(r"[0-9]+:[0-9]+", value):
         raise UsageError(f"{shown(text)}: a run has a fixed number of nodes", hint="clusterctl train --nodes N")
-    raise UsageError(f"{shown(text)}: not a number of nodes or processes", hint="a whole number from 1 on, such as 8")
+    raise UsageError(
+        f"{shown(text)}: not a number of nodes or processes", hint="give a whole number of at least 1, such as 8"
+    )
 
 
 def slots(text: str, value: str) -> dict[str, tuple[str, ...]]:
@@ -246,6 +248,8 @@ def slots(text: str, value: str) -> dict[str, tuple[str, ...]]:
     for part in value.split("@"):
         match = re.fullmatch(r"([^:\s]+)(?::(\d+(?:,\d+)*))?", part)
         if match is None or match[1] in found:
-            raise UsageError(f"{shown(text)}: {part!r} is not NODE or NODE:GPU,GPU", hint="as in gpu01@gpu02:0,1")
+            raise UsageError(
+                f"{shown(text)}: {part!r} is not NODE or NODE:GPU,GPU", hint="for example: gpu01@gpu02:0,1"
+            )
         found[match[1]] = tuple(dict.fromkeys((match[2] or "").split(","))) if match[2] else ()
     return found

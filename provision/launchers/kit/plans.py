@@ -1,4 +1,4 @@
-"""The plan of a node, but for the launcher's command, and what the user should know about it."""
+"""The plan of a node, except the launcher's command, and notices about it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ from trainer.agent.contract.plan import CHECKPOINT, PORT, Hang, Plan, Resume
 
 __all__ = ["CHECKPOINT", "PORT", "Command", "first_rank", "node_plan", "notices", "put", "ranks", "require", "resume"]
 
-_LOCAL_BRIDGES = ("docker", "virbr", "br-", "cni", "lxcbr", "podman")  # they lead to containers, not to nodes
+_LOCAL_BRIDGES = (
+    "docker",
+    "virbr",
+    "br-",
+    "cni",
+    "lxcbr",
+    "podman",
+)  # bridges of containers, not networks between nodes
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a launcher starts on one node.
+    """A launcher's command for one node.
 
     Attributes:
-        argv: the command; the agent puts the port of the attempt in place of ``{port}``.
-        env: the launcher's own variables; the user's win.
+        argv: the command; the agent replaces ``{port}`` with the port of the attempt.
+        env: the launcher's variables; the user's have precedence.
         each_rank: the agent starts the command once for each local rank.
     """
 
@@ -40,7 +47,7 @@ def require(spec: RunSpec, package: str) -> None:
     """Refuse nodes whose environment lacks a package.
 
     Raises:
-        PreflightError: some do.
+        PreflightError: a node's environment lacks it.
     """
     reasons = {
         worker.node.name: f"its environment has no {package}"
@@ -57,10 +64,10 @@ def require(spec: RunSpec, package: str) -> None:
 
 
 def notices(spec: RunSpec) -> tuple[Notice, ...]:
-    """What the user should know before the run starts.
+    """Notices before the run starts.
 
     Raises:
-        UsageError: the run has to find its checkpoints, and nothing says where they are.
+        UsageError: restarts need the run's checkpoints, and their folder is not known.
     """
     found = [*(Notice(text) for text in spec.job.notices), *replaced(spec)]
     if not {"NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET"} & set(spec.user_env):
@@ -97,10 +104,10 @@ def first_rank(spec: RunSpec, rank: int) -> int:
 
 
 def resume(spec: RunSpec) -> Resume | None:
-    """How the command resumes; None when the folder of the checkpoints is not known.
+    """How the command resumes; None if the checkpoint folder is not known.
 
     Raises:
-        UsageError: ``--resume-arg`` does not say where the path goes.
+        UsageError: ``--resume-arg`` lacks the place for the path.
     """
     output = spec.output
     if output is None and spec.job.kind == "config" and spec.progress:
@@ -115,7 +122,7 @@ def resume(spec: RunSpec) -> Resume | None:
         argv = shlex.split(spec.job.resume_arg or "")
         if spec.job.resume_arg and not any(CHECKPOINT in word for word in argv):
             raise UsageError(
-                f"--resume-arg {spec.job.resume_arg}: it does not say where the checkpoint's path goes",
+                f"--resume-arg {spec.job.resume_arg}: it must contain {{checkpoint}} for the path",
                 hint="--resume-arg '--resume_from_checkpoint {checkpoint}'",
             )
     return Resume(output, tuple(argv), {"CLUSTERCTL_CHECKPOINT": CHECKPOINT})

@@ -1,4 +1,4 @@
-"""What takes the place of options and variables that were typed, with the value that is used."""
+"""The values that replace typed options and variables."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from provision.run.job import Replaced
 
 
 def replaced(spec: RunSpec) -> list[Notice]:
-    """One notice for everything that was typed and is not used, such as ``--master_addr 10.0.0.9: replaced by …``."""
+    """A notice for each typed option or variable that is replaced: ``--master_addr 10.0.0.9: replaced by …``."""
     return [
         Notice(f"{each.typed}: replaced by {BY[each.by](spec)}") for each in spec.job.replaced if not _same(spec, each)
     ]
 
 
 def used(spec: RunSpec, names: Mapping[str, str]) -> str:
-    """``NNODES 2, MASTER_PORT 29500``: what the run has in place of variables, by name and key of ``BY``."""
+    """``NNODES 2, MASTER_PORT 29500``: the run's values of variables, by name and key of ``BY``."""
     return ", ".join(f"{name}: {BY[by](spec)}" for name, by in names.items())
 
 
 def _same(spec: RunSpec, each: Replaced) -> bool:
-    """Whether what was typed is what is used."""
+    """Whether the typed value is the one that is used."""
     values = {
         "address": (spec.master, spec.workers[0].node.name),
         "port": (str(spec.port),),
@@ -70,5 +70,7 @@ BY: Mapping[str, Callable[[RunSpec], str]] = {
     "logs": lambda spec: f"the logs of all ranks in runs/{spec.id}",
     "ssh": lambda _: "clusterctl, which starts every node itself",
     "marks": lambda _: "clusterctl stop, which finds the processes",
-    "kind": lambda spec: "GPUs on every node" if all(each.has_gpus for each in spec.workers) else "what the nodes have",
+    "kind": lambda spec: (
+        "GPUs on every node" if all(each.has_gpus for each in spec.workers) else "the CPUs or GPUs of the nodes"
+    ),
 }

@@ -46,7 +46,7 @@ def main() -> None:
     if resume:
         weight = struct.unpack("<d", (Path(resume) / "model.safetensors").read_bytes()[-8:])[0]
         first = json.loads((Path(resume) / "trainer_state.json").read_text())["global_step"]
-        print(f"rank {RANK} goes on from step {first}", flush=True)
+        print(f"rank {RANK} resumes from step {first}", flush=True)
     if RANK == 0:
         given.output.mkdir(parents=True, exist_ok=True)
     barrier(others)

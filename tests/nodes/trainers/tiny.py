@@ -44,7 +44,7 @@ def main() -> None:
     if resume:
         weight = load_file(str(Path(resume) / "model.safetensors"))["weight"]
         first = json.loads((Path(resume) / "trainer_state.json").read_text())["global_step"]
-        print(f"rank {rank} goes on from step {first}", flush=True)
+        print(f"rank {rank} resumes from step {first}", flush=True)
     if rank == 0:
         given.output.mkdir(parents=True, exist_ok=True)
     dist.barrier()
