@@ -22,6 +22,7 @@ from provision.render import quote
 from provision.ssh import wire
 from provision.ssh.hostkeys import look_up
 from provision.ssh.openssh import OpenSshRemote, bulk
+from provision.ssh.prompts import Passwords
 from provision.ssh.remote import (
     Connections,
     DeadlineExceeded,
@@ -428,7 +429,7 @@ def test_a_connection_that_is_cut(own_server):
         with pytest.raises(NodeUnreachable, match="connection was lost"):
             way.run("echo started; sleep 60", on_line=lambda _line: server.cut())
     assert not remote.alive
-    with pytest.raises(NodeUnreachable, match="connection is lost"):
+    with pytest.raises(NodeUnreachable, match="connection was lost"):
         remote.run("true")
     remote.close()
 
@@ -451,7 +452,7 @@ def test_too_many_sessions(own_server):
 
     def again(_line):
         try:
-            with pytest.raises(NodeUnreachable, match="refuses another session") as caught:
+            with pytest.raises(NodeUnreachable, match="refuses more sessions") as caught:
                 remote.run("true")
             errors.append(caught.value)
         finally:
@@ -597,7 +598,9 @@ def test_a_password_is_asked_for_once(keyless):
         assert not pool[nodes[0]].by_key
         assert bulk(inventory, nodes[0], pool[nodes[0]]) is pool[nodes[0]]
     assert [user for user, _where in answers.asked] == ["sh"]
-    assert PASSWORD not in repr(vars(pool._session._asking))
+    passwords = Passwords(answers.password)
+    passwords.try_at("sh", "a", lambda password: password == PASSWORD)
+    assert PASSWORD not in repr(passwords)
 
 
 def test_a_wrong_password_is_tried_once(keyless):

@@ -52,7 +52,7 @@ def test_a_port_that_is_taken(training):
     assert refused.returncode == 4, refused.stdout
     text = " ".join(refused.stderr.split())
     assert "nothing was started" in text
-    assert "node01: port 22 is in use; name another train.port, or none: then a free one is found" in text
+    assert "node01: port 22 is in use" in text
     assert [training.on(node, *runs) for node in training.nodes] == before
     assert not (training.folder / "runs").exists()
 
