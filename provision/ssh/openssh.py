@@ -27,6 +27,7 @@ from provision.ssh.wire import (
     OutputTooLong,
     RootRefused,
     converse,
+    drain,
     too_long,
 )
 
@@ -225,6 +226,7 @@ class ProcessStream:
         if self._control and self.group and self._process.poll() is None:
             with suppress(ClusterctlError):
                 self._control.run(STOP.format(group=self.group), deadline=2)
+                drain(self)
         self._kill()
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from provision.ssh.wire import (
     NodeUnreachable,
     OutputTooLong,
     converse,
+    drain,
     frame,
     too_long,
 )
@@ -171,7 +172,7 @@ class ChannelStream:
         """Stop the script before closing the channel, which would look to it like the end of its input."""
         stopper = threading.Thread(target=self._end, daemon=True)
         stopper.start()
-        stopper.join(4)
+        stopper.join(6)
         if stopper.is_alive():  # the connection takes no more bytes
             hang_up(self._channel.get_transport())
 
@@ -193,6 +194,8 @@ class ChannelStream:
                 while beside.recv(1 << 10):
                     pass
                 beside.close()
+            if self.group and not channel.closed:
+                drain(self)
         self._hang_up()
 
     def _hang_up(self) -> None:

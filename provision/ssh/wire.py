@@ -203,10 +203,12 @@ def converse(
             errors.start()
             feeder.start()
             while not out.ended and (data := stream.read_out()):
-                out.feed(data)
-                if out.begun:
-                    stream.group = out.group
-                    feeder.begun.set()
+                try:
+                    out.feed(data)
+                finally:  # the first bytes may already be too many, and the script has to be stopped then
+                    if out.begun:
+                        stream.group = out.group
+                        feeder.begun.set()
             errors.join(None if out.ended else 2)  # after a broken stream, a child of ssh may hold stderr open
         except BaseException:
             stream.abort()
@@ -223,6 +225,22 @@ def converse(
     if out.rc is None:
         raise Expired if expiry.expired else Broken(begun=out.begun, out=out.text(), err=err.text())
     return Result(out.rc, out.text(), err.text(), time.monotonic() - started)
+
+
+def drain(stream: Stream, seconds: float = 2.0) -> None:
+    """Drop a stopped script's output until it ends. A trap that prints to a closed pipe dies before it cleans up.
+
+    sh itself prints there: dash reports the command that the signal killed.
+    """
+    until = time.monotonic() + seconds
+    readers = [
+        threading.Thread(target=lambda read=read: all(iter(read, b"")), daemon=True)
+        for read in (stream.read_out, stream.read_err)
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(max(0.0, until - time.monotonic()))
 
 
 class _Errors(threading.Thread):

@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from provision import sandbox as sandboxes
 from provision.errors import UsageError
+from provision.model import ignore
 
 sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last, so that they hide no module
 
@@ -78,10 +79,10 @@ def make_sandbox(require_sandbox, tmp_path_factory):
     """Makes sandboxes that go at the end of the test: ``make_sandbox(nodes=2, link="1gbit")``."""
     with ExitStack() as stack:
 
-        def make(nodes=2, **options):
+        def make(nodes=2, *, emit=ignore, **options):
             options.setdefault("name", _name())
             options.setdefault("directory", tmp_path_factory.mktemp("sandbox"))
-            box = sandboxes.up(sandboxes.Options(nodes=nodes, **options))
+            box = sandboxes.up(sandboxes.Options(nodes=nodes, **options), emit)
             stack.callback(_down_if_there, box)
             return box
 

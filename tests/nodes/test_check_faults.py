@@ -4,6 +4,7 @@ What nvidia-smi says is a recording of a real one, edited; everything else is ma
 """
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -112,6 +113,8 @@ def test_there_are_at_least_twenty():
 @pytest.mark.parametrize("check", FAULTS)
 def test_a_fault_is_named_on_its_node_and_on_no_other(before_and_after, check):
     before, after = before_and_after
+    if check == "cpu.allowed" and len(os.sched_getaffinity(0)) < os.cpu_count():
+        pytest.skip("the tests run on some processors of this machine only, and so does every node")
     verdict, said, _ = FAULTS[check]
     assert {each["verdict"] for each in before[check].values()} <= {"OK", "N/A"}, before[check][NODE]
     found = after[check].pop(NODE)
@@ -124,7 +127,7 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(before_and_after, check):
 
 def test_nothing_else_is_said_of_the_other_nodes(before_and_after):
     before, after = before_and_after
-    of_the_moment = {"cpu.load", "net.slowdns"}  # a busy machine is enough
+    of_the_moment = {"cpu.load", "fs.dstate", "net.slowdns"}  # a busy machine is enough
     changed = {
         (check, node): each["observed"]
         for check, found in after.items()

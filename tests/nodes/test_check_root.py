@@ -72,7 +72,7 @@ def test_by_default_root_is_used_where_it_asks_for_nothing(look):
     verdicts = {each.node: each.verdict for each in result.findings if each.check == "net.fw"}
     assert verdicts == {"node01": "OK", "node02": "UNKNOWN", "node03": "UNKNOWN"}
     assert {each.verdict for each in result.findings if each.check == "os.uid"} == {"OK"}
-    assert "node[02-03]: not as root" in said
+    assert "node[02-03]: root is not available" in said
 
 
 def test_with_the_wish_for_root_the_password_is_asked_for_once(look):
@@ -86,4 +86,4 @@ def test_without_root_nobody_becomes_root(look):
     result, rooted, said = look(root=False)
     assert rooted == []
     assert {each.verdict for each in result.findings if each.check == "net.fw"} == {"UNKNOWN"}
-    assert "not as root" not in said
+    assert "root is not available" not in said

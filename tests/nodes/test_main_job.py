@@ -184,7 +184,7 @@ def test_a_killed_rank_a_stop_that_saves_and_a_killed_torchrun(box, training_nod
     stopped = training_nodes.run("stop", "--save", run)
     assert stopped.returncode == 0, stopped.stderr
     resumed.finish()
-    step = int(re.search(r"saved at step (\d+)", stopped.stdout)[1])
+    step = int(re.search(r"saved a checkpoint at step (\d+)", stopped.stdout)[1])
     assert marked(box) == []
     expected, found = losses(logged(box, f"{RUNS}/{trained.run}/job/my out")), losses(logged(box, out))
     assert sorted(expected) == list(range(1, STEPS["max_steps"] + 1))

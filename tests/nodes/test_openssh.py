@@ -107,7 +107,7 @@ def test_a_key_that_others_may_read_is_refused_at_the_first_login(server, tmp_pa
         key.chmod(mode)
         with Connections(inventory, Refusing()) as pool, pytest.raises(NodeUnreachable) as refused:
             pool[node].run(":")
-        assert f"others may read {key}" in refused.value.reason
+        assert f"other users may read {key}" in refused.value.reason
         assert refused.value.hint == f"chmod 600 '{key}'"
     key.chmod(0o600)
     with Connections(inventory) as pool:

@@ -242,7 +242,7 @@ def test_releases_lists_what_lies_on_the_nodes(box, bundles, place):
     on(box, "node01", "mkdir", f"{root}/releases/0badc0ffee00")
     text = run("releases", cwd=folder).stdout
     assert "node01:" in text
-    assert "not finished" in text
+    assert "incomplete" in text
     data = json.loads(run("releases", "--json", cwd=folder).stdout)["nodes"]
     assert data["node02"] == {"current": second, "previous": first, "complete": [first, second], "broken": []}
     assert data["node01"]["broken"] == ["0badc0ffee00"]

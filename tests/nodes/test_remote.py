@@ -22,6 +22,7 @@ from provision.render import quote
 from provision.ssh import wire
 from provision.ssh.hostkeys import look_up
 from provision.ssh.openssh import OpenSshRemote, bulk
+from provision.ssh.prompts import Passwords
 from provision.ssh.remote import (
     Connections,
     DeadlineExceeded,
@@ -173,10 +174,14 @@ def test_huge_output_on_both_streams_while_input_flows(remote):
 def test_a_node_that_never_stops_sending_is_given_up(remote, monkeypatch, tmp_path):
     monkeypatch.setattr(wire, "TOTAL_LIMIT", 1 << 20)
     flag = tmp_path / "ended"
+    begin = "x=$(head -c 100000 /dev/zero | tr '\\0' x)"
+    last = "echo $x >&2"  # a trap that prints gets as far as its next command
     for target in ("", " >&2"):
         with pytest.raises(NodeUnreachable, match="output is larger than 1 MiB"):
-            remote.run(f"trap 'touch {flag}; exit 1' TERM; while :; do head -c 65536 /dev/zero{target}; done")
-        wait_until(flag.exists, "the script is told to end", 60)
+            remote.run(
+                f"{begin}; trap '{last}; touch {flag}; exit 1' TERM; while :; do head -c 65536 /dev/zero{target}; done"
+            )
+        wait_until(flag.exists, "the script cleans up", 60)
         flag.unlink()
     assert remote.run("echo still here").out == "still here\n"
 
@@ -424,7 +429,7 @@ def test_a_connection_that_is_cut(own_server):
         with pytest.raises(NodeUnreachable, match="connection was lost"):
             way.run("echo started; sleep 60", on_line=lambda _line: server.cut())
     assert not remote.alive
-    with pytest.raises(NodeUnreachable, match="connection is lost"):
+    with pytest.raises(NodeUnreachable, match="connection was lost"):
         remote.run("true")
     remote.close()
 
@@ -447,7 +452,7 @@ def test_too_many_sessions(own_server):
 
     def again(_line):
         try:
-            with pytest.raises(NodeUnreachable, match="refuses another session") as caught:
+            with pytest.raises(NodeUnreachable, match="refuses more sessions") as caught:
                 remote.run("true")
             errors.append(caught.value)
         finally:
@@ -593,7 +598,9 @@ def test_a_password_is_asked_for_once(keyless):
         assert not pool[nodes[0]].by_key
         assert bulk(inventory, nodes[0], pool[nodes[0]]) is pool[nodes[0]]
     assert [user for user, _where in answers.asked] == ["sh"]
-    assert PASSWORD not in repr(vars(pool._session._asking))
+    passwords = Passwords(answers.password)
+    passwords.try_at("sh", "a", lambda password: password == PASSWORD)
+    assert PASSWORD not in repr(passwords)
 
 
 def test_a_wrong_password_is_tried_once(keyless):

@@ -332,7 +332,7 @@ def test_down_cleans_up_after_kill_9_during_up(require_sandbox, traces, tmp_path
         victim.communicate()
     (box,) = sandboxes.list_all()
     assert (box.name, box.status) == ("victim", "broken")
-    assert "is gone" in box.problems[0]
+    assert "exited" in box.problems[0]
     sandboxes.down("victim")
     assert traces.found() == []
     assert list((tmp_path / "files").iterdir()) == []

@@ -229,6 +229,20 @@ def test_stderr_that_is_read_before_stdout_does_not_hide_what_is_to_be_stopped(s
     assert stream.stopped == 7
 
 
+def test_a_script_is_stopped_even_if_its_first_bytes_are_too_many(small):
+    """The begin marker and the excess may arrive in one piece."""
+
+    class Stopped(Answer):
+        def abort(self):
+            super().abort()
+            self.stopped = self.group
+
+    stream = Stopped(lambda token, _: b"@clusterctl:%s:begin:7:\n" % token + b"x" * 65536, begun_then_ended)
+    with pytest.raises(OutputTooLong, match="its output"):
+        converse(stream, "true")
+    assert stream.stopped == 7
+
+
 def test_the_reason_of_a_node_names_the_limit(small):
     remote = LocalRemote(Node("here", LOCAL))
     with pytest.raises(NodeUnreachable, match="here: its output is larger than") as caught:
