@@ -185,20 +185,20 @@ Wire = Literal["zstd", "plain"]  # compressed for nodes that have zstd, else as 
 
 
 @dataclass(frozen=True)
-class Leg:
-    """What a node unpacks as a whole, and never receives twice: a tar stream, or a range of one large file.
+class Part:
+    """The unit of a transfer that a node unpacks as a whole and never receives twice: a tar, or a range of a file.
 
     Attributes:
-        key: names it among what a node has; letters, digits and dots.
-        kind: ``tar``, unpacked beside others; ``last``, a tar that is unpacked when all before it have been; or
-            ``range`` of the file ``path``, from ``offset`` (a multiple of 1 MiB).
+        key: identifies the part on a node; letters, digits and dots.
+        kind: ``tar``, unpacked in parallel with others; ``last``, a tar that is unpacked after all others; or ``range``
+            of the file ``path``, from ``offset`` (a multiple of 1 MiB).
         size: bytes on the wire.
-        blocks: the bytes on the wire; whether they are right is known at their end.
-        path: of a range's file, relative to where legs are unpacked.
-        offset: of a range, in the file.
-        mode: of a range's file.
-        mtime: of a range's file, in whole seconds.
-        group: a node that has the group of this name has every leg of it.
+        blocks: the bytes on the wire; the iterator raises at the end if they are damaged.
+        path: the range's file, relative to the folder where parts are unpacked.
+        offset: the start of the range in the file.
+        mode: the mode of the range's file.
+        mtime: the time of the range's file, in whole seconds.
+        group: a node that has this key has every part of the group.
     """
 
     key: str

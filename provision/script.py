@@ -118,7 +118,7 @@ def compile_steps(
 
 
 def parse(token: str, out: str) -> tuple[StepResult, ...]:
-    """What the script of ``compile_steps`` said about its steps, in order; steps that did not end are absent."""
+    """The results of the steps of ``compile_steps``, in order, without unfinished steps."""
     marker = re.compile(
         rf"^@clusterctl:{re.escape(token)}:"
         r"(?:start:(?P<start>[0-9]{1,9}):(?P<name>.*)"

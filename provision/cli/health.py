@@ -82,11 +82,11 @@ def _refusal(session: Session, result: CheckResult) -> NodesError | None:
     around = fold([*failed, *result.unreachable])
     silent = f"no answer from {len(result.unreachable)} of {len(result.unreachable) + len(result.nodes)} nodes"
     if failed:
-        said = f"{fold(failed)}: not ready for a training"
+        text = f"{fold(failed)}: not ready for a training"
         good = set(result.nodes) - set(failed)
         others = f"; to continue without: {session.again(exclude=around)}" if good else ""
         return PreflightError(
-            f"{said}; {silent}" if result.unreachable else said,
+            f"{text}; {silent}" if result.unreachable else text,
             reasons=result.unreachable,
             hint=f"fix it, then: {session.again()}{others}",
         )

@@ -79,12 +79,12 @@ def plan_command(
     try:
         training, cluster = _wish(reporter, model, given)
         overlap = training.program == "own" if given["overlap"] is None else given["overlap"]
-        made = plans.plan(training, cluster, overlap=overlap, liger=given["liger"])
-        written = [] if write is None else _write(made, write, model_path or _folder(model), nvme_path)
+        found = plans.plan(training, cluster, overlap=overlap, liger=given["liger"])
+        written = [] if write is None else _write(found, write, model_path or _folder(model), nvme_path)
     except (plans.PlanError, ds_config.ConfigError) as error:
         raise UsageError(str(error), hint=error.hint) from error
-    reporter.show([Line(text, cast("Style", style), hang=None) for text, style in plans.lines(made)])
-    reporter.result({**plans.data(made), "written": written}, "\n".join(f"wrote {each}" for each in written))
+    reporter.show([Line(text, cast("Style", style), hang=None) for text, style in plans.lines(found)])
+    reporter.result({**plans.data(found), "written": written}, "\n".join(f"wrote {each}" for each in written))
 
 
 def _wish(reporter: Reporter, model: str, given: dict[str, Any]) -> tuple[plans.Training, plans.Cluster]:
@@ -143,28 +143,28 @@ def _folder(model: str) -> str | None:
     return str(path if path.is_dir() else path.parent) if path.exists() else None
 
 
-def _write(made: plans.Plan, file: Path, folder: str | None, nvme_path: str | None) -> list[str]:
+def _write(found: plans.Plan, file: Path, folder: str | None, nvme_path: str | None) -> list[str]:
     """Write the files. Returns their names.
 
     Raises:
         UsageError: the suffix is neither YAML nor JSON, or the model's directory is not known.
         PlanError: no configuration fits.
     """
-    config = ds_config.text(plans.ds_config(made, nvme_path=nvme_path))
+    config = ds_config.text(plans.ds_config(found, nvme_path=nvme_path))
     if file.suffix == ".json":
         file.write_text(config, encoding="utf-8")
         return [str(file)]
     if file.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"--write {file}: neither .yaml nor .json", hint=f"--write {file}.yaml")
     if folder is None:
-        name = made.training.shape.name
+        name = found.training.shape.name
         raise UsageError(
             f"--write {file}: model_name_or_path needs the model's directory, and {name} is only a name",
             hint=f"--model-path models/{name}, or its directory instead of the name",
         )
     beside = file.with_name(f"{file.stem}.ds.json")
     beside.write_text(config, encoding="utf-8")
-    file.write_text(plans.yaml(made, folder, beside.name), encoding="utf-8")
+    file.write_text(plans.yaml(found, folder, beside.name), encoding="utf-8")
     return [str(file), str(beside)]
 
 

@@ -157,9 +157,9 @@ def asking_which(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
                 if click.confirm("Stop it on every node?", default=False, err=True):
                     return runs[0]
             else:
-                said = click.prompt(f"Which one to stop? [1-{len(runs)}]", default="", show_default=False, err=True)
-                if said.strip().isascii() and said.strip().isdigit() and 1 <= int(said) <= len(runs):
-                    return runs[int(said) - 1]
+                typed = click.prompt(f"Which one to stop? [1-{len(runs)}]", default="", show_default=False, err=True)
+                if typed.strip().isascii() and typed.strip().isdigit() and 1 <= int(typed) <= len(runs):
+                    return runs[int(typed) - 1]
         raise InterruptedByUser("nothing was stopped")
 
     return ask

@@ -60,7 +60,7 @@ class PushTarget:
 
     @property
     def into(self) -> str:
-        """The folder where legs are unpacked."""
+        """The folder where parts are unpacked."""
         return f"{self.staging}/tree"
 
 
@@ -104,8 +104,8 @@ def begin(target: PushTarget) -> str:
 
 
 def expected(pushed: Pushed, keys: Iterable[str]) -> bytes:
-    """The input of ``begin``: the files for this node's staging folder, and keys of legs that only others need."""
-    own = {leg.key for leg in pushed.legs}
+    """The input of ``begin``: the files for this node's staging folder, and keys of parts that only others need."""
+    own = {part.key for part in pushed.parts}
     lines = [f"want {name}\n" for name in (*pushed.small, *pushed.large)]
     lines += [f"skip {key}\n" for key in keys if key not in own]
     return "".join(lines).encode("ascii")

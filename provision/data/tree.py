@@ -1,4 +1,4 @@
-"""A pushed file or folder as legs: small files are sent together, large ones in ranges."""
+"""A pushed file or folder as parts: small files are sent together, large ones in ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provision.env.bundle.manifest import Entry
 from provision.env.source import files
 from provision.env.source.files import Source
 from provision.errors import UsageError
-from provision.model import Leg
+from provision.model import Part
 
 LARGE = 64 << 20  # bytes; larger files are sent in ranges of this length, smaller ones in tars of about it
 MANY = 4096  # files in one tar at most
@@ -52,27 +52,27 @@ class Tree:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The legs for one node, and the final paths of their files.
+    """The parts for one node, and the final paths of their files.
 
     Attributes:
-        legs: small files unpack as ``small/KEY/PATH``, so that tars never mix; a large one as ``large/NAME``.
-        small: the paths of small files and symlinks, by the KEY of their leg.
+        parts: small files unpack as ``small/KEY/PATH``, so that tars never mix; a large one as ``large/NAME``.
+        small: the paths of small files and symlinks, by the KEY of their part.
         large: the path of each large file, by NAME.
     """
 
-    legs: tuple[Leg, ...]
+    parts: tuple[Part, ...]
     small: Mapping[str, tuple[str, ...]]
     large: Mapping[str, str]
 
     @property
     def size(self) -> int:
         """Bytes on the wire."""
-        return sum(leg.size for leg in self.legs)
+        return sum(part.size for part in self.parts)
 
     @property
     def room(self) -> int:
-        """The space that it needs on a node, where a leg exists twice while it is unpacked."""
-        return self.size + max((leg.size for leg in self.legs), default=0)
+        """The space that it needs on a node, where a part exists twice while it is unpacked."""
+        return self.size + max((part.size for part in self.parts), default=0)
 
 
 def scan_tree(source: Path) -> Tree:
@@ -97,9 +97,9 @@ def scan_tree(source: Path) -> Tree:
 
 
 def plan(tree: Tree, wanted: frozenset[str], *, limit: int = LARGE) -> Pushed:
-    """The legs for the files and symlinks whose paths are ``wanted``, always in the same order.
+    """The parts for the files and symlinks whose paths are ``wanted``, always in the same order.
 
-    The grouping of small files does not depend on ``wanted``, so a rerun has the same legs for the rest.
+    The grouping of small files does not depend on ``wanted``, so a rerun has the same parts for the rest.
     """
     files = [one for one in tree.found if one.type != "dir"]
     groups = (
@@ -109,9 +109,9 @@ def plan(tree: Tree, wanted: frozenset[str], *, limit: int = LARGE) -> Pushed:
     small = {_key(*map(_name, group)): group for group in groups if group}
     large = {_name(one): one for one in files if one.size > limit and one.path in wanted}
     return Pushed(
-        legs=(
-            *(_tar_leg(key, group) for key, group in small.items()),
-            *(leg for name, one in large.items() for leg in _ranges(one, name, limit)),
+        parts=(
+            *(_tar_part(key, group) for key, group in small.items()),
+            *(part for name, one in large.items() for part in _ranges(one, name, limit)),
         ),
         small={key: tuple(one.path for one in group) for key, group in small.items()},
         large={name: one.path for name, one in large.items()},
@@ -145,8 +145,8 @@ def _entry(key: str, one: Source) -> Entry:
     return Entry(f"small/{key}/{one.path}".rstrip("/"), one.type, one.mode, one.mtime, one.size, target=one.target)
 
 
-def _tar_leg(key: str, group: tuple[Source, ...]) -> Leg:
-    return Leg(key, "tar", sum(tar.span(_entry(key, one)) for one in group), partial(_tar, key, group))
+def _tar_part(key: str, group: tuple[Source, ...]) -> Part:
+    return Part(key, "tar", sum(tar.span(_entry(key, one)) for one in group), partial(_tar, key, group))
 
 
 def _tar(key: str, group: tuple[Source, ...]) -> Iterator[bytes]:
@@ -158,10 +158,10 @@ def _tar(key: str, group: tuple[Source, ...]) -> Iterator[bytes]:
             yield bytes(tar.padding(one.size))
 
 
-def _ranges(one: Source, name: str, limit: int) -> Iterator[Leg]:
+def _ranges(one: Source, name: str, limit: int) -> Iterator[Part]:
     for number, offset in enumerate(range(0, one.size, limit)):
         size = min(limit, one.size - offset)
-        yield Leg(
+        yield Part(
             f"{name}.{number}",
             "range",
             size,

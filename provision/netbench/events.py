@@ -75,8 +75,8 @@ def reason(event: Mapping[str, Any]) -> str:
     """Why a rank failed, from the event ``failed``: its message, and the relevant lines of its log."""
     why = _STACK.split(str(event["why"]), maxsplit=1)[0].strip()
     why = " ".join(why.split())[:_TEXT]
-    said = [line.strip() for line in event["log"] if not _NOISE.search(line) and _TELLING.search(line)]
-    more = [line for line in dict.fromkeys(said) if why[:60] not in " ".join(line.split())][-4:]
+    relevant = [line.strip() for line in event["log"] if not _NOISE.search(line) and _TELLING.search(line)]
+    more = [line for line in dict.fromkeys(relevant) if why[:60] not in " ".join(line.split())][-4:]
     return "\n".join([f"rank {event['rank']}: {why}", *more])
 
 

@@ -63,8 +63,8 @@ def unsolved(wanted: Wanted, text: str) -> UsageError:
         names = ", ".join(dict.fromkeys(missing))
         return UsageError(f"{release} has no package {names}", hint="check the spelling: apt-cache search WORD")
     if match := _UNMET.search(text):
-        said = "; ".join(" ".join(line.split()) for line in match[1].splitlines())
-        return UsageError(f"these packages of {release} conflict: {said}", hint="pack them into separate bundles")
+        conflicts = "; ".join(" ".join(line.split()) for line in match[1].splitlines())
+        return UsageError(f"these packages of {release} conflict: {conflicts}", hint="pack them into separate bundles")
     return _failed(wanted, text)
 
 

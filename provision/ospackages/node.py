@@ -1,4 +1,4 @@
-"""OS packages on a node: the choice of bundles, their legs, the scripts, and the judgement of a node's answer. Pure."""
+"""OS packages on a node: chooses bundles, divides them into parts, writes scripts and judges answers. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 
 from provision.errors import BundleError, UsageError
-from provision.model import Leg
+from provision.model import Part
 from provision.ospackages import bundle, families, releases
 from provision.ospackages.bundle import OsBundle
 from provision.render import render
@@ -22,7 +22,7 @@ LOCK_SECONDS = 120  # seconds that apt waits for another process, such as unatte
 INCOMING = PurePosixPath("/var/lib/clusterctl/os-packages")
 FILE = "bundle"
 
-_RANGE = 16 << 20  # bytes of a leg; an interrupted transfer continues with the next one
+_RANGE = 16 << 20  # bytes of a part; an interrupted transfer continues with the next one
 _BLOCK = 1 << 20
 
 
@@ -127,11 +127,11 @@ def opening(choice: Choice) -> str:
     return render("services/os_packages/open.sh.j2", folder=choice.folder, file=choice.file)
 
 
-def legs(choice: Choice) -> tuple[Leg, ...]:
+def parts(choice: Choice) -> tuple[Part, ...]:
     """The bundle in ranges, for the transfer."""
     name, size = choice.bundle.sha256[:12], choice.bundle.size
     return tuple(
-        Leg(
+        Part(
             f"{name}.{number}",
             "range",
             min(_RANGE, size - offset),

@@ -26,11 +26,11 @@ except ImportError:  # an agent of an earlier version
     from checkpoints import stock as selection
 path = pathlib.Path(sys.argv[2]).absolute()
 plan = json.loads(path.read_text(encoding="utf-8"))  # also one that another version has written
-output = said = None
+output = offer = None
 if plan.get("resume"):
     output = path.parent / plan["resume"]["output"]
-    said = selection.offer(output, int(plan.get("first_rank") or 0), int(plan.get("processes") or 1))
-print(json.dumps({"output": None if output is None else str(output.resolve()), "offer": said}))
+    offer = selection.offer(output, int(plan.get("first_rank") or 0), int(plan.get("processes") or 1))
+print(json.dumps({"output": None if output is None else str(output.resolve()), "offer": offer}))
 """
 
 # Arguments: the agent's folder, the number of ranks. Reads the offers by node rank from its input.

@@ -53,9 +53,9 @@ def reachable(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Fin
         elif known.error:
             yield _fail("gate.master", node, known.error, f"clusterctl check --level 1 --only net --limit {node.name}")
         elif len(nodes) > 1 and known.interface == "lo":
-            said = f"{master.train_address} resolves to {known.master_ip}, which other nodes cannot reach"
+            observed = f"{master.train_address} resolves to {known.master_ip}, which other nodes cannot reach"
             fix = f"give {master.name} a network address (data_address), or correct /etc/hosts on {node.name}"
-            yield _fail("gate.master", node, said, fix)
+            yield _fail("gate.master", node, observed, fix)
         elif known.rank != rank:
             yield _fail(
                 "gate.rank",
@@ -64,11 +64,11 @@ def reachable(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Fin
                 "start the run again",
             )
         elif len(nodes) > 1 and known.hostname_resolves == "loopback":
-            said = (
+            observed = (
                 f"its host name {known.hostname} resolves to a loopback address; this run sets the interfaces, but "
                 "programs started by hand may hang"
             )
-            yield _warn("gate.master", node, said, f"put its network address for {known.hostname} into /etc/hosts")
+            yield _warn("gate.master", node, observed, f"put its network address for {known.hostname} into /etc/hosts")
         else:
             yield Finding("gate.master", node.name, "OK", f"over {known.interface}")
 
@@ -89,8 +89,8 @@ def releases(nodes: Sequence[Node], found: Mapping[str, str]) -> Iterator[Findin
     settled = not others or 2 * count > len(nodes)
     for node in nodes:
         if not settled or found[node.name] != usual:
-            said = f"has release {found[node.name]}" + (f"; {count} other nodes have {usual}" if settled else "")
-            yield _fail("gate.release", node, said, "clusterctl deploy")
+            observed = f"has release {found[node.name]}" + (f"; {count} other nodes have {usual}" if settled else "")
+            yield _fail("gate.release", node, observed, "clusterctl deploy")
 
 
 def room(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -103,9 +103,9 @@ def room(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]
         elif known.disk_free < DISK_SMALL:
             yield _warn("gate.disk", node, free, "a checkpoint may not fit; clusterctl prune, or another output_dir")
         if known.gpus and node.gpus and node.gpus > known.gpus:
-            said = f"has {known.gpus} GPUs, but the inventory says gpus: {node.gpus}"
+            observed = f"has {known.gpus} GPUs, but the inventory says gpus: {node.gpus}"
             yield _fail(
-                "gate.gpus", node, said, f"correct gpus:, or see clusterctl check --only gpu --limit {node.name}"
+                "gate.gpus", node, observed, f"correct gpus:, or see clusterctl check --only gpu --limit {node.name}"
             )
 
 
@@ -126,13 +126,15 @@ def runs(nodes: Sequence[Node], facts: Mapping[str, Facts], visible: Mapping[str
             is_bad = bool(known.gpus) and not apart
             if not run["agent"]:
                 count = len(run["pids"])
-                said = f"{count} process{'es' if count > 1 else ''} left of run {whose}, whose agent no longer exists"
+                observed = (
+                    f"{count} process{'es' if count > 1 else ''} left of run {whose}, whose agent no longer exists"
+                )
                 fix = f"to stop them: clusterctl stop {run['run']}"
             else:
                 where = "on the same GPUs" if is_bad else "on other GPUs" if known.gpus else "on the same cores"
-                said = f"run {whose} is running {where}"
+                observed = f"run {whose} is running {where}"
                 fix = f"wait for it (clusterctl status {run['run']}), or clusterctl stop {run['run']}"
-            yield (_fail if is_bad else _warn)("gate.runs", node, said, fix)
+            yield (_fail if is_bad else _warn)("gate.runs", node, observed, fix)
 
 
 def devices(visible: str) -> frozenset[str]:
@@ -148,12 +150,12 @@ def linked(nodes: Sequence[Node], answers: Mapping[str, Answer], port: int | Non
     all_failed = len(failed) > 1 and len(failed) == len(tried)
     for node in nodes[1:]:
         if node.name in failed and port:
-            said, fix = detail(failed[node.name], master, port)
+            observed, fix = detail(failed[node.name], master, port)
             if not all_failed:
-                yield _fail("gate.link", node, said, fix)
+                yield _fail("gate.link", node, observed, fix)
     if all_failed and port:
-        said, fix = detail(next(iter(failed.values())), master, port)
-        yield _fail("gate.link", master, f"none of the {len(failed)} nodes can reach the agent's port: {said}", fix)
+        observed, fix = detail(next(iter(failed.values())), master, port)
+        yield _fail("gate.link", master, f"none of the {len(failed)} nodes can reach the agent's port: {observed}", fix)
 
 
 def weighed(findings: Iterable[Finding], facts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -244,9 +246,9 @@ def busy(
             entry[3].append(used)
         if found:
             shown = [_holder(pid, *entry) for pid, entry in list(found.items())[:8]]
-            said = "; ".join(shown) + (f"; {len(found) - 8} more" if len(found) > 8 else "")
+            observed = "; ".join(shown) + (f"; {len(found) - 8} more" if len(found) > 8 else "")
             fix = f"wait, or ask the owner: ps -fp {','.join(map(str, list(found)[:8]))} on {node.name}"
-            yield Finding(GPU_CHECK, node.name, "FAIL", said, "no other program", fix=fix)
+            yield Finding(GPU_CHECK, node.name, "FAIL", observed, "no other program", fix=fix)
 
 
 def _holder(pid: int, owner: str, name: str, gpus: list[str], used: list[str]) -> str:
@@ -328,17 +330,17 @@ class Content:
 def parse_content(text: str) -> dict[str, Content]:
     """Parse the agent's line: the content at each path. Empty if it is not the agent's line."""
     try:
-        said = parse_object(text, limit=_CONTENT_LIMIT)
+        contents = parse_object(text, limit=_CONTENT_LIMIT)
     except UntrustedError:
         return {}
-    return {path: found for path, one in said.items() if (found := _content(one)) is not None}
+    return {path: found for path, one in contents.items() if (found := _content(one)) is not None}
 
 
-def _content(said: Any) -> Content | None:
-    if not isinstance(said, dict):
+def _content(value: Any) -> Content | None:
+    if not isinstance(value, dict):
         return None
     try:
-        return Content(**conform(Content, said))
+        return Content(**conform(Content, value))
     except UntrustedError:
         return None
 
@@ -359,14 +361,16 @@ def compare_content(path: str, found: Mapping[str, Content], *, what: str = "") 
     right = groups[0] if len(groups) == 1 or (groups and 2 * len(groups[0]) > len(found)) else ()
     for name, each in found.items():
         if each.state == "missing":
-            said = f"{shown} is missing; it exists on {fold(there)} only" if there else f"{shown} is missing"
+            observed = f"{shown} is missing; it exists on {fold(there)} only" if there else f"{shown} is missing"
             fix = _COPY.format(path=path, nodes=name) if there else "correct the path, or copy the files there"
-            yield _content_fail(name, said, fix)
+            yield _content_fail(name, observed, fix)
         elif name not in there:
             yield _content_fail(name, f"{shown}: {each.error}", "look at it with ls -la; does its file system answer?")
         elif right and name in right:
-            said = f"{shown}: {many(each.files, 'file')}"
-            yield Finding(DATA_CHECK, name, "OK", f"{said}, compared by name and size" if each.partial else said)
+            observed = f"{shown}: {many(each.files, 'file')}"
+            yield Finding(
+                DATA_CHECK, name, "OK", f"{observed}, compared by name and size" if each.partial else observed
+            )
         elif right:
             how = each.unlike(found[right[0]]) or "is different"
             yield _content_fail(

@@ -109,7 +109,7 @@ def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
     # debootstrap creates mounts and starts daemons' scripts in the new root. In separate namespaces they cannot outlive
     # it. If this process is killed, debootstrap (--pdeathsig) and its children (--kill-child) are killed too.
     alone = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount-proc", "--pid", "--fork", "--kill-child", *argv]
-    said: list[str] = []
+    printed: list[str] = []
     process = subprocess.Popen(
         alone,
         stdin=subprocess.DEVNULL,
@@ -123,8 +123,8 @@ def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
     with process.stdout as lines:
         try:
             for line in lines:
-                said.append(line.strip())
-                emit(Progress(STAGE, len(said), note=said[-1].removeprefix("I: ")))
+                printed.append(line.strip())
+                emit(Progress(STAGE, len(printed), note=printed[-1].removeprefix("I: ")))
         except BaseException:
             process.kill()
             lines.read()  # until its last child exits: they write into the folder to be removed
@@ -132,7 +132,9 @@ def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
         finally:
             process.wait()
     if process.returncode:
-        trouble = [line for line in said if not line.startswith("I: ")] or said or [f"exit code {process.returncode}"]
+        trouble = (
+            [line for line in printed if not line.startswith("I: ")] or printed or [f"exit code {process.returncode}"]
+        )
         raise ClusterctlError(
             f"{' '.join(argv)} failed: {'; '.join(trouble[-3:])}",
             hint="set CLUSTERCTL_DEBIAN_MIRROR=http://… to a mirror that works, or use --rootfs host",

@@ -22,7 +22,7 @@ class Conversation(threading.Thread):
         lines: the lines that the script has printed.
         result: the script's result; None while it runs.
         failure: why it could not run, or was interrupted.
-        heard: when the line of ``wait_for`` came, in monotonic seconds.
+        received_at: when the last line of ``wait_for`` arrived, in monotonic seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Conversation(threading.Thread):
         self.lines: list[str] = []
         self.result: Result | None = None
         self.failure: ClusterctlError | None = None
-        self.heard = 0.0
+        self.received_at = 0.0
         self._connect, self._script, self._deadline, self._beat = connect, script, deadline, beat
         self._received: queue.SimpleQueue[tuple[str | None, float]] = queue.SimpleQueue()
         self._to_send: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ class Conversation(threading.Thread):
                 self._received.put((None, at))  # for the next call
                 return None
             if text.startswith(start):
-                self.heard = at
+                self.received_at = at
                 return text
         return None
 

@@ -1,4 +1,4 @@
-"""The stage that sends legs to nodes, which may relay them."""
+"""The stage that sends parts to nodes, which may relay them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provision.session.outcome import Failure, Outcome
 from provision.transfer import Options, Target, transfer
 
 if TYPE_CHECKING:
-    from provision.model import Leg, Wire
+    from provision.model import Part, Wire
     from provision.session.session import Session
 
 
@@ -29,18 +29,18 @@ def send(
     key: str,
     what: str,
     targets: Sequence[Target],
-    legs: Mapping[Wire, Sequence[Leg]],
+    parts: Mapping[Wire, Sequence[Part]],
     *,
     relay: bool = True,
 ) -> Sent:
-    """Send legs to nodes; see ``transfer``.
+    """Send parts to nodes; see ``transfer``.
 
     Args:
         session: the command's session.
         key: names the stage.
         what: names the content in the title.
         targets: the nodes; may be empty.
-        legs: the legs by wire form.
+        parts: the parts by wire form.
         relay: nodes may pass bytes on to one another.
     """
     if not targets:
@@ -48,7 +48,7 @@ def send(
     nodes = {target.node.name: target.node for target in targets}
     with session.stage(key, f"Sending {what} to {fold(nodes)}", None, "bytes") as shown:
         options = Options(relay=relay, stage=key, emit=session.emit)
-        result = transfer(session.inventory, targets, session.connections, legs, options)
+        result = transfer(session.inventory, targets, session.connections, parts, options)
         failed = {
             name: Failure.of(error, session.inventory, nodes[name]) for name, error in result.errors.items() if error
         }

@@ -162,18 +162,18 @@ def _option_path(path: Path) -> str:
 
 
 def _reason(node: Node, broken: Broken) -> NodeUnreachable:
-    said = " ".join(broken.err.split())
+    printed = " ".join(broken.err.split())
     if broken.begun:
-        return NodeUnreachable(node, "the connection was lost" + (f": {said[-200:]}" if said else ""))
+        return NodeUnreachable(node, "the connection was lost" + (f": {printed[-200:]}" if printed else ""))
     if "IDENTIFICATION HAS CHANGED" in broken.err or "revoked" in broken.err:
         return HostKeyChanged(node, "its host key has changed", hint="to compare both fingerprints: clusterctl init")
     if "host key is known" in broken.err or "Host key verification failed" in broken.err:
         return HostKeyUnknown(node, "its host key is not pinned", hint="clusterctl init")
     for words, reason, hint in _REASONS:
         if words in broken.err:
-            return NodeUnreachable(node, f"{reason} ({said[-200:]})", hint=hint)
-    said = " ".join((broken.out + " " + broken.err).split())
-    return NodeUnreachable(node, "ssh gave no answer" + (f": {said[-200:]}" if said else ""))
+            return NodeUnreachable(node, f"{reason} ({printed[-200:]})", hint=hint)
+    printed = " ".join((broken.out + " " + broken.err).split())
+    return NodeUnreachable(node, "ssh gave no answer" + (f": {printed[-200:]}" if printed else ""))
 
 
 class ProcessStream:

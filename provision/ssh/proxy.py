@@ -31,7 +31,7 @@ class Proxy:
         )
         self._timeout: float | None = None
         self._closing = threading.Lock()
-        self._said = b""
+        self._stderr = b""
         self.failure: ProxyFailedError | None = None
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -96,14 +96,14 @@ class Proxy:
         assert self._process.stderr
         with suppress(OSError, ValueError):
             while data := self._process.stderr.read(4096):
-                self._said = (self._said + data)[-_KEPT:]
+                self._stderr = (self._stderr + data)[-_KEPT:]
 
     def _failure(self) -> ProxyFailedError:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         self._listener.join(1)
-        said = " ".join(self._said.decode("utf-8", "replace").split())
+        printed = " ".join(self._stderr.decode("utf-8", "replace").split())
         self.failure = ProxyFailedError(
-            f"its ProxyCommand ended with status {self._process.poll()}{f': {said}' if said else ''}"
+            f"its ProxyCommand ended with status {self._process.poll()}{f': {printed}' if printed else ''}"
         )
         return self.failure

@@ -124,10 +124,10 @@ class SshRemote:
             return NodeUnreachable(self.node, f"the connection was lost: {text_of(self._transport.get_exception())}")
         if broken.begun:
             return NodeUnreachable(self.node, "the script was killed on the node, or its connection was closed")
-        said = " ".join((broken.out + " " + broken.err).split())
+        printed = " ".join((broken.out + " " + broken.err).split())
         return NodeUnreachable(
             self.node,
-            "the login shell did not start sh" + (f": {said[:200]}" if said else ""),
+            "the login shell did not start sh" + (f": {printed[:200]}" if printed else ""),
             hint="the user needs a login shell that runs commands, and sh and dd on its PATH",
         )
 

@@ -77,10 +77,10 @@ def bench_rows(result: BenchResult) -> list[Line]:
 
 def _pair_rows(result: BenchResult, judgement: Judgement) -> list[Line]:
     rates = sorted(result.pairs.values())
-    said = (
+    summary = (
         f"{_pairs(len(rates))}, each way: {_rate(rates[0])} to {_rate(rates[-1])}" if rates else "no pair was measured"
     )
-    lines = [Line(said)]
+    lines = [Line(summary)]
     if not judgement.compared:
         return [*lines, Line("a single pair cannot be compared: use three nodes or more to find a slow one", "dim")]
     for name, (slow, all_) in judgement.nodes.items():

@@ -101,8 +101,8 @@ def _verdict(verdict: Verdict, run: str) -> Iterator[str]:
 
 def _unknown(verdict: Verdict) -> Iterator[str]:
     who = _who(verdict.node, verdict.rank) if verdict.node else "the run"
-    said = f": {verdict.reason}" if verdict.reason else ""
-    yield f"{who} failed first{said}; no line of the logs says why"
+    reason = f": {verdict.reason}" if verdict.reason else ""
+    yield f"{who} failed first{reason}; no line of the logs says why"
     if verdict.last:
         yield "  its last lines:"
         yield from (f"    {_cut(line)}" for line in verdict.last)
@@ -141,8 +141,8 @@ def _condition(condition: Condition, run: str) -> Iterator[str]:
 
 def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
     for number, verdict in enumerate(verdicts, 1):
-        said = verdict.first.says if verdict.first else verdict.reason or "no line of the logs says why"
-        yield f"attempt {number}: {_who(verdict.node, verdict.rank)}: {said}"
+        reason = verdict.first.says if verdict.first else verdict.reason or "no line of the logs says why"
+        yield f"attempt {number}: {_who(verdict.node, verdict.rank)}: {reason}"
 
 
 def _advice(fix: Iterable[str], run: str, node: str = "NODE") -> Iterator[str]:

@@ -41,8 +41,8 @@ def check_output(result: CheckResult) -> Summary:
         parts.append(f"{counts['OK']} OK, {counts['N/A']} n/a ({_reasons(lacking)})")
     elif parts:
         parts.append(f"{counts['OK']} OK")
-    said = f"{fold(result.nodes)}: {number(len(result.checks), 'check')} in {result.seconds:.1f} s, "
-    return data, said + (", ".join(parts) or "all OK")
+    summary = f"{fold(result.nodes)}: {number(len(result.checks), 'check')} in {result.seconds:.1f} s, "
+    return data, summary + (", ".join(parts) or "all OK")
 
 
 def _reasons(findings: Iterable[Finding]) -> str:
@@ -65,7 +65,8 @@ def finding_rows(result: CheckResult, *, verbose: bool = False) -> list[Line]:
             for verdict, word in (("OK", "OK"), ("N/A", "n/a")):
                 good = {each.node: each.observed for each in result.having(verdict) if each.check == check}
                 rows += [
-                    Line(f"{word}  {check}  {names}: {clean(said)}", "dim") for said, names in fold_equal(good).items()
+                    Line(f"{word}  {check}  {names}: {clean(observed)}", "dim")
+                    for observed, names in fold_equal(good).items()
                 ]
     return rows
 
@@ -74,8 +75,8 @@ def _alike(by_check: Mapping[str, list[Finding]]) -> Iterator[tuple[list[str], l
     """Groups checks with equal findings: one missing tool can affect twenty checks."""
     groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     for check, findings in by_check.items():
-        said = tuple((finding.node, finding.observed, finding.fix) for finding in findings)
-        groups.setdefault(said, []).append(check)
+        key = tuple((finding.node, finding.observed, finding.fix) for finding in findings)
+        groups.setdefault(key, []).append(check)
     for checks in groups.values():
         yield checks, by_check[checks[0]]
 
@@ -85,7 +86,7 @@ def _block(verdict: str, checks: list[str], findings: list[Finding]) -> list[Lin
     title = f": {load(checks[0]).title}" if len(checks) == 1 else ""
     rows = [Line(f"{verdict}  {', '.join(checks)}{title}", _WORST_FIRST[verdict], hang=len(verdict) + 2)]
     observed = fold_equal({finding.node: finding.observed for finding in findings})
-    rows += [Line(f"    {names}: {clean(said)}") for said, names in observed.items()]
+    rows += [Line(f"    {names}: {clean(text)}") for text, names in observed.items()]
     if len(checks) == 1:
         expected = _different(finding.expected for finding in findings)
         rows += [Line(f"    expected: {clean(each)}") for each in expected if each != load(checks[0]).title]

@@ -110,8 +110,8 @@ def _sentence(found: Metrics) -> str:
                 column.append(value)
     more = len(found.names) - 1
     name = f"{found.names[0]} and {more} more" if more else found.names[0]
-    told = f"{count} lines" if series.counted else f"step {step}" + (f" of {series.total}" if series.total else "")
-    parts = [f"{name}: {told}", *_losses(*values["loss"]), *_evaluations(*values["eval_loss"])]
+    progress = f"{count} lines" if series.counted else f"step {step}" + (f" of {series.total}" if series.total else "")
+    parts = [f"{name}: {progress}", *_losses(*values["loss"]), *_evaluations(*values["eval_loss"])]
     ms, speed = values["ms"][1], values["tokens_per_second"][1]
     parts += [f"{_milliseconds(median(ms))} ms a step"] if ms else []
     parts += [f"{median(speed):,.0f} tokens/s"] if speed else []

@@ -212,8 +212,8 @@ def _states(steps: tuple[StepResult, ...], verb: Verb) -> dict[str, str]:
 def _state(steps: list[StepResult], verb: Verb) -> str:
     wrong = [step for step in steps if step.state == "failed"]
     if wrong:
-        said = "; ".join(f"{_short(step)}: {' '.join(step.detail.split())}" for step in wrong)
-        return f"{'does not work' if verb == 'verify' else 'failed'}: {said}"
+        failures = "; ".join(f"{_short(step)}: {' '.join(step.detail.split())}" for step in wrong)
+        return f"{'does not work' if verb == 'verify' else 'failed'}: {failures}"
     would = [_short(step) for step in steps if step.state == "would change"]
     if would:
         return "differs: " + ", ".join(would) if verb == "status" else "would change: " + ", ".join(would)
@@ -279,19 +279,19 @@ def command_output(result: Commanded) -> Summary:
 
 
 def command_rows(result: Commanded) -> list[Line]:
-    """One block for each different answer, that of most nodes first; under the names what they said, as it came.
+    """One block for each different output, the most frequent first: the names, then the unchanged output.
 
     stderr follows stdout. Exit codes are in the error, not here.
     """
-    said = {name: _text(answer) for name, answer in result.results.items()}
+    outputs = {name: _text(answer) for name, answer in result.results.items()}
     rows: list[Line] = []
-    for text, names in _groups(said):
+    for text, names in _groups(outputs):
         if text:
             count = f" ({len(names)})" if len(names) > 1 else ""
             rows += [Line(_RULE, "dim"), Line(f"{fold(names)}{count}", "bold"), Line(_RULE, "dim")]
             rows += [Line(row, hang=None) for row in text.split("\n")]
-    if not rows and said and not result.failed:
-        rows.append(Line(f"{fold(said)}: done, no output"))
+    if not rows and outputs and not result.failed:
+        rows.append(Line(f"{fold(outputs)}: done, no output"))
     return rows
 
 
@@ -300,8 +300,8 @@ def _text(answer: Result) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _groups(said: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+def _groups(outputs: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     groups: dict[str, list[str]] = {}
-    for name, text in said.items():
+    for name, text in outputs.items():
         groups.setdefault(text, []).append(name)
     return sorted(groups.items(), key=lambda group: -len(group[1]))

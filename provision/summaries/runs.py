@@ -194,16 +194,16 @@ def _part_of(found: Mapping[str, Any], name: str, whole: str) -> float | None:
 
 
 def _range(values: Sequence[float | None]) -> str:
-    told = [value for value in values if value is not None]
-    if not told:
+    known = [value for value in values if value is not None]
+    if not known:
         return "-"
-    low, high = f"{min(told):.0f}", f"{max(told):.0f}"
+    low, high = f"{min(known):.0f}", f"{max(known):.0f}"
     return f"{low} %" if low == high else f"{low}-{high} %"
 
 
 def _most(values: Sequence[float | None]) -> str:
-    told = [value for value in values if value is not None]
-    return f"{max(told):.0f} %" if told else "-"
+    known = [value for value in values if value is not None]
+    return f"{max(known):.0f} %" if known else "-"
 
 
 def _bytes(value: float | None) -> str:

@@ -32,7 +32,7 @@ def status_output(result: Status, now: float = 0.0) -> Summary:
         "unreachable": dict(result.unreachable),
         "runs": runs_data(result.runs, now),
     }
-    lines = [f"{names}: {said}" for said, names in fold_equal({n: _of(s) for n, s in result.nodes.items()}).items()]
+    lines = [f"{names}: {state}" for state, names in fold_equal({n: _of(s) for n, s in result.nodes.items()}).items()]
     lines += [f"{names}: no answer: {why}" for why, names in fold_equal(result.unreachable).items()]
     return data, "\n".join([*lines, *_clocks(result, pairs), *run_lines(result.runs, now, result.users)])
 

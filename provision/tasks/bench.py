@@ -59,7 +59,7 @@ class BenchResult:
         backend: ``nccl`` or ``gloo``.
         network: what NCCL used, such as ``TCP, eth0``; empty if it did not say.
         interfaces: by which the nodes reach rank 0.
-        versions: of torch and NCCL, and the GPU's name, as the first rank said.
+        versions: of torch and NCCL, and the GPU's name, as the first rank reports them.
         rows: every operation in every size.
         skipped: operations that this torch lacks, each with the reason.
         pairs: the bandwidth of each pair of nodes in each direction; empty if not measured.
@@ -84,9 +84,9 @@ class BenchResult:
     def raise_wrong(self) -> None:
         """Raise a NodesFailedError where results were not what they should be."""
         if bad := [row for row in self.rows if row.wrong]:
-            said = ", ".join(f"{row.op} of {row.size} bytes ({row.wrong} elements)" for row in bad)
+            rows_text = ", ".join(f"{row.op} of {row.size} bytes ({row.wrong} elements)" for row in bad)
             raise NodesFailedError(
-                f"wrong results: {said}",
+                f"wrong results: {rows_text}",
                 reasons={},
                 hint="to find the node, measure fewer of them with --limit; then: clusterctl check --only gpu",
             )
@@ -245,15 +245,17 @@ def _tune(ready: World, size: int) -> tuple[Tuning, list[Event]]:
 
     def measure(setting: Setting) -> float | None:
         try:
-            said = ready.run(work, {**LOG, **setting.env}, [name for name in NAMES if name not in setting.env], silent)
+            events = ready.run(
+                work, {**LOG, **setting.env}, [name for name in NAMES if name not in setting.env], silent
+            )
         except MeasureFailedError as error:
             failures.append(error)
             session.warn(f"{setting}: {next(iter(error.reasons.values()), error)}")
             return None
         if not tried:
-            _refuse_other_networks(network_used(said))
-            first.extend(event for event in said if event["event"] != "row")
-        (row,) = rows(said)
+            _refuse_other_networks(network_used(events))
+            first.extend(event for event in events if event["event"] != "row")
+        (row,) = rows(events)
         tried.append(row.busbw)
         shown.progress(len(tried), f"{row.busbw / 1e9:.1f} GB/s with {setting}")
         return 0.0 if row.wrong else row.busbw

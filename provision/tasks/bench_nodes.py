@@ -21,7 +21,7 @@ from provision.render import render
 from provision.run import RunFiles, RunSpec, Worker, new_run_id, readiness
 from provision.run.files import sources
 from provision.run.found import Used, read_network
-from provision.tasks.prepare import Answer, prepare, unreachable, withdraw
+from provision.tasks.prepare import Answer, prepare, remove_folders, unreachable
 from provision.tasks.runs import run_folder
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ class _Flight:
             )
             if result.rc != 0:
                 if not self.over.is_set():
-                    said = result.err.strip() or f"ended with status {result.rc} without reporting"
-                    self.failures.setdefault(node.name, said)
+                    reason = result.err.strip() or f"ended with status {result.rc} without reporting"
+                    self.failures.setdefault(node.name, reason)
                 self.over.set()
         except ClusterctlError:
             self.over.set()
@@ -158,7 +158,7 @@ class _Flight:
         spec = self._world.spec
         index, counts = self._world.nodes.index(node), self._world.counts
         first = sum(counts[:index])
-        told = {
+        settings = {
             "ranks": list(range(first, first + counts[index])),
             "world": sum(counts),
             "master": spec.master,
@@ -168,7 +168,7 @@ class _Flight:
             "timeout": TIMEOUT,
             "work": self._work,
         }
-        yield json.dumps(told).encode() + b"\n"
+        yield json.dumps(settings).encode() + b"\n"
         self.over.wait()
 
     def _take(self, node: Node, line: str) -> None:
@@ -211,13 +211,13 @@ def world(session: Session) -> Iterator[World]:
         )
         yield World(session, spec)
     finally:
-        withdraw(asked, nodes, run)
+        remove_folders(asked, nodes, run)
 
 
 def _refuse(nodes: Sequence[Node], answers: Mapping[str, Answer], lacking: Mapping[str, str]) -> None:
     if lacking:
-        said = f"{len(lacking)} of {len(nodes)} nodes cannot take part; nothing was started"
-        raise PreflightError(said, reasons=lacking, hint="clusterctl deploy")
+        message = f"{len(lacking)} of {len(nodes)} nodes cannot take part; nothing was started"
+        raise PreflightError(message, reasons=lacking, hint="clusterctl deploy")
     facts = {name: answer.facts for name, answer in answers.items()}
     releases = {name: answer.release for name, answer in answers.items()}
     findings = [

@@ -1,7 +1,7 @@
 """``clusterctl check``: runs the checks of ``provision/checks`` on every node.
 
-Every node runs one script with the probes of all checks. Probes that need root run again as root if the ssh user is
-another one. All judging is done here, over the answers of all nodes.
+Every node runs one script with the probes of all checks. Probes that need root run again as root if the ssh user is not
+root. The controller judges the answers of all nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from provision.session import Outcome, Session
 
 DEADLINE = 60.0  # seconds for a node; more than any probe may take
-_GRACE = 15.0  # seconds more until the connection is given up: a script ends before that
+_GRACE = 15.0  # seconds more until the connection times out: the script ends earlier
 _AT_ONCE = 32  # nodes
 
 Answers = Mapping[str, Mapping[str, Answer]]  # by check, by node
@@ -38,21 +38,21 @@ class _Measure(Protocol):
     """A file of ``tasks/measures``."""
 
     def measure(self, plan: Plan, session: Session) -> Mapping[str, Answer]:
-        """Answers by node name; a node that could not take part has one that says so."""
+        """Answers by node name; the answer of a node that could not take part has the reason."""
         ...
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What is checked.
+    """The options of ``check``.
 
     Attributes:
         level: 0: each node alone; 1: also ports, clocks and shares between nodes.
         only: ids of checks, or first words of ids such as ``gpu``; empty for all.
-        manifest: of the bundle that will run on the nodes; without it, checks that need one are skipped.
-        root: whether probes run as root that need to: True also if sudo asks for a password, None only if it does
-            not, False never.
-        deadline: seconds for each node; what is not known by then is UNKNOWN.
+        manifest: the manifest of the bundle that will run on the nodes; without it, checks that need one are skipped.
+        root: whether probes that need root get it. True: also if sudo asks for a password; None: only if it does not;
+            False: never.
+        deadline: seconds for each node; unfinished checks are UNKNOWN.
     """
 
     level: int = 0
@@ -64,11 +64,11 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was found.
+    """The result of ``check``.
 
     Attributes:
         findings: by check, in the order of their ids, and by node, in the inventory's.
-        checks: the ids of the checks that were run.
+        checks: the ids of the checks that ran.
         nodes: the names of the nodes that answered.
         unreachable: the others, each with its reason.
         seconds: how long it took.
@@ -86,9 +86,9 @@ class CheckResult:
 
 
 def check(session: Session, options: CheckOptions) -> CheckResult:
-    """Look at nodes and judge their answers. Changes nothing on them.
+    """Examine nodes and judge their answers. Changes nothing on them.
 
-    The inventory's ``checks:`` section has thresholds, and checks that are turned off.
+    The inventory's ``checks:`` section has thresholds and the checks to skip.
 
     Raises:
         UsageError: ``only`` names no check.
@@ -111,14 +111,14 @@ def check(session: Session, options: CheckOptions) -> CheckResult:
 
 @dataclass(frozen=True)
 class _Visit:
-    """A node's answers by check, and why some of its probes could not run as root."""
+    """A node's answers by check, and the reason if probes could not run as root."""
 
     answers: dict[str, Answer]
     refused: RootRefused | None = None
 
 
 def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOptions) -> Outcome[_Visit]:
-    """Run every probe on every node, in one script, or in two where root is another user."""
+    """Run every probe on every node, in one script, or in two if the ssh user is not root."""
     for_root = [each for each in probed if options.root is not False and checks.load(each).root]
 
     def ask(node: Node, wanted: Sequence[str], *, root: bool) -> dict[str, Answer]:
@@ -130,7 +130,7 @@ def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOp
             return parse(script, result.out)
 
     def visit(node: Node) -> _Visit:
-        if not probed:  # measures only: nothing but whether the node can be reached
+        if not probed:  # measures only: test the connection
             session.run(node, ":", deadline=options.deadline)
             return _Visit({})
         answers = ask(node, probed, root=False)
@@ -149,7 +149,7 @@ def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOp
 
 
 def _measured(session: Session, plan: Plan, chosen: Sequence[str]) -> Answers:
-    """The measures between nodes; each is taken once, however many checks read it."""
+    """The measures between nodes. Each runs once, even if several checks use it."""
     taken: dict[str, Mapping[str, Answer]] = {}
     found: dict[str, Mapping[str, Answer]] = {}
     for each in chosen if plan.nodes else ():
@@ -166,8 +166,8 @@ def _measured(session: Session, plan: Plan, chosen: Sequence[str]) -> Answers:
 def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """The findings of a check about every node, in the order of the nodes.
 
-    A judge that raises got an answer that it was not written for. The finding of the node that gave it is UNKNOWN, or
-    of all nodes if only their answers together make it raise. Other checks are not affected.
+    A judge raises for an answer that it was not written for. That node's finding is UNKNOWN, or all nodes' findings if
+    only their answers together make it raise. Other checks are not affected.
     """
     seen = replace(plan, limits=limits(check, plan.inventory.checks))
     found, mistake = _judged(check, seen, answers)
@@ -177,10 +177,10 @@ def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Fin
         again = _judged(check, seen, good) if 0 < len(good) < len(answers) else ({}, mistake)
         found = again[0] | {
             name: checks.finding(
-                check, name, checks.unknown(said, fix="report it as a bug, with the output of this check")
+                check, name, checks.unknown(reason, fix="report it as a bug, with the output of this check")
             )
             for name in answers
-            if (said := alone[name] or again[1])
+            if (reason := alone[name] or again[1])
         }
     for node in plan.nodes:
         if node.name in answers:
@@ -189,9 +189,9 @@ def judge(check: str, plan: Plan, answers: Mapping[str, Answer]) -> Iterator[Fin
 
 
 def _judged(check: str, seen: Plan, answers: Mapping[str, Answer]) -> tuple[dict[str, Finding], str]:
-    """The findings by node; or none, and what the judge failed at."""
+    """The findings by node; or none, and the judge's error."""
     try:
         return {finding.node: finding for finding in checks.judged(check, seen, answers)}, ""
-    except Exception as error:  # noqa: BLE001 - whatever it is
+    except Exception as error:  # noqa: BLE001 - judges may raise anything
         text = " ".join(str(error).split())[:200]
         return {}, f"the check does not understand an answer ({type(error).__name__}: {text})"

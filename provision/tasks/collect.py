@@ -95,13 +95,13 @@ def collect(session: Session, word: str | None, to: Path, *, only: str | None = 
     return collected
 
 
-def read_offer(said: Mapping[str, Any], node: str) -> dict[str, Any]:
+def read_offer(answer: Mapping[str, Any], node: str) -> dict[str, Any]:
     """A node's answer to ``OFFER``: its output folder, or null, and its checkpoints.
 
     Raises:
         ClusterctlError: the answer is damaged.
     """
-    output, offer = said.get("output"), said.get("offer") or {}
+    output, offer = answer.get("output"), answer.get("offer") or {}
     wrong = offers.problem(offer)
     if not isinstance(output, str | None) or (output and not output.startswith("/")):
         wrong = "has an invalid output folder"

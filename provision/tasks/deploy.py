@@ -18,7 +18,7 @@ from provision.env.release.examine import Action, NodeFacts
 from provision.env.release.payload import Payload, Recipe, derive_recipe
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
-from provision.model import Leg, Node, Step, Wire
+from provision.model import Node, Part, Step, Wire
 from provision.script import compile_steps, whole
 from provision.services.kit.scripts import REVIEW
 from provision.session import Failure, Lock, Outcome, Sharing
@@ -97,15 +97,15 @@ class _Release:
 
 @dataclass(frozen=True)
 class _Existing:
-    """A node's existing files of a release: keys of legs, paths of derived files, free bytes, damaged releases."""
+    """A node's existing files of a release: keys of parts, paths of derived files, free bytes, damaged releases."""
 
     keys: frozenset[str]
     rewritten: frozenset[str]
     free: int | None
     damaged: tuple[str, ...]
 
-    def lacks(self, leg: Leg) -> bool:
-        return not self.keys & {leg.key, leg.group}
+    def lacks(self, part: Part) -> bool:
+        return not self.keys & {part.key, part.group}
 
 
 _DEFAULT = DeployOptions()
@@ -221,10 +221,10 @@ def _send(
     """
     payload, paths = release.payload, release.paths
     gathered = _gather(session, release, nodes, facts)
-    # Only nodes that derived the same files get the same last leg. Nearly always, all of them did.
-    groups = {existing.rewritten: payload.legs("plain", existing.rewritten) for existing in gathered.ok.values()}
+    # Only nodes that derived the same files get the same last part. Nearly always, all of them did.
+    groups = {existing.rewritten: payload.parts("plain", existing.rewritten) for existing in gathered.ok.values()}
     lacking = {
-        name: [leg.key for leg in groups[existing.rewritten] if existing.lacks(leg)]
+        name: [part.key for part in groups[existing.rewritten] if existing.lacks(part)]
         for name, existing in gathered.ok.items()
     }
     small = {
@@ -241,14 +241,14 @@ def _send(
     sent = Sent(ready, brought)
     for rewritten in dict.fromkeys(existing.rewritten for existing in ready.ok.values()):
         group = [node for node in ready.of(nodes) if ready.ok[node.name].rewritten == rewritten]
-        legs = {wires[node.name]: payload.legs(wires[node.name], rewritten) for node in group}
+        parts = {wires[node.name]: payload.parts(wires[node.name], rewritten) for node in group}
         targets = [
             Target(node, paths.transfer, paths.incoming, wires[node.name], "ssh" in facts[node.name].tools)
             for node in group
         ]
         what = f"{payload.bundle.manifest.name} ({paths.release_id})"
-        part = send(session, "send", what, targets, legs, relay=relay)
-        sent = Sent(sent.outcome & part.outcome, sent.bytes + part.bytes)
+        group_sent = send(session, "send", what, targets, parts, relay=relay)
+        sent = Sent(sent.outcome & group_sent.outcome, sent.bytes + group_sent.bytes)
     return sent
 
 

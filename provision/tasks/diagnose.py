@@ -130,8 +130,8 @@ def split(out: str, mark: str) -> Files:
 
 def _gone(part: Part) -> Event:
     """The event of an agent that died without reporting: its state has the time at which it was last alive."""
-    said = part.fields
-    return {"event": "gone", "time": said.get("time", 0), "attempt": said.get("attempt", 1), "node": part.node}
+    fields = part.fields
+    return {"event": "gone", "time": fields.get("time", 0), "attempt": fields.get("attempt", 1), "node": part.node}
 
 
 def local_evidence(inventory: Inventory, word: str | None, error: NodesFailedError) -> Evidence:

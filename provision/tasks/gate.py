@@ -165,16 +165,16 @@ def gate(
     asked = prepare.prepare(session, nodes, run, files, port=port, scratch=options.scratch)
     try:
         passed = _Attempt(session, tuple(nodes), run, files, options, asked).result()
-        if passed.dropped and all(answer.made for answer in passed.answers.values()):  # no folder is shared
+        if passed.dropped and all(answer.created for answer in passed.answers.values()):  # no folder is shared
             out = [node for node in nodes if node.name in passed.dropped]
-            prepare.withdraw(asked, out, run, scratch=options.scratch)
+            prepare.remove_folders(asked, out, run, scratch=options.scratch)
         yield passed
     except (ClusterctlError, KeyboardInterrupt):
         if files is not None:
-            prepare.withdraw(asked, nodes, run, scratch=options.scratch)
+            prepare.remove_folders(asked, nodes, run, scratch=options.scratch)
         raise
     if options.scratch:
-        prepare.withdraw(asked, nodes, run, scratch=options.scratch)
+        prepare.remove_folders(asked, nodes, run, scratch=options.scratch)
 
 
 @dataclass
@@ -195,12 +195,12 @@ class _Attempt:
         answers = {node.name: self.asked.ok[node.name] for node in left}
         if left[0] != self.nodes[0]:
             left, answers = self._ask_again(left)
-        said: GateAnswers | None = None
+        replies: GateAnswers | None = None
         while True:
-            if said is None:
-                said = self._ask(left, answers)
+            if replies is None:
+                replies = self._ask(left, answers)
             answers = {node.name: _ranked(answers[node.name], rank) for rank, node in enumerate(left)}
-            findings = tuple(self._findings(left, answers, said))
+            findings = tuple(self._findings(left, answers, replies))
             bad = readiness.reasons(left, findings)
             if not bad:
                 break
@@ -217,7 +217,7 @@ class _Attempt:
                 left = rest
             else:  # rank 0 is another node now, so every node's answers about it are void
                 left, answers = self._ask_again(rest)
-                said = None
+                replies = None
         self._warn(left, findings)
         return GateResult(left, answers, dict(self.dropped), findings)
 
@@ -241,13 +241,15 @@ class _Attempt:
             if rest[0] == left[0]:
                 break
             left = rest
-        return rest, {node.name: replace(asked.ok[node.name], made=self.asked.ok[node.name].made) for node in rest}
+        return rest, {
+            node.name: replace(asked.ok[node.name], created=self.asked.ok[node.name].created) for node in rest
+        }
 
     def _ask(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> GateAnswers:
         with self.session.stage("gate", "Looking for what would stop the run", len(nodes), "nodes") as shown:
-            said = ask(self._question(nodes, answers), self.session)
-            shown.states, shown.failed = said.lost, len(said.lost)
-        return said
+            replies = ask(self._question(nodes, answers), self.session)
+            shown.states, shown.failed = replies.lost, len(replies.lost)
+        return replies
 
     def _question(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> Question:
         head = answers[nodes[0].name].facts
@@ -261,7 +263,9 @@ class _Attempt:
             link=head.link_port,
         )
 
-    def _findings(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer], said: GateAnswers) -> Iterator[Finding]:
+    def _findings(
+        self, nodes: tuple[Node, ...], answers: Mapping[str, Answer], replies: GateAnswers
+    ) -> Iterator[Finding]:
         """All findings about these nodes."""
         question = self._question(nodes, answers)
         facts = {name: answer.facts for name, answer in answers.items()}
@@ -270,20 +274,20 @@ class _Attempt:
         yield from readiness.releases(nodes, {name: answer.release for name, answer in answers.items()})
         yield from readiness.room(nodes, facts)
         yield from readiness.runs(nodes, facts, self.options.visible)
-        yield from readiness.linked(nodes, said.ports, question.link)
+        yield from readiness.linked(nodes, replies.ports, question.link)
         found = (
             finding
-            for check, each in said.answers.items()
+            for check, each in replies.answers.items()
             if check != readiness.GPU_CHECK
             for finding in judge(check, question.plan, _of_nodes(each, nodes))
         )
         yield from readiness.weighed(found, facts)
-        yield from readiness.busy(nodes, said.answers.get(readiness.GPU_CHECK, {}), facts, self.options.visible)
+        yield from readiness.busy(nodes, replies.answers.get(readiness.GPU_CHECK, {}), facts, self.options.visible)
         names = {node.name for node in nodes}
-        for path, by_node in said.content.items():
+        for path, by_node in replies.content.items():
             here = {name: each for name, each in by_node.items() if name in names}
             yield from readiness.compare_content(path, here, what=_key_of_path(self.files, path))
-        for name, why in said.lost.items():
+        for name, why in replies.lost.items():
             if name in names:
                 yield Finding("gate.lost", name, "FAIL", why)
 
@@ -323,7 +327,7 @@ def ask(question: Question, session: Session) -> GateAnswers:
         check: {name: each[check] for name, each in probed.ok.items()} for check in wanted
     }
     measured = {**dict.fromkeys(PORTS, talked.ports), **dict.fromkeys(CLOCK, talked.clock)} if several else {}
-    answers |= {check: said for check, said in measured.items() if check not in question.inventory.checks.off}
+    answers |= {check: probed for check, probed in measured.items() if check not in question.inventory.checks.off}
     lost = {name: str(failure.error or failure.reason) for name, failure in probed.failed.items()}
     return GateAnswers(answers, _contents(question, talked), talked.ports, lost)
 
@@ -365,7 +369,7 @@ def _contents(question: Question, talked: TalkAnswers) -> dict[str, dict[str, Co
     """By path and node, the content; a node that gave no answer has content that cannot be read."""
     found = {node.name: readiness.parse_content(talked.content.get(node.name, "")) for node in question.nodes}
     silent = Content("unread", "the agent gave no answer")
-    return {path: {name: said.get(path, silent) for name, said in found.items()} for path in question.paths}
+    return {path: {name: contents.get(path, silent) for name, contents in found.items()} for path in question.paths}
 
 
 def _together(asked: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -480,10 +484,10 @@ def _measure_clock(each: Conversation, base: float, patience: float) -> Probed:
     for _ in range(SAMPLES):
         sent = base + time.monotonic()
         each.send("time")
-        said = each.wait_for("time ", _ANSWER)
-        if said is None:
+        reply = each.wait_for("time ", _ANSWER)
+        if reply is None:
             break
-        if one := bounds(said.removeprefix("time "), sent, base + each.heard):
+        if one := bounds(reply.removeprefix("time "), sent, base + each.received_at):
             samples.append(one[0])
     offset = combined(samples)
     if offset is None:
@@ -505,8 +509,8 @@ def _connect(each: Conversation, talks: Mapping[str, Conversation], nodes: Seque
 
 def _open_ports(each: Conversation) -> list[tuple[str, str]]:
     """The kind and number of each port on which an agent listens."""
-    said = (text.split() for text in list(each.lines) if text.startswith("listen "))
-    return [(words[1], words[2]) for words in said if words[3:] == ["open"]]
+    reports = (text.split() for text in list(each.lines) if text.startswith("listen "))
+    return [(words[1], words[2]) for words in reports if words[3:] == ["open"]]
 
 
 def _answer(each: Conversation) -> Probed:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError
-from provision.model import Leg, Node, Wire
+from provision.model import Node, Part, Wire
 from provision.ospackages import node as on_node
 from provision.ospackages.node import Choice, Facts, Packages, judge, read
 from provision.output_text import fold_equal
@@ -85,5 +85,5 @@ def _send(session: Session, choice: Choice, nodes: Sequence[Node]) -> Outcome[An
             Target(node, f"{folder}/transfer", f"{folder}/tree", "plain", opened.ok[node.name])
             for node in opened.of(nodes)
         ]
-        legs: dict[Wire, Sequence[Leg]] = {"plain": on_node.legs(choice)}
-        return opened & send(session, "send os packages", choice.bundle.path.name, targets, legs).outcome
+        parts: dict[Wire, Sequence[Part]] = {"plain": on_node.parts(choice)}
+        return opened & send(session, "send os packages", choice.bundle.path.name, targets, parts).outcome

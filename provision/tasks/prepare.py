@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOCAL = "local"  # instead of a release's name: an environment that clusterctl did not deploy
 _PREPARE_DEADLINE = 600.0
 _PROBE_DEADLINE = 30.0
-_WITHDRAW_DEADLINE = 30.0
+_REMOVE_DEADLINE = 30.0
 _ANSWERS = 10.0  # seconds that an interrupted command waits for nodes that may be creating the folder
 
 
@@ -35,12 +35,12 @@ class Answer:
     Attributes:
         release: the node's current release, or ``LOCAL``.
         facts: the facts from its agent.
-        made: this node created the run's folder, which it may share with other nodes.
+        created: whether this node created the run's folder, which it may share with other nodes.
     """
 
     release: str
     facts: Facts
-    made: bool = False
+    created: bool = False
 
     def prefix(self, inventory: Inventory) -> PurePosixPath:
         """The release's path, which does not change with the next deploy."""
@@ -50,9 +50,9 @@ class Answer:
 class RefusedError(ClusterctlError):
     """A node answered and cannot take part. ``made``: it created the run's folder."""
 
-    def __init__(self, message: str, *, made: bool = False) -> None:
+    def __init__(self, message: str, *, created: bool = False) -> None:
         super().__init__(message)
-        self.made = made
+        self.created = created
 
 
 def prepare(
@@ -104,7 +104,7 @@ def prepare(
             result = remote.run(script, stdin=tar_stream(sent, agent), deadline=_PREPARE_DEADLINE)
         if result.rc != 0:
             why = result.err.strip() or f"the script ended with status {result.rc}"
-            raise RefusedError(why, made="folder made" in result.out.splitlines())
+            raise RefusedError(why, created="folder made" in result.out.splitlines())
         release, folder_is, answer = (*result.out.split("\n", 2), "", "")[:3]
         return Answer(release.removeprefix("release "), Facts.parse(answer), folder_is == "folder made")
 
@@ -116,7 +116,7 @@ def prepare(
     except (InterruptedByUser, KeyboardInterrupt):
         if files is not None:
             # On a node without an answer, the script ends with its connection and removes partial files.
-            withdraw(asked.outcome(), nodes, run, scratch=scratch)
+            remove_folders(asked.outcome(), nodes, run, scratch=scratch)
         raise
 
 
@@ -166,14 +166,14 @@ def unreachable(asked: Outcome[Answer]) -> NodesFailedError | None:
     )
 
 
-def withdraw(asked: Outcome[Answer], nodes: Iterable[Node], run: str, *, scratch: str = "") -> None:
-    """Remove the run's folder from the nodes that created it: a run that does not start leaves nothing."""
+def remove_folders(asked: Outcome[Answer], nodes: Iterable[Node], run: str, *, scratch: str = "") -> None:
+    """Remove the run's folder from the nodes that created it, because a run that does not start must leave nothing."""
     session = asked.session
-    made = {name for name, answer in asked.ok.items() if answer.made}
-    made |= {name for name, failure in asked.failed.items() if getattr(failure.error, "made", False)}
+    created = {name for name, answer in asked.ok.items() if answer.created}
+    created |= {name for name, failure in asked.failed.items() if getattr(failure.error, "created", False)}
     script = f"rm -rf -- {quote(scratch or run_folder(session.inventory, run))}"
-    makers = [node for node in nodes if node.name in made]
-    session.each(lambda node: session.run(node, script, deadline=_WITHDRAW_DEADLINE), on=makers)
+    owners = [node for node in nodes if node.name in created]
+    session.each(lambda node: session.run(node, script, deadline=_REMOVE_DEADLINE), on=owners)
 
 
 def _state(facts: Facts) -> str:

@@ -46,7 +46,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class Shipment:
-    """The tree, its destination on the nodes, and by node name the missing files and the legs to send."""
+    """The tree, its destination on the nodes, and by node name the missing files and the parts to send."""
 
     tree: Tree
     target: PushTarget
@@ -56,19 +56,19 @@ class Shipment:
 
     @classmethod
     def of(cls, tree: Tree, target: PushTarget, needs: Mapping[str, Changes]) -> Shipment:
-        """Plan the legs for each node; nodes that lack the same files share a plan."""
+        """Plan the parts for each node; nodes that lack the same files share a plan."""
         plans = {wanted: plan(tree, wanted) for wanted in {each.wanted for each in needs.values()}}
         by_node = {name: plans[each.wanted] for name, each in needs.items()}
         return cls(tree, target, needs, by_node, Lock(f"{target.staging}.lock"))
 
     def changes(self, node: Node) -> bool:
         """Whether a push changes a node."""
-        return bool(self.plans[node.name].legs or self.needs[node.name].incomplete)
+        return bool(self.plans[node.name].parts or self.needs[node.name].incomplete)
 
     def intent(self, node: Node) -> str:
         """How a push would change a node."""
-        legs = self.plans[node.name].legs
-        return f"send {len(legs)} pieces" if legs else "update folders"
+        parts = self.plans[node.name].parts
+        return f"send {len(parts)} pieces" if parts else "update folders"
 
 
 def push(session: Session, source: Path, destination: str, *, relay: bool = True) -> PushResult:
@@ -175,9 +175,9 @@ def _open(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcom
 
 
 def _begin(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
-    """Create the staging folder. Legs for other nodes only count as present."""
+    """Create the staging folder. Parts for other nodes only count as present."""
     script = shipment.lock.guarded(scripts.begin(shipment.target))
-    keys = tuple(dict.fromkeys(leg.key for node in nodes for leg in shipment.plans[node.name].legs))
+    keys = tuple(dict.fromkeys(part.key for node in nodes for part in shipment.plans[node.name].parts))
     expected = {node.name: scripts.expected(shipment.plans[node.name], keys) for node in nodes}
     return _each(session, nodes, script, expected)
 
@@ -185,10 +185,10 @@ def _begin(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outco
 def _send(session: Session, shipment: Shipment, nodes: Sequence[Node], *, relay: bool) -> Sent:
     """Send missing files to the staging folder, in one transfer for all nodes."""
     target = shipment.target
-    nodes = [node for node in nodes if shipment.plans[node.name].legs]
+    nodes = [node for node in nodes if shipment.plans[node.name].parts]
     targets = [Target(node, target.transfer, target.into, "plain", shipment.needs[node.name].has_ssh) for node in nodes]
-    legs = {leg.key: leg for node in nodes for leg in shipment.plans[node.name].legs}
-    return send(session, "send", target.destination.name, targets, {"plain": tuple(legs.values())}, relay=relay)
+    parts = {part.key: part for node in nodes for part in shipment.plans[node.name].parts}
+    return send(session, "send", target.destination.name, targets, {"plain": tuple(parts.values())}, relay=relay)
 
 
 def _place(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[bool]:

@@ -212,9 +212,9 @@ def zero_request(zero: str) -> ds_config.Request:
 
 def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str]) -> dict[str, str]:
     """By node name, the CUDA_VISIBLE_DEVICES of a job; a node that is not named uses all its GPUs."""
-    said = {**env, **job.env}.get(VISIBLE)
-    if said is not None:
-        return {node.name: said for node in nodes}
+    devices = {**env, **job.env}.get(VISIBLE)
+    if devices is not None:
+        return {node.name: devices for node in nodes}
     chosen = {name: ",".join(gpus) for name, gpus in job.include.items() if gpus}
     if job.per_node and not job.include and not job.exclude:
         return {node.name: ",".join(map(str, range(job.per_node))) for node in nodes}

@@ -1,4 +1,4 @@
-"""Sends legs to many nodes, which relay them to one another.
+"""Sends parts to many nodes, which relay them to one another.
 
 - ``engine``: the transfer; ``prepare``: surveys nodes and forms chains; ``chain``: the stream to one chain
 - ``nodes``: the state of each node; ``keys``: the keys with which nodes log in to one another

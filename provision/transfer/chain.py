@@ -1,7 +1,7 @@
 """One chain of nodes: the stream to its first node, and the reports of its nodes.
 
 A unit is what a node verifies and passes on; ``templates/transfer/receive.sh.j2`` describes its header. ``batches`` and
-``units`` divide legs into units and are pure.
+``units`` divide parts into units and are pure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from provision.render import quote
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from provision.model import Leg, Remote
+    from provision.model import Part, Remote
     from provision.transfer.nodes import Target
 
 UNIT = 4 << 20  # bytes; a node starts about ten processes per unit, and each node of a chain is one unit behind
-KEYS = 32  # legs in a unit at most: its header contains their keys
+KEYS = 32  # parts in a unit at most: its header contains their keys
 Digest = Literal["b2sum", "sha256sum"]
 # b2sum is twice as fast as a sha256sum without OpenSSL (Debian's). busybox has none.
 DIGESTS: dict[Digest, tuple[str, ...]] = {"b2sum": ("b2sum", "-l", "256"), "sha256sum": ("sha256sum",)}
@@ -35,15 +35,15 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 
 @dataclass(frozen=True)
 class Batch:
-    """Legs that are unpacked together, and which of a chain's nodes need them."""
+    """Parts that are unpacked together, and which of a chain's nodes need them."""
 
-    legs: tuple[Leg, ...]
+    parts: tuple[Part, ...]
     needs: tuple[bool, ...]
 
     @property
     def size(self) -> int:
         """Bytes on the wire."""
-        return sum(leg.size for leg in self.legs)
+        return sum(part.size for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -63,29 +63,29 @@ class Unit:
         return self.mask[position:].strip("-") != ""
 
 
-def batches(legs: Sequence[Leg], lacking: Sequence[Collection[str]], *, unit: int = UNIT) -> Iterator[Batch]:
-    """The legs that any node of a chain lacks, in order; small tar legs that the same nodes lack share a unit.
+def batches(parts: Sequence[Part], lacking: Sequence[Collection[str]], *, unit: int = UNIT) -> Iterator[Batch]:
+    """The parts that any node of a chain lacks, in order; small tar parts that the same nodes lack share a unit.
 
     Args:
-        legs: all legs of the chain's wire form.
+        parts: all parts of the chain's wire form.
         lacking: for every node of the chain, the keys that it lacks.
         unit: bytes of a unit.
     """
-    waiting: list[Leg] = []
+    waiting: list[Part] = []
     before: tuple[bool, ...] = ()
-    for leg in legs:
-        needs = tuple(leg.key in keys for keys in lacking)
+    for part in parts:
+        needs = tuple(part.key in keys for keys in lacking)
         if not any(needs):
             continue
-        alone = leg.kind != "tar"
-        full = len(waiting) == KEYS or sum(each.size for each in waiting) + leg.size > unit
+        alone = part.kind != "tar"
+        full = len(waiting) == KEYS or sum(each.size for each in waiting) + part.size > unit
         if waiting and (alone or full or needs != before):
             yield Batch(tuple(waiting), before)
             waiting = []
         if alone:
-            yield Batch((leg,), needs)
+            yield Batch((part,), needs)
         else:
-            waiting.append(leg)
+            waiting.append(part)
             before = needs
     if waiting:
         yield Batch(tuple(waiting), before)
@@ -97,14 +97,14 @@ def units(
     """The units of a batch, numbered from ``first``.
 
     Args:
-        batch: whole legs.
+        batch: whole parts.
         kept: for every node of the chain, the digests of units that it kept from an earlier stream.
         digest: the program with which the chain's nodes verify units.
         first: the number of the first unit.
         unit: bytes of a unit.
 
     Raises:
-        ClusterctlError: a leg does not have its announced size. Errors of a leg's iterator, before its last unit.
+        ClusterctlError: a part does not have its announced size. Errors of a part's iterator, before its last unit.
     """
     number = first
     for data, last in _cut(batch, unit):
@@ -125,7 +125,7 @@ def units(
 def _cut(batch: Batch, unit: int) -> Iterator[tuple[list[bytes], bool]]:
     """The batch's bytes in pieces of ``unit`` bytes, each a list of blocks, and whether it is the last piece.
 
-    A piece is yielded when a byte follows or the batch has ended, so the leg has verified its last piece.
+    A piece is yielded when a byte follows or the batch has ended, so the part has verified its last piece.
     """
     piece: list[bytes] = []
     room = unit
@@ -135,27 +135,27 @@ def _cut(batch: Batch, unit: int) -> Iterator[tuple[list[bytes], bool]]:
             if not room:
                 yield piece, False
                 piece, room = [], unit
-            part = block[start : start + room]
-            piece.append(part)
-            room -= len(part)
-            start += len(part)
+            data = block[start : start + room]
+            piece.append(data)
+            room -= len(data)
+            start += len(data)
     yield piece, True
 
 
 def _blocks(batch: Batch) -> Iterator[bytes]:
-    for leg in batch.legs:
+    for part in batch.parts:
         size = 0
-        for block in leg.blocks():
+        for block in part.blocks():
             size += len(block)
             yield block
-        if size != leg.size:
-            raise ClusterctlError(f"{leg.path or leg.key} has {size} bytes where {leg.size} were announced")
+        if size != part.size:
+            raise ClusterctlError(f"{part.path or part.key} has {size} bytes where {part.size} were announced")
 
 
 def _description(batch: Batch) -> str:
-    leg = batch.legs[0]
-    keys = ",".join(each.key for each in batch.legs)
-    return f"{leg.kind} {keys} {leg.offset >> 20} {leg.mode:o} {leg.mtime} {_escape(leg.path)}"
+    part = batch.parts[0]
+    keys = ",".join(each.key for each in batch.parts)
+    return f"{part.kind} {keys} {part.offset >> 20} {part.mode:o} {part.mtime} {_escape(part.path)}"
 
 
 def _escape(path: str) -> str:
@@ -179,8 +179,8 @@ class ChainNode:
     lacking: frozenset[str]
     kept: frozenset[str]
     owed: OrderedDict[int, Unit] = field(default_factory=OrderedDict)  # units that were sent and not reported
-    packed: set[int] = field(default_factory=set)  # last units of legs that arrived and are not unpacked
-    heard: float = field(default_factory=time.monotonic)  # when it last reported, or first had work
+    packed: set[int] = field(default_factory=set)  # last units of parts that arrived and are not unpacked
+    last_report: float = field(default_factory=time.monotonic)  # when it last reported, or first had work
     due: float = 0.0  # when its first owed unit reached the node before it
     ended: bool = False
 
@@ -213,7 +213,7 @@ class Chain:
     def __init__(
         self,
         nodes: Sequence[ChainNode],
-        legs: Sequence[Leg],
+        parts: Sequence[Part],
         name: str,
         digest: Digest,
         on_got: Callable[[str, int], None],
@@ -222,7 +222,7 @@ class Chain:
         self.nodes = list(nodes)
         self.sent = 0
         self.outcome = Outcome()
-        self._legs = legs
+        self._parts = parts
         self._name = name
         self._digest = digest
         self._on_got = on_got
@@ -245,7 +245,7 @@ class Chain:
         self._remote = remote
         now = time.monotonic()
         for node in self.nodes:
-            node.heard = now
+            node.last_report = now
         script = f"exec sh {quote(self.nodes[0].target.folder)}/receive"
         source = _Source(self._stream())
         try:
@@ -263,7 +263,7 @@ class Chain:
         return self.outcome
 
     def abort(self) -> None:
-        """End the stream at the current unit; the nodes finish complete legs."""
+        """End the stream at the current unit; the nodes finish complete parts."""
         self._stop.set()
 
     def check(self, stall: float) -> None:
@@ -272,7 +272,7 @@ class Chain:
             return
         now = time.monotonic()
         with self._lock:
-            quiet = now - max(node.heard for node in self.nodes)
+            quiet = now - max(node.last_report for node in self.nodes)
             if not self._stop.is_set():
                 silent = [(since, node) for node in self.nodes if (since := self._silent_since(node)) is not None]
                 since, node = min(silent, key=lambda pair: pair[0], default=(now, None))
@@ -288,14 +288,14 @@ class Chain:
         place = self.nodes.index(node)
         first = next(iter(node.owed), None)
         if first is not None and place == 0:
-            return max(node.heard, self._wrote)
+            return max(node.last_report, self._wrote)
         if first is not None and first not in self.nodes[place - 1].owed:
-            return max(node.heard, node.due)
+            return max(node.last_report, node.due)
         if node.packed:
-            return node.heard
+            return node.last_report
         # At the end, the last node that has not reported it delays the nodes before it.
         waits = self._complete and next((each for each in reversed(self.nodes) if not each.ended), None) is node
-        return max(node.heard, self._wrote) if waits else None
+        return max(node.last_report, self._wrote) if waits else None
 
     # --- sending -------------------------------------------------------------------------------------
 
@@ -314,16 +314,16 @@ class Chain:
     def _units(self) -> Iterator[Unit]:
         number = 1
         lacking, kept = [node.lacking for node in self.nodes], [node.kept for node in self.nodes]
-        for batch in batches(self._legs, lacking, unit=self._unit):
+        for batch in batches(self._parts, lacking, unit=self._unit):
             for unit in units(batch, kept, self._digest, number, unit=self._unit):
                 number = unit.number + 1
                 yield unit
 
     def _counted(self, block: bytes) -> Iterator[bytes]:
         for start in range(0, len(block), BLOCK):
-            part = block[start : start + BLOCK]
-            self.sent += len(part)
-            yield part
+            data = block[start : start + BLOCK]
+            self.sent += len(data)
+            yield data
             self._wrote = time.monotonic()
 
     def _owe(self, unit: Unit) -> None:
@@ -332,7 +332,7 @@ class Chain:
             for place, node in enumerate(self.nodes):
                 if unit.passes(place):
                     if not node.owed and not node.packed:
-                        node.heard = now  # it had no work until now
+                        node.last_report = now  # it had no work until now
                     node.owed[unit.number] = note
 
     # --- reports -------------------------------------------------------------------------------------
@@ -345,12 +345,12 @@ class Chain:
             return  # output of the login shell's files
         name = node.target.node.name
         with self._lock:
-            node.heard = time.monotonic()
+            node.last_report = time.monotonic()
             if word == "got":
                 unit = node.owed.pop(int(words), None)
                 place = self.nodes.index(node)
                 if place + 1 < len(self.nodes) and next(iter(self.nodes[place + 1].owed), None) == int(words):
-                    self.nodes[place + 1].due = node.heard
+                    self.nodes[place + 1].due = node.last_report
                 if unit is None or unit.mask[place] == "-":
                     return
                 if unit.last:

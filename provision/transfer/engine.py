@@ -1,7 +1,7 @@
 """The transfer: surveys nodes, forms chains, sends to them, and works around failures until every node is done.
 
 Every chain has its own thread. If a chain ends early, its nodes are surveyed again and form new chains for the missing
-legs; other chains are not affected.
+parts; other chains are not affected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, InterruptedByUser
-from provision.model import Emit, Inventory, Leg, Notice, Progress, Wire, ignore
+from provision.model import Emit, Inventory, Notice, Part, Progress, Wire, ignore
 from provision.ssh.openssh import bulk
 from provision.ssh.wire import NodeUnreachable
 from provision.transfer import keys
@@ -61,10 +61,10 @@ def transfer(
     inventory: Inventory,
     targets: Sequence[Target],
     connections: Connections,
-    legs: Mapping[Wire, Sequence[Leg]],
+    parts: Mapping[Wire, Sequence[Part]],
     options: Options | None = None,
 ) -> Transferred:
-    """Send every target the legs that its ``have`` does not name; a node that fails does not stop the others.
+    """Send every target the parts that its ``have`` does not name; a node that fails does not stop the others.
 
     Nodes of a wire form pass units on to one another. An interrupted transfer continues with the files in the targets'
     folders. No other program may use a target's ``into``: a range is written into the file of its path, and the rest of
@@ -74,14 +74,14 @@ def transfer(
         inventory: the cluster; its root and the targets' folders name the relay's keys.
         targets: the nodes, in the order in which they pass bytes on.
         connections: connections to the nodes.
-        legs: all legs by wire form, in the order in which they are unpacked.
+        parts: all parts by wire form, in the order in which they are unpacked.
         options: the stage, limits and the receiver of events.
 
     Raises:
-        ClusterctlError: a leg's bytes are damaged; every stream was aborted.
+        ClusterctlError: a part's bytes are damaged; every stream was aborted.
         InterruptedByUser: Ctrl-C, after every stream was aborted and the keys were removed.
     """
-    run = _Transfer(inventory, targets, connections, legs, options or Options())
+    run = _Transfer(inventory, targets, connections, parts, options or Options())
     try:
         run.run()
     except KeyboardInterrupt:
@@ -122,13 +122,13 @@ class _Transfer:
         inventory: Inventory,
         targets: Sequence[Target],
         connections: Connections,
-        legs: Mapping[Wire, Sequence[Leg]],
+        parts: Mapping[Wire, Sequence[Part]],
         options: Options,
     ) -> None:
         self.members = [Member(target, number) for number, target in enumerate(targets)]
         self._inventory = inventory
         self._connections = connections
-        self._legs = legs
+        self._parts = parts
         self._options = options
         self._preparation = Preparation(inventory, connections, self._warn)
         self._relay = False
@@ -149,10 +149,10 @@ class _Transfer:
         return self._sent + sum(chain.sent for chain in self._chains)
 
     def run(self) -> None:
-        """Send everything; at the end, a member that lacks legs has an error."""
+        """Send everything; at the end, a member that lacks parts has an error."""
         self._preparation.survey(self.members)
         for member in self.members:
-            member.update(self._legs.get(member.target.wire, ()))
+            member.update(self._parts.get(member.target.wire, ()))
         needed = sum(member.needed or 0 for member in self.members if not member.error)
         self._relay = self._options.relay and needed >= self._options.relay_from
         self._progress(force=True)
@@ -229,8 +229,8 @@ class _Transfer:
             if self._stopped:
                 return
             nodes = [ChainNode(member.target, member.number, member.lacking, member.facts.kept) for member in members]
-            legs = self._legs.get(members[0].target.wire, ())
-            chain = Chain(nodes, legs, stream, digest, self._on_got, self._options.unit)
+            parts = self._parts.get(members[0].target.wire, ())
+            chain = Chain(nodes, parts, stream, digest, self._on_got, self._options.unit)
             head = members[0].target.node
             with self._changed:
                 self._chains.append(chain)
@@ -248,7 +248,7 @@ class _Transfer:
         for member in members:
             if member.name in outcome.ended:
                 member.facts = replace(member.facts, have=member.facts.have | member.lacking)
-                member.update(legs)
+                member.update(parts)
         rest = [member for member in members if member.lacking]
         if not rest:
             return
@@ -258,7 +258,7 @@ class _Transfer:
         self._preparation.survey(rest)
         for member in rest:
             if not member.error:
-                member.update(legs)
+                member.update(parts)
         self._serve(rest)
 
     @contextmanager

@@ -18,20 +18,20 @@ from provision.transfer.keys import LoginTarget, is_quotable, leftover_values, s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from provision.model import Inventory, Leg
+    from provision.model import Inventory, Part
     from provision.transfer.chain import Digest, Outcome
 
 
 @dataclass(frozen=True)
 class Target:
-    """A node that needs legs.
+    """A node that needs parts.
 
     Attributes:
         node: the node.
         folder: the transfer's folder there, absolute; it exists with mode 0700 and belongs to the user. It contains
             ``have`` (keys, one per line, some perhaps from the caller), units that are not unpacked, and scripts. Its
             parent is the transfer's scope; see ``keys``.
-        into: the folder where legs are unpacked, absolute; it exists.
+        into: the folder where parts are unpacked, absolute; it exists.
         wire: ``zstd`` if the node has zstd.
         has_ssh: whether the node has an ssh client.
     """
@@ -195,12 +195,12 @@ class Member:
         """The node's name."""
         return self.target.node.name
 
-    def update(self, legs: Sequence[Leg]) -> None:
-        """Compute the missing legs from the facts."""
+    def update(self, parts: Sequence[Part]) -> None:
+        """Compute the missing parts from the facts."""
         have = self.facts.have
-        lacking = [leg for leg in legs if leg.key not in have and (not leg.group or leg.group not in have)]
-        self.lacking = frozenset(leg.key for leg in lacking)
-        owing = sum(leg.size for leg in lacking)
+        lacking = [part for part in parts if part.key not in have and (not part.group or part.group not in have)]
+        self.lacking = frozenset(part.key for part in lacking)
+        owing = sum(part.size for part in lacking)
         if self.needed is None:
             self.needed = owing
         self.arrived = max(0, self.needed - owing)

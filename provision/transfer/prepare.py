@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AHEAD = 64  # units that may wait on a node for its unpacker
 SPARE = 16  # units that may wait on a node for the next one, and must be sent again if the node dies
-ABREAST = 4  # legs that a node unpacks at the same time at most
+ABREAST = 4  # parts that a node unpacks at the same time at most
 SETTLE = 128 << 20  # bytes after which unpacked files are synced to disk, so that a reboot does not lose them
 _ROUNDS = 3  # rounds of testing hops: a failed one changes the chains
 _PING = 15.0  # seconds; the command's lock depends on the connection, and is lost after as long a silence

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zstandard
 
-from provision.model import Leg
+from provision.model import Part
 from provision.transfer import Options, Target, transfer
 
 ROOT = "/opt/it's a ünïx"  # the quote keeps a forced command from naming it: see PLAIN
@@ -31,7 +31,7 @@ def new_name():
 
 
 class Payload:
-    """A tree of about ``megabytes``: half in tar legs, half in one large file, as legs of both wire forms."""
+    """A tree of about ``megabytes``: half in tar parts, half in one large file, as parts of both wire forms."""
 
     def __init__(self, megabytes, seed=1):
         chance = random.Random(seed)
@@ -56,11 +56,11 @@ class Payload:
         path = "sub dir/" + os.fsdecode(LARGE)
         self.files[path] = (0o444, 1_500_000_000, large)
         ranges = [(f"r{at}", at, large[at : at + RANGE]) for at in range(0, half, RANGE)]
-        self.legs = {
+        self.parts = {
             wire: tuple(
-                [Leg(key, "tar", len(pack(data)), blocks(pack(data)), group="all") for key, data in tars]
+                [Part(key, "tar", len(pack(data)), blocks(pack(data)), group="all") for key, data in tars]
                 + [
-                    Leg(key, "range", len(pack(data)), blocks(pack(data)), path, at, 0o444, 1_500_000_000, group="all")
+                    Part(key, "range", len(pack(data)), blocks(pack(data)), path, at, 0o444, 1_500_000_000, group="all")
                     for key, at, data in ranges
                 ]
             )
@@ -68,7 +68,7 @@ class Payload:
         }
 
     def size(self, wire="plain"):
-        return sum(leg.size for leg in self.legs[wire])
+        return sum(part.size for part in self.parts[wire])
 
     def differing(self, into):
         """The paths that are not under ``into`` as they should be, or that should not be there."""
@@ -120,7 +120,7 @@ class Nodes:
 
     def send(self, payload, targets=None, **options):
         options = {"relay_from": 0} | options
-        return transfer(self.inventory, targets or self.targets(), self.connections, payload.legs, Options(**options))
+        return transfer(self.inventory, targets or self.targets(), self.connections, payload.parts, Options(**options))
 
     def differing(self, payload, *names):
         return {name: payload.differing(f"{self.box.node_root(name)}{self.into}") for name in names or self.names}

@@ -88,8 +88,8 @@ def staging(box, node, path):
     return next((each for each in found if each.suffix != ".lock" and (each / "transfer").exists()), None)
 
 
-def legs(box, node, path):
-    """How many legs a node has unpacked."""
+def parts(box, node, path):
+    """How many parts a node has unpacked."""
     try:
         return len(Path(staging(box, node, path), "transfer/have").read_text().split())
     except (TypeError, FileNotFoundError):
@@ -127,7 +127,7 @@ def names(box, node, path):
 
 def test_a_push_that_broke_off_goes_on_where_it_stopped(slow, big):
     path = target()
-    kill_when(start(slow, big, path), lambda: legs(slow, "node01", path))
+    kill_when(start(slow, big, path), lambda: parts(slow, "node01", path))
     assert not Path(f"{slow.node_root('node01')}{path}").exists()
     result = push(slow, big, path)
     assert result["bytes_sent"] < 20 * MB  # the first range, of 64, was there
@@ -142,7 +142,7 @@ def test_what_is_private_is_private_on_its_way(slow, tmp_path, big):
     (top / "private").chmod(0o700)
     big.rename(top / "big.bin")
     child = start(slow, top, path)
-    wait(child, lambda: legs(slow, "node01", path))
+    wait(child, lambda: parts(slow, "node01", path))
     where = staging(slow, "node01", path)
     assert list(where.rglob("key"))
     assert where.stat().st_mode & 0o777 == 0o700
@@ -156,7 +156,7 @@ def test_links_of_a_broken_push_lead_the_next_one_nowhere(slow, tmp_path, big):
     on(slow, "node01", "sh", "-c", "mkdir -p /elsewhere && echo precious >/elsewhere/x")
     (top / "data").symlink_to("/elsewhere")
     big.rename(top / "big.bin")
-    kill_when(start(slow, top, path), lambda: legs(slow, "node01", path))
+    kill_when(start(slow, top, path), lambda: parts(slow, "node01", path))
     (top / "big.bin").unlink()
     (top / "data").unlink()
     (top / "data").mkdir()
@@ -191,7 +191,7 @@ def test_what_a_broken_push_has_left_goes_even_if_nothing_is_to_be_sent(slow, tm
 
 def test_after_a_reboot_what_had_reached_the_disk_is_not_sent_again(slow, big):
     path = target()
-    kill_when(start(slow, big, path), lambda: legs(slow, "node01", path))
+    kill_when(start(slow, big, path), lambda: parts(slow, "node01", path))
     for fresh in (staging(slow, "node01", path) / "transfer").glob("fresh.*"):
         fresh.unlink()  # as when it has been written to the disk
     slow.power_off("node01")
@@ -222,7 +222,7 @@ def test_room_that_a_broken_push_takes_is_not_missing(slow, tmp_path, big):
     big.rename(top / "big.bin")
     on(slow, "node01", "mkdir", "-p", path)
     on(slow, "node01", "mount", "-t", "tmpfs", "-o", f"size={180 * MB}", "tmpfs", path)
-    kill_when(start(slow, top, path), lambda: legs(slow, "node01", path))
+    kill_when(start(slow, top, path), lambda: parts(slow, "node01", path))
     assert push(slow, top, path)["bytes_sent"] < 20 * MB
     assert same(slow, "node01", f"{path}/big.bin", top / "big.bin")
     more, there = tmp_path / "more", f"{path}/more"
@@ -266,7 +266,7 @@ def all_the_same(box, node, path, tree):
 
 def test_a_relay_whose_controller_was_killed_goes_on(chain, tree):
     path = target()
-    kill_when(start(chain, tree, path), lambda: min(legs(chain, f"node0{n}", path) for n in (1, 2, 3)) >= 2)
+    kill_when(start(chain, tree, path), lambda: min(parts(chain, f"node0{n}", path) for n in (1, 2, 3)) >= 2)
     result = push(chain, tree, path)
     # Of 200 through this machine's cable: the small ones and a range were there.
     assert result["bytes_sent"] < 140 * MB
@@ -278,7 +278,7 @@ def test_a_relay_whose_controller_was_killed_goes_on(chain, tree):
 def test_a_relay_goes_on_around_what_was_killed_on_a_node(chain, tree):
     path = target()
     child = start(chain, tree, path)
-    wait(child, lambda: legs(chain, "node02", path) >= 1 and processes(chain, "node02", "receive"))
+    wait(child, lambda: parts(chain, "node02", path) >= 1 and processes(chain, "node02", "receive"))
     kill(chain, "node02", "receive")
     finish(child)
     for node in ("node01", "node02", "node03"):
@@ -288,7 +288,7 @@ def test_a_relay_goes_on_around_what_was_killed_on_a_node(chain, tree):
 def test_a_node_that_goes_off_stops_no_other_and_gets_the_rest_later(chain, tree):
     path = target()
     child = start(chain, tree, path)
-    wait(child, lambda: legs(chain, "node02", path) >= 1)
+    wait(child, lambda: parts(chain, "node02", path) >= 1)
     chain.power_off("node02")
     assert child.wait() == 5
     assert "push failed on 1 of 3 nodes" in " ".join(child.stderr.split())

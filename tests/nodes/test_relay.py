@@ -235,13 +235,13 @@ def test_without_a_place_in_memory_a_killed_run_s_private_key_is_found_in_its_fo
 
 def test_a_damaged_source_breaks_every_stream_off(nodes):
     def damaged():
-        yield from PAYLOAD.legs["plain"][1].blocks()
+        yield from PAYLOAD.parts["plain"][1].blocks()
         raise BundleError("chunk 1 is damaged")
 
-    legs = list(PAYLOAD.legs["plain"])
-    legs[1] = replace(legs[1], blocks=damaged)
+    parts = list(PAYLOAD.parts["plain"])
+    parts[1] = replace(parts[1], blocks=damaged)
     payload = Payload(12)
-    payload.legs = {"plain": tuple(legs)}
+    payload.parts = {"plain": tuple(parts)}
     with pytest.raises(BundleError, match="chunk 1"):
         nodes.send(payload, unit=UNIT)
     for name in nodes.names:

@@ -312,14 +312,14 @@ def test_nodes_pass_bytes_on_over_the_fast_network_where_there_is_one(make):
 
 def test_what_a_reboot_may_have_lost_is_sent_again(make):
     nodes = make(2)
-    legs = PAYLOAD.legs["plain"]
+    parts = PAYLOAD.parts["plain"]
     first = Payload(16)
-    first.legs = {"plain": legs[:3]}
+    first.parts = {"plain": parts[:3]}
     assert set(nodes.send(first).errors.values()) == {None}
     folder = nodes.box.node_root("node01") / nodes.folder[1:]
     (fresh,) = folder.glob("fresh.*")
     have = (folder / "have").read_text().split()
-    assert sorted(have) == sorted(leg.key for leg in legs[:3])  # tars that unpack side by side end in any order
+    assert sorted(have) == sorted(part.key for part in parts[:3])  # tars that unpack side by side end in any order
     fresh.rename(fresh.with_name("fresh.another-boot"))
     done = nodes.send(PAYLOAD)
     assert nodes.identical(PAYLOAD)

@@ -113,9 +113,9 @@ def deploy(packed, places):
     into.mkdir(parents=True)
     relocated = relocate(packed.manifest, packed.prefix_files(), PurePosixPath(places.release))
     payload = Payload(packed, relocated)
-    for leg in payload.legs("plain"):
-        assert leg.kind != "range"
-        data = b"".join(leg.blocks()) + bytes(1024)
+    for part in payload.parts("plain"):
+        assert part.kind != "range"
+        data = b"".join(part.blocks()) + bytes(1024)
         subprocess.run(["tar", "-xpf", "-", "-C", into], input=data, check=True)
     complete = [step for step in scripts.activate_steps(places, packed.manifest, relocated) if step.name == "complete"]
     subprocess.run(["sh", "-c", compile_steps(complete, token="t")], check=True, capture_output=True)

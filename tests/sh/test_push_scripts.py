@@ -86,29 +86,29 @@ class Place:
         pushed = plan(tree, data.differing(tree, there), limit=LIMIT)
         if self.target.folder:
             self.ok(scripts.open_folder(self.target, tree.mode))
-        keys = [*(leg.key for leg in pushed.legs), *others]
+        keys = [*(part.key for part in pushed.parts), *others]
         self.ok(scripts.begin(self.target), scripts.expected(pushed, keys))
         return there, pushed
 
     def receive(self, pushed, count=None):
-        """What a transfer would leave; only the first ``count`` legs of it. How many of them had to be sent."""
+        """What a transfer would leave; only the first ``count`` parts of it. How many of them had to be sent."""
         have, sent = self.have.read_text().split(), 0
-        for leg in pushed.legs[:count]:
-            if leg.key in have:
+        for part in pushed.parts[:count]:
+            if part.key in have:
                 continue
-            stream = b"".join(leg.blocks())
-            if leg.kind == "tar":
+            stream = b"".join(part.blocks())
+            if part.kind == "tar":
                 subprocess.run(["tar", "-xpf", "-", "-C", self.into], input=stream + tar.END, check=True)
             else:
-                path = self.into / leg.path
+                path = self.into / part.path
                 path.touch()
                 with path.open("r+b") as file:
-                    file.seek(leg.offset)
+                    file.seek(part.offset)
                     file.write(stream)
-                path.chmod(leg.mode)
-                os.utime(path, (leg.mtime, leg.mtime))
+                path.chmod(part.mode)
+                os.utime(path, (part.mtime, part.mtime))
             with self.have.open("a") as file:
-                file.write(leg.key + "\n")
+                file.write(part.key + "\n")
             sent += 1
         return sent
 
@@ -116,7 +116,7 @@ class Place:
         return scripts.moves(pushed, data.changes(tree, there, str(self.path)).folders)
 
     def push(self, source):
-        """All of a push. How many legs were sent."""
+        """All of a push. How many parts were sent."""
         tree = scan_tree(source)
         there, pushed = self.begin(tree)
         sent = self.receive(pushed)
@@ -279,9 +279,9 @@ def test_a_push_that_was_killed_goes_on_whatever_boot_it_is(place, source):
     transfer = Path(place.target.transfer)
     (transfer / "boot").write_text("another\n")  # what earlier versions went by
     with place.have.open("a") as file:
-        file.write(pushed.legs[-1].key)  # killed while it wrote: no newline
+        file.write(pushed.parts[-1].key)  # killed while it wrote: no newline
     place.begin(scan_tree(source))
-    assert place.have.read_text().split() == [leg.key for leg in pushed.legs[:2]]
+    assert place.have.read_text().split() == [part.key for part in pushed.parts[:2]]
 
 
 @pytest.mark.parametrize("lines", range(1, 16, 2))

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 import zstandard
 
-from provision.model import Inventory, Leg, Node
+from provision.model import Inventory, Node, Part
 from provision.render import quote, render, words
 from provision.transfer import Target
 from provision.transfer.chain import DIGESTS, batches, units
@@ -59,16 +59,16 @@ def tar(name, data, mode=0o640):
     return out.getvalue()[:end]
 
 
-def legs(pack=bytes):
+def sample_parts(pack=bytes):
     """Two small tars, a large one, and a file in two ranges."""
     found = []
     for name, data in CONTENTS.items():
         wire = pack(tar(f"dir/{name}", data))
-        found.append(Leg(name, "tar", len(wire), partial(iter, [wire])))
+        found.append(Part(name, "tar", len(wire), partial(iter, [wire])))
     for at, data in ((0, BIG), (1, b"end")):
         wire = pack(data)
         place = (f"a b/{ODD}", at << 20, 0o444, 1_500_000_000)
-        found.append(Leg(f"r{at}", "range", len(wire), partial(iter, [wire]), *place))
+        found.append(Part(f"r{at}", "range", len(wire), partial(iter, [wire]), *place))
     return found
 
 
@@ -77,7 +77,7 @@ CONTENTS = {"a": b"first", "b": b"second", "big": BIG}
 
 def stream(nodes=1, lacking=None, kept=None, name="s1", parts=None):
     """The bytes of a whole stream, and each unit's own."""
-    parts = parts or legs()
+    parts = parts or sample_parts()
     everything = {each.key for each in parts}
     pieces, number = [], 1
     for batch in batches(parts, lacking or [everything] * nodes, unit=UNIT):
@@ -130,7 +130,7 @@ class Place:
 
     @property
     def have(self):
-        """Its keys, sorted: legs that are unpacked side by side end in any order."""
+        """Its keys, sorted: parts that are unpacked side by side end in any order."""
         return sorted((self.folder / "have").read_text().split())
 
     def survey(self):
@@ -156,7 +156,7 @@ def reports(done, *kinds):
     return sorted(lines)
 
 
-KEYS = sorted(each.key for each in legs())
+KEYS = sorted(each.key for each in sample_parts())
 
 
 def test_a_chain_of_three(shell, tmp_path):
@@ -179,9 +179,9 @@ def test_a_chain_of_three(shell, tmp_path):
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_compressed_legs(shell, tmp_path):
+def test_compressed_parts(shell, tmp_path):
     place = Place(shell, tmp_path, wire="zstd")
-    done = place.receive(stream(parts=legs(zstandard.compress)))
+    done = place.receive(stream(parts=sample_parts(zstandard.compress)))
     assert done.returncode == 0, (done, (place.folder / "log").read_text())
     assert place.is_whole()
 
@@ -208,7 +208,7 @@ def bring(place, archive, environment):
 
 def test_a_node_without_zstd_decompresses_with_the_controllers(shell, tmp_path, without_zstd):
     place = Place(shell, tmp_path, wire="zstd")
-    data = stream(parts=legs(zstandard.compress))
+    data = stream(parts=sample_parts(zstandard.compress))
     assert place.receive(data, env=without_zstd).returncode != 0
     assert bring(place, packed(shutil.which("zstd")), without_zstd) == 0
     assert (place.folder / "zstd").stat().st_mode & 0o777 == 0o700
@@ -372,7 +372,7 @@ def test_a_shared_file_is_copied_before_a_range_is_written(shell, tmp_path):
 
 def test_a_range_beyond_two_gibibytes(shell, tmp_path):
     place, at = Place(shell, tmp_path), 3 << 30
-    part = Leg("far", "range", 5, partial(iter, [b"a\0end"]), "large", at, 0o644, 1_500_000_000)
+    part = Part("far", "range", 5, partial(iter, [b"a\0end"]), "large", at, 0o644, 1_500_000_000)
     assert place.receive(stream(parts=[part])).returncode == 0
     with (place.into / "large").open("rb") as file:
         file.seek(at)
@@ -413,19 +413,19 @@ echo end >>{log}
     return with_program(shell, tmp_path, "tar", script)
 
 
-def tar_legs(count, last="tar"):
-    """Legs that do not share a unit."""
+def tar_parts(count, last="tar"):
+    """Parts that do not share a unit."""
     parts = []
     for number in range(count):
         wire = tar(f"dir/{number}", bytes([number]) * UNIT)
         kind = last if number == count - 1 else "tar"
-        parts.append(Leg(f"t{number}", kind, len(wire), partial(iter, [wire])))
+        parts.append(Part(f"t{number}", kind, len(wire), partial(iter, [wire])))
     return parts
 
 
 def test_tars_are_unpacked_side_by_side_but_not_more_than_may_be(shell, tmp_path):
     place = Place(shell, tmp_path, abreast=2)
-    assert place.receive(stream(parts=tar_legs(5)), env=slow_tar(shell, tmp_path)).returncode == 0
+    assert place.receive(stream(parts=tar_parts(5)), env=slow_tar(shell, tmp_path)).returncode == 0
     assert place.have == ["t0", "t1", "t2", "t3", "t4"]
     running = list(accumulate(1 if word == "begin" else -1 for word in (tmp_path / "log").read_text().split()))
     assert max(running) == 2
@@ -433,7 +433,7 @@ def test_tars_are_unpacked_side_by_side_but_not_more_than_may_be(shell, tmp_path
 
 def test_what_is_last_waits_for_everything_before_it(shell, tmp_path):
     place = Place(shell, tmp_path)
-    assert place.receive(stream(parts=tar_legs(3, "last")), env=slow_tar(shell, tmp_path)).returncode == 0
+    assert place.receive(stream(parts=tar_parts(3, "last")), env=slow_tar(shell, tmp_path)).returncode == 0
     assert (tmp_path / "log").read_text().split() == ["begin", "begin", "end", "end", "begin", "end"]
     assert (place.folder / "have").read_text().split()[-1] == "t2"
 
@@ -449,7 +449,7 @@ fi
 exec {shutil.which("tar")} "$@"
 """
     place = Place(shell, tmp_path)
-    done = place.receive(stream(parts=tar_legs(2)), env=with_program(shell, tmp_path, "tar", script))
+    done = place.receive(stream(parts=tar_parts(2)), env=with_program(shell, tmp_path, "tar", script))
     assert done.returncode == 0
     assert reports(done, "fail") == []
     assert {path.name for path in (place.into / "dir").iterdir()} == {"0", "1"}
@@ -460,7 +460,7 @@ def test_one_of_several_that_fails_is_reported_when_the_others_are_done(shell, t
     (place.into / "dir").mkdir()
     (place.into / "dir/1").mkdir()
     (place.into / "dir/1/full").write_text("")
-    done = place.receive(stream(parts=tar_legs(4)), env=slow_tar(shell, tmp_path))
+    done = place.receive(stream(parts=tar_parts(4)), env=slow_tar(shell, tmp_path))
     assert done.returncode == 3
     assert "dir/1" in reports(done, "fail")[0]
     assert "t0" in place.have
@@ -510,7 +510,7 @@ def test_a_survey_ends_what_runs_and_keeps_what_it_had(shell, tmp_path):
     process = subprocess.Popen([*shell, first.folder / "receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"".join(stream(2)[:3]))
     process.stdin.flush()
-    awaited = {b"did 0 1\n", b"did 1 1\n", b"got 0 2\n", b"got 1 2\n"}  # the first leg, and the unit behind it
+    awaited = {b"did 0 1\n", b"did 1 1\n", b"got 0 2\n", b"got 1 2\n"}  # the first part, and the unit behind it
     for line in process.stdout:
         awaited.discard(line)
         if not awaited:

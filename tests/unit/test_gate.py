@@ -41,10 +41,10 @@ class Cluster:
         self.shared = False
         self.prepared = []
         self.questions = []
-        self.withdrawn = []
+        self.removed = []
         self.told = []
         monkeypatch.setattr(prepare, "prepare", self.prepare)
-        monkeypatch.setattr(prepare, "withdraw", self.withdraw)
+        monkeypatch.setattr(prepare, "remove_folders", self.remove_folders)
         monkeypatch.setattr(gate_module, "ask", self.ask)
 
     def prepare(self, session, nodes, _run, files, *, port=None, scratch=""):
@@ -59,16 +59,16 @@ class Cluster:
             rank=rank, master_ip=nodes[0].address, ip=node.address, interface="eth0", port=20000 if rank == 0 else None,
             disk_free=1 << 40, boot_id=node.name,
         )  # fmt: skip
-        return Answer("abc", replace(said, **self.facts.get(node.name, {})), made=not self.shared or rank == 0)
+        return Answer("abc", replace(said, **self.facts.get(node.name, {})), created=not self.shared or rank == 0)
 
     def ask(self, question, _session):
         self.questions.append(question)
         return gate_module.GateAnswers(answers=self.answers, content=self.content)
 
-    def withdraw(self, asked, nodes, _run, scratch=""):
-        made = {name for name, answer in asked.ok.items() if answer.made}
-        made |= {name for name, failure in asked.failed.items() if getattr(failure.error, "made", False)}
-        self.withdrawn += [node.name for node in nodes if node.name in made]
+    def remove_folders(self, asked, nodes, _run, scratch=""):
+        created = {name for name, answer in asked.ok.items() if answer.created}
+        created |= {name for name, failure in asked.failed.items() if getattr(failure.error, "created", False)}
+        self.removed += [node.name for node in nodes if node.name in created]
 
     def through(self, *, nodes=NODES[:3], luggage=LUGGAGE, inventory=INVENTORY, **options):
         session = Session(inventory, nodes, emit=self.told.append, connections=object())
@@ -94,7 +94,7 @@ def test_good_nodes_pass_in_one_round(cluster):
     assert ranks(passed) == {"node01": 0, "node02": 1, "node03": 2}
     assert passed.dropped == {}
     assert cluster.warnings == []
-    assert cluster.withdrawn == []
+    assert cluster.removed == []
     assert len(cluster.prepared) == len(cluster.questions) == 1
 
 
@@ -118,7 +118,7 @@ def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
     assert refused.value.hint == (
         "to continue with node[01,03]: clusterctl train --exclude-bad; to continue anyway: clusterctl train --force"
     )
-    assert cluster.withdrawn == ["node01", "node02", "node03"]
+    assert cluster.removed == ["node01", "node02", "node03"]
 
 
 def test_without_bad_nodes_the_ranks_close_up(cluster):
@@ -126,7 +126,7 @@ def test_without_bad_nodes_the_ranks_close_up(cluster):
     passed = cluster.through(exclude_bad=True, asked=3)
     assert ranks(passed) == {"node01": 0, "node03": 1}
     assert list(passed.dropped) == ["node02"]
-    assert cluster.withdrawn == ["node02"]
+    assert cluster.removed == ["node02"]
     assert len(cluster.questions) == 1  # rank 0 is the same: nothing has to be asked again
     assert "continuing with 2 of 3 nodes: node[01,03]; node03 is rank 1" in cluster.warnings
     spare = "node04 is not used and could replace them: clusterctl train --exclude node02 --nodes 3"
@@ -147,7 +147,7 @@ def test_when_rank_0_is_bad_the_next_one_is_asked_for_its_port(cluster):
     assert [names for names, _, _ in cluster.prepared] == [["node01", "node02", "node03"], ["node02", "node03"]]
     assert [sent for _, sent, _ in cluster.prepared] == [True, False]  # the folder is there already
     assert [[node.name for node in question.nodes] for question in cluster.questions][-1] == ["node02", "node03"]
-    assert passed.answers["node02"].made  # and is withdrawn should the launcher refuse
+    assert passed.answers["node02"].created  # and is removed if the launcher refuses
 
 
 def test_it_goes_on_until_rank_0_is_good(cluster):
@@ -163,14 +163,14 @@ def test_who_shares_the_folder_does_not_remove_it_from_the_others(cluster):
     cluster.shared = True
     cluster.answers["fs.stale"]["node01"] = Said(STALE)
     cluster.through(exclude_bad=True)
-    assert cluster.withdrawn == []
+    assert cluster.removed == []
 
 
 def test_a_run_that_goes_on_in_its_folder_never_loses_it(cluster):
     cluster.answers["fs.stale"]["node02"] = Said(STALE)
     with pytest.raises(PreflightError):
         cluster.through(luggage=None)
-    assert cluster.withdrawn == []
+    assert cluster.removed == []
 
 
 def test_when_the_launcher_refuses_the_folders_go(cluster):
@@ -179,12 +179,12 @@ def test_when_the_launcher_refuses_the_folders_go(cluster):
         gate(Session(INVENTORY, connections=object()), NODES[:2], "run-1", LUGGAGE, GateOptions()),
     ):
         raise PreflightError("no launcher", reasons={})
-    assert cluster.withdrawn == ["node01", "node02"]
+    assert cluster.removed == ["node01", "node02"]
 
 
 def test_the_folder_of_a_dry_run_always_goes(cluster):
     cluster.through(scratch="/tmp/x")
-    assert cluster.withdrawn == ["node01", "node02", "node03"]
+    assert cluster.removed == ["node01", "node02", "node03"]
 
 
 def test_force_goes_on_and_names_each_finding(cluster):
@@ -231,7 +231,7 @@ def test_nodes_that_cannot_be_reached(cluster):
         cluster.through()
     assert failed.value.reasons == {"node02": "no answer"}
     assert "--exclude node02" in failed.value.hint
-    assert cluster.withdrawn == ["node01", "node03"]
+    assert cluster.removed == ["node01", "node03"]
     passed = cluster.through(exclude_bad=True)
     assert ranks(passed) == {"node01": 0, "node03": 1}
     assert passed.dropped == {"node02": "no answer"}

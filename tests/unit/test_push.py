@@ -1,4 +1,4 @@
-"""What a push decides, without a node: legs, what a node lacks, what it refuses, and what its scripts are told."""
+"""What a push decides, without a node: parts, what a node lacks, what it refuses, and what its scripts are told."""
 
 import os
 import random
@@ -64,7 +64,7 @@ def test_where_some_files_have_their_place_the_legs_of_the_others_are_the_same(t
     assert [len(files) for files in before.small.values()] == [10, 10, 10, 10]
     after = plan(tree, everything - {f"{number:02}" for number in range(13)}, limit=1000)
     assert list(after.small)[1:] == list(before.small)[2:]
-    assert [leg.key for leg in after.legs[1:]] == [leg.key for leg in before.legs[2:]]
+    assert [part.key for part in after.parts[1:]] == [part.key for part in before.parts[2:]]
     assert next(iter(after.small.values())) == tuple(f"{number}" for number in range(13, 20))
 
 
@@ -72,9 +72,9 @@ def test_a_file_of_more_than_two_gibibytes(tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.seek(2 << 30)
         file.write(b"a\0end")
-    legs = plan(scan_tree(tmp_path), frozenset({"large"})).legs
-    assert [leg.offset for leg in legs] == [number << 26 for number in range(33)]
-    assert b"".join(legs[-1].blocks()) == b"a\0end"
+    parts = plan(scan_tree(tmp_path), frozenset({"large"})).parts
+    assert [part.offset for part in parts] == [number << 26 for number in range(33)]
+    assert b"".join(parts[-1].blocks()) == b"a\0end"
 
 
 def test_legs_are_as_long_as_they_say_and_lie_apart(source):
@@ -82,10 +82,10 @@ def test_legs_are_as_long_as_they_say_and_lie_apart(source):
     (source / "large").write_text("xyz")
     tree = scan_tree(source)
     pushed = plan(tree, data.differing(tree, NodeTree()), limit=1)
-    for leg in pushed.legs:
-        assert sum(map(len, leg.blocks())) == leg.size
-        if leg.kind == "tar":
-            assert f"small/{leg.key}/".encode() in b"".join(leg.blocks())
+    for part in pushed.parts:
+        assert sum(map(len, part.blocks())) == part.size
+        if part.kind == "tar":
+            assert f"small/{part.key}/".encode() in b"".join(part.blocks())
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -180,7 +180,7 @@ def test_a_folder_is_opened_before_and_closed_behind_everything(source):
 def test_a_node_is_told_what_only_others_need(source):
     tree = scan_tree(source)
     pushed = plan(tree, frozenset({"a"}))
-    key = pushed.legs[0].key
+    key = pushed.parts[0].key
     assert expected(pushed, (key, "other")).decode() == f"want {key}\nskip other\n"
     assert paths(tree) == b".\0a\0b\0link\0sub\0sub/c\0"
 
@@ -216,7 +216,7 @@ def test_what_broken_pushes_have_left_counts_as_room(source):
     tree = scan_tree(source)
     has = NodeTree(free_bytes=600, staged=500)
     pushed = plan(tree, data.differing(tree, has))
-    assert pushed.room == 2 * pushed.size > 1100  # one leg, which lies there twice for a moment
+    assert pushed.room == 2 * pushed.size > 1100  # one part, which lies there twice for a moment
     for free, staged in ((pushed.room, None), (pushed.room - 500, 500), (0, pushed.room)):
         refuse_full(work(tree, pushed, NodeTree(free_bytes=free, staged=staged)), INVENTORY.nodes)
     with pytest.raises(PreflightError) as caught:
@@ -239,4 +239,4 @@ def test_a_random_tree_loses_nothing(tmp_path):
     wanted = frozenset(one.path for one in tree.found if one.type == "file" and chance.random() < 0.5)
     pushed = plan(tree, wanted, limit=2000)
     assert {path for files in pushed.small.values() for path in files} | set(pushed.large.values()) == wanted
-    assert len({leg.key for leg in pushed.legs}) == len(pushed.legs)
+    assert len({part.key for part in pushed.parts}) == len(pushed.parts)

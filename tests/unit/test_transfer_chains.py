@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision.model import Leg, Node
+from provision.model import Node, Part
 from provision.ssh.wire import NodeUnreachable
 from provision.transfer import Target
 from provision.transfer.chain import Failure, Outcome
@@ -77,7 +77,7 @@ def crew(count=3):
     for number in range(count):
         member = Member(Target(Node(f"n{number}", ""), "/f", "/i", "plain", has_ssh=True), number)
         member.passes = member.receives = True
-        member.update([Leg("a", "tar", 10, lambda: iter(()))])
+        member.update([Part("a", "tar", 10, lambda: iter(()))])
         members.append(member)
     return members
 
@@ -121,9 +121,9 @@ def test_other_failures_are_tried_again_and_then_given_up():
 
 def test_attempts_that_came_further_do_not_count():
     (member,) = crew(1)
-    legs = [Leg(str(number), "tar", 1, lambda: iter(())) for number in range(10)]
+    parts = [Part(str(number), "tar", 1, lambda: iter(())) for number in range(10)]
     for lacking in range(10, 0, -1):
-        member.update(legs[:lacking])
+        member.update(parts[:lacking])
         member.strike("x")
     assert member.error is None
     for _ in range(STRIKES - 1):
@@ -157,8 +157,8 @@ def test_where_nothing_else_is_known_the_first_node_is_tried_again():
 
 def test_what_a_node_lacks():
     (member,) = crew(1)
-    legs = [Leg(key, "tar", 10, lambda: iter(()), group=group) for key, group in (("a", "g"), ("b", "g"), ("c", ""))]
+    parts = [Part(key, "tar", 10, lambda: iter(()), group=group) for key, group in (("a", "g"), ("b", "g"), ("c", ""))]
     for have, lacking in (({"a"}, {"b", "c"}), ({"g"}, {"c"}), ({"c", "x"}, {"a", "b"})):
         member.facts = type(member.facts)(have=frozenset(have))
-        member.update(legs)
+        member.update(parts)
         assert member.lacking == lacking

@@ -1,4 +1,4 @@
-"""Legs to units and back: nothing is lost, whatever the sizes are, and nothing is sent that nobody lacks."""
+"""Parts to units and back: nothing is lost, whatever the sizes are, and nothing is sent that nobody lacks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from provision.errors import BundleError, ClusterctlError
-from provision.model import Leg
+from provision.model import Part
 from provision.transfer.chain import KEYS, batches, units
 
 UNIT = 64
 
 
-def leg(key, data, block=10, **options):
+def part(key, data, block=10, **options):
     parts = [data[at : at + block] for at in range(0, len(data), block)]
-    return Leg(key, options.pop("kind", "tar"), len(data), lambda: iter(parts), **options)
+    return Part(key, options.pop("kind", "tar"), len(data), lambda: iter(parts), **options)
 
 
-def stream(legs, lacking, kept, digest="sha256sum"):
+def stream(parts, lacking, kept, digest="sha256sum"):
     """All units of a lane."""
     number, found = 1, []
-    for batch in batches(legs, lacking, unit=UNIT):
+    for batch in batches(parts, lacking, unit=UNIT):
         found += units(batch, kept, digest, number, unit=UNIT)
         number = found[-1].number + 1
     return found
@@ -41,9 +41,9 @@ sizes = st.lists(st.integers(1, 3 * UNIT + 1), min_size=1, max_size=12)
 @settings(deadline=None)
 def test_every_node_gets_the_bytes_that_it_lacks_in_order(lengths, block, data):
     contents = {f"k{n}": bytes([n]) * length for n, length in enumerate(lengths)}
-    legs = [leg(key, content, block) for key, content in contents.items()]
+    parts = [part(key, content, block) for key, content in contents.items()]
     lacking = [data.draw(st.sets(st.sampled_from(sorted(contents)))) for _ in range(3)]
-    found = stream(legs, lacking, [(), (), ()])
+    found = stream(parts, lacking, [(), (), ()])
     assert [unit.number for unit in found] == list(range(1, len(found) + 1))
     for place, keys in enumerate(lacking):
         mine = [unit for unit in found if unit.mask[place] == "n"]
@@ -57,31 +57,31 @@ def test_every_node_gets_the_bytes_that_it_lacks_in_order(lengths, block, data):
 
 
 def test_small_tar_legs_share_a_unit_where_the_same_nodes_lack_them():
-    legs = [leg(f"k{n}", b"x" * 20) for n in range(5)]
+    parts = [part(f"k{n}", b"x" * 20) for n in range(5)]
     lacking = [{"k0", "k1", "k2", "k3", "k4"}, {"k0", "k1", "k2", "k4"}]
-    assert [field(unit, 7) for unit in stream(legs, lacking, [(), ()])] == ["k0,k1,k2", "k3", "k4"]
+    assert [field(unit, 7) for unit in stream(parts, lacking, [(), ()])] == ["k0,k1,k2", "k3", "k4"]
 
 
 def test_ranges_and_very_many_legs_do_not_share():
-    legs = [leg("a", b"x"), leg("b", b"x", kind="range", path="f"), leg("c", b"x")]
-    assert [field(unit, 7) for unit in stream(legs, [{"a", "b", "c"}], [()])] == ["a", "b", "c"]
-    many = [leg(f"k{n}", b"") for n in range(KEYS + 1)]
-    assert [len(batch.legs) for batch in batches(many, [{each.key for each in many}])] == [KEYS, 1]
+    parts = [part("a", b"x"), part("b", b"x", kind="range", path="f"), part("c", b"x")]
+    assert [field(unit, 7) for unit in stream(parts, [{"a", "b", "c"}], [()])] == ["a", "b", "c"]
+    many = [part(f"k{n}", b"") for n in range(KEYS + 1)]
+    assert [len(batch.parts) for batch in batches(many, [{each.key for each in many}])] == [KEYS, 1]
 
 
 def test_what_was_kept_is_not_sent():
-    legs = [leg("a", bytes(range(100)))]
-    first, second = stream(legs, [{"a"}], [()])
+    parts = [part("a", bytes(range(100)))]
+    first, second = stream(parts, [{"a"}], [()])
     sums = [field(unit, 4) for unit in (first, second)]
-    kept = stream(legs, [{"a"}, {"a"}, set()], [{sums[0]}, set(), set()])
+    kept = stream(parts, [{"a"}, {"a"}, set()], [{sums[0]}, set(), set()])
     assert [unit.mask for unit in kept] == ["sn-", "nn-"]
     assert next(unit.data for unit in kept) == ()  # the first node has it, and hands it on
-    others = stream(legs, [set(), {"a"}], [set(), {sums[1]}])
+    others = stream(parts, [set(), {"a"}], [set(), {sums[1]}])
     assert [(unit.mask, bool(unit.data)) for unit in others] == [("-n", True), ("-s", False)]
 
 
 def test_who_takes_a_unit():
-    (unit, _) = stream([leg("a", bytes(range(100)))], [set(), {"a"}, set()], [(), (), ()])
+    (unit, _) = stream([part("a", bytes(range(100)))], [set(), {"a"}, set()], [(), (), ()])
     assert [unit.passes(place) for place in range(3)] == [True, True, False]
 
 
@@ -91,7 +91,7 @@ def test_a_leg_s_last_unit_is_sent_only_when_the_leg_is_verified():
         raise BundleError("damaged")
 
     found = []
-    (batch,) = batches([Leg("a", "tar", 2 * UNIT, damaged)], [{"a"}], unit=UNIT)
+    (batch,) = batches([Part("a", "tar", 2 * UNIT, damaged)], [{"a"}], unit=UNIT)
     with pytest.raises(BundleError):
         found.extend(units(batch, [()], "b2sum", 1, unit=UNIT))
     for unit in found:
@@ -99,14 +99,14 @@ def test_a_leg_s_last_unit_is_sent_only_when_the_leg_is_verified():
 
 
 def test_a_leg_of_another_size_is_an_error():
-    (batch,) = batches([Leg("a", "tar", 3, lambda: iter([b"four"]), path="f")], [{"a"}])
+    (batch,) = batches([Part("a", "tar", 3, lambda: iter([b"four"]), path="f")], [{"a"}])
     with pytest.raises(ClusterctlError, match="f has 4 bytes where 3 were announced"):
         list(units(batch, [()], "b2sum", 1))
 
 
 @pytest.mark.parametrize("digest", ["b2sum", "sha256sum"])
 def test_the_digest_is_that_of_the_nodes_program(digest):
-    (unit,) = stream([leg("a", b"abc")], [{"a"}], [()], digest)
+    (unit,) = stream([part("a", b"abc")], [{"a"}], [()], digest)
     argv = {"b2sum": ["b2sum", "-l", "256"], "sha256sum": ["sha256sum"]}[digest]
     done = subprocess.run(argv, input=b"abc", capture_output=True, check=True)
     assert field(unit, 4) == done.stdout.split()[0].decode()
@@ -117,7 +117,7 @@ def test_the_digest_is_that_of_the_nodes_program(digest):
 @settings(deadline=None)
 def test_sh_reads_a_path_back(name):
     path = name.decode("utf-8", "surrogateescape")
-    (unit,) = stream([leg("a", b"abc", kind="range", path=path, offset=3 << 20, mode=0o640, mtime=7)], [{"a"}], [()])
+    (unit,) = stream([part("a", b"abc", kind="range", path=path, offset=3 << 20, mode=0o640, mtime=7)], [{"a"}], [()])
     assert unit.header.decode().split(" ")[6:11] == ["range", "a", "3", "640", "7"]
     assert unit.header.count(b"\n") == 1
     done = subprocess.run(["sh", "-c", 'printf %b "$1"', "sh", field(unit, 11)], capture_output=True, check=True)

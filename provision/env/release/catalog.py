@@ -56,7 +56,7 @@ class ReleasePaths:
 
     @property
     def transfer(self) -> str:
-        """The state of a transfer: received legs, and units that are not unpacked yet."""
+        """The state of a transfer: received parts, and units that are not unpacked yet."""
         return f"{self.releases}/.transfer-{self.release_id}"
 
     @property

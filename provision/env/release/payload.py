@@ -1,8 +1,8 @@
-"""The files that a node receives for a release, as legs, and the files that it derives from another release.
+"""The files that a node receives for a release, as parts, and the files that it derives from another release.
 
-A leg is a chunk, a range of a large file, or the last files, which contain the new prefix. A leg of a chunk has the
+A part is a chunk, a range of a large file, or the last files, which contain the new prefix. A part of a chunk has the
 chunk's members, then files near them in path order that turned out not to need rewriting, and the list by which a later
-deploy recognises and checks all of them. It does not contain the prefix: a node that has the leg in any release links
+deploy recognises and checks all of them. It does not contain the prefix: a node that has the part in any release links
 it from there. The lists are for ``sha256sum -c``.
 
 Two releases in one root have paths of equal length, and their rewritten files differ only in the release's name and in
@@ -32,7 +32,7 @@ from provision.env.bundle.parse import OWN_FOLDER
 from provision.env.bundle.reader import Bundle
 from provision.env.relocation.relocate import Relocated, relocate
 from provision.env.source.files import FOLDER_MTIME
-from provision.model import Leg, Wire
+from provision.model import Part, Wire
 
 FILES = f"{OWN_FOLDER}/files"  # the folder of lists
 STALE = f"{OWN_FOLDER}/stale"  # .pyc files whose .py file was rewritten: removed, and compiled again on the node
@@ -50,16 +50,16 @@ class Payload:
     bundle: Bundle
     relocated: Relocated
 
-    def legs(self, wire: Wire, derived: frozenset[str] = frozenset()) -> tuple[Leg, ...]:
-        """The legs in the order of unpacking; the last one completes the release.
+    def parts(self, wire: Wire, derived: frozenset[str] = frozenset()) -> tuple[Part, ...]:
+        """The parts in the order of unpacking; the last one completes the release.
 
         Args:
             wire: their encoding on the wire.
             derived: rewritten files that the node derives itself; see ``derive_recipe``.
         """
-        found = [self._chunk_leg(index, wire) for index in self._steady]
-        found += [leg for entry in self._manifest.files if entry.raw for leg in self._ranges(entry, wire)]
-        return (*found, self._last_leg(wire, derived))
+        found = [self._chunk_part(index, wire) for index in self._steady]
+        found += [part for entry in self._manifest.files if entry.raw for part in self._ranges(entry, wire)]
+        return (*found, self._last_part(wire, derived))
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Payload:
         return (*(self._chunk_key(index) for index in self._steady), *large)
 
     def chunks(self, keys: Collection[str]) -> frozenset[int]:
-        """The numbers of the bundle's chunks in the legs with these keys."""
+        """The numbers of the bundle's chunks in the parts with these keys."""
         tars = {index for index in self._steady if self._chunk_key(index) in keys}
         large = (entry for entry in self._manifest.files if entry.raw)
         ranges = {
@@ -80,12 +80,12 @@ class Payload:
         return frozenset(tars | ranges)
 
     def unpacked(self, keys: Iterable[str]) -> int:
-        """Bytes of the unpacked legs with these keys, without what a file system adds."""
+        """Bytes of the unpacked parts with these keys, without what a file system adds."""
         return sum(self._sizes[key] for key in keys)
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
-        return {leg.key: leg.size for leg in self.legs("plain")}
+        return {part.key: part.size for part in self.parts("plain")}
 
     @property
     def _manifest(self) -> Manifest:
@@ -104,7 +104,7 @@ class Payload:
         chunk = self._manifest.chunks[index]
         return contents_key((entry for entry, _ in steady), chunk.key) if steady else chunk.key
 
-    def _chunk_leg(self, index: int, wire: Wire) -> Leg:
+    def _chunk_part(self, index: int, wire: Wire) -> Part:
         chunk = self._manifest.chunks[index]
         steady = self._steady[index]
         key = self._chunk_key(index)
@@ -112,7 +112,7 @@ class Payload:
         extra = [*steady, *_own_file(f"{FILES}/{key}", checksum_lines([*listed, *(entry for entry, _ in steady)]))]
         end = _encode(b"".join(map(_member, extra)), wire)
         size = chunk.compressed if wire == "zstd" else chunk.size
-        return Leg(key, "tar", size + len(end), _then(self._read(index, wire), end))
+        return Part(key, "tar", size + len(end), _then(self._read(index, wire), end))
 
     def _read(self, index: int, wire: Wire) -> Callable[[], Iterator[bytes]]:
         return partial(self.bundle.chunk_compressed if wire == "zstd" else self.bundle.chunk_blocks, index)
@@ -120,12 +120,12 @@ class Payload:
     def _file_key(self, entry: Entry) -> str:
         return contents_key([entry])
 
-    def _ranges(self, entry: Entry, wire: Wire) -> Iterator[Leg]:
+    def _ranges(self, entry: Entry, wire: Wire) -> Iterator[Part]:
         offset = 0
         group = self._file_key(entry)
         for number, index in enumerate(entry.chunks):
             chunk = self._manifest.chunks[index]
-            yield Leg(
+            yield Part(
                 f"{group}.{number}",
                 "range",
                 chunk.compressed if wire == "zstd" else chunk.size,
@@ -138,8 +138,8 @@ class Payload:
             )
             offset += chunk.size
 
-    def _last_leg(self, wire: Wire, derived: frozenset[str]) -> Leg:
-        """The leg with files that contain the prefix, symlinks, folders and hard links, and clusterctl's own files."""
+    def _last_part(self, wire: Wire, derived: frozenset[str]) -> Part:
+        """The part with files that contain the prefix, symlinks, folders and hard links, and clusterctl's own files."""
         manifest = self._manifest
         large = [entry for entry in manifest.files if entry.raw]
         final = {entry.path: entry for entry in manifest.files}
@@ -174,7 +174,7 @@ class Payload:
         members += [(Entry(OWN_FOLDER, "dir", 0o755, FOLDER_MTIME), b""), *_own_file(COMPLETE, b"")]
         data = _encode(b"".join(map(_member, members)), wire)
         key = contents_key(changed, str(self.relocated.prefix), manifest.digest)
-        return Leg(key, "last", len(data), partial(_blocks, data))
+        return Part(key, "last", len(data), partial(_blocks, data))
 
     def _tail(self) -> tuple[Entry, ...]:
         """Hard links, and the folders that tar would not create automatically with their mode."""
@@ -209,7 +209,7 @@ def _divide(manifest: Manifest, relocated: Relocated) -> _Split:
             steady[chunked[max(0, bisect_right(paths, entry.path) - 1)].chunks[0]].append((entry, data))
         else:
             rewritten.append((entry, data))
-    # A chunk with only symlinks has no list; its links are in the last leg.
+    # A chunk with only symlinks has no list; its links are in the last part.
     return _Split({index: tuple(steady[index]) for index in sorted(steady)}, tuple(rewritten))
 
 

@@ -1,5 +1,5 @@
-"""What is measured with several nodes at once; one file a measure, whose name is what a check's ``MEASURE`` says.
+"""Measures, which need several nodes at once. Each is a file with the name that a check's ``MEASURE`` has.
 
-Each has ``measure(plan: Plan, connections: Connections, emit: Emit) -> dict[str, Answer]``: an answer for every node;
-what its lines say is written in ``provision/checks``, and one that could not be asked says why in ``err``.
+Each has ``measure(plan: Plan, session: Session) -> dict[str, Answer]``, which returns an answer for every node. The
+checks define the format of the lines. The answer of an unreachable node has the reason in ``err``.
 """

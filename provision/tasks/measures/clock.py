@@ -1,9 +1,9 @@
-"""How far apart the nodes' clocks are, with error bars, over the open connections; chrony is not needed.
+"""Measures the offsets of the nodes' clocks, with error bounds, over the open connections. Does not need chrony.
 
-A node that says its time between the moments ``sent`` and ``heard`` is ahead by at least ``time - heard`` and at most
-``time - sent`` (Cristian's algorithm, Distributed Computing 3, 1989). Where several samples allow less than each, so
-much the better (Marzullo's intersection, as in NTP: RFC 5905, 11.2.1). This also sharpens a date without ``%N``
-(busybox), which has whole seconds only: the samples are spread over a second, and one of them sees it end.
+A node that reports its time between the moments ``sent`` and ``received`` is ahead by at least ``time - received`` and
+at most ``time - sent`` (Cristian's algorithm, Distributed Computing 3, 1989). The intersection of several samples is
+more precise than each (Marzullo's algorithm, as in NTP: RFC 5905, 11.2.1). This also helps a ``date`` without ``%N``
+(busybox), which prints whole seconds: the samples are spread over a second, and one of them sees the second change.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _DEADLINE = 15.0
 _SCRIPT = "LC_ALL=C\nexport LC_ALL\nwhile read -r _; do date +%s.%N; done\n"
 _PAUSE = threading.Event()  # never set
 
-Bounds = tuple[float, float]  # the offset lies between them, in seconds
+Bounds = tuple[float, float]  # the lowest and the highest possible offset, in seconds
 
 
 def measure(plan: Plan, session: Session) -> dict[str, Answer]:
-    """The offset of every node from one steady clock of the controller; an unreachable node's answer says why."""
-    base = time.time() - time.monotonic()  # the controller's own clock may be set meanwhile: its monotonic one is not
+    """The offset of every node from the controller's clock; an unreachable node's answer has the reason."""
+    base = time.time() - time.monotonic()  # setting the controller's clock during the measurement changes nothing
 
     def one(node: Node) -> Answer:
         samples, whole = _sample(session.connections[node], base)
         offset = combined(samples)
         if offset is None:
-            return Answer(err="date gave no time")
+            return Answer(err="date printed no time")
         return Answer(clock_line(offset, len(samples), whole_seconds=whole))
 
-    # A few at a time: threads that wait for one another would lengthen the error bars.
+    # A few at a time: threads that wait for one another would increase the errors.
     outcome = session.work("clock", "Comparing the clocks", one, on=plan.nodes, state=lambda _: "done", limit=16)
     return {**outcome.ok, **{name: broken(failure.error) for name, failure in outcome.failed.items()}}
 
 
 def combined(samples: Sequence[Bounds]) -> Offset | None:
-    """The offset on which all samples agree, or that of the most precise one when a clock was set meanwhile."""
+    """The offset that fits all samples; the most precise sample's, if a clock was set during the measurement."""
     if not samples:
         return None
     low, high = max(low for low, _ in samples), min(high for _, high in samples)
@@ -59,24 +59,24 @@ def combined(samples: Sequence[Bounds]) -> Offset | None:
     return Offset((low + high) / 2, (high - low) / 2)
 
 
-def bounds(said: str, sent: float, heard: float) -> tuple[Bounds, bool] | None:
-    """What one answer of ``date`` allows, and whether it knows whole seconds only; None for what is no time."""
-    match = re.fullmatch(r"([0-9]{1,12})(?:\.([0-9]{1,9}|%N|N))?", said.strip())
+def bounds(answer: str, sent: float, received: float) -> tuple[Bounds, bool] | None:
+    """The possible offsets after one answer of ``date``, and whether it has whole seconds; None if it is invalid."""
+    match = re.fullmatch(r"([0-9]{1,12})(?:\.([0-9]{1,9}|%N|N))?", answer.strip())
     if not match:
         return None
     if whole := not (match[2] or "").isdigit():
-        return (int(match[1]) - heard, int(match[1]) + 1 - sent), whole
-    return (float(f"{match[1]}.{match[2]}") - heard, float(f"{match[1]}.{match[2]}") - sent), whole
+        return (int(match[1]) - received, int(match[1]) + 1 - sent), whole
+    return (float(f"{match[1]}.{match[2]}") - received, float(f"{match[1]}.{match[2]}") - sent), whole
 
 
 def _sample(remote: Remote, base: float) -> tuple[list[Bounds], bool]:
-    """One script that answers a line with the time: no program but date is started for a sample."""
+    """Run one script that answers each line with the time, so that a sample starts no program but ``date``."""
     found: list[Bounds] = []
     whole = False
     sent = 0.0
     answered = threading.Event()
 
-    def asks() -> Iterator[bytes]:
+    def requests() -> Iterator[bytes]:
         nonlocal sent
         for _ in range(SAMPLES + 1):
             if whole:
@@ -87,14 +87,14 @@ def _sample(remote: Remote, base: float) -> tuple[list[Bounds], bool]:
                 return
             answered.clear()
 
-    def hear(text: str) -> None:
+    def receive(text: str) -> None:
         nonlocal whole
         if one := bounds(text, sent, base + time.monotonic()):
             found.append(one[0])
             whole = one[1]
         answered.set()
 
-    remote.run(_SCRIPT, stdin=asks(), on_line=hear, deadline=_DEADLINE)
+    remote.run(_SCRIPT, stdin=requests(), on_line=receive, deadline=_DEADLINE)
     return found, whole
 
 

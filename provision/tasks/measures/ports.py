@@ -1,4 +1,7 @@
-"""Which node reaches which, on MASTER_PORT and on random ports: a listener on each, then all connections at once."""
+"""Measures which nodes can connect to which, on MASTER_PORT and on random ports.
+
+Every node first starts listeners; then all nodes connect to all listeners at once.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ if TYPE_CHECKING:
 
 TIMEOUT = 4  # seconds for a connection: its first packet is sent again after 1 and 3
 RANDOM = 2  # random ports on each node
-_READY = 10.0  # seconds for a listener to say where it listens
-_LIFE = 60  # seconds that a listener lives at most, even if its connection stays
+_READY = 10.0  # seconds for a listener to report its port
+_LIFE = 60  # seconds after which a listener exits, even if its connection stays
 _BEAT = 1.0
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
 def measure(plan: Plan, session: Session) -> dict[str, Answer]:
-    """Every node's answer about its ports and those of others; an unreachable node's answer says why.
+    """Every node's answer about its ports and the other nodes' ports; an unreachable node's answer has the reason.
 
-    Two round trips: all listeners, then all connections. A listener ends with its connection.
+    Takes two round trips: all listeners, then all connections. A listener exits with its connection.
     """
     token = secrets.token_hex(8)
     connect = session.connections.__getitem__
@@ -54,11 +57,11 @@ def measure(plan: Plan, session: Session) -> dict[str, Answer]:
 
 
 def open_ports(lines: Iterable[str]) -> dict[str, list[int]]:
-    """Where a listener listens, by kind, from what it printed."""
+    """A listener's ports by kind, from its output."""
     found: dict[str, list[int]] = {}
     for line in lines:
-        if (said := line.split())[:1] == ["listen"] and said[3:] == ["open"] and _PORT.fullmatch(said[2]):
-            found.setdefault(said[1], []).append(int(said[2]))
+        if (fields := line.split())[:1] == ["listen"] and fields[3:] == ["open"] and _PORT.fullmatch(fields[2]):
+            found.setdefault(fields[1], []).append(int(fields[2]))
     return found
 
 
@@ -76,10 +79,12 @@ def _connect(plan: Plan, node: Node, listeners: Mapping[str, Conversation], toke
             continue
         if other == master:
             wanted += [other.name, "master", other.train_address, port]
-        for random in open_ports(_said(listeners[other.name])).get("random", ()):
+        for random in open_ports(_reports(listeners[other.name])).get("random", ()):
             wanted += [other.name, "random", other.train_address, random]
     script = _script(plan, "connect", token, (TIMEOUT, *wanted))
-    busy = node == master and any(line.startswith(f"listen master {port} busy") for line in _said(listeners[node.name]))
+    busy = node == master and any(
+        line.startswith(f"listen master {port} busy") for line in _reports(listeners[node.name])
+    )
     return f"(\n{render('measures/owner.sh.j2', port=port)})\n{script}" if busy else script
 
 
@@ -96,14 +101,14 @@ def _script(plan: Plan, mode: str, token: str, arguments: Sequence[str | int]) -
     )
 
 
-def _said(listener: Conversation) -> list[str]:
-    """The lines of a listener about its ports, or why it did not listen."""
-    said = [text.strip() for text in list(listener.lines) if text.strip()]
-    if "ready" not in said and listener.result is not None:
-        said.append(f"problem {' '.join(listener.result.err.split()) or 'the listener ended at once'}")
-    return [text for text in said if text != "ready"]
+def _reports(listener: Conversation) -> list[str]:
+    """A listener's lines about its ports, or the reason why it does not listen."""
+    lines = [text.strip() for text in list(listener.lines) if text.strip()]
+    if "ready" not in lines and listener.result is not None:
+        lines.append(f"problem {' '.join(listener.result.err.split()) or 'the listener exited at once'}")
+    return [text for text in lines if text != "ready"]
 
 
 def _answer(listener: Conversation, result: Result) -> Answer:
-    lines = [*_said(listener), *(line for line in result.out.splitlines() if not line.startswith("tool "))]
+    lines = [*_reports(listener), *(line for line in result.out.splitlines() if not line.startswith("tool "))]
     return Answer("\n".join(lines) + "\n", result.rc, err=result.err[-500:])

@@ -1,6 +1,6 @@
-"""Whether the other nodes see a file that one node writes into an NFS share, and back, with a deadline for every touch.
+"""Measures whether all nodes see the files that other nodes write into an NFS share. Every access has a deadline.
 
-The server of a share writes first if it is one of the nodes, else the first node that mounts it.
+The share's server writes first if it is one of the nodes, else the first node that mounts the share.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from provision.ssh.remote import reading
 if TYPE_CHECKING:
     from provision.session import Session
 
-LIMIT = 5  # seconds for one touch of a share
-_TOUCHES = 3  # of a share by one script, at most
+LIMIT = 5  # seconds for one access to a share
+_ACCESSES = 3  # of a share by one script, at most
 _GRACE = 10.0
 
-Said = Mapping[str, Result | ClusterctlError]
+Answers = Mapping[str, Result | ClusterctlError]  # by node name
 
 
 @dataclass(frozen=True)
-class _Meant:
-    """One share, and who writes there first."""
+class _Trial:
+    """One share, and the node that writes there first."""
 
     number: int
     share: Share
@@ -46,33 +46,33 @@ class _Meant:
 
 
 def measure(plan: Plan, session: Session) -> dict[str, Answer]:
-    """How every node sees the inventory's shares, in three round trips, or four if a file went astray."""
+    """How every node sees the inventory's shares. Takes three round trips, or four if a file must be removed."""
     names = [node.name for node in plan.nodes]
-    meant = [
-        _Meant(number, share, share.server if share.server in names else names[0], secrets.token_hex(8))
+    trials = [
+        _Trial(number, share, share.server if share.server in names else names[0], secrets.token_hex(8))
         for number, share in enumerate(shares(plan))
     ]
-    if not meant:
+    if not trials:
         return {name: Answer("no shares\n") for name in names}
     with session.stage("shares", "Trying the shared folders", len(plan.nodes)) as shown:
-        begun = _touch(session, "server", {each: {each.first} for each in meant})
-        written = {each for each in meant if _outcome(begun, each.first, "write", each) == "fine"}
-        said = _touch(session, "client", {each: {*names} - {each.first} for each in meant}, written)
-        ends = {each: {each.first} for each in meant if _outcome(begun, each.first, "write", each) != "hung"}
-        ended = _touch(session, "end", ends)
+        first = _access(session, "server", {each: {each.first} for each in trials})
+        written = {each for each in trials if _outcome(first, each.first, "write", each) == "fine"}
+        others = _access(session, "client", {each: {*names} - {each.first} for each in trials}, written)
+        ends = {each: {each.first} for each in trials if _outcome(first, each.first, "write", each) != "hung"}
+        last = _access(session, "end", ends)
         alone = len(names) == 1
-        sides = {name: [_side(each, name, begun, said, ended, alone=alone) for each in meant] for name in names}
-        # The first node removed the files that it saw; each other node removes its own.
-        astray = {each: {name for name in names if _strayed(sides[name][each.number])} for each in meant}
-        _touch(session, "tidy", astray)
+        sides = {name: [_side(each, name, first, others, last, alone=alone) for each in trials] for name in names}
+        # The first node removed the files that it saw; every other node removes its own.
+        stray = {each: {name for name in names if _strayed(sides[name][each.number])} for each in trials}
+        _access(session, "tidy", stray)
         shown.states = dict.fromkeys(names, "done")
-    return {name: _answer(sides[name], begun.get(name), said.get(name)) for name in names}
+    return {name: _answer(sides[name], first.get(name), others.get(name)) for name in names}
 
 
-def _touch(
-    session: Session, role: str, parts: Mapping[_Meant, AbstractSet[str]], written: AbstractSet[_Meant] = frozenset()
-) -> Said:
-    """Touch shares: ``parts`` has the names of the nodes that touch each of them."""
+def _access(
+    session: Session, role: str, parts: Mapping[_Trial, AbstractSet[str]], written: AbstractSet[_Trial] = frozenset()
+) -> Answers:
+    """Access shares; ``parts`` has the names of the nodes for each share."""
 
     def one(node: Node) -> Result:
         mine = [each for each, names in parts.items() if node.name in names]
@@ -81,7 +81,7 @@ def _touch(
             for each in mine
         ]
         script = render("measures/shares.sh.j2", shares=values, role=role, node=node.name, limit=LIMIT)
-        result = session.run(node, script, deadline=LIMIT * _TOUCHES * len(mine) + _GRACE)
+        result = session.run(node, script, deadline=LIMIT * _ACCESSES * len(mine) + _GRACE)
         with reading(node):
             steps(result.out)
         return result
@@ -91,28 +91,28 @@ def _touch(
     return {**outcome.ok, **{name: failure.error for name, failure in outcome.failed.items() if failure.error}}
 
 
-def _answer(sides: Sequence[Side], *said: Result | ClusterctlError | None) -> Answer:
-    lost = next((each for each in said if isinstance(each, ClusterctlError)), None)
+def _answer(sides: Sequence[Side], *results: Result | ClusterctlError | None) -> Answer:
+    lost = next((each for each in results if isinstance(each, ClusterctlError)), None)
     if lost:
         return Answer(rc=1, err=str(lost))
     return Answer("".join(f"{line}\n" for side in sides for line in side.lines()))
 
 
 def _strayed(side: Side) -> bool:
-    """Whether a node's file lies where the first node does not see it."""
+    """Whether a node's file is in a folder that the first node does not see."""
     return side.wrote == "fine" and side.back == "absent"
 
 
-def _outcome(said: Said, name: str, what: str, each: _Meant, token: str = "") -> str:
-    return outcome(_step(said.get(name), what, each.number), token)
+def _outcome(answers: Answers, name: str, what: str, each: _Trial, token: str = "") -> str:
+    return outcome(_step(answers.get(name), what, each.number), token)
 
 
 def _step(result: Result | ClusterctlError | None, what: str, number: int) -> tuple[int, str] | None:
     return steps(result.out).get((what, number)) if isinstance(result, Result) else None
 
 
-def _side(each: _Meant, name: str, begun: Said, said: Said, ended: Said, *, alone: bool) -> Side:
-    own = begun if name == each.first else said
+def _side(each: _Trial, name: str, first: Answers, others: Answers, last: Answers, *, alone: bool) -> Side:
+    own = first if name == each.first else others
     side = Side(each.number, each.first, each.share.path)
     result = own.get(name)
     for line in result.out.splitlines() if isinstance(result, Result) else ():
@@ -125,8 +125,8 @@ def _side(each: _Meant, name: str, begun: Said, said: Said, ended: Said, *, alon
     if name == each.first:
         side.back = "alone" if alone else "fine"
         return side
-    side.read = _outcome(said, name, "read", each, f"from {each.first}")
-    back = _step(ended.get(each.first), "back", each.number)
+    side.read = _outcome(others, name, "read", each, f"from {each.first}")
+    back = _step(last.get(each.first), "back", each.number)
     if back and side.wrote == "fine":
         side.back = "fine" if f"from {name}" in back[1].splitlines() else "absent"
     return side

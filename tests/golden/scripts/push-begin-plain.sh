@@ -8,7 +8,7 @@ true >"$cc_worker" && IFS= read -r cc_id </opt/llm/data/.clusterctl-push-folder.
 }
 trap 'rm -f -- "$cc_worker"' 0
 # Prepares a transfer, or continues an interrupted one. The input has the names of files that are wanted in the staging
-# folder (`want NAME`), and keys of legs that only other nodes need (`skip KEY`).
+# folder (`want NAME`), and keys of parts that only other nodes need (`skip KEY`).
 set -e
 umask 077 # other users must not read private files during the push
 staging=/opt/llm/data/.clusterctl-push-folder
@@ -19,7 +19,7 @@ into=/opt/llm/data/.clusterctl-push-folder/tree
 mkdir -p -- "$transfer" "$into/small" "$into/large"
 chmod 700 -- "$staging"
 
-# A leg counts as unpacked only if its files exist: a killed push may have moved them. (The transfer itself detects files
+# A part counts as unpacked only if its files exist: a killed push may have moved them. (The transfer itself detects files
 # that were lost when the machine was switched off.)
 : >>"$transfer/have"
 while read -r key; do

@@ -10,7 +10,7 @@ trap 'rm -f -- "$cc_worker"' 0
 # Moves received files to the destination; an existing file is replaced in one rename. The input has one action per line,
 # with escapes for printf %b:
 #   folder MODE PATH    create a folder, or make it writable
-#   group KEY           the small files of one leg follow
+#   group KEY           the small files of one part follow
 #   small PATH          move a small file
 #   one NAME PATH       move a large file, or the only one
 #   mode MODE PATH      set a folder's final mode

@@ -1,4 +1,4 @@
-"""A release as legs, unpacked as a node does it; what a later release shares with it, and the lists that prove it."""
+"""A release as parts, unpacked as a node does it; what a later release shares with it, and the lists that prove it."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.release import payload as release_legs
+from provision.env.release import payload as release_parts
 from provision.env.release import scripts
 from provision.env.release.catalog import ReleasePaths
 from provision.env.release.payload import Payload
@@ -30,25 +30,25 @@ OWN_FOLDER = {
 
 
 def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
-    """What a node does with legs; returns those that were not there yet."""
+    """What a node does with parts; returns those that were not there yet."""
     into.mkdir(parents=True, exist_ok=True)
-    taken = [leg for leg in payload.legs(wire) if not {leg.key, leg.group} & set(have)]
-    for leg in taken:
-        data = b"".join(leg.blocks())
-        assert len(data) == leg.size
+    taken = [part for part in payload.parts(wire) if not {part.key, part.group} & set(have)]
+    for part in taken:
+        data = b"".join(part.blocks())
+        assert len(data) == part.size
         if wire == "zstd":
             data = subprocess.run(["zstd", "-dc"], input=data, capture_output=True, check=True).stdout
-        if leg.kind != "range":
+        if part.kind != "range":
             argv = [*tar, "-xpf", "-", "-C", str(into)]
             subprocess.run(argv, input=data + bytes(1024), check=True, umask=0o022)
         else:
-            path = into / leg.path
+            path = into / part.path
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("r+b" if path.exists() else "wb") as file:
-                file.seek(leg.offset)
+                file.seek(part.offset)
                 file.write(data)
-            path.chmod(leg.mode)
-            os.utime(path, (leg.mtime, leg.mtime))
+            path.chmod(part.mode)
+            os.utime(path, (part.mtime, part.mtime))
     return taken
 
 
@@ -146,13 +146,13 @@ def test_a_damaged_chunk_is_noticed_before_its_leg_ends(bundle, tmp_path):
     chunk = next(chunk for chunk in bundle.manifest.chunks if chunk.package == "other")
     data[chunk.offset + chunk.compressed // 2] ^= 1
     _, _, payload = release(tmp_path / "llm", bundle)
-    legs = payload.legs("zstd")
+    parts = payload.parts("zstd")
     bundle.path.write_bytes(bytes(data))
     with pytest.raises(BundleError, match="damaged"):
-        deque((block for leg in legs for block in leg.blocks()), maxlen=0)
+        deque((block for part in parts for block in part.blocks()), maxlen=0)
 
 
-def test_the_same_environment_elsewhere_and_with_new_times_shares_all_but_the_last_leg(bundle, prefix, tmp_path):
+def test_the_same_environment_elsewhere_and_with_new_times_shares_all_but_the_last_part(bundle, prefix, tmp_path):
     _, _, payload = release(tmp_path / "llm", bundle)
     for folder, _, files in os.walk(prefix):
         for name in files:
@@ -164,7 +164,7 @@ def test_the_same_environment_elsewhere_and_with_new_times_shares_all_but_the_la
     _, _, later = release(tmp_path / "elsewhere", other)
     assert later.keys == payload.keys
     have = set(payload.keys)
-    assert len([leg for leg in later.legs("plain") if not {leg.key, leg.group} & have]) == 1
+    assert len([part for part in later.parts("plain") if not {part.key, part.group} & have]) == 1
 
 
 def test_one_changed_package_changes_its_own_legs_only(bundle, prefix, tmp_path, helpers):
@@ -182,4 +182,4 @@ def test_names_that_lists_must_escape_are_escaped_as_sha256sum_does(tmp_path):
     from provision.env.bundle.manifest import Entry
 
     entry = Entry("new\nline\\x", "file", 0o644, 0, 1, said[1:65].decode())
-    assert release_legs.checksum_lines([entry]) == said
+    assert release_parts.checksum_lines([entry]) == said
