@@ -1,6 +1,6 @@
 """clusterctl from Python: ``pack``, ``deploy``, ``train``, ``runs``, ``metrics`` and ``read_logs``.
 
-Each function does what the command of its name does and returns its result as frozen data. Nothing is printed:
+Each function does the same as the command of that name and returns the result as frozen data. Nothing is printed:
 ``on_event`` receives the events that a command would show. Every error is a ``ClusterctlError`` with a ``hint``.
 docs/api.md has an example.
 """
@@ -183,8 +183,8 @@ def train(
         output: the folder of the script's checkpoints, as the script names it.
         resume_arg: the script's option to resume, with ``{checkpoint}``.
         zero: the DeepSpeed configuration to make, such as ``2`` or ``3-offload``.
-        env: variables of every process, beside those of the inventory.
-        name: a word for the run's id.
+        env: variables of every process, in addition to the inventory's.
+        name: part of the run's id.
         restarts: how often a failed run is restarted from its newest checkpoint.
         detach: return when the run has started on every node.
         exclude_bad: continue without nodes that cannot take part.
@@ -265,7 +265,7 @@ def metrics(
 
     Args:
         run: its id or a part of it; None: the newest.
-        rank: whose numbers; None: those of the lowest rank that prints a loss.
+        rank: the rank whose numbers are returned; None: the lowest rank that prints a loss.
         logging_steps: the Trainer's, where its lines name no steps.
         inventory: the inventory's file; None: inventory.yaml in this folder, or this machine alone if there is none.
         on_event: receives the progress.

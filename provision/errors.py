@@ -1,17 +1,17 @@
-"""The exception tree. An exception means "cannot go on"; findings and step states are values.
+"""The exceptions. An exception ends the command; findings and step states are values.
 
 ::
 
     ClusterctlError                       exit code
       UsageError                          2    an argument, an option, a missing program on this machine
-        InventoryError                    2    inventory.yaml: every mistake at once, each with its path
-      BundleError                         3    a bundle that is truncated, damaged, foreign or too new
-      PreflightError                      4    nodes that refuse, nothing was changed
-      NodesFailedError                    5    some nodes failed, the others are done
+        InventoryError                    2    inventory.yaml has mistakes; all are listed, each with its path
+      BundleError                         3    a bundle is truncated, damaged, unknown or too new
+      PreflightError                      4    nodes refuse the command; nothing was changed
+      NodesFailedError                    5    some nodes failed; the others are done
       RunFailedError                      6    the training run failed
       InterruptedByUser                 130    Ctrl-C or SIGTERM, after cleaning up
 
-Every message says what went wrong and where; ``hint`` is the next command to type or thing to change.
+Every message says what failed and where; ``hint`` is the next command, or what to change.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 
 class Reason(str):
-    """Why something failed on a node; ``alike`` is the same text without what only this node has in it."""
+    """Why something failed on a node; ``common`` is the same text without the node's name, address and port."""
 
-    __slots__ = ("alike",)
-    alike: str
+    __slots__ = ("common",)
+    common: str
 
-    def __new__(cls, text: str, alike: str = "") -> Self:
-        """``alike``: empty where the text has nothing of the node's own."""
+    def __new__(cls, text: str, common: str = "") -> Self:
+        """``common`` is empty if the text has nothing that is specific to the node."""
         self = super().__new__(cls, text)
-        self.alike = alike or str(text)
+        self.common = common or str(text)
         return self
 
     @classmethod
     def about(cls, text: str, name: str, address: str, port: int | None = None) -> Self:
-        """A reason that may hold the node's own name, address or port."""
-        alike = _replaced(text, address, "its address")
-        if any(letter.isdigit() for letter in name):  # others are words that a sentence may have anyway
-            alike = _replaced(alike, name, "its name")
-        alike = re.sub(rf"\bport {port}\b", "its port", alike) if port else alike
-        return cls(text, alike.replace("its address its port", "its address with its port"))
+        """A reason that may contain the node's name, address or port."""
+        common = _replaced(text, address, "its address")
+        if any(letter.isdigit() for letter in name):  # a name without digits may be an ordinary word of the sentence
+            common = _replaced(common, name, "its name")
+        common = re.sub(rf"\bport {port}\b", "its port", common) if port else common
+        return cls(text, common.replace("its address its port", "its address with its port"))
 
 
 def within(text: str, why: str) -> str:
-    """``text`` with a reason in place of its ``{}``; a ``Reason`` stays one."""
+    """``text`` with the reason inserted at ``{}``; a ``Reason`` if the reason is one."""
     whole = text.replace("{}", why, 1)
-    return Reason(whole, text.replace("{}", why.alike, 1)) if isinstance(why, Reason) else whole
+    return Reason(whole, text.replace("{}", why.common, 1)) if isinstance(why, Reason) else whole
 
 
 def _replaced(text: str, own: str, words: str) -> str:
@@ -59,7 +59,7 @@ def _replaced(text: str, own: str, words: str) -> str:
 
 
 class ClusterctlError(Exception):
-    """Something that ends the command. ``str(error)`` is what and where; ``hint`` what to do next."""
+    """Ends the command. ``str(error)`` says what failed and where; ``hint`` says what to do next."""
 
     exit_code: ClassVar[int] = 1
 
@@ -68,7 +68,7 @@ class ClusterctlError(Exception):
         self.hint = hint
 
     def complete(self, change: Callable[[str], str]) -> None:
-        """Change every sentence that may name a command: see ``hints.complete``."""
+        """Apply ``change`` to every sentence that may name a command; see ``hints.complete``."""
         self.args = (change(str(self)),)
         self.hint = change(self.hint)
 
@@ -80,7 +80,7 @@ class UsageError(ClusterctlError):
 
 
 class InventoryError(UsageError):
-    """The inventory cannot be used. ``problems`` holds one line for each mistake, with its place."""
+    """The inventory cannot be used. ``problems`` has one line for each mistake, with its place."""
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -94,26 +94,26 @@ class BundleError(ClusterctlError):
 
 
 class NodesError(ClusterctlError):
-    """Something went wrong on named nodes. ``reasons`` maps a node's name to one readable reason."""
+    """Something failed on named nodes. ``reasons`` maps a node's name to its reason."""
 
     def __init__(self, message: str, *, reasons: Mapping[str, str], hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.reasons = dict(reasons)
 
     def complete(self, change: Callable[[str], str]) -> None:
-        """The reasons may name commands as well."""
+        """Also apply ``change`` to the reasons."""
         super().complete(change)
         self.reasons = {name: change(reason) for name, reason in self.reasons.items()}
 
 
 class PreflightError(NodesError):
-    """Nodes that cannot take what was asked for. Raised before anything was changed anywhere."""
+    """Nodes refuse the command. Raised before anything was changed on any node."""
 
     exit_code = 4
 
 
 class NodesFailedError(NodesError):
-    """Some nodes failed; every other node was finished first, unless ``nothing_done`` says that none was."""
+    """Some nodes failed. All other nodes are finished, unless ``nothing_done`` is set."""
 
     exit_code = 5
 
@@ -123,18 +123,18 @@ class NodesFailedError(NodesError):
 
 
 class RunFailedError(NodesError):
-    """The training run failed. ``reasons`` holds the last log lines of the nodes that failed first."""
+    """The training run failed. ``reasons`` has the last log lines of the nodes that failed first."""
 
     exit_code = 6
 
 
 class InterruptedByUser(ClusterctlError):  # noqa: N818 - not an error of the program
-    """Ctrl-C or SIGTERM: raised after what was started has been stopped."""
+    """Ctrl-C or SIGTERM. Raised after everything that was started has been stopped."""
 
     exit_code = 130
 
 
 def shown_value(value: object) -> str:
-    """A value of any type as it may stand in a message, shortened to a fixed length."""
+    """A value of any type, shortened for a message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

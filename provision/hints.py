@@ -1,11 +1,11 @@
-"""Commands in hints: the user's own command with a change, and other commands for the same inventory.
+"""Writes the commands in hints: the user's command with a change, and other commands for the same inventory.
 
-A hint is a command that works when it is pasted. Two things make it so:
+Every command in a hint must work when it is pasted. Two functions ensure this:
 
 - ``again`` is the command that the user typed, with options added: ``--exclude gpu03``. Tasks call it through their
   ``Session``, which knows the command line.
-- ``complete`` gives every other ``clusterctl COMMAND`` of a text the inventory that the user named. Every text passes
-  it once, where it is shown, so that code that knows no inventory may write ``clusterctl check``.
+- ``complete`` adds the user's ``--inventory`` to every other ``clusterctl COMMAND`` in a text. It runs once, when the
+  text is shown, so that other code can simply write ``clusterctl check``.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def again(
     words: tuple[str, ...] | None = None,
     **changes: str,
 ) -> str:
-    """The command that the user typed, again and with changes, for a shell.
+    """The user's command with changes, quoted for a shell.
 
     Args:
         typed: the user's command line.
-        command: the command's name; where the user typed another one, none of its options and arguments are repeated.
+        command: the command's name; if the user typed another command, its options and arguments are not repeated.
         flags: options without a value to add.
         drop: options to omit.
-        words: the arguments; None: those that were typed.
-        changes: options to set, by name: ``exclude="gpu03"``. Excluded nodes join those that were excluded before.
+        words: the arguments; None: the typed ones.
+        changes: options to set, by name: ``exclude="gpu03"``. The nodes are added to the typed ``--exclude``.
     """
     same = typed.command == command
     options = {name: values for name, values in typed.options.items() if same and name not in {*drop, _INVENTORY}}
@@ -87,9 +87,9 @@ def again(
 
 
 def complete(typed: CommandLine, text: str) -> str:
-    """The text with ``-i FILE`` behind every command that needs it, and sets of nodes quoted for a shell.
+    """The text with ``-i FILE`` after every command that needs it, and sets of nodes quoted for a shell.
 
-    The text ``SAME`` becomes the command that was typed.
+    The text ``SAME`` becomes the typed command.
     """
     if text == SAME and typed.command:
         return again(typed, typed.command)
@@ -100,7 +100,7 @@ def complete(typed: CommandLine, text: str) -> str:
 
 
 def complete_fields(typed: CommandLine, data: Any) -> Any:
-    """JSON data with every fix and hint in it completed; other texts may come from nodes and stay what they are."""
+    """JSON data with every fix and hint completed. Other texts may come from nodes and stay unchanged."""
     if isinstance(data, dict):
         return {
             key: _completed(typed, value) if key in {"fix", "hint"} else complete_fields(typed, value)
@@ -118,12 +118,12 @@ def _completed(typed: CommandLine, value: Any) -> Any:
 
 
 def _named(typed: CommandLine) -> list[str]:
-    """The inventory that the user named, as it is typed; nothing where none was named."""
+    """The typed option ``--inventory``; empty if there is none."""
     given = typed.options.get(_INVENTORY)
     return [f"-i {shlex.quote(given[-1])}"] if given else []
 
 
 def _shown(option: str, value: str) -> str:
-    """A value as it is printed: one of a variable whose name says that it is secret comes from the environment."""
+    """A value for printing: of a secret variable only the name, whose value is then read from the environment."""
     name, has_value, _ = value.partition("=")
     return name if option == "--env" and has_value and is_secret(name) else value

@@ -173,12 +173,12 @@ def fold_equal(values: Mapping[str, Hashable]) -> dict[Any, str]:
 
     Reasons that differ only in the node's name, address or port are folded, with general words in place of these.
     """
-    alike: dict[Hashable, dict[Hashable, list[str]]] = {}
+    by_common: dict[Hashable, dict[Hashable, list[str]]] = {}
     for node, value in values.items():
-        key = value.alike if isinstance(value, Reason) else value
-        alike.setdefault(key, {}).setdefault(value, []).append(node)
+        key = value.common if isinstance(value, Reason) else value
+        by_common.setdefault(key, {}).setdefault(value, []).append(node)
     groups: dict[Hashable, list[str]] = {}
-    for key, each in alike.items():
+    for key, each in by_common.items():
         groups.setdefault(next(iter(each)) if len(each) == 1 else key, []).extend(itertools.chain(*each.values()))
     return {value: fold(nodes) for value, nodes in groups.items()}
 

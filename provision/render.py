@@ -1,12 +1,12 @@
-"""Templates to text: jinja2 over ``templates/``, and the one function that quotes values for sh.
+"""Renders the jinja2 templates in ``templates/``. ``quote`` is the only function that quotes values for sh.
 
-In a template whose name ends in ``.sh.j2`` every ``{{ expression }}`` becomes one quoted word of sh, whatever the value
-holds. ``{{ expression | raw }}`` marks text that is sh already (a rendered fragment, a macro's output), and
-``{{ list | words }}`` gives one quoted word for each item. Anything done to raw text afterwards makes it a plain value
-again: forgetting ``raw`` is visible in the script, it is never an injection.
+In a template whose name ends in ``.sh.j2``, every ``{{ expression }}`` becomes one quoted word of sh. The filter
+``{{ expression | raw }}`` marks text that is already sh (a rendered fragment, a macro's output), and
+``{{ list | words }}`` becomes one quoted word per item. Any operation on raw text makes it a plain value again. So a
+missing ``raw`` is visible in the script, but never an injection.
 
-A quoted word must stand where sh expects a word: never inside quotes, in a comment or in an unquoted heredoc
-(``tests/unit/test_render.py`` looks for those in every template).
+A quoted word must be where sh expects a word: never inside quotes, in a comment or in an unquoted heredoc.
+``tests/unit/test_render.py`` checks this in every template.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")  # without '=': a word in com
 
 
 class _Raw(str):
-    """Text that is sh already."""
+    """Text that is already sh."""
 
     __slots__ = ()
 
@@ -40,10 +40,10 @@ def render(template: str, /, **values: object) -> str:
 
     Args:
         template: path below ``templates/``, such as ``"hosts/block.j2"``; ``*.sh.j2`` quotes every value for sh.
-        values: the template's variables; one that is used and not given is an error.
+        values: the template's variables; a missing one is an error.
 
     Raises:
-        ClusterctlError: no such template, a variable is missing, or a value cannot be quoted.
+        ClusterctlError: the template or a variable does not exist, or a value cannot be quoted.
     """
     from jinja2 import TemplateError, TemplateNotFound  # noqa: PLC0415 - see _environment
 
@@ -56,7 +56,7 @@ def render(template: str, /, **values: object) -> str:
 
 
 def quote(value: object) -> str:
-    r"""One word of sh that stands for ``value``, which is a string, a path or a number.
+    r"""Quote a string, a path or a number as one word of sh.
 
     Newlines, non-ASCII text and ``surrogateescape`` bytes are kept; encode the script with that error handler.
 
@@ -64,20 +64,20 @@ def quote(value: object) -> str:
     "'it'\\''s'"
 
     Raises:
-        ClusterctlError: the text holds a NUL byte, which sh cannot carry, or ``value`` is of another type.
+        ClusterctlError: the text contains a NUL byte, or ``value`` has another type.
     """
     if isinstance(value, bool) or not isinstance(value, str | PurePath | int | float):
-        raise ClusterctlError(f"{value!r} is no text, path or number and cannot become a word of sh")
+        raise ClusterctlError(f"{value!r} is not a text, path or number: it cannot become a word of sh")
     text = str(value)
     if "\0" in text:
-        raise ClusterctlError(f"{text!r} holds a NUL byte, which sh cannot carry")
+        raise ClusterctlError(f"{text!r} contains a NUL byte, which is impossible in sh")
     if _PLAIN_WORD.fullmatch(text):
         return text
     return "'" + text.replace("'", "'\\''") + "'"
 
 
 def words(values: Iterable[object]) -> str:
-    """The words of sh that stand for ``values``, separated by spaces."""
+    """Quote each of ``values`` as a word of sh, separated by spaces."""
     if isinstance(values, str):
         raise ClusterctlError(f"{values!r} is one text, not a list of words")
     return _Raw(" ".join(quote(value) for value in values))
@@ -85,7 +85,7 @@ def words(values: Iterable[object]) -> str:
 
 @cache
 def _environment() -> Environment:
-    # Imported with the first template: quote and words, which every command needs, do without.
+    # Imported with the first template. Every command needs quote and words, which do not use jinja2.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context  # noqa: PLC0415
     from jinja2.runtime import Undefined  # noqa: PLC0415
 
@@ -93,13 +93,13 @@ def _environment() -> Environment:
         if isinstance(value, Undefined):
             str(value)  # raises, and names the variable
         if not isinstance(value, str):
-            raise ClusterctlError(f"{value!r} is marked as raw sh and is no text")
+            raise ClusterctlError(f"{value!r} is marked as raw sh but is not text")
         return _Raw(value)
 
     @pass_context
     def finalize(context: Context, value: object) -> object:
-        # With pass_context this runs at render time only, and sees which file the expression stands in: an included
-        # template is quoted by its own name. Template text itself never comes here.
+        # With pass_context this runs only at render time and knows the expression's file, so an included template is
+        # quoted by its own name. The template's text itself never gets here.
         if isinstance(value, _Raw | Undefined) or not (context.name or "").endswith(".sh.j2"):
             return value
         return quote(value)

@@ -1,4 +1,4 @@
-"""A terminal, drawn with rich: styled lines and the bars of the stages. Imported only where there is one."""
+"""Draws styled lines and the stages' bars on a terminal with rich. Imported only if there is a terminal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Screen(Console):
-    """rich's console, but a reader that went away is an error for the caller, not the end of the process."""
+    """rich's console, which raises an error when the reader closes the pipe, instead of exiting."""
 
     def on_broken_pipe(self) -> None:
-        """Raise what a write to a pipe without a reader raises."""
+        """Raise the error of a write to a pipe without a reader."""
         self.quiet = True
         raise BrokenPipeError
 
@@ -40,7 +40,7 @@ class Screen(Console):
             expand=True,
             redirect_stdout=False,
             redirect_stderr=False,
-            refresh_per_second=5,  # often enough for the eye, seldom enough for a slow line
+            refresh_per_second=5,  # often enough for the eye, rarely enough for a slow connection
         )
 
 
@@ -58,11 +58,11 @@ def screen(file: TextIO, environ: Mapping[str, str]) -> Screen:
 
 
 class _Cell(ProgressColumn):
-    """What a stage's meter says at this moment."""
+    """A column with text from a stage's meter."""
 
-    def __init__(self, say: Callable[[Meter], str], column: Column) -> None:
+    def __init__(self, text: Callable[[Meter], str], column: Column) -> None:
         super().__init__(column)
-        self._say = say
+        self._text = text
 
     def render(self, task: Task) -> Text:
-        return Text(self._say(task.fields["meter"]))
+        return Text(self._text(task.fields["meter"]))

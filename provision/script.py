@@ -1,7 +1,7 @@
-"""Steps to one POSIX sh script, and its marker lines back to results.
+"""Compiles steps to one POSIX sh script, and parses its marker lines into results.
 
-The script prints nothing but marker lines: a step's own output is kept, and printed after the marker of the step when
-it failed. Every step runs in a subshell under ``set -e``, with no input unless it asks for it.
+The script prints only marker lines. It captures a step's output, and prints it after the step's marker if the step
+failed. Every step runs in a subshell under ``set -e``, without input unless ``Step.stdin`` is set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from provision.render import quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A script that is the input of this one: what reads a script on a node reads it byte by byte, which a long one feels.
+# Runs the script on stdin. Nodes read the script itself byte by byte, which is slow for a long one.
 FROM_INPUT = 'eval "$(cat)"'
 
 DETAIL_LINES = 40  # of a failed step's output
@@ -24,7 +24,7 @@ _DETAIL_BYTES = 16000
 _TOKEN = re.compile(r"[0-9A-Za-z]+")
 _WHOLE = re.compile(r"-?[0-9]{1,19}")  # 64 bits
 
-# Milliseconds where date knows %N (GNU), else seconds times 1000. dash and busybox count in 64 bits.
+# Milliseconds if date supports %N (GNU), else seconds times 1000. dash and busybox use 64 bits.
 _HEAD = """\
 LC_ALL=C
 export LC_ALL
@@ -45,7 +45,7 @@ cc_clock
 cc_before=$cc_now
 """
 
-# The subshell is no part of a condition: there, sh would switch its `set -e` off.
+# The subshell must not be part of a condition, where sh would ignore its `set -e`.
 _TEST = """\
 echo {start}
 (
@@ -60,7 +60,7 @@ else
 fi
 """
 
-# The exit code travels behind the output, since a pipeline has only that of its last command.
+# The exit code is sent after the output, because a pipeline returns only its last command's.
 _DO = """\
 cc_out=$({{ (
 set -e
@@ -79,19 +79,19 @@ cc_mark {index} changed 0{close}"""
 def compile_steps(
     steps: Sequence[Step], *, token: str, dry_run: bool = False, prelude: str = "", keep_going: bool = False
 ) -> str:
-    """One POSIX sh script that carries out ``steps`` in order and stops at the first that fails.
+    """One POSIX sh script that runs ``steps`` in order and stops at the first failure.
 
     Args:
-        steps: what to do; a step whose ``stdin`` is set reads the script's standard input, the others read nothing.
+        steps: the steps; a step with ``stdin`` reads the script's standard input, the others read nothing.
         token: letters and digits that no command's output can guess; new for every run.
-        dry_run: run the tests and report what would change; ``do`` is not even part of the script.
-        prelude: sh that comes before the steps: functions that they call.
-        keep_going: a step that fails does not keep the others from being carried out; the script then exits with 0.
+        dry_run: run the tests and report what would change; the script does not contain ``do``.
+        prelude: sh before the steps, with the functions that they call.
+        keep_going: continue after a failed step; the script then exits with 0.
 
     The script exits with the failed step's exit code, or 0.
     """
     if not _TOKEN.fullmatch(token):
-        raise ClusterctlError(f"{token!r} is no token: letters and digits only")
+        raise ClusterctlError(f"{token!r} is not a token: letters and digits only")
     parts = [_HEAD.replace("TOKEN", token), prelude]
     for index, step in enumerate(steps):
         name = " ".join(step.name.split())
@@ -147,13 +147,13 @@ def whole(text: str) -> int:
     """A whole number in a node's answer: bytes, a count, seconds since 1970.
 
     Raises:
-        ValueError: it is none, or larger than any that a node has.
+        ValueError: it is not a number, or larger than any valid one.
     """
     if not _WHOLE.fullmatch(text):
-        raise ValueError(f"{text[:40]!r} is no number")
+        raise ValueError(f"{text[:40]!r} is not a number")
     return int(text)
 
 
 def _printable(text: str) -> str:
-    """``text`` without the surrogates that stand for bytes which are not UTF-8."""
+    """``text`` without surrogates, which stand for bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

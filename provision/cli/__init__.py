@@ -1,7 +1,7 @@
-"""Where clusterctl starts: streams and signals first, then everything else, which takes a moment to import.
+"""The entry point. Sets up streams and signals, then imports everything else, which takes a moment.
 
-So Ctrl-C in that moment is an interrupt like any other, and a stream that is closed is no crash. Nothing is imported
-here that Python has not loaded already.
+So Ctrl-C during the imports is a normal interrupt, and a closed stream does not crash. This module imports only what
+Python has already loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 else:
-    import _signal as signal  # built in; the module signal reads files, in which time Ctrl-C is a traceback
+    import _signal as signal  # built in; importing the module signal takes time in which Ctrl-C would print a traceback
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _INTERRUPTED = 130
@@ -26,14 +26,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     with Leaving(words):
         closed = _open_streams()
-        from provision.cli.program import run  # noqa: PLC0415 - what takes a moment
+        from provision.cli.program import run  # noqa: PLC0415 - this takes a moment
     run(words, closed)
 
 
 class Leaving:
-    """Within this, SIGINT and SIGTERM end the program at once: nothing was started that would have to be cleaned up.
+    """In this block, SIGINT and SIGTERM end the program at once, because there is nothing to clean up yet.
 
-    An exception would not do: what is being imported may turn it into another, or drop it.
+    An exception would not work: a module that is being imported may convert or drop it.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -62,15 +62,15 @@ class Leaving:
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """Whether the option ``--json`` is among the words of a command line."""
+    """Whether a command line has the option ``--json``."""
     options = words[: words.index("--")] if "--" in words else words
     return "--json" in options
 
 
 def _open_streams() -> frozenset[str]:
-    """Open a stream that is closed on /dev/null; the names of those that were.
+    """Open closed streams on /dev/null. Returns their names.
 
-    A closed one is None in Python, and the next file that is opened would get its number, and what is printed.
+    A closed stream is None in Python, and the next opened file would get its number and receive the output.
     """
     closed = set()
     for number, (name, mode) in enumerate(_STREAMS):
@@ -89,7 +89,7 @@ def _open_streams() -> frozenset[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """``provision.cli.cli``, the click group, for programs that look at the commands."""
+    """``provision.cli.cli``, the click group, for programs that examine the commands."""
     if name == "cli":
         from provision.cli.program import cli  # noqa: PLC0415 - not needed to start
 

@@ -60,7 +60,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 
 def epilog(path: str) -> str | None:
-    """The text at the end of a command's help: its examples, on lines of their own."""
+    """The text at the end of a command's help: its examples, each on a separate line."""
     if path not in EXAMPLES:
         return None
     title = "Examples:" if len(EXAMPLES[path]) > 1 else "Example:"

@@ -19,7 +19,7 @@ from provision.tasks.metrics import Log, Metrics, open_log, read_logs, read_run
 from trainer.bounds import Bound
 from trainer.reader import as_csv
 
-ROWS = 20  # of the table, unless another number is asked for
+ROWS = 20  # the table's default number of rows
 _RUN = re.compile(r"[\w-]+")  # a run's id, or a part of it
 
 
@@ -68,7 +68,7 @@ def metrics_command(
 
 
 def _is_file(name: str) -> bool:
-    """Whether a word names a file: it exists, or cannot be a run's id."""
+    """Whether an argument is a file: it exists, or cannot be a run's id."""
     return name == "-" or Path(name).exists() or not _RUN.fullmatch(name)
 
 

@@ -73,7 +73,7 @@ class Number(click.ParamType[float]):
 
     @property
     def brief_range(self) -> str:
-        """``1 to 250``, or ``>= 1`` where the upper limit only rejects nonsense: the range in the help."""
+        """The range in the help: ``1 to 250``, or ``>= 1`` if the upper limit only rejects nonsense."""
         bound = self.bound
         if bound.low is not None and bound.high is not None and bound.high < _NONSENSE:
             return f"{bound.low} to {bound.high}"

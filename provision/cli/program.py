@@ -189,7 +189,7 @@ class _Commands(click.Group):
 
 
 def _finish(command: click.Command, path: str) -> None:
-    """Add the examples to a command's help and those of its subcommands; let it complete names where a shell asks."""
+    """Add examples to the help of a command and its subcommands, and completion of names for shells."""
     command.epilog = epilog(path)
     if isinstance(command, click.Group):
         for name, subcommand in command.commands.items():

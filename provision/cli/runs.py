@@ -99,7 +99,7 @@ def logs_command(
         reporter(Notice("stopped following; the run continues"))
     else:
         if follow:
-            reporter(Notice(f"the run has ended: {state}"))
+            reporter(Notice(f"the run is over: {state}"))
         elif shower.unreachable:
             raise NodesFailedError(
                 f"no logs from {fold(shower.unreachable)}",

@@ -128,7 +128,7 @@ def asking(reporter: Reporter) -> Ask | None:
                 while True:
                     click.echo(f"\n{_QUESTION}", nl=False, err=True)
                     line = sys.stdin.readline()
-                    if not line:  # the terminal is gone
+                    if not line:  # the terminal was closed
                         return "detach"
                     if choice := _CHOICES.get(line.strip().lower()[:1]):
                         return choice

@@ -14,7 +14,7 @@ from provision.errors import UsageError
 _NO_COMMAND = re.compile(r"No such command '(.*)'", re.DOTALL)
 _NO_CHOICE = re.compile(r"'(.*)' is not one of ", re.DOTALL)
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
-_VALUE = "--env"  # may stand before a value that is not to be shown again
+_VALUE = "--env"  # its value may be a secret, which must not be printed
 
 
 def usage_error(error: click.ClickException, words: Sequence[str]) -> UsageError:

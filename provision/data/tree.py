@@ -91,7 +91,7 @@ def scan_tree(source: Path) -> Tree:
         tree = files.walk(source, "", skip=lambda _path, name: name.startswith(STAGING))
         return Tree(source, tree.sources, tree.skipped, status.st_mode & 0o777)
     if not source.is_file():
-        raise UsageError(f"{source} is neither a file nor a folder", hint="clusterctl push SRC DEST")
+        raise UsageError(f"{source} is not a file or folder", hint="clusterctl push SRC DEST")
     one = Source("", str(source.resolve()), "file", status.st_mode & 0o777, status.st_mtime_ns, status.st_size)
     return Tree(source, (one,))
 

@@ -1,4 +1,4 @@
-"""Finds out why a run failed, or what is wrong with it, from its logs, events and samples. Pure.
+"""Finds out why a run failed, or which problem it has, from its logs, events and samples. Pure.
 
 - ``evidence``, ``reading``: a run's logs, events and samples as data
 - ``arrivals``, ``recorder``: the rank that did not arrive at a collective, from logs and torch's flight recorder
@@ -46,7 +46,7 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Find out what is wrong with a run."""
+    """Diagnose a run."""
     state = state_of(evidence)
     count = attempts(evidence)
     last = phased(_with_progress(attempt(evidence, count)))
@@ -64,7 +64,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def state_of(evidence: Evidence) -> str:
-    """The run's state: the last state of its agents, else that of its record, else from how its commands ended."""
+    """The run's state: its agents' last state, else its record's, else derived from its commands' exit codes."""
     ends = [event for record in evidence.records for event in record.events if event.get("event") == "end"]
     states = [str(event.get("state")) for event in ends] or [
         str(record.state["state"]) for record in evidence.records if record.state.get("state") in FINAL

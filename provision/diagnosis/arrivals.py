@@ -75,7 +75,7 @@ def arrival(evidence: Evidence) -> Arrival | None:
 
 
 def _silent(evidence: Evidence, heard: set[int]) -> tuple[int, ...]:
-    """Ranks with a log whose watchdog printed nothing; none if this holds for too many ranks."""
+    """Ranks with a log whose watchdog printed nothing; none if there are too many of them."""
     seen = {line.rank for line in _lines(evidence) if line.rank is not None}
     silent = tuple(sorted(seen - heard))
     return silent if len(silent) < len(heard) else ()
@@ -92,7 +92,7 @@ def _global(line: Line, found: re.Match[str]) -> int:
 
 
 def node_of(evidence: Evidence, rank: int) -> str | None:
-    """The node or file of a rank: the one whose log has its lines, else the one that its number belongs to."""
+    """The node or file of a rank: the one with its log lines, else the one whose range has its number."""
     for record in evidence.records:
         if any(line.rank == rank for line in record.lines):
             return record.node

@@ -55,7 +55,7 @@ COMPARING = tuple(cause for cause in TABLE if cause.differs)
 
 
 def rows(text: str) -> Iterator[tuple[Cause, dict[str, str]]]:
-    """The rows that match a line, in the order of the table, with the captured groups; not those that compare nodes."""
+    """The rows that match a line, in the table's order, with the captured groups; without rows that compare nodes."""
     last = None
     for plain, pattern, cause in _PATTERNS:
         if plain in text and cause is not last and (found := pattern.search(text)):

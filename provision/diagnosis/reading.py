@@ -54,7 +54,7 @@ def record(
             ``skipped`` has a line ``<name> <lines>`` for each file that was cut.
         node_rank: its rank among the nodes.
         first_rank: the global rank of its local rank 0; None: derived from the lines.
-        events: further events after those of ``events.jsonl``.
+        events: additional events after ``events.jsonl``.
         file: the path of ``run.log`` if it has another name.
     """
 
@@ -116,7 +116,7 @@ def machine(text: str) -> tuple[dict[str, float], int | None]:
 def kernel(text: str, clock: str, node: str) -> tuple[Line, ...]:
     """The lines of dmesg, with times from the line ``clock EPOCH UPTIME`` of ``machine``; none without that line.
 
-    Their times tell earlier lines from those of the run.
+    Their times separate the run's lines from earlier ones.
     """
     boot = booted(clock)
     if boot is None:
@@ -146,9 +146,9 @@ def log(text: str, node: str, rank: int | None = None, file: str = "", skipped: 
 
     Args:
         text: the file's; of a progress bar's states the last one counts.
-        node: whose it is.
-        rank: whose lines these are where they do not say it themselves.
-        file: what a person opens to see them.
+        node: the log's node.
+        rank: the rank of lines that do not name one.
+        file: the file that the user opens to see the lines.
         skipped: lines of the file before the text.
     """
     lines = []

@@ -29,7 +29,7 @@ SURVIVED = 2.0  # seconds before the last progress in which a failure may be: pr
 
 
 def signs(evidence: Evidence) -> tuple[Sign, ...]:
-    """All signs, without those that the run survived."""
+    """All signs, except signs that the run survived."""
     found = [sign for record in evidence.records for sign in _of_record(record)]
     found = _with_missing_rank(found, evidence)
     found = [_of_lost_node(sign, evidence) for sign in found]

@@ -174,7 +174,7 @@ def _exit(found: Sequence[Sign]) -> str:
 
 
 def _whose(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
-    """Node and rank of a first failure without explanation: those of the agents' reason, else of the first echo."""
+    """Node and rank of an unexplained first failure: from the agents' reason, else from the first echo."""
     for record in evidence.records:
         for event in reversed(record.events):
             why = event.get("why")

@@ -86,11 +86,11 @@ def get(name: str) -> ModuleType:
 
 
 def config_options() -> dict[str, str]:
-    """The launchers that read a configuration of their own (``--NAME-config FILE``), each with the option's help."""
+    """The launchers with a configuration file (``--NAME-config FILE``), each with the option's help."""
     return {name: get(name).CONFIG for name in names() if hasattr(get(name), "CONFIG")}
 
 
-# --- what a command line means ---------------------------------------------------------------------
+# --- parsing a command line ------------------------------------------------------------------------
 
 
 def from_words(words: Sequence[str], *, module: str | None = None, **options: Any) -> Job:
@@ -206,7 +206,7 @@ def _launcher_of(command: str) -> str | None:
     return next((name for name in names() if command in get(name).COMMANDS), None)
 
 
-# --- what a run starts -----------------------------------------------------------------------------
+# --- the commands of a run -------------------------------------------------------------------------
 
 
 def pack(

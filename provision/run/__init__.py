@@ -1,6 +1,6 @@
 """A training run: the job, the files sent with it, and what the nodes report about it.
 
-Modules are imported when a name is first used: ``status`` and ``logs`` need few of them.
+Modules are imported on first use, because ``status`` and ``logs`` need few of them.
 """
 
 from __future__ import annotations

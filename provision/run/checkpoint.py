@@ -25,7 +25,7 @@ try:
 except ImportError:  # an agent of an earlier version
     from checkpoints import stock as selection
 path = pathlib.Path(sys.argv[2]).absolute()
-plan = json.loads(path.read_text(encoding="utf-8"))  # also one that another version has written
+plan = json.loads(path.read_text(encoding="utf-8"))  # may be from another version
 output = offer = None
 if plan.get("resume"):
     output = path.parent / plan["resume"]["output"]

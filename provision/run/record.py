@@ -1,4 +1,4 @@
-"""This machine's record of a run, ``runs/<run id>/run.json`` beside the inventory; finds a run by a word.
+"""This machine's record of a run, ``runs/<run id>/run.json`` beside the inventory; finds a run by its id.
 
 The nodes know their runs (``tasks/runs.py``); the record is for people and for ``diagnose``. It is a JSON object in a
 folder that only its user can read. Secrets are masked (``masking``): only the plans on the nodes have them.
@@ -94,7 +94,7 @@ def change(folder: Path, **values: Any) -> None:
 
 
 def kept(inventory: Path) -> dict[str, dict[str, Any]]:
-    """The records beside an inventory, by run id, the oldest first. Includes those of other inventories there."""
+    """The records next to an inventory, by run id, the oldest first. Includes the runs of other inventories there."""
     folder = inventory.parent / "runs"
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     found = {name: read(folder / name) for name in names}
@@ -116,7 +116,7 @@ def now() -> str:
 
 
 def choose(word: str | None, known: Iterable[str], *, among: str = "runs") -> str:
-    """The run that a word names: an id, a unique start or part of an id; None: the newest.
+    """The run with an id, or with a unique start or part of one; None: the newest run.
 
     Ids start with the time, so the newest is the last.
 

@@ -197,7 +197,7 @@ class _Starting:
         return replace(self.node, init=init)
 
     def plug(self) -> None:
-        """Tells the node that its network device exists."""
+        """Notifies the node that its network device exists."""
         with suppress(BrokenPipeError):  # the node died; wait_ready reports the reason
             self._in.write("plugged\n")
             self._in.flush()

@@ -143,6 +143,6 @@ def _public_line(secret: Any, comment: str = "") -> str:
 
 
 def default_key() -> str | None:
-    """The name of a key to create beside a new inventory; None if the user has one that ssh finds automatically."""
+    """The name of a key to create next to a new inventory; None if the user has a key that ssh finds automatically."""
     own = os.environ.get("SSH_AUTH_SOCK") or any((Path.home() / ".ssh" / key).exists() for key in _DEFAULT_KEYS)
     return None if own else _KEY_NAME

@@ -1,6 +1,6 @@
 """Host keys in OpenSSH's ``known_hosts`` files: looks up known keys and pins confirmed ones.
 
-Only reads and appends, and opens no connection. The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": plain,
+Only reads and appends, and opens no connection. The format is in sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": plain,
 ``[host]:port``, hashed and wildcard names, ``!`` and ``@revoked``; not ``@cert-authority``.
 """
 
@@ -96,7 +96,7 @@ def pin(name: str, kind: str, blob: bytes, pinned: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder itself, so that no lock file stays beside the inventory."""
+    """Lock the folder itself, so that no lock file stays next to the inventory."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # a file system without locks: the user must not start two programs at once

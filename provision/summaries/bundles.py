@@ -65,7 +65,7 @@ def tool_output(result: ToolResult) -> Summary:
 
 
 def os_pack_output(result: PackOsResult) -> Summary:
-    """After ``pack-os``: the file, and the versions of what was asked for."""
+    """After ``pack-os``: the file, and the versions of the requested packages."""
     bundle, manifest = result.bundle, result.bundle.manifest
     data = {
         "bundle": str(bundle.path),

@@ -1,4 +1,4 @@
-"""After ``check``: what was found, the worst first, nodes that are alike folded."""
+"""After ``check``: the findings, the worst first, with equal nodes folded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _reasons(findings: Iterable[Finding]) -> str:
 
 
 def finding_rows(result: CheckResult, *, verbose: bool = False) -> list[Line]:
-    """Every check that found something, and with ``verbose`` what is OK and what does not apply as well."""
+    """Every check with a problem; with ``verbose``, also the checks that are OK or do not apply."""
     rows: list[Line] = []
     for verdict in ("FAIL", "WARN", "UNKNOWN"):
         by_check: dict[str, list[Finding]] = {}

@@ -140,7 +140,7 @@ def _evaluations(steps: Sequence[int], losses: Sequence[float]) -> Iterator[str]
 
 
 def _plain(value: float | None) -> float | int | str | None:
-    """JSON has no NaN: what is not finite is the text ``NaN``, ``Infinity`` or ``-Infinity``."""
+    """A number for JSON, which has no NaN: other values become the text ``NaN``, ``Infinity`` or ``-Infinity``."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

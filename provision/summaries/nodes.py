@@ -146,7 +146,7 @@ def verify_output(findings: Sequence[Finding]) -> Summary:
 
 Verb = Literal["apply", "status", "verify", "undo"]
 
-# The state of a service without a failed step, and of one that was changed.
+# The states of a service without a failed step, and of a changed service.
 _GOOD: Mapping[Verb, str] = {
     "apply": "unchanged",
     "status": "up to date",
@@ -234,7 +234,7 @@ def enroll_output(states: Mapping[str, str]) -> Summary:
 
 
 def inventory_output(result: Created) -> Summary:
-    """After ``init`` has written an inventory: what was done on the nodes, and the file."""
+    """After ``init`` has written an inventory: the actions on the nodes, and the file."""
     data, text = enroll_output(result.states)
     text = f"{text}\nwrote {result.path}:\n" + "\n".join(f"  {line}" for line in result.text.splitlines())
     return {**data, "inventory": str(result.path), "text": result.text}, text

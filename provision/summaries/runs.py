@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room
 _LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # columns that a narrow table omits, in this order
-ENDED_SHOWN = 5  # ended runs that the table shows
+ENDED_SHOWN = 5  # runs in the table that are not running
 
 
 def runs_data(runs: Mapping[str, Run], now: float) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
 
 
 def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | None] | None = None) -> list[str]:
-    """A table of the running runs and of the last ones that ended.
+    """A table of the running runs and of the last runs before them.
 
     ``users``: by node name, the uid that the inventory logs in as. The table names owners if other users have runs.
     """

@@ -1,4 +1,4 @@
-"""After ``status``: the nodes, those that are alike folded, how far their clocks are apart, and the runs."""
+"""After ``status``: the nodes with equal ones folded, their clocks' offsets, and the runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _of(node: NodeStatus) -> str:
 
 
 def _age(seconds: float) -> str:
-    """In its two largest units, so that machines started together are alike."""
+    """A time span in its two largest units, so that machines started together have the same text."""
     minutes = int(seconds // 60)
     if minutes < 60:
         return f"{minutes} min"
@@ -87,13 +87,13 @@ def _milliseconds(offset: Offset) -> str:
 
 
 def _middle(offsets: Mapping[str, Offset]) -> str:
-    """The node whose clock has as many before it as behind it."""
+    """The node with the median clock."""
     in_order = sorted(offsets, key=lambda name: offsets[name].seconds)
     return in_order[(len(in_order) - 1) // 2]
 
 
 def _matrix(names: list[str], pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
-    """How far the node of the line is ahead of that of the column, in milliseconds."""
+    """The offset of the row's node from the column's node, in milliseconds."""
     cells = [["ms ahead of", *names]]
     for one in names:
         row = [_milliseconds(pairs[one, other]) if one != other else "-" for other in names]

@@ -32,7 +32,7 @@ _BUSY = 2 << 30  # bytes of a GPU's memory beyond which other processes use it; 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured.
+    """The options of a measurement.
 
     Attributes:
         ops: the operations, of ``netbench.OPS``; none for none.
@@ -51,7 +51,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What was measured. Bandwidths are bytes a second.
+    """The result of a measurement. Bandwidths are bytes per second.
 
     Attributes:
         nodes: by rank.
@@ -82,7 +82,7 @@ class BenchResult:
     seconds: float
 
     def raise_wrong(self) -> None:
-        """Raise a NodesFailedError where results were not what they should be."""
+        """Raise a NodesFailedError if results are wrong."""
         if bad := [row for row in self.rows if row.wrong]:
             rows_text = ", ".join(f"{row.op} of {row.size} bytes ({row.wrong} elements)" for row in bad)
             raise NodesFailedError(

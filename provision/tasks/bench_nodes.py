@@ -37,7 +37,7 @@ OnEvent = Callable[[Event], None]
 
 
 def silent(_event: Event) -> None:
-    """An ``OnEvent`` for measurements that show no progress of their own."""
+    """An ``OnEvent`` for measurements without separate progress."""
 
 
 def network_used(events: Iterable[Event]) -> Used | None:

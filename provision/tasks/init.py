@@ -1,4 +1,4 @@
-"""``clusterctl init``: enrolls the nodes of an inventory, or of a new one that it writes."""
+"""``clusterctl init``: enrolls the nodes of an existing or a new inventory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEADLINE = 60.0  # seconds to read a node's facts; nvidia-smi has 20 of them
 
 @dataclass(frozen=True)
 class Created:
-    """A new inventory: its file and text, what was done on each node, and why on some it was not."""
+    """A new inventory: its file and text, the actions on each node, and the reasons of failed nodes."""
 
     path: Path
     text: str
@@ -49,7 +49,7 @@ def init(session: Session) -> dict[str, str]:
     """Pin every node's host key, and install an ssh key where only a password works.
 
     Returns:
-        What was done for each node.
+        The actions on each node.
 
     Raises:
         NodesFailedError: some nodes could not be enrolled; the others are done.
@@ -158,7 +158,7 @@ def _checked(
 ) -> Inventory:
     """The inventory that these nodes would be at ``path``; mistakes are found before anything is written there.
 
-    Nobody has seen its text: a mistake names who wrote the value, on the command line or in another tool's file.
+    The user has not seen the text, so a mistake names the source of the value: the command line or another tool's file.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What was read.
+    """The metrics of a run.
 
     Attributes:
         series: the numbers by step.

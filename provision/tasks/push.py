@@ -68,7 +68,7 @@ class Shipment:
     def intent(self, node: Node) -> str:
         """How a push would change a node."""
         parts = self.plans[node.name].parts
-        return f"send {len(parts)} pieces" if parts else "update folders"
+        return f"send {len(parts)} parts" if parts else "update folders"
 
 
 def push(session: Session, source: Path, destination: str, *, relay: bool = True) -> PushResult:
@@ -192,7 +192,7 @@ def _send(session: Session, shipment: Shipment, nodes: Sequence[Node], *, relay:
 
 
 def _place(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[bool]:
-    """Move the files to the destination. The value tells whether ``_open`` changed the destination's mode."""
+    """Move the files to the destination. The value is whether ``_open`` changed the destination's mode."""
     script = shipment.lock.guarded(scripts.place(shipment.target))
 
     def move(node: Node) -> bool:

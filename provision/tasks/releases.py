@@ -106,7 +106,7 @@ def prune(session: Session, keep: int = 2) -> Pruned:
     if keep < 1:
         raise UsageError("the current release always stays", hint=session.again(command="prune", keep="1"))
     lock = Lock.of_releases(session.inventory)
-    # The lock is a folder on the nodes, which a dry run does not create. Their lists also tell which of them share one.
+    # The lock is a folder on the nodes, which a dry run does not create. The lists also show which nodes share one.
     holding: AbstractContextManager[Sharing] = nullcontext(_NO_SHARING) if session.dry_run else session.locked(lock)
     with holding as held:
         found = _list(session, used=True).required()

@@ -1,4 +1,4 @@
-"""The runs of a cluster: found on the nodes, by one script each, and chosen by a word."""
+"""Finds the runs of a cluster with one script per node, and selects one by its id."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_folder(inventory: Inventory, run: str) -> PurePosixPath:
 
 
 def script(inventory: Inventory, word: str = "") -> str:
-    """The script that lists a node's newest runs; with a word, only those with the word in their id."""
+    """The script that lists a node's newest runs; with a word, only runs with the word in their id."""
     return render("run/runs.sh.j2", root=str(inventory.root), word=word, most=NEWEST, limit=_LIMIT)
 
 
@@ -95,7 +95,7 @@ def find(
     live_first: bool = False,
     ask: Callable[[Sequence[Run]], Run] | None = None,
 ) -> tuple[Run, Runs]:
-    """The run that a word means; see ``run.record.choose``. None is the newest.
+    """The run with this id or part of an id; see ``run.record.choose``. None: the newest run.
 
     Args:
         session: the command's session.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEADLINE = 30.0
 
-# The prefix is a link to releases/NAME; read as text, since what it leads to may hang.
+# The prefix is a link to releases/NAME. It is read as text, because accessing its target may hang.
 _SCRIPT = """\
 read -r uptime _ </proc/uptime && echo "uptime $uptime"
 echo "current $(readlink -- {prefix})"

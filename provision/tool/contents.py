@@ -40,7 +40,7 @@ _LEFT_OUT = frozenset({
 })  # fmt: skip
 _LEFT_OUT_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
 _LEFT_OUT_ENDS = (".pyc", ".a", ".exe")
-# Extension modules that clusterctl does not import, and whose libraries would have to be included.
+# Extension modules that clusterctl does not import. Including them would require their libraries.
 _MODULES_LEFT_OUT = frozenset({
     "_crypt", "_curses", "_curses_panel", "_dbm", "_gdbm", "_sqlite3", "_tkinter", "_uuid", "nis", "ossaudiodev",
     "readline",
@@ -162,7 +162,7 @@ def _packages() -> Iterator[tuple[str, Path]]:
 
 
 def _templates() -> Path:
-    """The folder of templates: inside the package in a wheel, beside it in a checkout."""
+    """The folder of templates: inside the package in a wheel, next to it in a checkout."""
     ours = Path(provision.__file__).parent
     inside = ours / "templates"
     return inside if inside.is_dir() else ours.parent / "templates"
@@ -191,7 +191,7 @@ class Interpreter:
     lib: str  # sys.platlibdir: "lib", on some distributions "lib64"
     version: str
     machine: str  # the output of uname -m
-    libraries: tuple[Path, ...]  # folders searched before the system's: LD_LIBRARY_PATH, those of an unpacked tool
+    libraries: tuple[Path, ...]  # folders searched before the system's: LD_LIBRARY_PATH, and an unpacked tool's
 
     @property
     def home(self) -> str:

@@ -90,6 +90,6 @@ def test_one_node_keeps_its_address_and_other_differences_stay():
 
 def test_only_the_whole_address_or_name_is_replaced():
     about = Reason.about("gpu1 at 10.0.0.1, not 10.0.0.11, gpu11 or x-gpu1: 10.0.0.1:22.", "gpu1", "10.0.0.1", 22)
-    assert about.alike == "its name at its address, not 10.0.0.11, gpu11 or x-gpu1: its address:22."
-    assert Reason.about("fe80::1 and fe80::1:2", "n", "fe80::1").alike == "its address and fe80::1:2"
-    assert Reason.about("no route to port", "port", "h").alike == "no route to port"
+    assert about.common == "its name at its address, not 10.0.0.11, gpu11 or x-gpu1: its address:22."
+    assert Reason.about("fe80::1 and fe80::1:2", "n", "fe80::1").common == "its address and fe80::1:2"
+    assert Reason.about("no route to port", "port", "h").common == "no route to port"

@@ -7,7 +7,7 @@ from provision.diagnosis.cause import Cause
 SUBJECT = "Processes, agents, nodes"
 ORDER = 100
 
-# The second alternative, like some below, is what the agents of earlier versions write.
+# The second alternative, like some below, is the text of earlier versions' agents.
 _CRASHED = r"(?P<text>.*the agent (?:crashed|has failed, by a mistake).*)"
 _LOST = (
     r"(?P<text>.*(?:(?:no heartbeat|not been heard) for"
@@ -74,7 +74,7 @@ CAUSES = (
     ),
     Cause(
         id="rank.hangs",
-        says="the run made no more progress[: {text}]",
+        says="the run stopped making progress[: {text}]",
         fix=(
             "the agent's events have the stacks of all ranks: look at the rank whose stack differs",
             (

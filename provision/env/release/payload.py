@@ -6,7 +6,7 @@ deploy recognises and checks all of them. It does not contain the prefix: a node
 it from there. The lists are for ``sha256sum -c``.
 
 Two releases in one root have paths of equal length, and their rewritten files differ only in the release's name and in
-the hashes of rewritten files in RECORD and conda-meta. A node derives nearly all of them by replacing words of equal
+the hashes of rewritten files in RECORD and conda-meta. A node derives nearly all of them by replacing texts of equal
 length in a tar stream of the older files. Each derived file's digest is checked; files that differ are sent.
 """
 
@@ -280,7 +280,7 @@ class Recipe:
     """How to derive files of a new release.
 
     Attributes:
-        words: pairs of words of equal length: in the old files, and in the new ones.
+        words: pairs of texts of equal length: the old files' text and the new files' text.
         entries: the files that can be derived.
     """
 

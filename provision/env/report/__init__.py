@@ -1,1 +1,1 @@
-"""What bundles hold, and how two of them differ, in the words of people."""
+"""Describes the contents of bundles and the differences between two bundles as text."""

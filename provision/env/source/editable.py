@@ -201,7 +201,7 @@ def _place_checkouts(found: _References, prefix: Path, taken: set[str]) -> list[
 
 
 def _alias(folder: str, top: str, target: str) -> tuple[str, str]:
-    """The shortest parent of a path that leads into ``top``, and the path below ``target`` that it stands for."""
+    """The shortest parent of a path that leads into ``top``, and the corresponding path below ``target``."""
     parents = [path for path in (folder, *map(str, Path(folder).parents)) if _is_in(os.path.realpath(path), top)]
     alias = min(parents, key=len)
     inner = os.path.realpath(alias)[len(top) :].strip("/")

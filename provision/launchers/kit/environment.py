@@ -71,7 +71,7 @@ def _python(spec: RunSpec) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",  # a crash in C++ prints the stack of every thread
     }
     if spec.job.kind == "config":
-        env["PYTHONSAFEPATH"] = "1"  # a file named datasets.py beside the config must not be imported
+        env["PYTHONSAFEPATH"] = "1"  # a file named datasets.py next to the config must not be imported
     return env
 
 

@@ -115,8 +115,8 @@ def resume(spec: RunSpec) -> Resume | None:
     if output is None:
         return None
     if spec.job.kind == "config":
-        # omegaconf reads the value as YAML: in quotes a path may hold what YAML gives a meaning. LLaMA-Factory deletes
-        # its trainer_log.jsonl where it is to overwrite the output folder (train/callbacks.py).
+        # omegaconf parses the value as YAML, so a path with special characters needs quotes. LLaMA-Factory deletes its
+        # trainer_log.jsonl if it overwrites the output folder (train/callbacks.py).
         argv = [f'resume_from_checkpoint="{CHECKPOINT}"', "overwrite_output_dir=false"]
     else:
         argv = shlex.split(spec.job.resume_arg or "")
