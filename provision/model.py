@@ -19,7 +19,7 @@ class Ssh:
     user: str | None = None  # None: ssh_config's, else the local login name
     port: int | None = None  # None: ssh_config's, else 22
     key: Path | None = None  # private key; None: the agent and ssh's default keys
-    known_hosts: Path = Path("known_hosts")  # the pinned host keys, beside the inventory
+    known_hosts: Path = Path("known_hosts")  # the pinned host keys, next to the inventory
     timeout: float = 10.0  # seconds until a connection attempt fails
 
 

@@ -391,7 +391,7 @@ def _base(facts: NodeFacts, paths: ReleasePaths) -> str:
 
 
 def _recipe(payload: Payload, paths: ReleasePaths, base: str) -> Recipe:
-    """How to derive rewritten files from those of the release ``base``."""
+    """How to derive rewritten files from the files of the release ``base``."""
     if not base:
         return Recipe()
     old = PurePosixPath(paths.releases) / base

@@ -38,7 +38,7 @@ from provision.tasks.runs import run_folder
 if TYPE_CHECKING:
     from provision.session import Outcome, Session
 
-# The checks that predict a hang or a crash, except those that the agent's facts answer. On every node:
+# The checks that predict a hang or a crash and are not covered by the agent's facts. On every node:
 ALWAYS = ("fs.mount", "fs.readonly", "fs.stale", "fs.tmp", "env.noexec", "mem.shm", "lim.memlock", "net.loopback")
 # on nodes with GPUs:
 WITH_GPUS = (
@@ -100,7 +100,7 @@ class GateAnswers:
     Attributes:
         answers: by check and by node.
         content: by path and by node.
-        ports: what the agents found about ports.
+        ports: the agents' answers about ports.
         lost: nodes whose connection broke, each with its reason.
     """
 
@@ -112,7 +112,7 @@ class GateAnswers:
 
 @dataclass(frozen=True)
 class Question:
-    """What the gate asks.
+    """The gate's question to the nodes.
 
     Attributes:
         inventory: the cluster, with this run's MASTER_PORT as its ``train.port``.
@@ -315,7 +315,7 @@ def ask(question: Question, session: Session) -> GateAnswers:
         InterruptedByUser: Ctrl-C.
     """
     several = len(question.nodes) > 1
-    _ = session.connections  # made in this thread
+    _ = session.connections  # created in this thread
     asked: dict[str, Callable[[], Any]] = {"checks": lambda: _probe(question, session)}
     if several or question.paths:
         asked["talk"] = lambda: _talk(question, session)
@@ -366,9 +366,9 @@ def _probe(question: Question, session: Session) -> Outcome[dict[str, Probed]]:
 
 
 def _contents(question: Question, talked: TalkAnswers) -> dict[str, dict[str, Content]]:
-    """By path and node, the content; a node that gave no answer has content that cannot be read."""
+    """By path and node, the content; without an answer it counts as unreadable."""
     found = {node.name: readiness.parse_content(talked.content.get(node.name, "")) for node in question.nodes}
-    silent = Content("unread", "the agent gave no answer")
+    silent = Content("unread", "the agent did not answer")
     return {path: {name: contents.get(path, silent) for name, contents in found.items()} for path in question.paths}
 
 

@@ -238,7 +238,7 @@ def parse_proof(out: str, err: str = "") -> Proof:
     elif not answer:
         status = next((rest for word, rest in lines if word == "agent"), "?")
         why = " ".join(err.split()) or f"it ended with status {status}"
-        unproved.append(f"the agent gave no answer: {why[-300:]}")
+        unproved.append(f"the agent did not answer: {why[-300:]}")
     inspected = {rest for word, rest in lines if word == "proved"}
     missing = [name for name in _PROVED if name not in inspected]
     if missing and not unproved:

@@ -182,7 +182,7 @@ def _gate_options(session: Session, asked: Training, nodes: Sequence[Node]) -> G
 
 
 def pack_files(job: Job, zero: str | None, *, any_key: bool = False) -> RunFiles:
-    """The files of a job, with DeepSpeed's configuration beside its config if ``zero`` asks for one.
+    """The files of a job, with DeepSpeed's configuration next to its config if ``zero`` asks for one.
 
     ``any_key`` accepts a config's keys that look misspelled.
 

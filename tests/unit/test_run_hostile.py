@@ -299,7 +299,7 @@ def test_every_answer_to_a_stop_is_a_proof(lines):
 
 
 def test_an_answer_to_a_stop_that_is_nested_is_none():
-    assert "the agent gave no answer" in parse_proof(f"{NESTED}\nagent 1").problem
+    assert "the agent did not answer" in parse_proof(f"{NESTED}\nagent 1").problem
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class NodeSteps:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of every node: ``steps[stage][node]``. Each step's name begins with that of its service."""
+    """The steps of every node: ``steps[stage][node]``. Each step's name starts with its service's name."""
 
     steps: Mapping[Stage, Mapping[str, tuple[Step, ...]]]
 
@@ -46,10 +46,10 @@ class Plan:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that every name is that of a service.
+    """Check that every name is a service.
 
     Raises:
-        UsageError: one of them is not.
+        UsageError: a name is not a service.
     """
     for name in names:
         if name not in services.names():
