@@ -353,7 +353,7 @@ def test_every_offer_is_refused_or_can_be_used(offer):
 
 @pytest.mark.parametrize("output", [1, [], "relative", "../x"])
 def test_an_output_folder_that_is_none(output):
-    with pytest.raises(ClusterctlError, match="an output folder that is none"):
+    with pytest.raises(ClusterctlError, match="an invalid output folder"):
         read_offer({"output": output, "offer": {}}, "node01")
 
 
