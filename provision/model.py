@@ -70,11 +70,13 @@ class CommandLine:
         command: its name, such as ``services apply``; empty where no command line was parsed.
         options: by name, the values of each typed option: none for a flag, several for a repeated one.
         words: the arguments.
+        separated: how many of the arguments were typed after ``--``; None without ``--``.
     """
 
     command: str = ""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     words: tuple[str, ...] = ()
+    separated: int | None = field(default=None, compare=False)
 
 
 UNTYPED = CommandLine()  # where no command line was parsed
