@@ -322,7 +322,7 @@ def activate_all(
     before: Outcome[Any],
     activate: Callable[[Sequence[Node]], Outcome[tuple[Any, ...]]],
 ) -> Outcome[tuple[Any, ...]]:
-    """Activate on the nodes that own their folder, then on those that share the folder of another node.
+    """Activate on the nodes that own their folder, then on nodes that share the folder of another node.
 
     A node that shares the folder of a failed node is skipped, and its reason names that node. A failure on a sharing
     node does not affect other nodes.

@@ -101,7 +101,7 @@ class GateAnswers:
         answers: by check and by node.
         content: by path and by node.
         ports: the agents' answers about ports.
-        lost: nodes whose connection broke, each with its reason.
+        lost: nodes with a broken connection, each with its reason.
     """
 
     answers: Mapping[str, Mapping[str, Probed]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Question:
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The checks to run, without those that the inventory turns off."""
+        """The checks to run, without the inventory's ``off``."""
         several = len(self.nodes) > 1
         wanted = (*ALWAYS, *(WITH_GPUS if self.gpus else ()), *(BETWEEN if several else ()))
         return tuple(each for each in wanted if each not in self.inventory.checks.off)
@@ -246,7 +246,7 @@ class _Attempt:
         }
 
     def _ask(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> GateAnswers:
-        with self.session.stage("gate", "Looking for what would stop the run", len(nodes), "nodes") as shown:
+        with self.session.stage("gate", "Checking the nodes for the run", len(nodes), "nodes") as shown:
             replies = ask(self._question(nodes, answers), self.session)
             shown.states, shown.failed = replies.lost, len(replies.lost)
         return replies

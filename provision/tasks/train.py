@@ -62,7 +62,7 @@ class Training:
 
     Attributes:
         job: what runs.
-        words: what the user typed for it, for the record.
+        words: the typed words, for the record.
         name: a word for the run's id; None: the name of the config or script.
         policy: how failures are handled.
         gate: how strict the gate is.

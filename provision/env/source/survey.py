@@ -58,7 +58,7 @@ class Survey:
         owners: packages, and the package of each path.
         data: names in the prefix's ``data`` folder that are packed byte for byte.
         relocations: pairs of a source path and a path relative to the prefix. The last one is the prefix itself.
-        notices: what is not packed or will not work.
+        notices: files that are not packed or will not work.
     """
 
     prefix: str

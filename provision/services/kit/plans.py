@@ -84,7 +84,7 @@ def plan_services(inventory: Inventory, nodes: Iterable[Node], names: Sequence[s
 
 
 def servers(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> frozenset[str]:
-    """The nodes that serve others with those of the services ``names`` that the inventory configures."""
+    """The nodes that are servers of the configured services among ``names``."""
     # A service with packages serves no other node, and its bundle may have been deleted.
     asked = [name for name in names if name in inventory.services and not hasattr(services.get(name), "packages")]
     return frozenset(plan_services(inventory, nodes, asked).nodes("serve"))
