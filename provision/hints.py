@@ -81,9 +81,12 @@ def again(
     for option, values in options.items():
         parts += [f"{option} {shlex.quote(_shown(option, value))}" for value in values] or [option]
     arguments = words if words is not None else typed.words if same else ()
-    if any(word.startswith("-") for word in arguments):
-        parts.append("--")
-    return " ".join([*parts, *map(shlex.quote, arguments)])
+    after = typed.separated if same and words is None else None
+    place = max(0, len(arguments) - (after or 0))
+    if any(word.startswith("-") for word in arguments[:place]):
+        place = 0
+    quoted = [shlex.quote(word) for word in arguments]
+    return " ".join([*parts, *quoted[:place], *(["--"] if quoted[place:] else []), *quoted[place:]])
 
 
 def complete(typed: CommandLine, text: str) -> str:

@@ -19,7 +19,7 @@ class Ssh:
     user: str | None = None  # None: ssh_config's, else the local login name
     port: int | None = None  # None: ssh_config's, else 22
     key: Path | None = None  # private key; None: the agent and ssh's default keys
-    known_hosts: Path = Path("known_hosts")  # the pinned host keys, beside the inventory
+    known_hosts: Path = Path("known_hosts")  # the pinned host keys, next to the inventory
     timeout: float = 10.0  # seconds until a connection attempt fails
 
 
@@ -70,11 +70,13 @@ class CommandLine:
         command: its name, such as ``services apply``; empty where no command line was parsed.
         options: by name, the values of each typed option: none for a flag, several for a repeated one.
         words: the arguments.
+        separated: how many of the arguments were typed after ``--``; None without ``--``.
     """
 
     command: str = ""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     words: tuple[str, ...] = ()
+    separated: int | None = field(default=None, compare=False)
 
 
 UNTYPED = CommandLine()  # where no command line was parsed

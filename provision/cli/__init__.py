@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # built in; importing the module signal takes time in which Ctrl-C would print a traceback
 
+SEPARATED = "clusterctl.separated"  # in click's meta: the number of words after ``--``
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _INTERRUPTED = 130
 

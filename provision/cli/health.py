@@ -72,11 +72,11 @@ def check_command(
         result = check(session, options)
     reporter.show(summaries.finding_rows(result, verbose=verbose))
     reporter.result(*summaries.check_output(result))
-    if error := _refusal(session, result):
+    if error := refusal(session, result):
         raise error
 
 
-def _refusal(session: Session, result: CheckResult) -> NodesError | None:
+def refusal(session: Session, result: CheckResult) -> NodesError | None:
     """The error to raise for these findings, which are shown already; None if there is none."""
     failed = list(dict.fromkeys(finding.node for finding in result.having("FAIL")))
     around = fold([*failed, *result.unreachable])

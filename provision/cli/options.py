@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from provision.cli import SEPARATED
 from provision.model import CommandLine
 from provision.output import Reporter
 from trainer.bounds import Bound
@@ -44,7 +45,8 @@ def typed(context: click.Context) -> CommandLine:
         elif isinstance(param, click.Option):
             names = param.secondary_opts if value is False else param.opts
             options[max(names, key=len)] = () if param.is_flag else values
-    return CommandLine(context.command_path.partition(" ")[2], options, tuple(words))
+    name = context.command_path.partition(" ")[2]
+    return CommandLine(name, options, tuple(words), separated=context.meta.get(SEPARATED))
 
 
 _LONG = 40  # characters; no option needs a longer number, and Python refuses to parse very long ones

@@ -17,7 +17,7 @@ from typing import NoReturn, TextIO
 import click
 
 from provision import __version__
-from provision.cli import Leaving, wants_json
+from provision.cli import SEPARATED, Leaving, wants_json
 from provision.cli.examples import GROUPS, epilog
 from provision.cli.usage import usage_error
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
@@ -162,6 +162,10 @@ _MODULES = {
 
 class _Commands(click.Group):
     """Imports only the command that is called: all commands together take much longer to import."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[SEPARATED] = len(args) - args.index("--") - 1 if "--" in args else None
+        return super().parse_args(ctx, args)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return sorted(_MODULES)

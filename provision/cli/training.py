@@ -153,7 +153,7 @@ def train_command(
         refuse_alone(count if count is not None else job.nodes)
     wanted, job = count_nodes(job, count, nodes)
     nodes = nodes[:wanted]
-    env = _variables(variables, reporter)
+    env = read_variables(variables, reporter)
     if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
         reporter(Notice(f"--env {', '.join(twice)}: overridden by the value in the command after --", "warning"))
     inventory = replace(inventory, train=replace(inventory.train, env={**inventory.train.env, **env}))
@@ -186,7 +186,7 @@ def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> 
     reporter.result({**data, "plans": plans, "scripts": scripts}, "\n".join(scripts.values()).rstrip("\n"))
 
 
-def _variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]:
+def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]:
     """The variables of ``--env``: ``NAME``, copied from this command's environment, or ``NAME=VALUE``.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Data sets, models and code on their way to the nodes: what is sent of a folder, and what a node has of it already."""
+"""Copies data sets, models and code to the nodes: finds a folder's files that a node lacks, and sends them."""

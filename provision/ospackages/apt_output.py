@@ -69,7 +69,7 @@ def unsolved(wanted: Wanted, text: str) -> UsageError:
 
 
 def virtual(wanted: Wanted, names: Sequence[str], providers: Sequence[str]) -> UsageError:
-    """The error for virtual packages, of which a node cannot tell whether they are installed."""
+    """The error for virtual packages, because a node cannot determine whether they are installed."""
     return UsageError(
         f"{', '.join(names)} is a virtual package of {wanted.release.name}, which other packages provide",
         hint=f"name one of {', '.join(providers)}" if providers else "name a package that provides it",

@@ -118,7 +118,7 @@ def index(chosen: Sequence[Choice]) -> bytes:
 
 
 def facts(chosen: Sequence[Choice]) -> str:
-    """The read-only script whose answer ``facts.read`` reads; its input is ``index``."""
+    """The read-only script for ``facts.read``; its input is ``index``."""
     return _functions(chosen) + render(f"{_templates(chosen)}/facts.sh.j2")
 
 

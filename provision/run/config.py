@@ -51,7 +51,7 @@ def config_files(
     Args:
         config: the YAML file.
         overrides: ``KEY=VALUE`` as LLaMA-Factory takes them; they are written into the config that is sent.
-        generated: generated files, by the name that the config or an override gives them; they are put beside it.
+        generated: generated files, by the name that the config or an override gives them; they are put next to it.
         limit: the most bytes to send.
         any_key: accept keys that look misspelled.
 

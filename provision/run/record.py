@@ -1,4 +1,4 @@
-"""This machine's record of a run, ``runs/<run id>/run.json`` beside the inventory; finds a run by its id.
+"""This machine's record of a run, ``runs/<run id>/run.json`` next to the inventory; finds a run by its id.
 
 The nodes know their runs (``tasks/runs.py``); the record is for people and for ``diagnose``. It is a JSON object in a
 folder that only its user can read. Secrets are masked (``masking``): only the plans on the nodes have them.
@@ -43,7 +43,7 @@ FILE = "run.json"
 
 
 def folder_of(inventory: Path, run: str) -> Path:
-    """This machine's folder of a run: ``runs/RUN`` beside the inventory."""
+    """This machine's folder of a run: ``runs/RUN`` next to the inventory."""
     return inventory.parent / "runs" / run
 
 
@@ -55,7 +55,7 @@ def make_private(folder: Path) -> None:
 
 
 def close_all(inventory: Path) -> None:
-    """Restrict existing run folders beside an inventory to this user; old versions let every user read them."""
+    """Restrict existing run folders next to an inventory to this user; old versions let every user read them."""
     for path in folder_of(inventory, "any").parent.glob(f"*/{FILE}"):
         if not path.parent.is_symlink():
             _close(path.parent)
@@ -127,7 +127,7 @@ def choose(word: str | None, known: Iterable[str], *, among: str = "runs") -> st
     if not ids:
         raise UsageError(
             f"no run {word}: the nodes have no runs" if word else "the nodes have no runs",
-            hint="to start one: clusterctl train; each run is in runs/ beside the prefix, on the nodes that it used",
+            hint="to start one: clusterctl train; each run is in runs/ next to the prefix, on the nodes that it used",
         )
     if word is None:
         return ids[-1]

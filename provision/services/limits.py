@@ -64,7 +64,7 @@ class Options(Section):
 
 
 def problems(_options: Options, _inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """None beyond those of the options."""
+    """No problems beyond the options' own validation."""
     yield from ()
 
 

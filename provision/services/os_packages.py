@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]{0,126}[a-z0-9+.]")  # deb-control(5)
 class Options(Section):
     """``services: os_packages:``."""
 
-    bundle: Text | dict[Text, Text] | None = None  # a file, or by release; None: every *.osb beside the inventory
+    bundle: Text | dict[Text, Text] | None = None  # a file, or by release; None: every *.osb next to the inventory
     packages: tuple[Text, ...] = ()  # none: all packages that were requested when the bundle was packed
     # Packages that others may replace. dpkg allows one program that sets the clock, and Debian and Ubuntu install this
     # one; undo restores it.
@@ -95,7 +95,7 @@ def choices(options: Options, inventory: Inventory) -> tuple[Choice, ...]:
         wanted = {str(path): path for path in paths}
     if not wanted:
         raise UsageError(
-            f"the service os_packages needs a bundle of packages (*{SUFFIX}) beside {inventory.path}",
+            f"the service os_packages needs a bundle of packages (*{SUFFIX}) next to {inventory.path}",
             hint="on a machine with a network: clusterctl pack-os --release debian12",
         )
     return node.choices(wanted, options.packages)

@@ -1,4 +1,4 @@
-"""One command's session with the cluster, its stages, and what they return."""
+"""One command's session with the cluster, its stages, and their results."""
 
 from provision.session.conversation import Conversation, run_conversations
 from provision.session.lock import Lock, Sharing

@@ -1,4 +1,4 @@
-"""The lock that allows one command at a time on a node. It ends with the connection that holds it."""
+"""The lock that allows one command at a time on a node. It is released when its connection closes."""
 
 from __future__ import annotations
 

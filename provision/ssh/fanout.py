@@ -41,7 +41,7 @@ def fan_out(nodes: Iterable[Node], work: Callable[[Node], T], *, limit: int = 32
                 return
             try:
                 done.put((node.name, work(node)))
-            except BaseException as error:  # noqa: BLE001 - raised or returned where the caller waits
+            except BaseException as error:  # noqa: BLE001 - the waiting caller raises or returns it
                 done.put((node.name, error))
 
     outcomes: dict[str, T | BaseException] = {}

@@ -173,7 +173,7 @@ def _reason(node: Node, broken: Broken) -> NodeUnreachable:
         if words in broken.err:
             return NodeUnreachable(node, f"{reason} ({printed[-200:]})", hint=hint)
     printed = " ".join((broken.out + " " + broken.err).split())
-    return NodeUnreachable(node, "ssh gave no answer" + (f": {printed[-200:]}" if printed else ""))
+    return NodeUnreachable(node, "ssh did not answer" + (f": {printed[-200:]}" if printed else ""))
 
 
 class ProcessStream:

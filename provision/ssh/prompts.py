@@ -1,4 +1,4 @@
-"""Questions that a connection may ask the user; a password is asked for once, however many nodes need it."""
+"""Questions that a connection may ask the user. A password is asked for once, even if many nodes need it."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ BOOTSTRAP = "exec sh -c '" + _BODY.replace("GROUP", "$$") + "'"
 
 # The same as root, for ``sh -c SCRIPT sh TOKEN GROUP``. It reports that it is ready before it reads, because sudo must
 # not read its input. Its shell always exits with 0, since 1 is sudo's exit code for a refusal. The folder and the
-# locale are those of a root login where possible.
+# locale are a root login's if possible.
 AS_ROOT = (
     'cc_g=$2; unset LC_ALL; cd 2>/dev/null || cd /; echo "@clusterctl:$1:ready:" >&2; shift 2; '
     "(" + _BODY.replace("GROUP", "$cc_g") + "); exit 0"

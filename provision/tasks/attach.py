@@ -27,9 +27,7 @@ PATIENCE = 75.0
 LAST_WORD = 10.0  # seconds for a node without a connection to come back after all others have ended
 FORSAKEN = 900.0  # seconds without any node until the command gives up; the run may still be running
 _LOOK = 1.0
-_SAME = (
-    1.0  # seconds within which another interrupt is the same one: a wrapper passes on what the terminal has sent too
-)
+_SAME = 1.0  # seconds within which a second interrupt is the same one: a wrapper forwards the terminal's interrupt too
 
 
 class HungUp(KeyboardInterrupt):
@@ -37,7 +35,7 @@ class HungUp(KeyboardInterrupt):
 
 
 class Attachment:
-    """Follows the agents of a run on ``nodes``, which stand in the order of their ranks.
+    """Follows the agents of a run on ``nodes``, which are in the order of their ranks.
 
     ``folder`` is the run's folder on the nodes; ``offsets`` are the first bytes of ``events.jsonl`` to read, by node.
     """

@@ -48,7 +48,7 @@ class CheckOptions:
 
     Attributes:
         level: 0: each node alone; 1: also ports, clocks and shares between nodes.
-        only: ids of checks, or first words of ids such as ``gpu``; empty for all.
+        only: ids of checks or of groups, such as ``gpu``; empty for all.
         manifest: the manifest of the bundle that will run on the nodes; without it, checks that need one are skipped.
         root: whether probes that need root get it. True: also if sudo asks for a password; None: only if it does not;
             False: never.

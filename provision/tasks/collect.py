@@ -4,7 +4,7 @@
 
     DIR/RUN/NODE/…            the node's own logs
     DIR/RUN/output/…          the output folder: the files of all nodes together, of its checkpoints only the newest
-    DIR/RUN/fp32/…            with --fp32, one set of weights made of a DeepSpeed checkpoint
+    DIR/RUN/fp32/…            with --fp32, one set of weights, converted from a DeepSpeed checkpoint
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def read_offer(answer: Mapping[str, Any], node: str) -> dict[str, Any]:
     if not isinstance(output, str | None) or (output and not output.startswith("/")):
         wrong = "has an invalid output folder"
     if wrong:
-        raise ClusterctlError(f"{node}: its checkpoints cannot be read: what it says about them {wrong}")
+        raise ClusterctlError(f"{node}: its checkpoints cannot be read: its answer about them {wrong}")
     return {"output": output, "offer": offer}
 
 
 class Collection:
-    """One run on its way here. ``failed`` has the nodes of which something is missing."""
+    """Fetches one run. ``failed`` has the nodes with missing files."""
 
     def __init__(
         self, session: Session, run: Run, here: Path, unreachable: Mapping[str, str], shown: Stage | None = None
@@ -124,7 +124,7 @@ class Collection:
         self.files = self.bytes = self.there = 0
 
     def collect(self, only: str | None, *, fp32: bool) -> Collected:
-        """Bring what the user asked for."""
+        """Fetch the selected files."""
         checkpoint, weights = _NONE, None
         make_private(self.here)
         if only != "checkpoints":
@@ -137,7 +137,7 @@ class Collection:
         )
 
     def _output(self, *, fp32: bool, needed: bool) -> tuple[Newest, Path | None]:
-        """The output folder of all nodes, and the weights made of it."""
+        """Fetch the output folder of all nodes, and the weights converted from it."""
         answers = self.offers()
         places = {name: answer["output"] for name, answer in answers.items() if answer["output"]}
         offered: dict[str, Mapping[str, Any]] = {name: answers[name]["offer"] for name in places}
@@ -165,7 +165,7 @@ class Collection:
                 f"{found.name} is not a checkpoint of DeepSpeed's ZeRO, so there is nothing to convert",
                 hint=f"its weights are in {self.here / OUTPUT / found.name}",
             )
-        head = next(node for node in self.nodes if node.name in places)  # rank 0's, unless it gave no answer
+        head = next(node for node in self.nodes if node.name in places)  # rank 0's, if it answered
         foreign = [name for node, each in chosen.files.items() if node != head.name for name in each]
         return found, self.weights(head, places[head.name], found.name, foreign, tag=found.name if chosen.tag else "")
 
@@ -187,7 +187,7 @@ class Collection:
     def weights(self, head: Node, output: str, checkpoint: str, foreign: Sequence[str], *, tag: str) -> Path:
         """Make one set of fp32 weights with the packed environment's own DeepSpeed, and bring it here.
 
-        The parts that other nodes wrote are here; the node receives those that it lacks. It works in a temporary
+        The files of other nodes are on this machine; the node receives the missing ones. It works in a temporary
         folder; the run's checkpoint stays as it is.
 
         Raises:
@@ -258,7 +258,7 @@ class Collection:
         return outcome
 
     def _bring(self, remote: Remote, folder: str, here: Path, wanted: Mapping[str, RemoteFile] | None) -> None:
-        """Bring the files of a folder here; all of them unless some are named."""
+        """Fetch the files of a folder: the named ones, or all."""
         there = listed(remote, folder) if wanted is None else dict(wanted)
         missing = lacking(there, here)
         self.there += len(there) - len(missing)

@@ -1,4 +1,4 @@
-"""``clusterctl run``: one command on many nodes, and what each of them printed."""
+"""``clusterctl run``: runs one command on many nodes and collects their output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Commanded:
 
     Attributes:
         command: the line of sh.
-        results: by node name, what it printed and its exit status, where it finished.
+        results: by node name, the output and exit status, if the command finished.
         failed: by node name, why it did not finish, or its exit status if that is not 0.
         hint: what to do about the failures.
     """

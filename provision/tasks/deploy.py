@@ -322,7 +322,7 @@ def activate_all(
     before: Outcome[Any],
     activate: Callable[[Sequence[Node]], Outcome[tuple[Any, ...]]],
 ) -> Outcome[tuple[Any, ...]]:
-    """Activate on the nodes that own their folder, then on those that share the folder of another node.
+    """Activate on the nodes that own their folder, then on nodes that share the folder of another node.
 
     A node that shares the folder of a failed node is skipped, and its reason names that node. A failure on a sharing
     node does not affect other nodes.
@@ -391,7 +391,7 @@ def _base(facts: NodeFacts, paths: ReleasePaths) -> str:
 
 
 def _recipe(payload: Payload, paths: ReleasePaths, base: str) -> Recipe:
-    """How to derive rewritten files from those of the release ``base``."""
+    """How to derive rewritten files from the files of the release ``base``."""
     if not base:
         return Recipe()
     old = PurePosixPath(paths.releases) / base

@@ -37,7 +37,7 @@ Files = dict[str, str]
 
 
 def diagnose(session: Session, word: str | None) -> Diagnosis:
-    """Say what is wrong with a run, in two round trips. Changes nothing.
+    """Diagnose a run in two round trips. Changes nothing.
 
     Args:
         session: the command's session.
@@ -170,8 +170,8 @@ def evidence_of(
         texts: by node name, its files.
         ranks: by node name.
         kept: this machine's record of the run.
-        missing: nodes that gave nothing, each with its reason.
-        gone: nodes whose agent died without reporting, each with the event for that.
+        missing: nodes without an answer, each with its reason.
+        gone: nodes whose agent died without reporting, each with an event for it.
     """
     plans = kept.get("plans") if isinstance(kept.get("plans"), dict) else {}
     found = [

@@ -1,6 +1,6 @@
 """``--retry-failed``: remembers the nodes that a command did not finish.
 
-The file ``.clusterctl-failed.json`` is beside the inventory, like the pinned host keys: a JSON object that maps the
+The file ``.clusterctl-failed.json`` is next to the inventory, like the pinned host keys: a JSON object that maps the
 inventory's file name to commands, and each command to names of nodes. An empty file is deleted. If the folder is not
 writable, nothing is remembered, and the command does not fail.
 """

@@ -38,7 +38,7 @@ from provision.tasks.runs import run_folder
 if TYPE_CHECKING:
     from provision.session import Outcome, Session
 
-# The checks that predict a hang or a crash, except those that the agent's facts answer. On every node:
+# The checks that predict a hang or a crash and are not covered by the agent's facts. On every node:
 ALWAYS = ("fs.mount", "fs.readonly", "fs.stale", "fs.tmp", "env.noexec", "mem.shm", "lim.memlock", "net.loopback")
 # on nodes with GPUs:
 WITH_GPUS = (
@@ -100,8 +100,8 @@ class GateAnswers:
     Attributes:
         answers: by check and by node.
         content: by path and by node.
-        ports: what the agents found about ports.
-        lost: nodes whose connection broke, each with its reason.
+        ports: the agents' answers about ports.
+        lost: nodes with a broken connection, each with its reason.
     """
 
     answers: Mapping[str, Mapping[str, Probed]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class GateAnswers:
 
 @dataclass(frozen=True)
 class Question:
-    """What the gate asks.
+    """The gate's question to the nodes.
 
     Attributes:
         inventory: the cluster, with this run's MASTER_PORT as its ``train.port``.
@@ -137,7 +137,7 @@ class Question:
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The checks to run, without those that the inventory turns off."""
+        """The checks to run, without the inventory's ``off``."""
         several = len(self.nodes) > 1
         wanted = (*ALWAYS, *(WITH_GPUS if self.gpus else ()), *(BETWEEN if several else ()))
         return tuple(each for each in wanted if each not in self.inventory.checks.off)
@@ -246,7 +246,7 @@ class _Attempt:
         }
 
     def _ask(self, nodes: tuple[Node, ...], answers: Mapping[str, Answer]) -> GateAnswers:
-        with self.session.stage("gate", "Looking for what would stop the run", len(nodes), "nodes") as shown:
+        with self.session.stage("gate", "Checking the nodes for the run", len(nodes), "nodes") as shown:
             replies = ask(self._question(nodes, answers), self.session)
             shown.states, shown.failed = replies.lost, len(replies.lost)
         return replies
@@ -315,7 +315,7 @@ def ask(question: Question, session: Session) -> GateAnswers:
         InterruptedByUser: Ctrl-C.
     """
     several = len(question.nodes) > 1
-    _ = session.connections  # made in this thread
+    _ = session.connections  # created in this thread
     asked: dict[str, Callable[[], Any]] = {"checks": lambda: _probe(question, session)}
     if several or question.paths:
         asked["talk"] = lambda: _talk(question, session)
@@ -366,9 +366,9 @@ def _probe(question: Question, session: Session) -> Outcome[dict[str, Probed]]:
 
 
 def _contents(question: Question, talked: TalkAnswers) -> dict[str, dict[str, Content]]:
-    """By path and node, the content; a node that gave no answer has content that cannot be read."""
+    """By path and node, the content; without an answer it counts as unreadable."""
     found = {node.name: readiness.parse_content(talked.content.get(node.name, "")) for node in question.nodes}
-    silent = Content("unread", "the agent gave no answer")
+    silent = Content("unread", "the agent did not answer")
     return {path: {name: contents.get(path, silent) for name, contents in found.items()} for path in question.paths}
 
 

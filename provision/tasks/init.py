@@ -97,7 +97,7 @@ def create(
         hosts: the nodes.
         ssh: ``user``, ``port`` and ``key`` of the inventory, as far as they are known.
         prefix: the inventory's prefix.
-        found: the file that names the hosts, where it is one.
+        found: the other tool's file, if one names the hosts.
         prompts: answer questions about passwords and host keys.
         emit: receives events.
         typed: the command line, for hints.

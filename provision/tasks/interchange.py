@@ -1,7 +1,7 @@
 """``pack-env --format conda-pack``, and ``deploy`` of archives from conda-pack.
 
 The environment is packed as a bundle first, so that the archive has the files of a deploy. The temporary bundle is
-beside the archive, and as large as a ``.tar.zst``.
+next to the archive, and as large as a ``.tar.zst``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def pack_archive(
 def bundle_of(path: Path, *, emit: Emit) -> Path:
     """The bundle of ``path``: the path itself, or for an archive a bundle with the same environment.
 
-    The bundle of ``NAME.tar.gz`` is ``NAME.tar.gz.ccb`` beside it, or in the current folder if that folder is not
+    The bundle of ``NAME.tar.gz`` is ``NAME.tar.gz.ccb`` next to it, or in the current folder if that folder is not
     writable. It is created once, and again after a change of the archive's size or time.
 
     Raises:

@@ -32,7 +32,7 @@ class Logs:
         run: the run's id.
         state: the run's.
         lines: of all nodes asked, in the order of their times.
-        unreachable: nodes whose logs are missing, each with its reason.
+        unreachable: nodes without their logs, each with the reason.
         cut: there are more lines than requested.
     """
 
@@ -74,7 +74,7 @@ def logs(
 
     Raises:
         UsageError: no run matches, or it did not run on that node or with that rank.
-        NodesFailedError: no node answered, or none of those that have the logs.
+        NodesFailedError: no node answered, or no node with the logs.
     """
     run, found = find(session, word)
     parts = _parts(run, wanted, found.unreachable)

@@ -75,7 +75,7 @@ def read_logs(logs: Sequence[Log], *, rank: int | None = None, every: int | None
 
     Args:
         logs: closed when they are read.
-        rank: whose numbers; None: those of the lowest rank that prints a loss.
+        rank: the rank to read; None: the lowest rank that prints a loss.
         every: the Trainer's ``logging_steps``, for lines without a step.
         emit: receives the progress if reading takes longer than two seconds.
 

@@ -107,7 +107,7 @@ def refuse_folder(out: Path, hint: str) -> None:
 def parse_size(text: str) -> int:
     """A number of bytes, such as ``4G``, ``3900M``, ``700MB`` or ``4GiB``.
 
-    Without an ``i`` the units are those of disks, powers of 1000: a file of ``4G`` fits on a FAT32 stick.
+    Without an ``i`` the units are powers of 1000, as for disks: a file of ``4G`` fits on a FAT32 stick.
 
     Raises:
         UsageError: it is not a size.

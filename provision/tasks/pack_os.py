@@ -54,7 +54,7 @@ def pack_os(
         environ: environment variables.
         architecture: the release's name for it.
         output: the bundle's path; by default os-packages-RELEASE-ARCHITECTURE.osb in the current folder.
-        mirror: the archive's URL; by default that of this machine's apt for the release, else the public one.
+        mirror: the archive's URL; by default the mirror of this machine's apt for the release, else the public one.
         security_mirror: the URL of security updates, or ``none``.
         keyring: the keys that sign the archive; by default the distribution's.
         emit: receives events.

@@ -51,7 +51,7 @@ class Verified:
         findings: one for each node that answered.
         absent: the nodes without a release to verify; they have a finding too.
         unread: the other nodes, with the reason.
-        hints: what the user can do about them.
+        hints: the next commands for the user.
     """
 
     findings: tuple[Finding, ...]

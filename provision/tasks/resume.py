@@ -178,7 +178,7 @@ def refuse_resume(
 
 
 def refuse_plans(plans: Sequence[Plan]) -> None:
-    """Refuse a run whose plans do not say how to resume it.
+    """Refuse a run without instructions to resume in its plans.
 
     Raises:
         UsageError: the run's checkpoints are not known.

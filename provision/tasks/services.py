@@ -52,7 +52,7 @@ class ServicesResult:
 def apply(
     session: Session, names: Sequence[str] = (), *, scripts_to: Path | None = None, deadline: float = DEADLINE
 ) -> ServicesResult:
-    """Apply the inventory's services to the nodes, and verify those that changed.
+    """Apply the inventory's services to the nodes, and verify the changed ones.
 
     Args:
         session: the command's session; a dry run runs the same scripts without their writes.
@@ -161,7 +161,7 @@ def _verify(session: Session, plan: plans.Plan, deadline: float) -> Outcome[Step
 
 
 def _skip_clients(session: Session, plan: plans.Plan, before: Outcome[Any]) -> Outcome[Any]:
-    """The failures of nodes whose server failed: they would wait until their deadline."""
+    """The failures of nodes with a failed server, which would otherwise wait until their deadline."""
     lost = sorted(set(plan.nodes("serve")) & set(before.failed))
     waiting = {name: Failure(f"waits for {', '.join(lost)}, which failed") for name in plan.nodes("follow") if lost}
     return Outcome(session, {}, waiting, changes=True)

@@ -44,8 +44,8 @@ class Start:
         nodes: in the order of their ranks.
         run: its id.
         plans: what each agent receives, in the same order.
-        about: what the record says besides.
-        left: by node, what a stop could not end or prove.
+        about: additional fields of the record.
+        left: by node, what a stop could not end or verify.
     """
 
     session: Session

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from provision.run.found import Run
     from provision.session import Outcome, Session
 
-# Seconds for an agent to end its processes (grace, and those that hang in the kernel) and to prove it.
+# Seconds for an agent to end its processes (with the grace, and time for those that hang in the kernel) and verify it.
 PATIENCE = 180.0
 SAVING = 1800.0  # the same if the run saves first
 
@@ -217,7 +217,7 @@ class Proof:
 
     @property
     def problem(self) -> str:
-        """What is wrong with this node; "" if nothing is."""
+        """This node's problem; "" if there is none."""
         return "; ".join([*self.left, *self.unproved])
 
 
@@ -238,7 +238,7 @@ def parse_proof(out: str, err: str = "") -> Proof:
     elif not answer:
         status = next((rest for word, rest in lines if word == "agent"), "?")
         why = " ".join(err.split()) or f"it ended with status {status}"
-        unproved.append(f"the agent gave no answer: {why[-300:]}")
+        unproved.append(f"the agent did not answer: {why[-300:]}")
     inspected = {rest for word, rest in lines if word == "proved"}
     missing = [name for name in _PROVED if name not in inspected]
     if missing and not unproved:
@@ -247,7 +247,7 @@ def parse_proof(out: str, err: str = "") -> Proof:
 
 
 def _left(word: str, rest: str) -> str:
-    """What a line reports as still running or in use; "" if it reports nothing."""
+    """The process, port or GPU that a line reports as still in use; "" if it reports none."""
     first, _, more = rest.partition(" ")
     match word:
         case "left":

@@ -62,7 +62,7 @@ class Training:
 
     Attributes:
         job: what runs.
-        words: what the user typed for it, for the record.
+        words: the typed words, for the record.
         name: a word for the run's id; None: the name of the config or script.
         policy: how failures are handled.
         gate: how strict the gate is.
@@ -182,7 +182,7 @@ def _gate_options(session: Session, asked: Training, nodes: Sequence[Node]) -> G
 
 
 def pack_files(job: Job, zero: str | None, *, any_key: bool = False) -> RunFiles:
-    """The files of a job, with DeepSpeed's configuration beside its config if ``zero`` asks for one.
+    """The files of a job, with DeepSpeed's configuration next to its config if ``zero`` asks for one.
 
     ``any_key`` accepts a config's keys that look misspelled.
 

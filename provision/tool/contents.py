@@ -118,7 +118,7 @@ def _loader(python: Interpreter) -> str:
     if not name.startswith("ld") or "musl" in name or folder not in {"/lib", "/lib64"}:
         raise UsageError(
             f"{python.program} is started by {loader or 'no dynamic loader'}, which the target will not have",
-            hint="run clusterctl with a Python for glibc, such as that of a distribution, conda, pyenv or uv",
+            hint="run clusterctl with a Python for glibc, such as the one of a distribution, conda, pyenv or uv",
         )
     return loader
 

@@ -1,7 +1,7 @@
 """One chain of nodes: the stream to its first node, and the reports of its nodes.
 
-A unit is what a node verifies and passes on; ``templates/transfer/receive.sh.j2`` describes its header. ``batches`` and
-``units`` divide parts into units and are pure.
+A node verifies and relays bytes unit by unit; ``templates/transfer/receive.sh.j2`` describes a unit's header.
+``batches`` and ``units`` divide parts into units and are pure.
 """
 
 from __future__ import annotations

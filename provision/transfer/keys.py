@@ -46,7 +46,7 @@ def scope_of(folder: str) -> str:
 
 
 def comment_prefix(inventory: Inventory, scope: str = "") -> str:
-    """The start of the comment of the cluster's lines in ``authorized_keys``, or of those of one scope."""
+    """The start of the comments of the cluster's lines in ``authorized_keys``, or of one scope's lines."""
     return f"clusterctl-relay:{_hash(str(inventory.root))}:" + (f"{_hash(scope)}:" if scope else "")
 
 

@@ -115,6 +115,17 @@ def test_every_message_is_taken(tmp_path_factory, said):
     )
     inbox.look(1e9)
     assert isinstance(inbox.lacking(), list)
+    inbox.close()  # thousands of examples run in one process
+
+
+def test_a_closed_control_leaves_no_file_open_and_ignores_nudges(plan):
+    files = Path("/proc/self/fd")
+    before = set(files.iterdir())
+    inbox, _ = taken(plan)
+    assert set(files.iterdir()) - before
+    inbox.close()
+    inbox.nudge()
+    assert not set(files.iterdir()) - before
 
 
 @pytest.mark.parametrize("stacks", [None, [], "x", {"x": "y"}, {"1" * 5000: "y"}, {"²": "y"}, {"-1": "y"}])

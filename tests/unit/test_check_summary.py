@@ -9,7 +9,7 @@ import pytest
 
 from provision import checks, summaries
 from provision.checks import Answer, Plan, ids, judged, load
-from provision.cli.health import _refusal
+from provision.cli.health import refusal
 from provision.errors import NodesFailedError, PreflightError
 from provision.model import CommandLine, Inventory, Node
 from provision.session import Session
@@ -115,15 +115,15 @@ def test_the_numbers():
 def test_the_exit_code_is_4_for_what_is_found_and_5_for_who_is_not():
     bad = fail(TEMP, "gpu03", "97 C", expected="", fix="x")
     harmless = [warn(TEMP, "gpu01", "86 C", expected="", fix="x"), unknown(TEMP, "gpu02", "?")]
-    assert _refusal(SESSION, result(*harmless)) is None
-    refused = _refusal(SESSION, result(*harmless, bad))
+    assert refusal(SESSION, result(*harmless)) is None
+    refused = refusal(SESSION, result(*harmless, bad))
     assert isinstance(refused, PreflightError)
     assert "--exclude gpu03" in refused.hint
-    away = _refusal(SESSION, result(*harmless, unreachable={"gpu16": "timed out"}))
+    away = refusal(SESSION, result(*harmless, unreachable={"gpu16": "timed out"}))
     assert isinstance(away, NodesFailedError)
     assert away.reasons == {"gpu16": "timed out"}
     assert "no answer from 1 of 16 nodes" in str(away)
-    both = _refusal(SESSION, result(bad, unreachable={"gpu16": "timed out"}))
+    both = refusal(SESSION, result(bad, unreachable={"gpu16": "timed out"}))
     assert (both.exit_code, both.reasons) == (4, {"gpu16": "timed out"})
     assert "--exclude 'gpu[03,16]'" in both.hint
 
@@ -156,7 +156,7 @@ def test_what_does_not_apply_is_counted_apart_and_named():
     assert data["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "OK": 1, "N/A": 2}
     assert text.endswith("1 OK, 2 n/a (no NVIDIA GPU)")
     assert "all OK" not in text
-    assert _refusal(SESSION, found) is None
+    assert refusal(SESSION, found) is None
     assert rows(*found.findings) == []
     assert "n/a  gpu.ecc  gpu02: no NVIDIA GPU, no nvidia-smi" in rows(*found.findings, verbose=True)
 

@@ -192,4 +192,4 @@ def test_a_run_without_faults_says_so(state, words):
 def test_a_run_whose_nodes_do_not_answer_is_not_called_well():
     said = diagnosis_output(Diagnosis("r", "running", None, missing=(("node01", "no route"),)))[1]
     assert "unknown" in said
-    assert "nothing is wrong" not in said
+    assert "no problem was found" not in said

@@ -52,7 +52,7 @@ def test_a_line_that_is_handed_out_has_a_limit_and_its_pieces_say_so(small):
     lines = []
     framed = Framed(TOKEN, lines.append)
     fed(framed, BEGIN + b"z" * 2500, 10)
-    assert len(framed._buffer) < 1000 + 200  # what has come is not kept
+    assert len(framed.text()) < 1000 + 200  # what has come is not kept
     fed(framed, b"\nshort\nrest" + END, 10)
     assert lines == ["z" * 1000 + wire.CUT, "z" * 1000 + wire.CUT, "z" * 500, "short", "rest"]
     assert framed.rc == 3

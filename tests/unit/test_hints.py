@@ -128,6 +128,23 @@ def test_what_was_typed_is_read_back_and_typed_again(argv, line):
     assert typed_of(parse(again(read, read.command))) == read
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "clusterctl train --nodes 2 -- script.py args",
+        "clusterctl train --nodes 2 script.py -- args --lr 3",
+        "clusterctl run -- uptime -- x",
+        "clusterctl train --nodes 2 script.py args",
+        "clusterctl run -- uptime",
+        "clusterctl run uptime",
+    ],
+)
+def test_the_same_command_keeps_its_separator(typed):
+    read = typed_of(parse(typed))
+    assert complete(read, "run the same command again") == typed
+    assert again(read, "stop", words=("r1",)) == "clusterctl stop r1"
+
+
 def test_every_way_out_completes(capsys):
     reporter = Reporter()
     reporter.configure(as_json=True, typed=SPACED)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from provision.cli.training import _variables
+from provision.cli.training import read_variables
 from provision.errors import UsageError
 from provision.launchers import from_words
 from provision.masking import is_secret, mask_env, mask_plan, mask_words, secret_option
@@ -24,7 +24,7 @@ def told():
 
 def test_a_variable_without_a_value_is_read_from_the_environment(monkeypatch, told):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert _variables(("HF_TOKEN", "NCCL_DEBUG=INFO", "EMPTY="), told.append) == {
+    assert read_variables(("HF_TOKEN", "NCCL_DEBUG=INFO", "EMPTY="), told.append) == {
         "HF_TOKEN": TOKEN,
         "NCCL_DEBUG": "INFO",
         "EMPTY": "",
@@ -35,20 +35,20 @@ def test_a_variable_without_a_value_is_read_from_the_environment(monkeypatch, to
 def test_a_variable_that_is_not_set_is_refused_with_the_next_step(monkeypatch, told):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with pytest.raises(UsageError, match="HF_TOKEN is not set") as caught:
-        _variables(("HF_TOKEN",), told.append)
+        read_variables(("HF_TOKEN",), told.append)
     assert "export HF_TOKEN=VALUE" in caught.value.hint
 
 
 @pytest.mark.parametrize("word", ["=x", "1A=secret", "A-B=secret", "Ä=secret", "A\n=secret", ""])
 def test_what_is_no_name_is_refused_without_its_value(word, told):
     with pytest.raises(UsageError, match="not a valid variable name") as caught:
-        _variables((word,), told.append)
+        read_variables((word,), told.append)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_secret_that_is_typed_is_warned_of_without_its_value(told):
-    _variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), told.append)
+    read_variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), told.append)
     (notice,) = told
     assert (notice.level, TOKEN in notice.text) == ("warning", False)
     assert notice.text.endswith("export HF_TOKEN, then use --env HF_TOKEN")

@@ -299,7 +299,7 @@ def test_every_answer_to_a_stop_is_a_proof(lines):
 
 
 def test_an_answer_to_a_stop_that_is_nested_is_none():
-    assert "the agent gave no answer" in parse_proof(f"{NESTED}\nagent 1").problem
+    assert "the agent did not answer" in parse_proof(f"{NESTED}\nagent 1").problem
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def test_every_offer_is_refused_or_can_be_used(offer):
 
 @pytest.mark.parametrize("output", [1, [], "relative", "../x"])
 def test_an_output_folder_that_is_none(output):
-    with pytest.raises(ClusterctlError, match="an output folder that is none"):
+    with pytest.raises(ClusterctlError, match="an invalid output folder"):
         read_offer({"output": output, "offer": {}}, "node01")
 
 

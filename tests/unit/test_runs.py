@@ -355,7 +355,7 @@ def test_a_port_that_somebody_listens_on_is_no_proof(tmp_path):
 @pytest.mark.parametrize(
     ("out", "problem"),
     [
-        ("agent 127\nproved processes\nproved ports\nproved gpus\n", "the agent gave no answer: not found"),
+        ("agent 127\nproved processes\nproved ports\nproved gpus\n", "the agent did not answer: not found"),
         (
             '{"left": [], "error": "the run belongs to bob"}\nproved processes\nproved ports\nproved gpus',
             "belongs to bob",

@@ -45,7 +45,7 @@ def test_no_stage_of_a_command_that_failed_on_every_node_is_done(folder, capsys,
         (["-i", "my.yaml", "sft.yaml"], "clusterctl train -i my.yaml --force sft.yaml"),
         (
             ["-i", "my.yaml", "--name", "one", "good.yaml", "--", "max_stesp=3"],
-            "clusterctl train -i my.yaml --name one --force good.yaml max_stesp=3",
+            "clusterctl train -i my.yaml --name one --force good.yaml -- max_stesp=3",
         ),
     ],
     ids=["file", "typed"],

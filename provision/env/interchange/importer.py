@@ -1,6 +1,6 @@
-"""Import an archive that conda-pack made as a bundle.
+"""Import an archive of conda-pack as a bundle.
 
-The archive is unpacked beside the bundle, gets the prefix back that it had where it was packed, is packed from there,
+The archive is unpacked next to the bundle, gets the prefix back that it had where it was packed, is packed from there,
 and is deleted. No program in it is run: its ``bin/conda-unpack`` is only parsed.
 """
 

@@ -188,7 +188,7 @@ class PackedChunk:
         data: the compressed bytes.
         digests: the sha256 of each file of the group, by its number in the group.
         marked: sources that depend on the prefix, by number in the group.
-        traits: what the files need from a machine.
+        traits: the files' requirements of a machine.
     """
 
     kind: Literal["tar", "raw"]

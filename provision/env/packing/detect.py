@@ -166,7 +166,7 @@ class LargeFile:
 
     @property
     def traits(self) -> Traits:
-        """What the file needs from a machine."""
+        """The file's requirements of a machine."""
         return Traits(elf.glibc(partial(_pread, self._descriptor)) if self._detector else None, self._architectures)
 
     def marks(self) -> tuple[Mark, ...]:
@@ -210,7 +210,7 @@ class LargeFile:
 
 
 def find_traits(path: str, data: memoryview) -> Traits:
-    """What one file needs from a machine."""
+    """One file's requirements of a machine."""
     return Traits(
         elf.glibc(partial(_slice, data)) if data[:4] == elf.MAGIC else None,
         facts.architectures(data) if facts.has_architectures(path) else frozenset(),

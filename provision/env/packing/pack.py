@@ -102,7 +102,7 @@ def pack(prefix: Path, out: Path, *, name: str, emit: Emit, options: PackOptions
 
 
 class _Packing:
-    """The chunks that were written, and what is known of the files in them.
+    """The written chunks, and what is known of their files.
 
     Attributes:
         detector: finds the prefix in files.
@@ -152,7 +152,7 @@ class _Packing:
                 yield bytes(tar.padding(entry.size))
 
     def describe(self, name: str, notices: tuple[str, ...], prefix_files: PrefixFiles) -> Manifest:
-        """The manifest of what was written."""
+        """The manifest of the written files."""
         found, packages = self._survey, self._survey.owners.packages
         large = [self._finish_large(entry) for entry in self._large]
         files = [*self._entries, *large, *(entry for entry, _, _ in self._marked)]

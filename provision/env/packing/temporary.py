@@ -73,7 +73,7 @@ def create_folder_beside(out: Path) -> Iterator[Path]:
 
 
 def begin(out: Path, suffix: str = "", *, mode: int = 0o666) -> tuple[Path, BinaryIO]:
-    """Delete the files of killed writers of ``out``, and create a new file beside it that is locked while open.
+    """Delete the files of killed writers of ``out``, and create a new file next to it that is locked while open.
 
     Raises:
         OSError: it cannot be created.

@@ -1,1 +1,1 @@
-"""What a release on a node is, and what brings it there."""
+"""Releases on a node, and how they get there."""

@@ -101,7 +101,7 @@ def is_current(facts: NodeFacts, paths: ReleasePaths) -> bool:
 
 
 class Action(Enum):
-    """What a deploy does on a node; the value is what the user reads."""
+    """A deploy's action on a node; the value is its text for the user."""
 
     NOTHING = "unchanged"
     SWITCH = "switch"
@@ -116,7 +116,7 @@ class Action(Enum):
 
 
 def action(facts: NodeFacts, paths: ReleasePaths, *, repair: bool = False) -> Action:
-    """What a deploy has to do on a node."""
+    """The work of a deploy on a node."""
     if facts.release == "absent":
         return Action.SEND
     if repair:

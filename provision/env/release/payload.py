@@ -296,7 +296,7 @@ class Recipe:
 def derive_recipe(
     manifest: Manifest, prefix_files: Mapping[str, bytes], relocated: Relocated, old: PurePosixPath
 ) -> Recipe:
-    """Which files of ``relocated`` can be derived from those of the release at ``old``."""
+    """The files of ``relocated`` that can be derived from files of the release at ``old``."""
     before = {entry.path: (entry, data) for entry, data in relocate(manifest, prefix_files, old).files}
     new, was = relocated.prefix.name, old.name
     if len(new) != len(was) or relocated.prefix.parent != old.parent:

@@ -59,7 +59,7 @@ class Editables:
         checkouts: the folders to pack; a checkout comes before the checkouts inside it.
         dist_infos: the dist-info folders of editable installs, relative to the prefix.
         aliases: other paths that lead into the prefix, each with its path in the prefix.
-        notices: what is missing.
+        notices: missing files, one sentence each.
     """
 
     checkouts: tuple[Checkout, ...] = ()

@@ -23,7 +23,7 @@ _SHEBANG = re.compile(rb"#!([^\n]+)/bin/python[^/\n ]*")
 
 @dataclass(frozen=True)
 class Environment:
-    """What a walk of the prefix finds.
+    """The result of a walk of the prefix.
 
     Attributes:
         root: where the environment is.
@@ -58,7 +58,7 @@ class Survey:
         owners: packages, and the package of each path.
         data: names in the prefix's ``data`` folder that are packed byte for byte.
         relocations: pairs of a source path and a path relative to the prefix. The last one is the prefix itself.
-        notices: what is not packed or will not work.
+        notices: files that are not packed or will not work.
     """
 
     prefix: str
@@ -84,7 +84,7 @@ class Survey:
         )
 
     def owner(self, path: str) -> str:
-        """What a path belongs to: data, a package, or a folder."""
+        """The owner of a path: data, a package, or a folder."""
         return self.data.package(path) or self.owners.owner(path)
 
     def check_folders(self) -> None:

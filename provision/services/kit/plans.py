@@ -36,7 +36,7 @@ class NodeSteps:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of every node: ``steps[stage][node]``. Each step's name begins with that of its service."""
+    """The steps of every node: ``steps[stage][node]``. Each step's name starts with its service's name."""
 
     steps: Mapping[Stage, Mapping[str, tuple[Step, ...]]]
 
@@ -46,10 +46,10 @@ class Plan:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that every name is that of a service.
+    """Check that every name is a service.
 
     Raises:
-        UsageError: one of them is not.
+        UsageError: a name is not a service.
     """
     for name in names:
         if name not in services.names():
@@ -84,7 +84,7 @@ def plan_services(inventory: Inventory, nodes: Iterable[Node], names: Sequence[s
 
 
 def servers(inventory: Inventory, nodes: Iterable[Node], names: Sequence[str]) -> frozenset[str]:
-    """The nodes that serve others with those of the services ``names`` that the inventory configures."""
+    """The nodes that are servers of the configured services among ``names``."""
     # A service with packages serves no other node, and its bundle may have been deleted.
     asked = [name for name in names if name in inventory.services and not hasattr(services.get(name), "packages")]
     return frozenset(plan_services(inventory, nodes, asked).nodes("serve"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from provision.services.kit.plans import Plan
 
 STATE = PurePosixPath("/var/lib/clusterctl/services")  # on a node: the journals that undo reads
-LOCK_SECONDS = 30  # how long a script waits for that of another command
+LOCK_SECONDS = 30  # how long a script waits for another command's script
 REVIEW = "review"  # the token of scripts that are written for review
 
 

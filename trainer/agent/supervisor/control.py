@@ -69,9 +69,16 @@ class Control:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
+    def close(self) -> None:
+        """Close the pipe; ``nudge`` does nothing from then on. Only the main thread may call this."""
+        signal.set_wakeup_fd(-1)
+        ends, self._wake, self._waker = (self._wake, self._waker), -1, -1
+        for end in ends:
+            os.close(end)
+
     def nudge(self) -> None:
         """Wake the selector; from any thread."""
-        with contextlib.suppress(OSError):  # it is full, so the reader is about to wake
+        with contextlib.suppress(OSError):  # it is full, so the reader is about to wake; or closed
             os.write(self._waker, b"\0")
 
     def register(self, selector: selectors.BaseSelector) -> None:

@@ -62,6 +62,7 @@ class Supervisor:
             return self._end(verdict)
         finally:
             self._link.close()
+            self._control.close()
 
     def _attempts(self) -> Dict[str, Any]:
         number = 1
