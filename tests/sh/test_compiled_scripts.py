@@ -12,7 +12,7 @@ import pytest
 
 from provision.model import Step
 from provision.render import quote
-from provision.script import DETAIL_LINES, compile_steps, parse
+from provision.script import DETAIL_LINES, FROM_INPUT, compile_steps, parse
 from provision.ssh.wire import BOOTSTRAP
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"], "sh": ["sh"]}
@@ -29,9 +29,9 @@ def shell(request):
     return argv
 
 
-def run(shell, steps, *, stdin=b"", dry_run=False, env=None):
+def run(shell, steps, *, stdin=b"", dry_run=False, keep_going=False, env=None):
     """The results, the exit code and the whole output."""
-    script = compile_steps(steps, token=TOKEN, dry_run=dry_run)
+    script = compile_steps(steps, token=TOKEN, dry_run=dry_run, keep_going=keep_going)
     done = subprocess.run([*shell, "-c", script], input=stdin, capture_output=True, check=False, timeout=60, env=env)
     assert done.stderr == b""
     out = done.stdout.decode("utf-8", "surrogateescape")
@@ -64,6 +64,33 @@ def test_a_failure_stops_the_script(shell, tmp_path):
     assert results[1].detail == "bad\nworse"
     assert rc == 7
     assert not (tmp_path / "mark").exists()
+
+
+def test_keep_going_runs_the_steps_after_a_failure(shell):
+    steps = [
+        Step("a", "printf 'no newline at the end'; exit 7"),
+        Step("b", "false", unless="true"),
+        Step("c", "true"),
+    ]
+    results, rc, _ = run(shell, steps, keep_going=True)
+    assert (states(results), rc) == ([("a", "failed"), ("b", "ok"), ("c", "changed")], 0)
+    assert results[0].detail == "no newline at the end"
+
+
+def test_a_script_on_standard_input_runs_whole(shell):
+    script = compile_steps([Step("a", "true"), Step("b", "echo bad; exit 7")], token=TOKEN)
+    done = subprocess.run([*shell, "-c", FROM_INPUT], input=script.encode(), capture_output=True, check=False)
+    assert (states(parse(TOKEN, done.stdout.decode())), done.returncode) == ([("a", "changed"), ("b", "failed")], 7)
+    script = compile_steps([Step("a", "true")], token=TOKEN)
+    done = subprocess.run([*shell, "-c", FROM_INPUT], input=script.encode(), capture_output=True, check=False)
+    assert (done.stderr, done.returncode) == (b"", 0)
+
+
+def test_the_last_word_of_a_test_and_of_a_step_stays(shell, tmp_path):
+    file = quote(tmp_path / "X")
+    step = Step("a", do=f"touch {file}\n\n", unless=f"test -e {file}\n\n")
+    assert states(run(shell, [step])[0]) == [("a", "changed")]
+    assert states(run(shell, [step])[0]) == [("a", "ok")]
 
 
 def test_set_e_is_on_in_the_middle_of_do_and_of_unless(shell, tmp_path):

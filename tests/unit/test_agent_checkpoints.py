@@ -37,7 +37,7 @@ def torch_zip(text=b"state", big=4000):
     return file.getvalue()
 
 
-def torch_legacy(elements=50):
+def torch_legacy(elements=50, storage_class=FloatStorage, width=4):
     """What torch.save writes with ``_use_new_zipfile_serialization=False``."""
     file = io.BytesIO()
     for value in (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True}):
@@ -45,14 +45,20 @@ def torch_legacy(elements=50):
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value):
-            return ("storage", FloatStorage, "94", "cpu", elements, None) if value is storage else None
+            return ("storage", storage_class, "94", "cpu", elements, None) if value is storage else None
 
     storage = object()
     Pickler(file, 2).dump({"weight": [Path("a"), {1, 2}, storage], "n": 1})
     pickle.dump(["94"], file, 2)
-    file.write(struct.pack("<q", elements) + b"\1" * (4 * elements))
+    file.write(struct.pack("<q", elements) + b"\1" * (width * elements))
     return file.getvalue()
 
+
+WIDTHS = {
+    "ByteStorage": 1, "CharStorage": 1, "BoolStorage": 1, "UntypedStorage": 1, "HalfStorage": 2, "BFloat16Storage": 2,
+    "ShortStorage": 2, "IntStorage": 4, "LongStorage": 8, "DoubleStorage": 8, "ComplexFloatStorage": 8,
+    "ComplexDoubleStorage": 16,
+}  # fmt: skip
 
 FORMATS = {
     "model.safetensors": safetensors(),
@@ -148,6 +154,27 @@ def test_a_file_that_is_cut_anywhere_is_torn(tmp_path_factory, data):
     path.write_bytes(whole[:size] + b"\0" * (len(whole) - size))  # a file system may give the length and no content
     if name != "trainer_state.json" and size < 60:
         assert checkpoint_files.look(path)[0].torn
+
+
+@pytest.mark.parametrize(("storage", "width"), WIDTHS.items())
+def test_an_old_file_has_as_many_bytes_as_its_elements_need(tmp_path, monkeypatch, storage, width):
+    made = type(storage, (), {"__module__": __name__})
+    monkeypatch.setitem(globals(), storage, made)
+    path = tmp_path / "old.bin"
+    path.write_bytes(torch_legacy(storage_class=made, width=width))
+    assert checkpoint_files.look(path)[0].torn is None
+    path.write_bytes(torch_legacy(storage_class=made, width=width)[:-1])
+    assert checkpoint_files.look(path)[0].torn is not None
+
+
+def test_a_distcp_file_may_join_zips_and_must_not_be_truncated(tmp_path):
+    path = tmp_path / "__0_0.distcp"
+    path.write_bytes(b"planned tensors, one after another")
+    assert checkpoint_files.look(path)[0].torn is None
+    path.write_bytes(torch_zip())
+    assert checkpoint_files.look(path)[0].torn is None
+    path.write_bytes(torch_zip()[:-1])
+    assert checkpoint_files.look(path)[0].torn == "it is truncated: its zip directory is missing"
 
 
 def test_a_pickle_of_an_old_checkpoint_is_not_run(tmp_path):
@@ -265,12 +292,30 @@ def test_complete_ones(tmp_path, files):
             trainer(20, more={"pytorch_model_fsdp_0/__0_0.distcp": b"x"}),
             "pytorch_model_fsdp_0/.metadata is missing: the save did not finish",
         ),
+        (
+            trainer(
+                20,
+                more={
+                    "adapter/model.safetensors.index.json": b'{"weight_map": {"a": "m-1.safetensors"}}',
+                    "m-1.safetensors": safetensors(),
+                },
+            ),
+            "adapter/model.safetensors.index.json lists adapter/m-1.safetensors, which is missing",
+        ),
+        (
+            deepspeed(20, more={f"global_step20/expert_{n}_mp_rank_00_model_states.pt": torch_zip() for n in (0, 2)}),
+            "global_step20: experts of rank 1 missing",
+        ),
+        (
+            deepspeed(20, more={"global_step20/expp_rank_1_mp_rank_00_optim_states.pt": torch_zip()}),
+            "global_step20: experts' optimizer states of rank 0 missing",
+        ),
         ({"iter_20/model.safetensors": safetensors()}, "complete.json is missing: the save did not finish"),
     ],
 )
 def test_incomplete_ones(tmp_path, files, said):
     write(tmp_path, files)
-    assert why(tmp_path).startswith(said)
+    assert why(tmp_path) == said
 
 
 @pytest.mark.parametrize("make", [trainer, deepspeed])
@@ -352,6 +397,27 @@ def test_what_is_no_checkpoint(tmp_path):
     (tmp_path / "checkpoint-6" / (TEMPORARY + "1")).write_bytes(b"x")
     (tmp_path / "checkpoint-6" / "link.pt").symlink_to("/etc/passwd")
     assert set(scan(tmp_path)[0].files) == {name.partition("/")[2] for name in trainer(6)}
+
+
+def test_only_the_five_newest_are_read(tmp_path):
+    for step in range(1, 8):
+        write(tmp_path, trainer(step))
+    assert [one.step for one in scan(tmp_path)] == [7, 6, 5, 4, 3]
+
+
+def test_files_are_found_four_folders_below_a_checkpoint_and_links_are_not_followed(tmp_path):
+    write(tmp_path, trainer(5))
+    folder = tmp_path / "checkpoint-5"
+    write(folder, {"a/b/c/d/there.json": b"{}", "a/b/c/d/e/too_deep.json": b"{}"})
+    write(tmp_path / "elsewhere", {"secret.json": b"{}"})
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    found = set(scan(tmp_path)[0].files) - {name.partition("/")[2] for name in trainer(5)}
+    assert found == {"a/b/c/d/there.json"}
+
+
+def test_a_latest_that_is_not_text_names_no_tag(tmp_path):
+    write(tmp_path, deepspeed(20, more={"latest": b"\xff\xfe"}))
+    assert why(tmp_path) == "the file latest names \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}, which is missing"
 
 
 # --- several nodes -----------------------------------------------------------------------------------------------
@@ -437,6 +503,18 @@ def test_deepspeeds_latest_travels(tmp_path):
     write(tmp_path / "a", main)
     write(tmp_path / "b", own)
     assert ("latest", 13, 0) in choose([tmp_path / "a", tmp_path / "b"]).copy[1]
+
+
+@pytest.mark.parametrize(("first", "second", "chosen"), [(1, 2, "global_step20"), (2, 1, "global_step10")])
+def test_the_last_written_latest_of_all_nodes_counts(tmp_path, first, second, chosen):
+    files = {}
+    for step in (10, 20):
+        inside = {name.partition("/")[2]: data for name, data in deepspeed(step).items()}
+        files |= {name: data for name, data in inside.items() if name.startswith("global_step")}
+    for node, tag, mtime in (("a", b"global_step10", first), ("b", b"global_step20", second)):
+        write(tmp_path / node, files)
+        write(tmp_path / node, {"latest": tag}, mtime)
+    assert choose([tmp_path / "a", tmp_path / "b"]).name == chosen
 
 
 def test_all_of_zeros_files_missing_is_no_checkpoint_without_zero(tmp_path):

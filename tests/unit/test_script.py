@@ -25,6 +25,11 @@ def test_a_failed_step_carries_what_follows_its_marker():
     assert parse("T", out) == (StepResult("one", "failed", "no such\n\nfile", 0.005),)
 
 
+def test_a_failed_step_loses_only_the_empty_lines_around_its_output():
+    out = "@clusterctl:T:step:0:failed:3:5\n\n  X marks the spot: X\n\n"
+    assert parse("T", out)[0].detail == "  X marks the spot: X"
+
+
 def test_a_silent_failure_names_its_exit_code():
     assert parse("T", "@clusterctl:T:step:0:failed:3:5\n")[0].detail == "exit code 3"
 
