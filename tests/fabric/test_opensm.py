@@ -170,7 +170,7 @@ def test_a_node_without_infiniband_is_refused_before_anything_is_started(make, m
     assert cluster.running("node01") == "inactive"
 
 
-def test_opensm_that_is_not_installed_is_said(make):
+def test_a_missing_opensm_is_reported(make):
     cluster = Cluster(make(star(HOSTS)))
     (cluster.units["node01"] / "opensm.service").unlink()
     results = cluster.apply("node01")

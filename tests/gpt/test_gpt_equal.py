@@ -78,7 +78,7 @@ def test_deepspeed_gives_the_losses_of_plain_torch(together, engine):
 
 
 @pytest.mark.parametrize(("before", "after"), PAIRS)
-def test_every_engine_goes_on_from_every_other(together, before, after):
+def test_every_engine_resumes_from_every_other(together, before, after):
     whole = together["plain"]
     resumed = together[f"{before}>{after}"]
     assert resumed.losses == pytest.approx({step: whole.losses[step] for step in (4, 5, 6)}, rel=1e-5)

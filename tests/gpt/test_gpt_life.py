@@ -21,7 +21,7 @@ def whole(gpt):
     return gpt.session([["--out", "whole", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4]])[0]
 
 
-def test_a_killed_training_goes_on_as_if_nothing_had_been(gpt, whole):
+def test_a_killed_training_resumes_with_the_same_losses(gpt, whole):
     argv = ("--out", "killed", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4)
     going = gpt.start(*argv)
     going.until("saved killed/iter_12")
@@ -228,7 +228,7 @@ def test_sigint_saves_like_sigterm(gpt):
     assert not (gpt.folder / "interrupted/final").exists()
 
 
-def test_who_presses_ctrl_c_three_times_does_not_wait(gpt):
+def test_the_third_ctrl_c_does_not_wait(gpt):
     result = gpt.run(HERE / "poison.py", "impatient", 4, 0, *TINY, "--out", "impatient", "--eval-interval", 0)
     assert result.returncode == 130
     assert not (gpt.folder / "impatient/latest").exists()

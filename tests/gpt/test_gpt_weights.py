@@ -28,7 +28,7 @@ def test_transformers_loads_what_was_exported(gpt, trained, exported):
     assert told == {"equal": True, "count": 3 * 28, "types": ["torch.float32"], "missing": [], "parameters": True}
 
 
-def test_a_training_begins_from_weights_of_hugging_face(gpt, trained, exported):
+def test_a_training_starts_from_hugging_face_weights(gpt, trained, exported):
     """Their loss is that of the checkpoint, and the optimizer is new."""
     argv = ["--learning-rate", "1e-12", "--max-iters", 1, "--eval-interval", 1]
     runs = [[*argv, "--init", "hf", "--out", "from-hf"], [*argv, "--init", "trained/best", "--out", "from-ours"]]
@@ -39,7 +39,7 @@ def test_a_training_begins_from_weights_of_hugging_face(gpt, trained, exported):
     assert json.loads((gpt.folder / "short/iter_1/complete.json").read_text())["shape"]["block_size"] == 16
 
 
-def test_a_second_set_goes_on_with_a_fresh_optimizer(gpt, trained):
+def test_a_second_data_set_continues_with_a_fresh_optimizer(gpt, trained):
     argv = ["--init", "trained/best", "--data", "second", "--eval-interval", 5, "--learning-rate", "3e-3"]
     (run,) = gpt.session([[*argv, "--out", "second-set", "--max-iters", 30, "--schedule", "constant"]])
     losses = run.losses

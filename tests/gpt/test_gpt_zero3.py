@@ -26,7 +26,7 @@ def test_a_rank_has_its_share_of_the_model_and_one_parameter(begun, name, half):
 
 
 @pytest.mark.parametrize("name", ["plain", "scratch", "bfloat16", "hugging face", "checkpoint"])
-def test_every_engine_begins_with_the_same_weights(begun, name):
+def test_every_engine_starts_with_the_same_weights(begun, name):
     """To the last bit; in 16 bits rounded to them, as DeepSpeed does in all stages."""
     assert begun[name]["wrong"] == [0, 0]
     assert sum(begun[name]["share"]) == pytest.approx(1)

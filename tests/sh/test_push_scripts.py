@@ -273,7 +273,7 @@ def test_what_only_other_nodes_need_counts_as_there(place, source):
     assert place.have.read_text() == ""
 
 
-def test_a_push_that_was_killed_goes_on_whatever_boot_it_is(place, source):
+def test_a_killed_push_resumes_even_after_a_reboot(place, source):
     _, pushed = place.begin(scan_tree(source))
     place.receive(pushed, 2)
     transfer = Path(place.target.transfer)

@@ -204,7 +204,7 @@ def test_a_block_is_there_once(node):
     assert path.read_text() == "# BEGIN clusterctl m\n1\n# END clusterctl m\nx\n"
 
 
-def test_a_block_that_was_cut_is_not_mended_by_guessing(node):
+def test_a_truncated_block_is_not_repaired_by_guessing(node):
     path = node.etc / "fstab"
     path.write_text("# BEGIN clusterctl m\n1\nmine\n")
     states, results, _ = node.apply(changes.write_block("block", str(path), "1\n", mark="m"))
@@ -240,7 +240,7 @@ def test_a_folder_with_something_in_it_stays(node):
     assert [str(path.relative_to(node.etc)) for path in sorted(node.etc.rglob("*"))] == ["x", "x/y", "x/y/data"]
 
 
-def test_undo_that_broke_off_goes_on(node):
+def test_an_interrupted_undo_resumes(node):
     """The last change is undone first; one that cannot be undone yet keeps those before it for the next time."""
     first, second = node.etc / "first", node.etc / "second"
     first.write_text("1")

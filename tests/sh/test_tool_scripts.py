@@ -105,7 +105,7 @@ def test_the_cache_of_the_user_is_used_where_it_is_absolute(shell, packed, home,
     assert len(cache(home)) == 1
 
 
-def test_it_unpacks_where_it_is_told_to(shell, packed, home, tmp_path):
+def test_it_unpacks_into_the_given_folder(shell, packed, home, tmp_path):
     to = tmp_path / "for all/clusterctl"
     done = run(shell, packed, "--unpack", to, home=home)
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_an_interrupted_first_run_leaves_nothing(shell, packed, home, tmp_path):
     assert cache(home) == []
 
 
-def test_what_a_killed_run_left_goes_after_a_day(shell, packed, home):
+def test_leftovers_of_a_killed_run_are_removed_after_a_day(shell, packed, home):
     folder = home / ".cache/clusterctl"
     for name, age in (("old", 3 * 86400), ("young", 60)):
         (folder / f".new-{name}/tool").mkdir(parents=True)
@@ -220,7 +220,7 @@ def test_a_half_removed_tool_is_named(shell, packed, home):
     assert f"rm -r '{tool}'" in done.stderr
 
 
-def test_no_home_and_no_folder_to_write_in_are_said(shell, packed, tmp_path):
+def test_a_missing_home_and_an_unwritable_folder_are_reported(shell, packed, tmp_path):
     done = run(shell, packed)
     assert (done.returncode, "HOME is not set" in done.stderr) == (2, True)
     (tmp_path / "file").touch()

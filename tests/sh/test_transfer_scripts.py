@@ -279,7 +279,7 @@ def test_a_damaged_unit_is_noticed_and_nothing_behind_it_is_used(shell, tmp_path
     assert not (first.into / "dir/big").exists()
 
 
-def test_a_stream_that_breaks_off_goes_on_later(shell, tmp_path):
+def test_an_interrupted_stream_resumes_later(shell, tmp_path):
     first = Place(shell, tmp_path)
     data = stream()
     cut = [*data[:3], data[3][:-100]]  # in the middle of the large tar's second unit
@@ -711,7 +711,7 @@ def test_a_lock_that_was_left_is_taken(shell, home, tmp_path):
     assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"]
 
 
-def test_a_home_that_cannot_be_written_to_is_said(shell, home, tmp_path):
+def test_an_unwritable_home_is_reported(shell, home, tmp_path):
     (home / ".ssh").write_text("a file")
     assert not arm(shell, Place(shell, tmp_path), RelayKey.new())
 
@@ -870,7 +870,7 @@ YEAR = 365 * 24 * HOUR
 
 
 @pytest.mark.parametrize("shift", [-20 * YEAR, -1, YEAR, 10 * YEAR])
-def test_a_silent_lock_is_taken_over_whatever_its_time_says(shell, tmp_path, shift):
+def test_a_lock_without_a_heartbeat_is_taken_over_whatever_its_time_stamp(shell, tmp_path, shift):
     lock = other_s_lock(tmp_path)
     os.utime(lock / "beat", (time.time() + shift,) * 2)
     assert hold(shell, lock) == ["held"]
@@ -878,7 +878,7 @@ def test_a_silent_lock_is_taken_over_whatever_its_time_says(shell, tmp_path, shi
 
 
 @pytest.mark.parametrize("shift", [-20 * YEAR, -1, YEAR, 10 * YEAR])
-def test_a_lock_that_gives_signs_of_life_stays_whatever_its_time_says(shell, tmp_path, shift):
+def test_a_lock_with_a_heartbeat_stays_whatever_its_time_stamp(shell, tmp_path, shift):
     lock = other_s_lock(tmp_path)
     os.utime(lock / "beat", (time.time() - 5 * YEAR,) * 2)
     beat = f'sleep() {{ touch -d "@{int(time.time()) + shift}" "$lock/beat"; }}\n'

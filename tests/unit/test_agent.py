@@ -180,7 +180,7 @@ def test_a_process_that_sleeps_under_sigstop_is_ended_in_the_grace(run):
     assert run.exit()["signal"] == "SIGTERM"
 
 
-def test_a_reader_that_is_gone_ends_nothing(run):
+def test_a_closed_reader_ends_nothing(run):
     run.start("import os, time; print(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint(2)")
     run.until("log")
     run.agent.stdout.close()
@@ -442,7 +442,7 @@ def test_private_folders(run):
 
 
 @pytest.mark.parametrize("kind", ["open to others", "a link"])
-def test_a_private_folder_that_somebody_else_could_have_made(run, kind):
+def test_a_private_folder_that_another_user_could_have_made(run, kind):
     mine = run.folder / "cache"
     (run.folder / "elsewhere").mkdir(mode=0o700)
     if kind == "a link":

@@ -138,7 +138,7 @@ def test_following_tells_at_once(run):
         assert json.loads(follower.stdout.read().splitlines()[-1])["event"] == "end"
 
 
-def test_a_follower_whose_reader_is_gone_ends(run):
+def test_a_follower_whose_reader_closed_ends(run):
     run.plan(SLEEPS).begin()
     follower = follow(run)
     follower.stdout.readline()
@@ -290,7 +290,7 @@ def test_stop_sees_what_holds_a_gpu(run, tmp_path):
     assert int((tmp_path / "calls").read_text()) < 0  # it was asked until nobody held one
 
 
-def test_stop_of_somebody_elses_run(run, monkeypatch):
+def test_stop_of_another_users_run(run, monkeypatch):
     run.plan(SLEEPS).begin()
     ready(run)
     loaded = plans.load(str(run.path))

@@ -150,7 +150,7 @@ def test_a_node_that_says_very_much_does_not_fill_the_disk(plan):
     assert {len(fields["text"]) for _, fields in said} == {control.TEXT}
 
 
-def test_a_failure_of_another_node_is_still_told(plan):
+def test_a_failure_of_another_node_is_still_reported(plan):
     inbox, said = taken(
         plan, {"kind": "failed", "node": "n1", "attempt": 1, "failed": 3, "text": "x", "signal": "SIGKILL"}
     )

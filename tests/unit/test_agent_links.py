@@ -258,7 +258,7 @@ def test_over_ipv6(cluster):
     assert agents.meet() == {0: {}, 1: {}}
 
 
-def test_who_has_not_come_is_named_with_what_came_instead(cluster):
+def test_a_missing_node_is_named_with_the_nodes_that_joined(cluster):
     agents = cluster(3)
     hub = agents.start(0)
     agents.start(1)
@@ -517,7 +517,7 @@ def test_too_much_for_one_that_does_not_listen_is_dropped_and_the_first_kept():
 # --- silence -----------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_agent_is_gone_within_seconds_and_all_are_told(cluster, clock):
+def test_a_killed_agent_is_reported_to_all_within_seconds(cluster, clock):
     agents = cluster(3)
     for rank in (0, 2):
         agents.start(rank)

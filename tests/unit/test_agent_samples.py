@@ -192,7 +192,7 @@ def test_rates(machine):
     assert machine.sample()["network"] == {"eth0": {"in": 0, "out": 0}}
 
 
-def test_a_counter_that_begins_anew(machine):
+def test_a_counter_that_restarts(machine):
     machine.traffic(5000, 5000)
     machine.sample()
     machine.traffic(10, 10)

@@ -15,7 +15,7 @@ from trainer.agent.watch import silence
 
 
 @pytest.mark.parametrize(("pace", "limit"), [(3, 120), (10, 200), (60, 1200)])
-def test_training_that_stands_still(pace, limit):
+def test_training_that_hangs(pace, limit):
     life = trained(pace)
     life.wait(limit - 1)
     assert life.found == []
@@ -25,7 +25,7 @@ def test_training_that_stands_still(pace, limit):
     assert f"the last was step 10, and a step takes {pace} s" in hang.text
 
 
-def test_a_hang_is_told_once_and_its_end_too():
+def test_a_hang_and_its_end_are_reported_once():
     life = trained()
     life.wait(1000)
     assert life.kinds == ["no progress"]
@@ -51,7 +51,7 @@ def test_a_log_that_does_not_grow_breaks_nothing():
     assert life.wait(200, lambda _: life.watch.bytes(0, 0, life.now)).kinds == ["no progress"]
 
 
-def test_reading_and_writing_do_not_hide_that_training_stands_still():
+def test_reading_and_writing_do_not_hide_a_hang():
     life = trained()
 
     def read(_):

@@ -30,12 +30,12 @@ def test_a_killed_rank_explains_the_abort_of_its_peer():
 
 
 @pytest.mark.parametrize("first", [dict(ABORTED, signal=None, text="the command exited with code 1"), KILLED])
-def test_any_other_first_failure_stands(first):
+def test_any_other_first_failure_is_kept(first):
     other = dict(KILLED, rank=7)
     assert judge({0: outcome(failed=first), 1: outcome(killed=other)}, first, more=False)["why"] == first
 
 
-def test_an_abort_that_nothing_explains_stands():
+def test_an_unexplained_abort_is_kept():
     assert judge({0: outcome(failed=ABORTED), 1: outcome()}, ABORTED, more=False)["why"] == ABORTED
 
 

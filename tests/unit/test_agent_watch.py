@@ -43,7 +43,7 @@ def test_a_rank_that_is_stopped_for_a_moment():
     assert life.wait(60, blink).found == []
 
 
-def test_a_stopped_rank_that_goes_on_and_is_stopped_again():
+def test_a_stopped_rank_that_continues_and_is_stopped_again():
     life = trained()
     for _ in range(2):
         life.proc.set(103, state="T")
@@ -55,7 +55,7 @@ def test_a_stopped_rank_that_goes_on_and_is_stopped_again():
     assert life.watch.notices() == []
 
 
-def test_two_stopped_ranks_are_both_told():
+def test_two_stopped_ranks_are_both_reported():
     life = trained()
     life.proc.set(101, state="T")
     life.proc.set(102, state="T")
@@ -69,7 +69,7 @@ def test_a_stopped_worker_of_a_dataloader():
     assert hang == watch.Hang("stopped", 2, "process 1002 of rank 2 is stopped (SIGSTOP, state T)")
 
 
-def test_the_state_is_read_anew_when_members_are_old():
+def test_the_state_is_read_again_when_members_are_old():
     life = trained()
     old = life.proc.members()
     life.proc.set(103, state="T")
@@ -103,7 +103,7 @@ def test_a_zombie_that_its_launcher_does_not_collect():
     assert 10 <= at <= 12
 
 
-def test_a_rank_that_is_gone_in_the_midst_of_training():
+def test_a_rank_that_exits_during_training():
     life = trained()
     del life.proc.table[102]
     life.wait(20)
@@ -142,7 +142,7 @@ def test_a_rank_that_ends_in_a_script_that_tells_nothing():
     assert life.wait(100).found == []
 
 
-def test_all_ranks_gone_and_begun_anew_by_the_launcher():
+def test_all_ranks_exited_and_restarted_by_the_launcher():
     life = trained()
     for rank in range(4):
         del life.proc.table[100 + rank], life.proc.table[1000 + rank]

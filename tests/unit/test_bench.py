@@ -238,7 +238,7 @@ def test_the_machine_and_the_versions_are_named(tmp_path):
     assert re.search(r"tar 1\.\d+, (zstd 1\.|no zstd)", text)
 
 
-def test_the_cuda_environment_has_a_recipe_of_its_own():
+def test_the_cuda_environment_has_a_separate_recipe():
     assert not set(lab_recipe.SOURCES) & {"cuda_recipe.py", "cuda_env.py"}, "else its changes rebuild the other one"
     assert set(cuda_recipe.SOURCES) == {*lab_recipe.SOURCES, "cuda_recipe.py", "cuda_env.py"}
     python = {"version": "3.11.7", "prefix": "/opt/python"}

@@ -102,7 +102,7 @@ def fabric(count, slow=(), usual=10e9):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 33])
-def test_nobody_is_slow_where_all_are_alike(count):
+def test_no_node_is_slow_when_all_are_alike(count):
     judged = judge(fabric(count))
     assert (judged.nodes, judged.links) == ({}, ())
     assert judged.compared == (count > 2)

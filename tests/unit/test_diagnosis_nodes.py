@@ -63,7 +63,7 @@ def test_a_run_is_judged_by_what_its_nodes_have(cluster):
     assert result.missing == ()  # node03 is down, and no part of this run
 
 
-def test_an_agent_that_is_gone_without_a_word_is_the_failure(cluster):
+def test_an_agent_that_died_without_reporting_is_the_failure(cluster):
     for rank in (0, 1):
         folder = cluster.path.parent / "runs" / "20261122-071500-sft-3f2a" / "logs" / f"node{rank}"
         (folder / "run.log").write_text("")

@@ -170,11 +170,11 @@ def test_what_a_live_run_has_survived_is_no_failure():
     assert diagnose(live(300)).verdict is None
 
 
-def test_a_rank_that_failed_while_the_others_go_on_is_told():
+def test_a_rank_that_failed_while_the_others_continue_is_reported():
     assert diagnose(live(1)).verdict.first.cause.id == "file.missing"
 
 
-def test_attempts_before_are_told():
+def test_earlier_attempts_are_reported():
     result = diagnose(case("second_attempt").evidence)
     assert result.attempts == 2
     assert [each.first.cause.id for each in result.earlier] == ["cuda.oom"]

@@ -100,7 +100,7 @@ def test_how_an_attempt_ended(event, said):
     assert how(event) == said
 
 
-def test_an_agent_that_is_gone_fails_the_run(follower):
+def test_an_agent_that_died_fails_the_run(follower):
     tell(follower, "a", FINISHED)
     tell(follower, "b", log(1, "step 1"), {"event": "gone"})
     assert follower.state == "failed"
@@ -138,7 +138,7 @@ def test_the_run_has_begun_when_every_node_has(follower):
     assert follower.turned.is_set()
 
 
-def test_attempts_hangs_and_peers_are_told(follower, seen):
+def test_attempts_hangs_and_peers_are_reported(follower, seen):
     tell(
         follower,
         "a",

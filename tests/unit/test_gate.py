@@ -166,7 +166,7 @@ def test_who_shares_the_folder_does_not_remove_it_from_the_others(cluster):
     assert cluster.removed == []
 
 
-def test_a_run_that_goes_on_in_its_folder_never_loses_it(cluster):
+def test_a_run_that_resumes_in_its_folder_never_loses_it(cluster):
     cluster.answers["fs.stale"]["node02"] = Said(STALE)
     with pytest.raises(PreflightError):
         cluster.through(luggage=None)
@@ -187,7 +187,7 @@ def test_the_folder_of_a_dry_run_always_goes(cluster):
     assert cluster.removed == ["node01", "node02", "node03"]
 
 
-def test_force_goes_on_and_names_each_finding(cluster):
+def test_force_continues_and_names_each_finding(cluster):
     cluster.answers["fs.stale"]["node02"] = Said(STALE)
     cluster.facts["node03"] = {"disk_free": 0}
     passed = cluster.through(force=True)
@@ -206,7 +206,7 @@ def test_no_force_helps_a_node_without_an_interface(cluster):
     assert "--force" not in refused.value.hint
 
 
-def test_when_nobody_is_left_that_is_said(cluster):
+def test_no_remaining_node_is_an_error(cluster):
     cluster.content["/data/llama"] = dict.fromkeys(cluster.content["/data/llama"], Content())
     with pytest.raises(PreflightError) as refused:
         cluster.through(exclude_bad=True)
@@ -247,7 +247,7 @@ def test_a_rank_0_without_an_environment_is_replaced_before_anything_is_asked(cl
     assert len(cluster.questions) == 1
 
 
-def test_warnings_are_told_once_for_all_nodes(cluster):
+def test_warnings_are_reported_once_for_all_nodes(cluster):
     for node in NODES:
         cluster.facts[node.name] = {"disk_free": 1 << 30}
     cluster.through()

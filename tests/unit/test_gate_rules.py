@@ -76,7 +76,7 @@ def test_a_node_without_a_way_to_rank_0(name, other, words):
     assert words in found[name]
 
 
-def test_a_host_name_that_means_itself_is_told_but_stops_nothing():
+def test_a_host_name_that_resolves_to_itself_is_reported_but_stops_nothing():
     findings = list(readiness.reachable(NODES, with_facts("node01", hostname_resolves="loopback")))
     assert seen(findings) == {}
     assert list(seen(findings, "WARN")) == ["node01"]

@@ -318,7 +318,7 @@ def test_every_hint_of_a_command_that_fails_can_be_pasted(argv, folder, capsys):
     assert with_inventory or "try:" not in said or "clusterctl" not in said, said
 
 
-def test_one_silent_node_is_left_out_by_the_command_that_was_typed(folder, capsys, monkeypatch):
+def test_the_hint_excludes_one_silent_node_from_the_typed_command(folder, capsys, monkeypatch):
     from provision.model import Result
     from provision.ssh import remote
     from provision.ssh.remote import NodeUnreachable

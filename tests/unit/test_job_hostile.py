@@ -300,7 +300,7 @@ def test_whatever_runs_its_id_is_safe_in_paths_and_shells(name):
     assert re.fullmatch(r"20261121-000000-[a-z0-9-]{1,24}-[0-9a-f]{4}", run)
 
 
-def test_no_configuration_at_all_says_what_to_type(tmp_path, monkeypatch):
+def test_a_missing_configuration_is_reported_with_the_next_command(tmp_path, monkeypatch):
     from provision.inventory import local_inventory
 
     monkeypatch.chdir(tmp_path)

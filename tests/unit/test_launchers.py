@@ -116,7 +116,7 @@ def test_checkpoints_of_cpu_processes_can_be_read_on_nodes_without_gpus():
     assert two["PYTHONPATH"] == "/data/runs/20261121-071500-sft-3f2a/hooks:/mine"
 
 
-def test_ranks_that_save_on_sigterm_are_mended_with_gpus_too():
+def test_ranks_that_save_on_sigterm_get_the_hook_with_gpus_too():
     asked = replace(spec(worker(0, gpus=None)), settings={"enable_jit_checkpoint": True})
     assert envs(asked)[0]["PYTHONPATH"] == "/data/runs/20261121-071500-sft-3f2a/hooks"
 
@@ -425,7 +425,7 @@ def test_deepspeed_local_ranks_of_unequal_nodes(said_by_ranks, tmp_path):
     }
 
 
-def test_deepspeed_leaves_the_local_rank_out_when_told(said_by_ranks, tmp_path):
+def test_deepspeed_omits_the_local_rank_on_request(said_by_ranks, tmp_path):
     job = Job("script", "train.py", launcher="deepspeed", launcher_args=("--no_local_rank", "--bind_cores_to_rank"))
     launch = launchers.launch(spec(worker(gpus=1), job=job, config="train.py", folder=tmp_path))
     assert said_by_ranks(launch) == {0: ("gpu01", 0, "[]")}

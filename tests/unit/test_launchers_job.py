@@ -25,7 +25,7 @@ from provision.run.spec import choose_nodes, visible, workers
         (["train.py", "--deepspeed_stage", "2"], "torchrun", "script"),
     ],
 )
-def test_the_launcher_follows_from_what_is_given(words, launcher, kind):
+def test_the_launcher_follows_from_the_arguments(words, launcher, kind):
     job = from_words(words)
     assert (choose(job), job.kind, job.target, job.args) == (launcher, kind, words[0], tuple(words[1:]))
 

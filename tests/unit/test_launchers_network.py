@@ -66,7 +66,7 @@ def test_infiniband_uses_the_active_ports():
     assert notices(given) == ()
 
 
-def test_ethernet_ports_and_slower_ones_beside_infiniband_are_left_out():
+def test_ethernet_ports_and_slower_ones_beside_infiniband_are_skipped():
     ports = [*HDR, port("mlx5_2", rate=100.0), port("mlx5_bond_0", layer=ETHERNET, rate=400.0, gid=3)]
     assert ib_variables(spec(ports, ports)) == {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1"}
 
@@ -95,7 +95,7 @@ def test_ports_with_different_indexes_are_left_to_nccl():
         ((DOWN, DOWN), "warning", ["no active InfiniBand port on gpu01, gpu02"]),
     ],
 )
-def test_tcp_is_told_with_its_reason(ports, level, words):
+def test_tcp_is_reported_with_its_reason(ports, level, words):
     given = spec(*ports)
     assert ib_variables(given) == {"NCCL_IB_DISABLE": "1"}
     (notice,) = notices(given)

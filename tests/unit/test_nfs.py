@@ -62,7 +62,7 @@ def test_the_server_exports_to_every_address_of_the_others_which_mount_its_data_
     assert all("10.1.0.2:/data" in step.do for step in plan.steps["follow"]["gpu01"] if "mounted" in step.name)
 
 
-def test_one_node_alone_serves_and_nobody_mounts(tmp_path):
+def test_a_single_node_serves_and_no_node_mounts(tmp_path):
     path = tmp_path / "inventory.yaml"
     path.write_text("prefix: /opt/llm/current\nnodes: {gpu01: 10.0.0.1}\nservices: {nfs: {}}\n", encoding="utf-8")
     cluster = load(path)

@@ -347,7 +347,7 @@ def test_no_color_means_none():
 
 
 @pytest.mark.parametrize("environ", [{"CI": "true"}, {"TERM": "dumb"}])
-def test_no_bar_where_nobody_watches(environ):
+def test_no_bar_where_the_environment_rules_it_out(environ):
     screen = Screen(terminal=True, environ=environ)
     screen.emit(*STAGE, StageFinished("send", 1.0))
     assert "Send release 0123456789ab ...\n" in screen.shown[1]

@@ -110,7 +110,7 @@ def test_updates_and_universe_are_searched(pack):
 
 
 @needs
-def test_a_package_that_was_changed_in_the_cache_is_fetched_anew(pack, packed, cache):
+def test_a_package_that_was_changed_in_the_cache_is_fetched_again(pack, packed, cache):
     kept = next((cache / "os-packages").glob("*/archives/libshell*"))
     good = kept.read_bytes()
     kept.write_bytes(good[:-1] + b"x")  # of the same length: apt would take it
@@ -251,7 +251,7 @@ def test_every_truncation_is_noticed(packed, tmp_path):
         ({"release": "$(reboot)\n"}, "is not a name"),
     ],
 )
-def test_a_manifest_that_says_what_cannot_be(tmp_path, change, said):
+def test_a_manifest_with_impossible_values(tmp_path, change, said):
     manifest = {"format": "clusterctl-os-packages", "version": 2, "release": "debian12", "family": "apt"}
     manifest |= {"architecture": "amd64", "requested": [], "packages": [], "index": []} | change
     path = tmp_path / "odd.osb"

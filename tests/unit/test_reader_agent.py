@@ -29,7 +29,7 @@ def test_both_names_are_the_same_code():
 
 
 @pytest.mark.parametrize("log", ["llamafactory.jsonl", "gpt.jsonl"])
-def test_the_agent_tells_what_stands_in_the_trainers_log(tmp_path, log):
+def test_the_agent_reports_the_lines_of_the_trainers_log(tmp_path, log):
     path = tmp_path / "trainer_log.jsonl"
     progress = Progress(path)
     path.write_bytes(data(log))

@@ -143,7 +143,7 @@ def test_a_number_of_rows_is_one(count):
     assert "must be at least 1, or all" in answer.output
 
 
-def test_progress_is_told_when_it_takes_long(monkeypatch, tmp_path):
+def test_progress_is_reported_for_a_slow_read(monkeypatch, tmp_path):
     (tmp_path / "log").write_bytes(data("nanogpt.log") * 500)
     clock = iter(range(10_000))
     monkeypatch.setattr(task.time, "monotonic", lambda: float(next(clock)))
@@ -156,7 +156,7 @@ def test_progress_is_told_when_it_takes_long(monkeypatch, tmp_path):
     assert isinstance(events[-1], StageFinished)
 
 
-def test_progress_is_not_told_of_what_is_read_at_once():
+def test_progress_is_not_reported_for_a_fast_read():
     task.read_logs([task.open_log(FOLDER / "gpt.log")], emit=pytest.fail)
 
 

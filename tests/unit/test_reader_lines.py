@@ -156,7 +156,7 @@ def test_what_joined_lines_tell_is_told_for_each_of_them():
     assert [each.values["loss"] for each in every(line)] == [5.2, 5.4, 1.5]
 
 
-def test_numbers_that_are_none_are_left_out():
+def test_invalid_numbers_are_skipped():
     line = json.dumps({"current_steps": 3, "loss": 10**400, "lr": "small", "eval_loss": True, "grad_norm": [1.0]})
     assert said(line).values == {"step": 3}
 

@@ -32,7 +32,7 @@ def test_the_trainers_steps_are_those_of_its_progress_bar():
     assert all(ms > 0 for ms in column("trainer_bar.log", "ms").values())
 
 
-def test_a_trainer_that_goes_on_names_its_steps_too():
+def test_a_trainer_that_resumes_names_its_steps_too():
     losses = kept()["loss"]
     assert column("trainer_resumed.log", "loss") == pytest.approx(
         {step: loss for step, loss in losses.items() if step > 20}, rel=1e-3

@@ -167,7 +167,7 @@ def test_a_last_line_without_a_newline_counts_where_its_end_is_seen(last, count)
     assert len(list(read(["iter 1: loss 1.5, time 2.00ms\n", last]))) == count
 
 
-def test_a_log_that_goes_on_is_read_as_it_comes():
+def test_a_growing_log_is_read_as_it_grows():
     reader = Reader()
     assert reader.feed("iter 1: loss 1.5, ti") == []
     assert [each.step for each in reader.feed(b"me 2.00ms\niter 2: loss")] == [1]

@@ -109,7 +109,7 @@ def test_a_run_is_put_together_from_what_its_nodes_say():
         (STAT, {"boot_id": "before the last start"}),
     ],
 )
-def test_an_agent_that_is_gone_without_an_end_is_lost(stat, change):
+def test_an_agent_that_exits_without_an_end_is_lost(stat, change):
     run = runs_of(("node01", answer(said(**change), stat=stat)))["r1"]
     assert (run.state, run.live) == (LOST, False)
 
@@ -132,7 +132,7 @@ def test_a_run_with_an_end_on_every_node_has_the_worst_of_them():
     assert (run.state, run.ended, run.live) == ("failed", True, False)
 
 
-def test_what_is_no_answer_is_left_out():
+def test_invalid_answers_are_skipped():
     out = "welcome\nme x\npart r1/logs/node0 a\nstate {broken\nstate\nsample 1\nstat\n"
     assert parse_runs("node01", out, ["node01"]).parts == ()
     assert merge_runs([parse_runs("node01", "", [])]) == {}
@@ -341,7 +341,7 @@ def test_a_stop_is_proved_by_looking_for_processes_of_that_node(tmp_path):
     assert (gone.problem, gone.answer["step"]) == ("", 12)
 
 
-def test_a_port_that_somebody_listens_on_is_no_proof(tmp_path):
+def test_a_port_with_a_listener_is_no_proof(tmp_path):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -369,7 +369,7 @@ def test_a_port_that_somebody_listens_on_is_no_proof(tmp_path):
         ('{"left": [5, 6]}\nproved processes\nproved ports\nproved gpus', "could not be killed: 5, 6"),
     ],
 )
-def test_what_is_not_proved_is_said(out, problem):
+def test_unproved_facts_are_reported(out, problem):
     import re
 
     assert re.search(problem, parse_proof(out, "not found").problem)
@@ -397,7 +397,7 @@ def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
     assert list(caught.value.reasons) == ["node02"]
 
 
-def test_a_run_of_somebody_else_is_refused_and_its_owner_named():
+def test_another_users_run_is_refused_and_its_owner_named():
     run = runs_of(("node01", answer(said(uid=1001))))["r1"]
     with pytest.raises(PreflightError, match="not yours") as caught:
         refuse_others(SESSION, run, Runs({}, {}, {"node01": 1000}), others_too=True)
@@ -409,7 +409,7 @@ def test_a_run_of_somebody_else_is_refused_and_its_owner_named():
     refuse_others(SESSION, run, Runs({}, {}, {"node01": 1001}), others_too=False)
 
 
-def test_what_cannot_be_gone_on_with_is_refused():
+def test_runs_that_cannot_resume_are_refused():
     both = [("node01", answer(said())), ("node02", answer(said("node02", 1)))]
     with pytest.raises(UsageError, match=r"run r1 is running on node\[01-02\]"):
         refuse_resume(SESSION, runs_of(*both)["r1"], {})

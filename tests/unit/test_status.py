@@ -128,14 +128,14 @@ def all_pairs(count):
 
 
 @pytest.mark.parametrize("count", [2, 3, 16])
-def test_a_node_to_which_nobody_gets_through_is_the_one_to_blame(count):
+def test_a_node_that_no_other_node_reaches_is_blamed(count):
     tried = all_pairs(count)
     failed = [pair for pair in tried if pair[1] == "node02"]
     assert list(blamed(tried, failed)) == ["node02"]
 
 
 @pytest.mark.parametrize("count", [3, 16])
-def test_a_node_that_gets_through_to_nobody_is_the_one_to_blame(count):
+def test_a_node_that_reaches_no_other_node_is_blamed(count):
     tried = all_pairs(count)
     for failed in (
         [pair for pair in tried if pair[0] == "node02"],

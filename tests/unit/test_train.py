@@ -199,7 +199,7 @@ def test_what_nobody_knows_of_a_script_is_not_claimed(go):
     assert "all of the run in node01:/x/runs/r1" in text
 
 
-def test_detached_it_goes_on_and_the_commands_to_come_back_are_said(go, inventory):
+def test_a_detached_run_continues_and_the_commands_to_return_are_printed(go, inventory):
     held = {"event": "notice", "text": "more to come"}
     result = go((STARTED, held), (STARTED,), following=Following(detach=True))
     assert (result.state, record(inventory)["state"], record(inventory)["attached"]) == ("detached", "running", False)
@@ -217,7 +217,7 @@ def test_an_agent_that_cannot_be_started_stops_all_others(go, inventory):
     assert record(inventory)["state"] == "failed"
 
 
-def test_a_run_that_fails_says_where_and_what_to_type(go, inventory):
+def test_a_failed_run_reports_the_place_and_the_next_command(go, inventory):
     why = {"event": "end", "state": "failed", "why": {"node": "node02", "rank": 5, "text": "ended by SIGKILL"}}
     with pytest.raises(RunFailedError, match="run r1 failed; every node was stopped") as caught:
         go((STARTED, why), (STARTED, why), resume=Resume("out"))

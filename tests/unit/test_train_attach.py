@@ -204,7 +204,7 @@ def interrupted(monkeypatch):
     return interrupted
 
 
-def test_ctrl_c_stops_where_nobody_can_be_asked(follow, interrupted):
+def test_ctrl_c_stops_the_run_without_a_terminal(follow, interrupted):
     interrupted(KeyboardInterrupt())
     told = threading.Event()
     assert follow(Remote(A, [told, STOPPED]), stop=told.set) == "ended"

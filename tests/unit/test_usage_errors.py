@@ -44,7 +44,7 @@ from provision.cli import cli
         ("train --env TOKEN=s3cret --nods 2", "clusterctl train has no option --nods", "clusterctl train --help"),
     ],
 )
-def test_a_usage_error_says_what_is_wrong_and_what_to_type(run, line, error, hint):
+def test_a_usage_error_names_the_error_and_the_next_command(run, line, error, hint):
     code, out, err = run(*shlex.split(line))
     assert (code, out) == (2, "")
     assert err.splitlines() == [f"error: {error}", f"try: {hint}"]

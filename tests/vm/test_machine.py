@@ -42,7 +42,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_who_started_them_is_killed(lab, number):
+def test_nothing_is_left_when_the_starting_process_is_killed(lab, number):
     where = Path(sys.modules["machine"].__file__).parent
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, where, "198.18.254.0/24"], stdout=subprocess.PIPE, text=True

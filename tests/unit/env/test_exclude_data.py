@@ -93,7 +93,7 @@ def test_what_is_left_out_is_neither_packed_nor_forgotten(prefix, tmp_path, help
     assert told[-1] == "--exclude 'nothing' matches nothing"
 
 
-def test_names_may_come_and_go_in_a_folder_that_is_left_out(prefix, tmp_path, helpers, monkeypatch):
+def test_names_may_change_in_an_excluded_folder(prefix, tmp_path, helpers, monkeypatch):
     real = files.walk_environment
 
     def environment(path, **options):

@@ -169,7 +169,7 @@ def test_architectures_have_the_names_on_the_cards(architecture, cards):
     assert bool(overview.cards(architecture)) == bool(cards)
 
 
-def test_a_packed_environment_is_told_whole_and_verified(packed):
+def test_a_packed_environment_is_described_completely_and_verified(packed):
     events = []
     inspection = inspect(packed, verify=True, emit=events.append)
     assert inspection.verified

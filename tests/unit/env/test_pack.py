@@ -150,7 +150,7 @@ def test_progress_counts_every_byte(prefix, tmp_path, helpers):
     assert isinstance(events[-1], StageFinished)
 
 
-def test_people_are_told_how_long_packing_will_still_take(prefix, tmp_path, helpers):
+def test_packing_shows_the_remaining_time(prefix, tmp_path, helpers):
     shown, clock = io.StringIO(), itertools.count(step=7)  # every event takes seven seconds
     reporter = Reporter(out=io.StringIO(), err=shown, environ={}, now=lambda: float(next(clock)))
     pack(prefix, tmp_path / "b.ccb", name="b", emit=reporter, options=PackOptions(limit=helpers.LIMIT))

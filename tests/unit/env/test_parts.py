@@ -127,7 +127,7 @@ def test_the_lists_name_every_file_and_are_true(bundle, tmp_path):
     assert set(payload.keys) <= {path.name for path in found}
 
 
-def test_what_is_compiled_anew_is_current_and_listed(bundle, tmp_path):
+def test_recompiled_files_are_current_and_listed(bundle, tmp_path):
     places, relocated, payload = release(tmp_path / "llm", bundle)
     unpack(payload, Path(places.incoming))
     Path(places.transfer).mkdir()

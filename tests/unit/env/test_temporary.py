@@ -57,7 +57,7 @@ def kill_one(out, how):
 
 @pytest.mark.parametrize(("how", "left"), [("0", 1), ("1000", 3), ("file", 1), ("folder", 1)])
 @pytest.mark.parametrize("split", [0, 1_000_000])
-def test_what_a_killed_run_left_is_removed_by_the_next_one(prefix, tmp_path, helpers, how, left, split):
+def test_leftovers_of_a_killed_run_are_removed_by_the_next_one(prefix, tmp_path, helpers, how, left, split):
     out = tmp_path / "out" / "llm.ccb"
     out.parent.mkdir()
     helpers.write(out.parent / ".0123abcd-other.ccb", "another's")
@@ -69,7 +69,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(prefix, tmp_path, hel
 
 
 @pytest.mark.parametrize("split", [0, 1000])
-def test_what_a_run_at_work_has_written_stays(tmp_path, split):
+def test_files_of_a_running_run_stay(tmp_path, split):
     with writer.create_output(tmp_path / "x", split=split) as mine:
         mine.write(bytes(2500))
         mine_at_work = set(names(tmp_path))
@@ -94,7 +94,7 @@ def test_where_there_are_no_locks_nothing_is_removed(tmp_path, monkeypatch):
     assert names(tmp_path) == [".0123abcd-x", "x"]
 
 
-def test_a_file_that_is_swept_away_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
+def test_a_file_that_is_removed_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
     swept = []
 
     def lock(descriptor):
