@@ -45,10 +45,10 @@ def render(template: str, /, **values: object) -> str:
     Raises:
         ClusterctlError: the template or a variable does not exist, or a value cannot be quoted.
     """
-    from jinja2 import TemplateError, TemplateNotFound  # noqa: PLC0415 - see _environment
+    from jinja2 import TemplateError, TemplateNotFound  # noqa: PLC0415 - see template_environment
 
     try:
-        return _environment().get_template(template).render(values)
+        return template_environment().get_template(template).render(values)
     except TemplateNotFound as error:
         raise ClusterctlError(f"template {error.name or template} does not exist") from error
     except (TemplateError, ClusterctlError) as error:
@@ -84,7 +84,8 @@ def words(values: Iterable[object]) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def template_environment() -> Environment:
+    """The environment of the templates in ``templates/``, made once."""
     # Imported with the first template. Every command needs quote and words, which do not use jinja2.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context  # noqa: PLC0415
     from jinja2.runtime import Undefined  # noqa: PLC0415

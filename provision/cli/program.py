@@ -128,7 +128,7 @@ OVERVIEW = """Deploy a conda environment to air-gapped GPU nodes and train on th
 """
 
 
-_MODULES = {
+MODULES = {
     "pack-env": "bundles",
     "pack-os": "bundles",
     "pack-tool": "bundles",
@@ -168,13 +168,13 @@ class _Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return sorted(_MODULES)
+        return sorted(MODULES)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
+        if cmd_name not in MODULES:
             return None
         with Leaving(sys.argv[1:]):
-            module = import_module(f"provision.cli.{_MODULES[cmd_name]}")
+            module = import_module(f"provision.cli.{MODULES[cmd_name]}")
             commands: Sequence[click.Command] = module.COMMANDS
             command = next(command for command in commands if command.name == cmd_name)
             _finish(command, cmd_name)
@@ -182,7 +182,7 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands by subject."""
-        width = max(map(len, _MODULES))
+        width = max(map(len, MODULES))
         limit = formatter.width - 6 - width
         for title, names in GROUPS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]

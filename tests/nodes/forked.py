@@ -140,13 +140,13 @@ def _serve(requests):
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder
     from provision.cli import main
-    from provision.cli.program import _MODULES
-    from provision.render import _environment
+    from provision.cli.program import MODULES
+    from provision.render import template_environment
 
-    for module in sorted(set(_MODULES.values())):
+    for module in sorted(set(MODULES.values())):
         import_module(f"provision.cli.{module}")
-    for name in _environment().list_templates(extensions=["j2"]):
-        _environment().get_template(name)
+    for name in template_environment().list_templates(extensions=["j2"]):
+        template_environment().get_template(name)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     gc.collect()
     gc.freeze()  # a collection in a command would write to, and so copy, every page

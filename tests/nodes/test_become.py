@@ -69,7 +69,7 @@ def connect(box):
 
 
 @pytest.mark.parametrize("more", ["", "Defaults use_pty\n"])
-def test_sudo_that_wants_no_password(connect, sudoers, more):
+def test_sudo_without_a_password(connect, sudoers, more):
     sudoers(more + FREE)
     pool, (node, *_) = connect()
     script = f"id -u; pwd; printf %s {quote(NASTY)}; cat; echo err >&2; exit 1"
@@ -157,7 +157,7 @@ def test_no_password_is_given(connect, sudoers):
     assert {error.reason for error in results.values()} == {"no sudo password was given for trainer"}
 
 
-def test_the_deadline_ends_what_root_runs(connect, sudoers, box):
+def test_the_deadline_ends_scripts_that_run_as_root(connect, sudoers, box):
     sudoers(ASKING)
     pool, (node, *_) = connect(Typing())
     seen = []
@@ -167,7 +167,7 @@ def test_the_deadline_ends_what_root_runs(connect, sudoers, box):
     wait_until_gone(box, node.name, "sleep 1000.5")
 
 
-def test_closing_ends_what_root_runs(connect, sudoers, box):
+def test_closing_ends_scripts_that_run_as_root(connect, sudoers, box):
     sudoers(FREE)
     pool, (node, *_) = connect()
     started = threading.Event()

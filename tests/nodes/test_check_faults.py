@@ -125,7 +125,7 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(before_and_after, check):
     assert {node: each["observed"] for node, each in after[check].items() if each["verdict"] not in {"OK", "N/A"}} == {}
 
 
-def test_nothing_else_is_said_of_the_other_nodes(before_and_after):
+def test_the_other_nodes_have_no_findings(before_and_after):
     before, after = before_and_after
     of_the_moment = {"cpu.load", "fs.dstate", "net.slowdns"}  # a busy machine is enough
     changed = {

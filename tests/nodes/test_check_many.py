@@ -63,7 +63,7 @@ def test_the_gpus_of_all_other_nodes_are_known(answer):
     assert other == {each["verdict"] for each in data["findings"] if each["check"] == "mem.shm"}
 
 
-def test_a_dead_node_alone_is_a_failure_of_its_own(answer):
+def test_a_dead_node_alone_fails_with_its_own_message(answer):
     _done, _data, dead = answer
     assert dead.returncode == 5
     assert "no answer from 1 of 2 nodes" in dead.stderr

@@ -75,7 +75,7 @@ def test_by_default_root_is_used_where_it_asks_for_nothing(look):
     assert "node[02-03]: root is not available" in said
 
 
-def test_with_the_wish_for_root_the_password_is_asked_for_once(look):
+def test_become_asks_for_the_password_once(look):
     somebody = Typing()
     _result, rooted, _said = look(prompts=somebody, root=True)
     assert rooted == ["node01", "node02"]

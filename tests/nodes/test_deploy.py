@@ -82,7 +82,7 @@ def test_deploy_brings_the_environment_to_every_node_and_a_second_one_changes_no
     assert {node: tree(box, node) for node in before} == before
 
 
-def test_dry_run_writes_nothing_and_says_what_would_be_done(box, bundle, tmp_path):
+def test_dry_run_writes_nothing_and_lists_the_planned_steps(box, bundle, tmp_path):
     folder = inventory(box, tmp_path / "i", prefix="/opt/dry/current")
     before = {node: tree(box, node) for node in ("node01", "node02")}
     result = run("deploy", "--dry-run", "--scripts", "review", bundle, cwd=folder)
@@ -224,7 +224,7 @@ def test_a_node_without_tar_is_refused(box, bundle, tmp_path):
     assert "tar is missing" in result.stderr
 
 
-def test_services_come_first_and_can_be_left_out(box, bundle, tmp_path):
+def test_services_come_first_and_can_be_skipped(box, bundle, tmp_path):
     folder = inventory(box, tmp_path / "i", prefix="/opt/svc/current", extra="services:\n  hosts:\n")
     left = run("deploy", "--no-services", bundle, cwd=folder)
     assert left.returncode == 0, left.stderr

@@ -176,7 +176,7 @@ def test_a_node_that_is_switched_off_in_the_middle_stops_no_other(box, bundles, 
     assert run("verify", "-q", cwd=folder).returncode == 0
 
 
-def test_a_node_that_starts_anew_in_the_middle_is_done_by_the_next_run(box, bundles, place):
+def test_a_node_that_reboots_during_a_deploy_is_finished_by_the_next_run(box, bundles, place):
     """It answers again at once, but what it had written before may be lost: this run must not call it done."""
     folder, root = place
     under_way = Deploying(box, folder, root, bundles[0])
@@ -213,7 +213,7 @@ def test_the_next_release_s_deploy_removes_the_keys_of_a_killed_one(box, bundles
     assert works(box, root, second["release"])
 
 
-def test_the_keys_of_a_push_that_is_under_way_stay(box, bundles, place):
+def test_the_keys_of_a_running_push_stay(box, bundles, place):
     folder, root = place
     loaded = load(folder / "inventory.yaml")
     pushing = keys.RelayKey.new().line(loaded, "/data/.clusterctl-push-0123456789ab")

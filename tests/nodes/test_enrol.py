@@ -107,7 +107,7 @@ def test_a_key_is_created_and_installed_and_nothing_is_asked_again(server):
     assert [(server.home(user) / ".ssh/authorized_keys").stat() for user in server.users] == before
 
 
-def test_what_stands_in_authorized_keys_stays(server):
+def test_existing_lines_in_authorized_keys_stay(server):
     node = server.node("one")
     inventory = fresh(server, [node])
     create_key(inventory.ssh.key)
@@ -139,7 +139,7 @@ def test_nodes_that_fail_stop_no_other(server):
     assert results["one"] == Enrolled("one", "key installed")
 
 
-def test_nobody_to_ask(server):
+def test_without_prompts_a_missing_key_is_an_error(server):
     node = server.node("one")
     assert isinstance(enrol(fresh(server, [node], known=False), [node])["one"], HostKeyUnknown)
     error = enrol(fresh(server, [node]), [node])["one"]

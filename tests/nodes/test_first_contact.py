@@ -56,13 +56,13 @@ def change(folder, name, pattern, replacement):
     path.write_text(changed)
 
 
-def test_everything_right_is_ready(folder):
+def test_a_healthy_node_is_ready(folder):
     code, _, out = init(folder)
     assert code == 0
     assert "node[01-02]: ready" in out
 
 
-def test_an_unknown_host_key_is_refused_where_nobody_can_answer(folder):
+def test_an_unknown_host_key_is_refused_without_a_terminal(folder):
     (folder / "known_hosts").write_text("")
     code, err, _ = init(folder)
     assert code == 5

@@ -185,7 +185,7 @@ def test_the_script_on_the_node_is_killed_at_every_step(cluster, monkeypatch):
         cluster.check(f"{place} {names[index]}")
 
 
-def test_something_is_killed_at_random_moments(cluster):
+def test_a_process_is_killed_at_random_moments(cluster):
     seed = int(os.environ.get("CLUSTERCTL_SEED", time.time()))
     chance = random.Random(seed)
     began = time.monotonic()

@@ -80,7 +80,7 @@ def test_every_console_script_starts_and_has_a_first_line_that_linux_reads(box, 
     assert "usage: hatchling" in on(box, NODE, *CLEAN, f"{release}/bin/hatchling", "--help")
 
 
-def test_python_is_at_home_there_and_compiles_nothing_anew(box, release):
+def test_python_uses_the_new_prefix_and_recompiles_nothing(box, release):
     program = "import sys, sysconfig, pip._internal.cli.main, hatchling.build; print(sys.prefix)"
     program += "; print(sysconfig.get_config_var('LIBDIR'))"
     said = box.enter(NODE, [*CLEAN, f"{release}/bin/python", "-I", "-v", "-c", program])

@@ -45,7 +45,7 @@ def marked(box):
     return [line for node in ("node01", "node02") for line in on(box, node, "sh", "-c", script).splitlines()]
 
 
-def test_the_nodes_have_no_python_of_their_own(box, training_nodes):
+def test_the_nodes_have_no_python(box, training_nodes):
     for node in ("node01", "node02"):
         assert box.enter(node, ["sh", "-c", "command -v python3 python zstd rsync"]).stdout == ""
 
@@ -130,7 +130,7 @@ def test_the_config_and_its_dataset_travelled_with_the_run(box, deployed, traine
         assert "dataset_info.json" in found
 
 
-def test_nothing_of_a_finished_run_is_left(box, trained):
+def test_a_finished_run_leaves_no_process(box, trained):
     assert marked(box) == []
 
 
@@ -150,7 +150,7 @@ def test_its_curves_are_written_for_both_trackers_by_rank_0_and_no_network_is_as
     assert b"train/loss" in content
 
 
-def test_what_a_run_was_given_is_readable_by_its_user_alone(box, deployed, trained):
+def test_the_input_files_of_a_run_are_readable_only_by_its_user(box, deployed, trained):
     folder = json.loads(((deployed / "runs" / trained.run) / "run.json").read_text())["folder"]
     assert on(box, "node01", "stat", "-c", "%a %U", f"{folder}/plan-0.json").split() == ["600", "trainer"]
     assert ((deployed / "runs" / trained.run) / "run.json").stat().st_mode & 0o077 == 0

@@ -135,7 +135,7 @@ def test_dropped_refused_and_from_another_address_are_told_apart(pool, sandbox):
     assert heard(answers[second]).to(first, "master").state == "refused"
 
 
-def test_a_master_port_that_somebody_has(pool, sandbox):
+def test_a_master_port_that_is_in_use(pool, sandbox):
     first, second, third = (node.name for node in pool.inventory.nodes)
     program = """use IO::Socket::INET;
         my $s = IO::Socket::INET->new(Listen => 9, LocalPort => 4711, ReuseAddr => 1) or die;

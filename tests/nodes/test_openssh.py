@@ -45,7 +45,7 @@ def test_every_byte_arrives(way):
     assert result.out.split()[0] == hashlib.sha256(BLOCK * 50).hexdigest()
 
 
-def test_a_script_that_takes_no_more_ends_the_stream(way):
+def test_a_script_that_stops_reading_ends_the_stream(way):
     result = way.run("head -c 10 | wc -c; exit 3", stdin=(BLOCK for _ in range(500)))
     assert (result.rc, result.out.strip()) == (3, "10")
 
@@ -55,7 +55,7 @@ def test_the_deadline_ends_a_stream_that_nobody_reads(way):
         way.run("sleep 100", stdin=(BLOCK for _ in range(500)), deadline=1)
 
 
-def test_what_the_source_raises_breaks_the_stream_off(way):
+def test_an_error_of_the_source_aborts_the_stream(way):
     def source():
         yield BLOCK
         raise RuntimeError("the source is damaged")
@@ -80,7 +80,7 @@ def test_the_arguments_of_ssh(server):
     assert "StrictHostKeyChecking=yes" in argv
 
 
-def test_an_ssh_that_lacks_an_option_is_no_obstacle(server, tmp_path):
+def test_an_ssh_without_an_option_still_works(server, tmp_path):
     """RemoteCommand came with OpenSSH 7.6. There is no older client here: the option gets a name that none knows."""
     argv = ssh_argv(server.inventory(server.node("sh", "a")), server.node("sh", "a"))
     options = [word.partition("=")[0] for before, word in itertools.pairwise(argv) if before == "-o"]
@@ -140,7 +140,7 @@ def test_another_user_s_key_may_have_any_mode(server, tmp_path):
         assert way.run("echo hi").out == "hi\n"
 
 
-def test_a_further_connection_can_be_closed_by_itself(server):
+def test_a_second_connection_can_be_closed_alone(server):
     node = server.node("sh", "a")
     with Connections(server.inventory(node)) as pool:
         first, further = pool[node], pool.open_separate(node)

@@ -190,7 +190,7 @@ def test_a_downgrade_and_a_node_that_is_ahead_are_refused(box, made_up, services
     assert "cc-tool 1 installed" in installed(box, "node02")
 
 
-def test_only_what_undo_would_not_take_along_is_undone(box, made_up, services, tmp_path):
+def test_undo_is_refused_where_apt_would_also_remove_another_package(box, made_up, services, tmp_path):
     assert services("apply", "bundle: made-up.osb, packages: [cc-plain]").returncode == 0
     with there(box, tmp_path, Deb("cc-theirs", fields={"Depends": "cc-plain"})):
         kept = services("undo", "bundle: made-up.osb")
@@ -200,7 +200,7 @@ def test_only_what_undo_would_not_take_along_is_undone(box, made_up, services, t
         assert "cc-plain" not in installed(box, "node02")
 
 
-def test_an_interrupted_apply_is_finished_by_the_node_and_who_comes_next_waits(box, made_up, services):
+def test_the_node_finishes_an_interrupted_apply_and_the_next_apply_waits(box, made_up, services):
     try:
         _interrupted_and_waited_for(box, services, "bundle: made-up.osb, packages: [cc-slow]")
     finally:
@@ -231,7 +231,7 @@ def _interrupted_and_waited_for(box, services, wanted):
     assert sh(box, "ls /usr/sbin/policy-rc.d* 2>/dev/null || :") == ""
 
 
-def test_a_half_configured_dpkg_is_named_with_the_command_that_mends_it(box, made_up, services, tmp_path):
+def test_a_half_configured_dpkg_is_reported_with_the_command_that_fixes_it(box, made_up, services, tmp_path):
     wanted = "bundle: made-up.osb, packages: [cc-plain]"
     with there(box, tmp_path, BROKEN):
         refused = services("apply", wanted)
@@ -253,7 +253,7 @@ def test_a_damaged_bundle_is_refused_before_any_node_is_asked(box, made_up, serv
     damaged.unlink()
 
 
-def test_a_node_of_another_release_says_which_bundles_there_are(box, made_up, services):
+def test_a_node_of_another_release_lists_the_available_bundles(box, made_up, services):
     sh(box, "cp -p /etc/os-release /tmp/was; printf 'ID=rocky\\nVERSION_ID=9.4\\n' >/etc/os-release.new")
     sh(box, "rm /etc/os-release; mv /etc/os-release.new /etc/os-release")
     try:

@@ -119,7 +119,7 @@ def test_a_folder_arrives_as_it_is_and_the_second_time_nothing_is_sent(box, fold
     assert box.enter("node01", ["find", "/", "-xdev", "-name", "owned"]).stdout == ""
 
 
-def test_only_what_changed_is_sent_and_what_is_not_here_stays(box, folder, data):
+def test_only_changed_files_are_sent_and_extra_files_on_the_node_stay(box, folder, data):
     path = target()
     push(folder, data, path)
     on(box, "node01", "touch", f"{path}/results.csv")
@@ -151,7 +151,7 @@ def test_a_dry_run_writes_nothing(box, folder, data):
     assert box.enter("node01", ["ls", path]).returncode != 0
 
 
-def test_a_node_that_lacks_something_gets_only_that(box, folder, data):
+def test_a_node_gets_only_its_missing_files(box, folder, data):
     path = target()
     push(folder, data, path)
     on(box, "node02", "rm", f"{path}/sub dir/it's")
@@ -258,7 +258,7 @@ def test_another_kind_of_thing_is_found_before_anything_is_sent(box, folder, dat
     assert box.enter("node01", ["ls", path]).returncode != 0
 
 
-def test_a_file_system_of_its_own_that_only_the_user_may_write_in(box, tmp_path):
+def test_a_separate_file_system_that_only_the_user_can_write_to(box, tmp_path):
     """Whoever may write in a mount point need not be let write beside it, and it is its room that counts."""
     folder, path = inventory(box, tmp_path / "trainer", prefix="/home/trainer/llm/current", change=as_trainer), target()
     for name, size in (("node01", "60m"), ("node02", "60m"), ("node03", "120m")):

@@ -125,7 +125,7 @@ def names(box, node, path):
     return sorted(path.name for path in Path(f"{box.node_root(node)}{path}").iterdir())
 
 
-def test_a_push_that_broke_off_goes_on_where_it_stopped(slow, big):
+def test_an_interrupted_push_resumes_where_it_stopped(slow, big):
     path = target()
     kill_when(start(slow, big, path), lambda: parts(slow, "node01", path))
     assert not Path(f"{slow.node_root('node01')}{path}").exists()
@@ -135,7 +135,7 @@ def test_a_push_that_broke_off_goes_on_where_it_stopped(slow, big):
     assert names(slow, "node01", Path(path).parent) == ["set"]
 
 
-def test_what_is_private_is_private_on_its_way(slow, tmp_path, big):
+def test_private_files_stay_private_during_the_transfer(slow, tmp_path, big):
     path, top = target(), tmp_path / "set"
     (top / "private").mkdir(parents=True, mode=0o700)
     (top / "private/key").write_text("secret")
@@ -150,7 +150,7 @@ def test_what_is_private_is_private_on_its_way(slow, tmp_path, big):
     assert on(slow, "node01", "stat", "-c", "%a", f"{path}/private").strip() == "700"
 
 
-def test_links_of_a_broken_push_lead_the_next_one_nowhere(slow, tmp_path, big):
+def test_the_next_push_follows_no_links_left_by_an_interrupted_one(slow, tmp_path, big):
     path, top = target(), tmp_path / "set"
     top.mkdir()
     on(slow, "node01", "sh", "-c", "mkdir -p /elsewhere && echo precious >/elsewhere/x")
@@ -167,7 +167,7 @@ def test_links_of_a_broken_push_lead_the_next_one_nowhere(slow, tmp_path, big):
     assert names(slow, "node01", path) == ["data"]
 
 
-def test_a_push_that_was_killed_when_all_had_come_sends_nothing_again(slow, tmp_path):
+def test_a_push_killed_after_the_last_byte_sends_nothing_again(slow, tmp_path):
     path, top = target(), tmp_path / "set"
     (top / "sub").mkdir(parents=True)
     for number in range(3):
@@ -179,7 +179,7 @@ def test_a_push_that_was_killed_when_all_had_come_sends_nothing_again(slow, tmp_
     assert push(slow, top, path)["changed"] is False
 
 
-def test_what_a_broken_push_has_left_goes_even_if_nothing_is_to_be_sent(slow, tmp_path):
+def test_leftovers_of_an_interrupted_push_are_removed_even_without_files_to_send(slow, tmp_path):
     path, top = target(), tmp_path / "set"
     top.mkdir()
     (top / "file").write_bytes(bytes(MB))
@@ -189,7 +189,7 @@ def test_what_a_broken_push_has_left_goes_even_if_nothing_is_to_be_sent(slow, tm
     assert names(slow, "node01", path) == []
 
 
-def test_after_a_reboot_what_had_reached_the_disk_is_not_sent_again(slow, big):
+def test_after_a_reboot_data_already_on_the_disk_is_not_sent_again(slow, big):
     path = target()
     kill_when(start(slow, big, path), lambda: parts(slow, "node01", path))
     for fresh in (staging(slow, "node01", path) / "transfer").glob("fresh.*"):
@@ -200,7 +200,7 @@ def test_after_a_reboot_what_had_reached_the_disk_is_not_sent_again(slow, big):
     assert same(slow, "node01", path, big)
 
 
-def test_one_push_at_a_time_to_a_place(slow, big, tmp_path):
+def test_only_one_push_at_a_time_writes_to_a_destination(slow, big, tmp_path):
     path, other = target(), tmp_path / "set"
     other.mkdir()
     big.rename(other / "big.bin")
@@ -216,7 +216,7 @@ def test_one_push_at_a_time_to_a_place(slow, big, tmp_path):
     assert push(slow, other, path)["changed"] is False
 
 
-def test_room_that_a_broken_push_takes_is_not_missing(slow, tmp_path, big):
+def test_space_used_by_an_interrupted_push_counts_as_free(slow, tmp_path, big):
     path, top = target(), tmp_path / "set"
     top.mkdir()
     big.rename(top / "big.bin")
@@ -235,7 +235,7 @@ def test_room_that_a_broken_push_takes_is_not_missing(slow, tmp_path, big):
     on(slow, "node01", "umount", "--lazy", path)  # processes of the killed push may still be ending
 
 
-def test_a_file_that_changes_while_it_is_sent_is_an_error_and_nothing_takes_its_place(slow, big):
+def test_a_file_that_changes_during_a_push_is_an_error_and_replaces_nothing(slow, big):
     path = target()
     child = start(slow, big, path)
     wait(child, lambda: units(slow, "node01", path))
@@ -264,7 +264,7 @@ def all_the_same(box, node, path, tree):
     ) and names(box, node, path) == sorted(each.name for each in tree.iterdir())
 
 
-def test_a_relay_whose_controller_was_killed_goes_on(chain, tree):
+def test_a_relay_resumes_after_its_controller_was_killed(chain, tree):
     path = target()
     kill_when(start(chain, tree, path), lambda: min(parts(chain, f"node0{n}", path) for n in (1, 2, 3)) >= 2)
     result = push(chain, tree, path)
@@ -275,7 +275,7 @@ def test_a_relay_whose_controller_was_killed_goes_on(chain, tree):
     assert push(chain, tree, path)["bytes_sent"] == 0
 
 
-def test_a_relay_goes_on_around_what_was_killed_on_a_node(chain, tree):
+def test_a_relay_continues_after_a_process_on_a_node_was_killed(chain, tree):
     path = target()
     child = start(chain, tree, path)
     wait(child, lambda: parts(chain, "node02", path) >= 1 and processes(chain, "node02", "receive"))
@@ -285,7 +285,7 @@ def test_a_relay_goes_on_around_what_was_killed_on_a_node(chain, tree):
         assert all_the_same(chain, node, path, tree)
 
 
-def test_a_node_that_goes_off_stops_no_other_and_gets_the_rest_later(chain, tree):
+def test_a_node_that_powers_off_stops_no_other_and_gets_the_rest_later(chain, tree):
     path = target()
     child = start(chain, tree, path)
     wait(child, lambda: parts(chain, "node02", path) >= 1)

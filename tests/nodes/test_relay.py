@@ -63,7 +63,7 @@ def test_five_nodes_get_identical_trees_by_one_stream(nodes):
     assert nodes.send(PAYLOAD).sent == 0
 
 
-def test_nodes_get_what_each_of_them_lacks(nodes):
+def test_each_node_gets_the_files_it_lacks(nodes):
     first, second, *_ = nodes.inventory.nodes
     nodes.run(first, f'echo t0 >"{nodes.folder}/have"')
     nodes.run(second, f'printf "t1\\nr0" >"{nodes.folder}/have"')
@@ -110,7 +110,7 @@ def test_a_folder_that_no_forced_command_can_name_is_reached_directly(cluster):
     assert nodes.traces() == {}
 
 
-def test_each_wire_form_has_a_relay_of_its_own(nodes):
+def test_each_wire_format_has_a_separate_relay(nodes):
     with_zstd = ("node02", "node03", "node05")
     bring_zstd(nodes.box, *with_zstd)
     targets = [replace(each, wire="zstd" if each.node.name in with_zstd else "plain") for each in nodes.targets()]
@@ -154,7 +154,7 @@ def test_an_ordinary_user_s_nodes(cluster):
 # --- authorized_keys ---------------------------------------------------------------------------------
 
 
-def test_a_home_that_nodes_share_is_left_as_it_was(cluster, tmp_path):
+def test_a_shared_home_is_left_unchanged(cluster, tmp_path):
     box, _, _ = cluster
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
@@ -179,7 +179,7 @@ def test_a_home_that_nodes_share_is_left_as_it_was(cluster, tmp_path):
     assert (folder / "authorized_keys").is_symlink()
 
 
-def test_what_a_killed_run_has_left_goes_with_the_next_one(nodes):
+def test_the_next_run_removes_leftovers_of_a_killed_one(nodes):
     _leave_traces(nodes)
     assert set(nodes.traces()) == {"node02"}
     nodes.send(SMALL, nodes.targets("node01", "node02"))  # directly
@@ -206,7 +206,7 @@ def _leave_traces(nodes):
     (root / "dev/shm" / f"{keys.secret_prefix(nodes.inventory, nodes.root)}old").mkdir()
 
 
-def test_without_a_place_in_memory_a_killed_run_s_private_key_is_found_in_its_folder(nodes):
+def test_without_a_memory_file_system_the_private_key_of_a_killed_run_is_found_in_its_folder(nodes):
     names = ("node01", "node02", "node03")
     for name in names:
         nodes.box.enter(name, ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/dev/shm"])
@@ -233,7 +233,7 @@ def test_without_a_place_in_memory_a_killed_run_s_private_key_is_found_in_its_fo
 # --- what goes wrong at the source ---------------------------------------------------------------------
 
 
-def test_a_damaged_source_breaks_every_stream_off(nodes):
+def test_a_damaged_source_aborts_every_stream(nodes):
     def damaged():
         yield from PAYLOAD.parts["plain"][1].blocks()
         raise BundleError("chunk 1 is damaged")
@@ -251,7 +251,7 @@ def test_a_damaged_source_breaks_every_stream_off(nodes):
     assert nodes.identical(PAYLOAD)
 
 
-def test_an_interruption_breaks_every_stream_off(nodes):
+def test_an_interruption_aborts_every_stream(nodes):
     def interrupt(event):
         if isinstance(event, Progress) and event.done > event.total // 4:
             raise KeyboardInterrupt

@@ -119,7 +119,7 @@ def test_a_process_that_is_killed_in_the_middle(make, what, name):
     assert when.notices
 
 
-def test_a_node_that_stands_still(make):
+def test_a_node_that_hangs(make):
     nodes = make(3)
 
     def stop():
@@ -134,7 +134,7 @@ def test_a_node_that_stands_still(make):
     assert nodes.traces() == {}
 
 
-def test_a_transfer_to_another_place_takes_nothing_from_one_that_is_under_way(make):
+def test_a_transfer_to_another_folder_takes_nothing_from_a_running_one(make):
     """A deploy and a push, which hold a lock each: the keys and the open ways of one are nothing to the other."""
     nodes = make(3, link="15mbit")
     other = Nodes(nodes.box, nodes.inventory, nodes.connections, root="/opt/b")
@@ -242,7 +242,7 @@ perl -e 'binmode STDIN; $|=1; my $at=0; while (sysread(STDIN, my $b, 65536)) {
 """
 
 
-def test_a_unit_that_is_changed_on_its_way_is_noticed(make):
+def test_a_unit_that_is_changed_in_transit_is_detected(make):
     nodes = make(4)
     ssh = nodes.box.node_root("node02") / "usr/bin/ssh"
     ssh.rename(ssh.with_name("ssh.true"))
@@ -278,7 +278,7 @@ def test_a_full_disk_that_holds_the_units(make):
     assert nodes.identical(PAYLOAD, "node01", "node02")
 
 
-def test_a_node_that_lets_no_other_in_is_reached_directly(make):
+def test_a_node_that_accepts_no_relay_is_reached_directly(make):
     nodes = make(4)
     config = nodes.box.node_root("node02") / "etc/ssh/sshd_config"
     config.write_text(config.read_text() + "AuthorizedKeysFile /etc/ssh/keys\n")
@@ -310,7 +310,7 @@ def test_nodes_pass_bytes_on_over_the_fast_network_where_there_is_one(make):
     assert [hop.split()[-2] for hop in hops] == [fast["node02"], fast["node03"], chosen[3].address]
 
 
-def test_what_a_reboot_may_have_lost_is_sent_again(make):
+def test_data_that_a_reboot_may_have_lost_is_sent_again(make):
     nodes = make(2)
     parts = PAYLOAD.parts["plain"]
     first = Payload(16)

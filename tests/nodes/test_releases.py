@@ -92,7 +92,7 @@ def test_files_are_copied_where_linking_is_refused(box, bundles, tmp_path):
     assert run("verify", "-q", cwd=folder).returncode == 0
 
 
-def test_rollback_goes_back_in_one_step_and_forth_again(box, bundles, place):
+def test_rollback_switches_to_the_previous_release_and_back(box, bundles, place):
     folder, root = place
     first, second = (deploy(folder, bundle)["release"] for bundle in bundles[:2])
     back = run("rollback", cwd=folder)
@@ -122,7 +122,7 @@ def test_rollback_without_another_release_is_refused_before_anything_is_changed(
     assert current(box, root) == release
 
 
-def test_prune_keeps_what_is_wanted_and_never_removes_what_a_process_runs_from(box, bundles, place, ssh):
+def test_prune_keeps_selected_releases_and_never_removes_one_in_use_by_a_process(box, bundles, place, ssh):
     folder, root = place
     first, second, third = (deploy(folder, bundle)["release"] for bundle in bundles)
     held = f"{root}/releases/{first}"
@@ -154,7 +154,7 @@ ln -sfn /bin/sh bin/python3
 """
 
 
-def test_verify_finds_what_somebody_changed_and_repair_brings_it_back(box, bundles, place):
+def test_verify_finds_changed_files_and_repair_restores_them(box, bundles, place):
     folder, root = place
     release = f"{root}/releases/{deploy(folder, bundles[0])['release']}"
     assert run("verify", cwd=folder).returncode == 0
@@ -236,7 +236,7 @@ def test_a_noexec_mount_is_found_before_anything_is_sent(box, bundles, tmp_path)
     assert not Path(box.node_root("node01"), "noexec/llm").exists()
 
 
-def test_releases_lists_what_lies_on_the_nodes(box, bundles, place):
+def test_releases_lists_the_releases_on_the_nodes(box, bundles, place):
     folder, root = place
     first, second = (deploy(folder, bundle)["release"] for bundle in bundles[:2])
     on(box, "node01", "mkdir", f"{root}/releases/0badc0ffee00")

@@ -334,7 +334,7 @@ def test_an_address_that_swallows_packets(server):
             one.close()
 
 
-def test_something_that_is_no_ssh(server):
+def test_a_port_without_an_ssh_server(server):
     with socket.create_server(("127.0.0.1", 0)) as web:
 
         def answer():
@@ -558,7 +558,7 @@ def test_another_type_than_the_pinned_one_is_a_change(own_server, tmp_path):
         connect(inventory, node, prompts=Answers(confirm=True))
 
 
-def test_the_users_own_known_hosts_is_believed_and_never_written(server, home):
+def test_the_users_known_hosts_is_trusted_and_never_written(server, home):
     node = server.node("sh")
     inventory = server.inventory(node, known=False)
     own = home / ".ssh/known_hosts"
@@ -624,7 +624,7 @@ def test_no_password_is_given(keyless):
     assert all("no password was given" in error.reason for error in results.values())
 
 
-def test_nobody_to_ask(keyless):
+def test_without_prompts_a_missing_key_is_an_error(keyless):
     nodes, inventory = keyless
     with pytest.raises(NodeUnreachable, match="needs a password") as caught:
         connect(inventory, nodes[0])
@@ -693,7 +693,7 @@ def test_a_pool_connects_once_and_again_after_a_cut(own_server):
         assert pool[node].run("echo hi").out == "hi\n"
 
 
-def test_closing_a_pool_ends_what_runs(server, tmp_path):
+def test_closing_a_pool_ends_running_scripts(server, tmp_path):
     node = server.node("sh")
     pid = tmp_path / "pid"
     started = threading.Event()
@@ -717,7 +717,7 @@ def test_closing_a_pool_ends_what_runs(server, tmp_path):
         pool[node]
 
 
-def test_what_the_pool_knows_of_no_secret(server):
+def test_a_pool_exposes_its_inventory(server):
     node = server.node("sh")
     assert Connections(server.inventory(node)).inventory.nodes == (node,)
 

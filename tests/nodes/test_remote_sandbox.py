@@ -30,7 +30,7 @@ def test_steps_on_every_node_are_idempotent(pool):
     fan_out(nodes, lambda node: pool[node].run("rm /tmp/nasty"))
 
 
-def test_an_address_where_nobody_is(pool):
+def test_an_address_without_a_host(pool):
     first = pool.inventory.nodes[0].address
     nobody = Node("nobody", first.rsplit(".", 1)[0] + ".251")
     for way in (connect, lambda inventory, node: OpenSshRemote(inventory, node).run("true")):

@@ -28,7 +28,7 @@ def folder(sandbox, tmp_path):
     return tmp_path
 
 
-def test_answers_are_folded_and_exit_statuses_told(folder):
+def test_equal_answers_are_grouped_and_exit_statuses_reported(folder):
     odd = "cat /proc/sys/kernel/ostype; [ $(hostname) != node02 ] || { echo odd; echo err >&2; exit 3; }"
     done = run("run", "--quiet", odd, cwd=folder)
     rule = "-" * 15

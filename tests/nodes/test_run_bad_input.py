@@ -28,7 +28,7 @@ def training(plain_nodes, tmp_path):
         ("- a\n- b\n", r"config\.yaml is not a LLaMA-Factory config"),
     ],
 )
-def test_a_file_that_is_no_config_is_a_mistake(training, text, said):
+def test_a_file_that_is_not_a_config_is_a_usage_error(training, text, said):
     (training.folder / "config.yaml").write_text(text)
     refused = training.run("train", "--nodes", "2", "config.yaml")
     assert refused.returncode == 2
@@ -66,7 +66,7 @@ def test_training_where_nothing_is_deployed_is_refused(training):
     assert "clusterctl deploy" in refused.stderr
 
 
-def test_a_run_is_named_to_who_starts_another_and_not_stopped_by_other_users(training):
+def test_a_running_run_is_reported_at_the_next_start_and_other_users_cannot_stop_it(training):
     run = training.detached("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
     second = training.run("train", "--nodes", "2", *SHORT)
     assert second.returncode == 0, second.stderr  # without GPUs they only slow down one another

@@ -59,7 +59,7 @@ def test_a_run_of_two_nodes_resumes_on_one(plain_nodes):
     assert plain_nodes.marked() == []
 
 
-def test_a_disk_that_is_full_during_a_checkpoint_is_named_and_resume_goes_on(plain_nodes):
+def test_a_full_disk_during_a_checkpoint_is_reported_and_resume_works(plain_nodes):
     output = "/home/trainer/small/out"
     for node in plain_nodes.nodes:
         plain_nodes.on(node, "mkdir", "-p", output)

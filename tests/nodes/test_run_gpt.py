@@ -72,7 +72,7 @@ def test_a_killed_rank_costs_nothing_but_time_and_the_model_is_exported(training
     assert "GPT2LMHeadModel" in python(lab_env, training.folder, "-c", loads, tmp_path / "exported")
 
 
-def test_a_stop_that_saves_keeps_the_step_at_which_it_came(training):
+def test_a_stop_that_saves_keeps_the_current_step(training):
     going = training.start(
         *("train", "--nodes", "2", "-m", "trainer.gpt", "--", *SMALL, "--max-iters", "100000", "--save-interval", "0"),
         *("--eval-interval", "0"),

@@ -63,7 +63,7 @@ def test_a_second_resume_of_a_running_run_is_refused(plain_nodes, detached):
     assert detached in refused.stderr
 
 
-def test_a_run_that_is_not_there_is_a_mistake(plain_nodes, detached):
+def test_an_unknown_run_is_a_usage_error(plain_nodes, detached):
     for what in ("stop", "logs", "resume", "diagnose", "collect"):
         refused = plain_nodes.run(what, "no-such-run")
         assert refused.returncode == 2, (what, refused.stderr)

@@ -43,7 +43,7 @@ def training(training_nodes, tmp_path_factory):
         own.on(node, "rm", "-rf", CODE)
 
 
-def test_zero_2_goes_on_where_disks_are_not_shared_and_becomes_fp32(training, lab_env, tmp_path):
+def test_zero_2_resumes_without_shared_disks_and_is_exported_as_fp32(training, lab_env, tmp_path):
     config = training.config("zero.yaml", save_steps=3, max_steps=6, bf16="true")
     words = ("train", "--nodes", "2", "--zero", "2", "--env", f"PYTHONPATH={CODE}", config)
     broken = training.start(*words, until=r"checkpoint-3")

@@ -137,14 +137,14 @@ def test_inventory_is_written(sandbox):
     assert sandbox.key.stat().st_mode & 0o777 == 0o600
 
 
-def test_minimal_node_has_what_is_promised_and_no_more(sandbox, ssh):
+def test_minimal_node_has_the_documented_programs_and_no_others(sandbox, ssh):
     for missing in ("python3", "python", "zstd", "rsync"):
         assert ssh(sandbox, "node01", f"command -v {missing}").returncode != 0, missing
     for there in ("tar", "gzip", "sha256sum", "perl", "ssh", "dd"):
         assert ssh(sandbox, "node01", f"command -v {there}").returncode == 0, there
 
 
-def test_node_is_a_machine_of_its_own(sandbox, ssh):
+def test_a_node_is_a_separate_machine(sandbox, ssh):
     assert out(ssh(sandbox, "node01", "cat /proc/1/comm")) == "sshd"
     assert out(ssh(sandbox, "node01", "cut -d' ' -f2 /proc/mounts | sort")).split() == sorted(
         ["/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/run"]
@@ -296,7 +296,7 @@ def test_down_leaves_nothing(traces, make_sandbox, tmp_path):
     assert events[-1].states == dict.fromkeys(["node01", "node02", "node03"], "up")
 
 
-def test_down_keeps_what_the_user_has_changed(make_sandbox, tmp_path):
+def test_down_keeps_files_that_the_user_changed(make_sandbox, tmp_path):
     box = make_sandbox(nodes=1, directory=tmp_path)
     with box.inventory.open("a") as file:
         file.write("train: {port: 29500}\n")
@@ -445,7 +445,7 @@ def test_a_name_and_a_folder_are_used_once(home, make_sandbox, tmp_path):
 # --- parts --------------------------------------------------------------------------------------------
 
 
-def test_subnet_avoids_what_is_taken():
+def test_the_subnet_avoids_used_addresses():
     taken = [IPv4Network("10.77.0.0/16"), IPv4Network("10.78.128.0/30")]
     assert str(network.choose_subnet(taken)) == "10.79.0.0/16"
     assert str(network.choose_subnet([IPv4Network("10.0.0.0/8")])) == "172.16.0.0/16"

@@ -98,7 +98,7 @@ def test_one_service_on_some_nodes(box, services):
     assert "node[01,03]: differs: limits of a login" in differs
 
 
-def test_what_is_wrong_on_a_running_node_is_said_by_verify(box, services):
+def test_verify_reports_errors_on_a_running_node(box, services):
     services("apply", "hosts")
     on(box, "node02", "sh", "-c", "printf '127.0.1.1 node02\\n' | cat - /etc/hosts >/tmp/h && cat /tmp/h >/etc/hosts")
     result = services("verify", "hosts")
@@ -111,7 +111,7 @@ def test_what_is_wrong_on_a_running_node_is_said_by_verify(box, services):
     )
 
 
-def test_a_node_that_is_gone_keeps_no_other_from_being_finished(box, services, tmp_path):
+def test_an_unreachable_node_does_not_stop_the_others(box, services, tmp_path):
     lost = box.nodes[1]
     inventory = tmp_path / "inventory.yaml"
     text = (box.directory / "services.yaml").read_text().replace("ssh: {", "ssh: {timeout: 2, ")
@@ -130,7 +130,7 @@ def test_a_node_that_is_gone_keeps_no_other_from_being_finished(box, services, t
     assert "node[01-03]: set up" in again.stdout  # all of them know its right address now
 
 
-def test_verify_tells_what_it_knows_though_a_node_is_gone(box, services, tmp_path):
+def test_verify_reports_the_other_nodes_when_one_is_unreachable(box, services, tmp_path):
     services("apply", "hosts")
     inventory = tmp_path / "inventory.yaml"
     text = (box.directory / "services.yaml").read_text().replace("ssh: {", "ssh: {timeout: 2, ")
@@ -156,7 +156,7 @@ def test_a_step_that_fails_says_why_and_a_rerun_completes(box, services):
     assert services("apply", "hosts").returncode == 0
 
 
-def test_what_a_review_reads_is_what_runs(box, services, tmp_path):
+def test_the_scripts_written_for_review_are_the_scripts_that_run(box, services, tmp_path):
     result = services("apply", "--dry-run", "--scripts", tmp_path / "review")
     assert result.returncode == 0, result.stderr
     scripts = sorted((tmp_path / "review").iterdir())

@@ -161,7 +161,7 @@ def test_nothing_of_the_users_own_python_disturbs_it(box):
     assert controller(box, f"{home}/python", "-c", start).stdout == "none\n"
 
 
-def test_every_library_of_its_own_comes_from_its_folder(box):
+def test_every_bundled_library_is_loaded_from_the_tools_folder(box):
     controller(box, TOOL, "--version")
     home = f"/root/.cache/clusterctl/{cached(box)[0]}"
     done = controller(box, f"{home}/python", "-c", IMPORT_ALL)
@@ -241,7 +241,7 @@ def flipped(data, at):
     ("options", "says"),
     [("noexec", "mounted with noexec?"), ("size=20m", "the disk is full"), ("ro", "cannot make")],
 )
-def test_a_cache_that_will_not_do_is_explained(box, disk, options, says):
+def test_an_unusable_cache_is_explained(box, disk, options, says):
     place = disk(options)
     done = controller(box, "sh", TOOL, "--version", XDG_CACHE_HOME=place, check=False)
     assert done.returncode == 2

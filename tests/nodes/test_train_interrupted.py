@@ -125,7 +125,7 @@ def test_a_signal_at_every_event_of_train_leaves_nothing_half_done(cluster, numb
     assert event > 5
 
 
-def test_sigterm_lets_go_of_a_run_that_is_followed(cluster):
+def test_sigterm_detaches_from_a_followed_run(cluster):
     known = set(cluster.records())
     argv = [CLUSTERCTL, "train", "--nodes", "2", "train.py", "--", "100000"]
     with subprocess.Popen(

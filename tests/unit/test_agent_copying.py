@@ -148,7 +148,7 @@ def test_only_files_below_the_folder_are_given(agents, tmp_path, name):
     (tmp_path / "n0/folder").symlink_to(tmp_path)
     (tmp_path / "n0/dir").mkdir()
     os.mkfifo(tmp_path / "n0/pipe")
-    stream = links[1]._copies._channel(0)
+    stream = links[1].copies._channel(0)
     with stream.sock:
         stream.say({"get": name, "size": 6})
         assert set(stream.hear()) == {"error"}
@@ -187,7 +187,7 @@ def test_a_file_of_another_size_is_not_taken(agents, tmp_path):
 def test_a_node_that_shares_nothing_or_is_not_there(agents, tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.agent.link.copies.COMES", 0.5)
     links = agents(3)
-    links[2]._copies.folder = None
+    links[2].copies.folder = None
     with pytest.raises(CopyError, match="from rank 2: a: no folder is shared there"):
         links[0].fetch([("a", 5, 2)])
     with pytest.raises(CopyError, match="rank 9 did not connect"):
@@ -196,7 +196,7 @@ def test_a_node_that_shares_nothing_or_is_not_there(agents, tmp_path, monkeypatc
 
 def test_another_runs_agent_gets_nothing(agents):
     links = agents(2)
-    links[1]._copies._token = "x" * 64
+    links[1].copies._token = "x" * 64
     with pytest.raises(CopyError, match="no connection to rank 0: does not know this run's token"):
         links[1].fetch([("a", 1, 0)])
 
@@ -330,7 +330,7 @@ def test_a_broken_connection_is_made_again(agents, tmp_path):
     def told(_):
         if len(cut) < 2 and len(list((tmp_path / "n1/c").iterdir())) == 2 + len(cut):
             cut.append(1)
-            for sock in list(links[0]._copies._open):
+            for sock in list(links[0].copies.open_sockets):
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 

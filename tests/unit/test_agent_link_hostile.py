@@ -22,7 +22,7 @@ from trainer.agent.link import copies
 from trainer.agent.link.endpoint import Peer
 from trainer.agent.link.frames import HEAD, MESSAGE, Connection, CopyError, NotOursError, Seal, Stream, encode, parse
 from trainer.agent.link.handshake import Caller, Host, StrangerError
-from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, Guest, Guests
+from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
 from trainer.agent.link.link import Link, LinkError
 
 TOKEN = "t" * 64
@@ -190,10 +190,12 @@ def test_a_changed_byte_of_the_greeting_is_noticed(place, change):
 def test_an_address_that_opens_connections_all_the_time_keeps_nobody_from_joining(run, monkeypatch):
     """The churn continues until the agent has joined: were its connection evicted, it would have to connect again."""
     agents = run(2)
-    hub = agents.start(0)._end
+    hub = agents.start(0).endpoint
     over, opened = threading.Event(), []
-    evicted, turned_away = [], hub._turn_away
-    monkeypatch.setattr(hub, "_turn_away", lambda guest, why: (evicted.append(guest.address), turned_away(guest, why)))
+    evicted, turned_away = [], hub.reject
+    monkeypatch.setattr(
+        hub, "reject", lambda newcomer, why: (evicted.append(newcomer.address), turned_away(newcomer, why))
+    )
 
     def churn():
         held = []
@@ -221,42 +223,42 @@ def test_an_address_that_opens_connections_all_the_time_keeps_nobody_from_joinin
     assert works(agents)
 
 
-def guest(address, said=False):
-    made = Guest(object(), address, TOKEN)
+def newcomer(address, said=False):
+    made = PendingConnection(object(), address, TOKEN)
     if said:
         made.host.take(Caller(TOKEN, "r", 1).first())
     return made
 
 
 def test_a_full_share_displaces_its_own_and_first_those_that_said_nothing():
-    guests = Guests(2, choose=lambda among: among[0])
-    talking = [guest("10.0.0.1", said=True) for _ in range(SHARE + 1)]
-    for one in [*talking, guest("10.0.0.2")]:
-        assert guests.crowded(one.address) is None
-        guests.add(one)
-    silent = guest("10.0.0.1")
-    guests.add(silent)
-    assert guests.crowded("10.0.0.1") is silent
-    guests.remove(silent)
-    guests.add(guest("10.0.0.1", said=True))
-    assert guests.crowded("10.0.0.1") is talking[0]
-    assert guests.crowded("10.0.0.2") is guests.crowded("10.0.0.3") is None
+    pending = PendingConnections(2, choose=lambda among: among[0])
+    talking = [newcomer("10.0.0.1", said=True) for _ in range(SHARE + 1)]
+    for one in [*talking, newcomer("10.0.0.2")]:
+        assert pending.crowded(one.address) is None
+        pending.add(one)
+    silent = newcomer("10.0.0.1")
+    pending.add(silent)
+    assert pending.crowded("10.0.0.1") is silent
+    pending.remove(silent)
+    pending.add(newcomer("10.0.0.1", said=True))
+    assert pending.crowded("10.0.0.1") is talking[0]
+    assert pending.crowded("10.0.0.2") is pending.crowded("10.0.0.3") is None
 
 
 def test_a_full_room_displaces_one_of_the_address_that_has_most_of_it():
-    guests = Guests(0)
+    pending = PendingConnections(0)
     for number in range(ROOM):
-        guests.add(guest("10.0.0.9" if number < 3 else f"10.0.1.{number}"))
-    assert guests.crowded("10.0.0.1").address == "10.0.0.9"
+        pending.add(newcomer("10.0.0.9" if number < 3 else f"10.0.1.{number}"))
+    assert pending.crowded("10.0.0.1").address == "10.0.0.9"
 
 
 def test_the_addresses_of_one_ipv6_network_have_one_share():
-    guests = Guests(0)
+    pending = PendingConnections(0)
     for number in range(SHARE):
-        assert guests.crowded(f"2001:db8:1:2::{number}") is None
-        guests.add(guest(f"2001:db8:1:2::{number}"))
-    assert guests.crowded("2001:db8:1:2:ffff::1") is not None
-    assert guests.crowded("2001:db8:1:3::1") is None
+        assert pending.crowded(f"2001:db8:1:2::{number}") is None
+        pending.add(newcomer(f"2001:db8:1:2::{number}"))
+    assert pending.crowded("2001:db8:1:2:ffff::1") is not None
+    assert pending.crowded("2001:db8:1:3::1") is None
 
 
 # --- a host on the way -------------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def frames(seal, *payloads):
 def receiver(key=b"k" * 32):
     """A connection's end that reads what a test feeds it."""
     connection = Connection.__new__(Connection)
-    connection.limit, connection._come = MESSAGE, bytearray()
+    connection.limit, connection.unread = MESSAGE, bytearray()
     connection.session = type("Session", (), {"received": Seal(key)})
     return connection
 
@@ -277,11 +279,11 @@ def receiver(key=b"k" * 32):
 def test_frames_are_taken_in_their_order_and_once():
     first, second = frames(Seal(b"k" * 32), b'{"n":1}', b'{"n":2}')
     whole = receiver()
-    whole._come += first + second
+    whole.unread += first + second
     assert [whole.message(), whole.message(), whole.message()] == [{"n": 1}, {"n": 2}, None]
     for wrong in (second, first + first, first + second + first, first[:-1] + b"x"):
         one = receiver()
-        one._come += wrong
+        one.unread += wrong
         with pytest.raises(NotOursError, match="wrong MAC"):
             [one.message() for _ in range(4)]
 
@@ -295,7 +297,7 @@ def test_a_frame_of_the_other_direction_or_connection_is_refused():
     for key in (caller.session.received, again.session.sent):
         one = receiver()
         one.session = host.session
-        one._come += key.head(payload) + payload
+        one.unread += key.head(payload) + payload
         with pytest.raises(NotOursError, match="wrong MAC"):
             one.message()
 
@@ -315,7 +317,7 @@ def test_a_changed_stream_of_frames_gives_a_beginning_of_what_was_sent(data):
     else:
         stream[at:at] = stream[:at]
     one = receiver()
-    one._come += stream
+    one.unread += stream
     got = []
     with contextlib.suppress(NotOursError):
         while (message := one.message()) is not None:
@@ -417,7 +419,7 @@ def test_a_mistake_that_one_connection_shows_ends_that_connection_only(run, monk
         return real(peer, line)
 
     monkeypatch.setattr(Peer, "take", take)
-    hub = agents.links[0]._end
+    hub = agents.links[0].endpoint
     eventually(lambda: failed and hub.peers[1].connection not in (None, failed[0]))  # with the next heartbeat
     assert works(agents)
     assert "ZeroDivisionError: a mistake" in capfd.readouterr().err
@@ -428,7 +430,7 @@ def test_an_agent_that_said_goodbye_does_not_connect_again(run):
     for rank in range(2):
         agents.start(rank)
     assert works(agents)
-    spoke = agents.links[1]._end
+    spoke = agents.links[1].endpoint
     done = threading.Event()
     spoke.loop.post(lambda: (spoke._goodbye(), spoke._tick(time.monotonic(), 0.0), done.set()))
     assert done.wait(10)
@@ -510,7 +512,7 @@ def test_a_message_that_is_not_true_reaches_nobody_and_disturbs_nobody(run):
     agents = run(3)
     for rank in (0, 2):
         agents.start(rank)
-    hub = agents.links[0]._end
+    hub = agents.links[0].endpoint
     for message in [*LIES, *NONSENSE]:
         stream = agents.liar(1)
         with stream.sock:
@@ -571,7 +573,7 @@ def test_an_agent_that_floods_is_cut_short_and_the_others_work(run, capfd, monke
     with stream.sock:
         for number in range(1, 31):
             stream.say({"n": number, "m": {"kind": "stacks", "text": text}})
-        eventually(lambda: agents.links[0]._end.peers[1].received == 30)
+        eventually(lambda: agents.links[0].endpoint.peers[1].received == 30)
         assert 0 < len(agents.links[0].take()) <= 10
     agents.links[2].tell("note")
     assert eventually(agents.links[0].take)[0]["kind"] == "note"
@@ -611,7 +613,7 @@ def test_a_rank_has_a_limited_number_of_connections_for_files(run, monkeypatch):
         assert ended(third.sock)
     for stream in open_ones:
         stream.sock.close()
-    eventually(lambda: agents.links[0]._copies._served == {1: 0})
+    eventually(lambda: agents.links[0].copies.served == {1: 0})
 
 
 OUTSIDE = ["../secret", "/etc/passwd", "a/../../secret", "\ud800", "a\0b", "x" * 5000, [], {}, 1]
@@ -636,7 +638,7 @@ def test_an_answer_of_rank_0_that_is_none_ends_the_meeting_with_a_reason(run):
     agents = run(2)
     agents.start(0)
     agents.start(1)
-    meeting = agents.links[1]._meeting
+    meeting = agents.links[1].meeting
     meeting._spoke.tell = lambda _: meeting.take("_answer", {"number": 1, "decision": "none"})
     with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         meeting.meet({}, lambda _: {}, time.monotonic() + 5, lambda: True)
@@ -645,6 +647,6 @@ def test_an_answer_of_rank_0_that_is_none_ends_the_meeting_with_a_reason(run):
 def test_a_frame_says_its_length_before_it_is_kept():
     one = receiver()
     one.limit = 4096
-    one._come += b"\x7f\xff\xff\xff" + bytes(HEAD)
+    one.unread += b"\x7f\xff\xff\xff" + bytes(HEAD)
     with pytest.raises(NotOursError, match="sent a frame of 2147483647 bytes"):
         one.message()

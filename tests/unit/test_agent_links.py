@@ -161,7 +161,7 @@ class Clock:
             for link in seen_by * 2:  # the second time each has read what the others sent the first time
                 for _ in range(2):  # posted work is done before the look at the clock
                     looked = threading.Event()
-                    link._end.loop.post(looked.set)
+                    link.endpoint.loop.post(looked.set)
                     assert looked.wait(PATIENCE)
 
     def until(self, true, *seen_by):
@@ -264,8 +264,8 @@ def test_who_has_not_come_is_named_with_what_came_instead(cluster):
     agents.start(1)
     with socket.create_connection(("127.0.0.1", agents.link["port"])) as scanner:
         scanner.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        eventually(lambda: hub._end.seen)
-        results = agents.meet(patience=0.1, before_rank_0=lambda: 1 in hub._meeting._offers)
+        eventually(lambda: hub.endpoint.seen)
+        results = agents.meet(patience=0.1, before_rank_0=lambda: 1 in hub.meeting.offers)
     port = agents.link["port"]
     assert str(results[0]) == (
         f"no connection from n2 to 127.0.0.1:{port}: is a firewall in between, or did the agent not start? "
@@ -280,7 +280,7 @@ def test_a_node_that_is_not_ready_is_told_from_one_that_has_not_come(cluster):
     agents = cluster(2)
     hub = agents.start(0)
     agents.start(1)
-    eventually(lambda: hub._end.peers[1].connection)
+    eventually(lambda: hub.endpoint.peers[1].connection)
     with pytest.raises(LinkError, match="n1 is connected, but not ready"):
         hub.meet({}, lambda _: {}, 0.1)
 
@@ -288,7 +288,7 @@ def test_a_node_that_is_not_ready_is_told_from_one_that_has_not_come(cluster):
 def test_a_client_says_why_it_cannot_connect(cluster):
     agents = cluster(2)
     link = agents.start(1)
-    eventually(lambda: link._end.why)
+    eventually(lambda: link.endpoint.why)
     with pytest.raises(LinkError, match=r"n1 cannot reach n0 \(rank 0\): nothing listens at 127.0.0.1:\d+"):
         link.meet({}, lambda _: {}, 0.1)
 
@@ -309,7 +309,7 @@ def test_giving_up_keeps_nobody_waiting_and_the_next_meeting_works(cluster):
     thread = threading.Thread(target=lambda: results.update(agents.meet()))
     thread.start()
     with pytest.raises(LinkError, match="cancelled"):
-        hub.meet({}, lambda _: {}, 600, alive=lambda: 1 not in hub._meeting._offers)
+        hub.meet({}, lambda _: {}, 600, alive=lambda: 1 not in hub.meeting.offers)
     thread.join(PATIENCE)  # its own patience is ten times that
     assert str(results[1]) == "n0: cancelled"
     agents.links[0] = hub
@@ -337,7 +337,7 @@ def test_what_decide_raises_ends_the_meeting_everywhere(cluster):
 def test_the_same_rank_twice_is_named_on_both_sides(cluster):
     agents = cluster(3)
     hub, first = agents.start(0), agents.start(1)  # the first one stays connected
-    eventually(lambda: hub._end.peers[1].connection)
+    eventually(lambda: hub.endpoint.peers[1].connection)
     agents.start(1)
     agents.links["first"] = first
     second = agents.links.pop(1)
@@ -356,7 +356,7 @@ def test_a_wrong_token_is_said_on_both_sides_and_disturbs_nobody(cluster):
     hub = agents.start(0)
     agents.start(1)
     stranger = agents.start(2, token="f" * 64)
-    eventually(lambda: hub._end.seen and stranger._end.why)
+    eventually(lambda: hub.endpoint.seen and stranger.endpoint.why)
     del agents.links[2]
     results = agents.meet(patience=0.1)
     with pytest.raises(LinkError, match="does not know this run's token"):
@@ -366,7 +366,7 @@ def test_a_wrong_token_is_said_on_both_sides_and_disturbs_nobody(cluster):
 
 
 def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluster, monkeypatch):
-    monkeypatch.setattr(hubs, "DEADLINE", 600.0)  # no guest's time is up
+    monkeypatch.setattr(hubs, "DEADLINE", 600.0)  # no pending connection's time is up
     agents = cluster(2)
     hub = agents.start(0)
     where = ("127.0.0.1", agents.link["port"])
@@ -382,8 +382,8 @@ def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluste
             caller.settimeout(PATIENCE)
             with contextlib.suppress(ConnectionResetError):
                 assert caller.recv(100) == b""  # dropped at once; the first to make room
-        for guest in hub._end._guests:
-            guest.deadline = 0.0
+        for newcomer in hub.endpoint.pending:
+            newcomer.deadline = 0.0
         callers[-4].settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):
             while callers[-4].recv(100):  # it said nothing for too long
@@ -509,8 +509,8 @@ def test_too_much_for_one_that_does_not_listen_is_dropped_and_the_first_kept():
     assert peer.tell(encode({"kind": "failed"}))
     while peer.tell(encode({"kind": "stacks", "text": "x" * (1 << 20)})):
         pass
-    assert peer._size <= WAITING
-    assert parse(peer._kept[0][1]) == {"kind": "failed"}
+    assert peer.size <= WAITING
+    assert parse(peer.unacknowledged[0][1]) == {"kind": "failed"}
     assert not Peer(1, "n1").tell(encode({"text": "x" * (17 << 20)}))
 
 
@@ -527,7 +527,7 @@ def test_a_killed_agent_is_gone_within_seconds_and_all_are_told(cluster, clock):
     here = (agents.links[0], agents.links[2])
     clock.stop()
     child.kill()
-    eventually(lambda: agents.links[0]._end.peers[1].closed)
+    eventually(lambda: agents.links[0].endpoint.peers[1].closed)
     clock.advance(2.7, *here)
     assert kinds(here[0]) == []
     clock.advance(0.6, *here)
@@ -545,7 +545,7 @@ def test_when_rank_0_is_killed_all_others_know(cluster, clock):
     child.kill()
     for rank in (1, 2):
         here = agents.links[rank]
-        eventually(lambda here=here: here._end.hub.closed)
+        eventually(lambda here=here: here.endpoint.hub.closed)
     clock.advance(3.3, *agents.links.values())
     for rank in (1, 2):
         assert coming(agents.links[rank], "gone", node="n0")["rank"] == 0
@@ -559,7 +559,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_but_never_gone(cluster, clock, s
     here = agents.start(1 - stopped)
     child = agents.child(stopped, lost_after=600.0)
     agents.meet()
-    peer = here._end.peers[stopped]
+    peer = here.endpoint.peers[stopped]
 
     def nine_seconds_pass():
         for _ in range(9):  # far more than lost_after
@@ -705,7 +705,7 @@ def test_an_agent_that_was_held_up_blames_nobody(cluster, clock):
     agents.meet()
     clock.stop()
     until = threading.Event()
-    held._end.loop.post(until.wait)  # as if this process had been stopped
+    held.endpoint.loop.post(until.wait)  # as if this process had been stopped
     clock.advance(5.1, other)
     assert coming(other, "lost")["node"] == "n0"
     until.set()
@@ -737,7 +737,7 @@ def test_another_process_speaks_for_an_agent_that_was_killed(cluster, dead):
 def test_a_mistake_in_the_link_is_told(cluster):
     agents = cluster(2)
     link = agents.start(1)
-    link._end.loop.post(lambda: 1 / 0)
+    link.endpoint.loop.post(lambda: 1 / 0)
     assert "ZeroDivisionError" in coming(link, "broken")["text"]
 
 
@@ -746,7 +746,7 @@ def test_idle_agents_cost_next_to_nothing(cluster):
     agents = cluster(2)
     rounds = []
     for rank in range(2):
-        selector = agents.start(rank)._end.loop.selector
+        selector = agents.start(rank).endpoint.loop.selector
         selector.select = lambda left, select=selector.select: rounds.append(1) or select(left)
     agents.meet()
     time.sleep(0.5)  # what was to be acknowledged

@@ -227,3 +227,26 @@ def test_no_source_file_is_long():
     }
     assert lengths
     assert {name: count for name, count in lengths.items() if count > LONGEST} == {}
+
+
+def private_imports(source: ast.AST) -> set[str]:
+    """The private names that ``from provision... import`` and ``from trainer... import`` bring in."""
+    return {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in {"provision", "trainer"}
+        for alias in node.names
+        if any(re.match(r"_(?!_)", part) for part in [*(node.module or "").split("."), alias.name])
+    }
+
+
+def test_the_finder_sees_private_imports():
+    source = (
+        "from provision.x import _a, b\nfrom trainer._y import c\nfrom trainer import __doc__\nfrom os import _exit"
+    )
+    assert private_imports(ast.parse(source)) == {"provision.x._a", "trainer._y.c"}
+
+
+@pytest.mark.parametrize("path", sources("tests"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_import_no_private_names(path):
+    assert not private_imports(tree(path))

@@ -21,7 +21,7 @@ NASTY = "'\"$(id)`id`\\ \n ü ; & * ~ # !\t"
 @pytest.fixture
 def templates(monkeypatch):
     """Templates from a dict instead of the folder."""
-    environment = render_module._environment()
+    environment = render_module.template_environment()
     files: dict[str, str] = {}
     monkeypatch.setattr(environment, "loader", DictLoader(files))
     monkeypatch.setattr(environment, "cache", None)

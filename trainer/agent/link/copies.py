@@ -219,17 +219,17 @@ class Copies:
         self._token = token
         self._address = address
         self._ask = ask
-        self._open: Set[socket.socket] = set()
+        self.open_sockets: Set[socket.socket] = set()
         self._closed = False
         self._tickets: Dict[str, Optional[Stream]] = {}
-        self._served: Dict[int, int] = {}  # by rank, the connections that rank 0 serves
+        self.served: Dict[int, int] = {}  # by rank, the connections that rank 0 serves
         self._changed = threading.Condition()
 
     def close(self) -> None:
         """End all copies."""
         with self._changed:
             self._closed = True
-            for sock in self._open:
+            for sock in self.open_sockets:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
             self._changed.notify_all()
@@ -238,9 +238,9 @@ class Copies:
         """Rank 0: serve an authenticated connection."""
         rank = hello["rank"]
         with self._changed:
-            busy = self._served.get(rank, 0) >= AT_ONCE
+            busy = self.served.get(rank, 0) >= AT_ONCE
             if not busy:
-                self._served[rank] = self._served.get(rank, 0) + 1
+                self.served[rank] = self.served.get(rank, 0) + 1
         if busy:
             sock.close()
         else:
@@ -251,7 +251,7 @@ class Copies:
             self._accepted(hello, stream)
         finally:
             with self._changed:
-                self._served[rank] -= 1
+                self.served[rank] -= 1
 
     def asked(self, ticket: str) -> None:
         """Another rank: connect to rank 0, which requests files from here."""
@@ -315,12 +315,12 @@ class Copies:
             with self._changed:
                 if self._closed:
                     raise CopyError("the run is ending")
-                self._open.add(sock)
+                self.open_sockets.add(sock)
             try:
                 yield stream
             finally:
                 with self._changed:
-                    self._open.discard(sock)
+                    self.open_sockets.discard(sock)
 
     def _give(self, stream: Stream) -> None:
         with self._kept(stream):

@@ -147,7 +147,7 @@ def whole(value: Any) -> Optional[int]:
 
 
 class Peer:
-    """Another agent: the messages for it, and when it was last heard. Used by the link's thread only."""
+    """Another agent: the messages for it, and when its last message arrived. Used by the link's thread only."""
 
     def __init__(self, rank: int, node: str) -> None:
         self.rank = rank
@@ -161,8 +161,8 @@ class Peer:
         self.lost = False
         self.gone = False
         self.left = False  # it has said goodbye
-        self._kept: Deque[Tuple[int, bytes]] = collections.deque()
-        self._size = 0
+        self.unacknowledged: Deque[Tuple[int, bytes]] = collections.deque()
+        self.size = 0
         self._number = 0  # of the last message for it
         self._written = 0  # of the last message written to the current connection
         self._told = 0  # the last acknowledgement that was sent
@@ -172,11 +172,11 @@ class Peer:
 
         Peers share the bytes of a message for all of them.
         """
-        if self.left or len(body) > MESSAGE - WRAPPED or self._size + len(body) > WAITING:
+        if self.left or len(body) > MESSAGE - WRAPPED or self.size + len(body) > WAITING:
             return False
         self._number += 1
-        self._kept.append((self._number, body))
-        self._size += len(body)
+        self.unacknowledged.append((self._number, body))
+        self.size += len(body)
         return True
 
     def known_as(self, instance: str) -> bool:
@@ -186,9 +186,9 @@ class Peer:
             return False
         self.received = 0
         self.left = self.gone = self.lost = False
-        kept = [body for _, body in self._kept]
-        self._kept.clear()
-        self._number = self._size = 0
+        kept = [body for _, body in self.unacknowledged]
+        self.unacknowledged.clear()
+        self._number = self.size = 0
         for body in kept:
             self.tell(body)
         return True
@@ -225,7 +225,7 @@ class Peer:
         connection = self.connection
         if connection is None:
             return
-        for number, body in self._kept:
+        for number, body in self.unacknowledged:
             if connection.waiting >= READ:
                 return
             if number > self._written:
@@ -237,7 +237,7 @@ class Peer:
 
     def said_all(self) -> bool:
         """Whether all messages are acknowledged."""
-        return not self._kept
+        return not self.unacknowledged
 
     def judge(self, now: float, lost_after: float) -> Optional[str]:
         """Return ``lost``, ``gone`` or ``back`` when that has just become true."""
@@ -258,8 +258,8 @@ class Peer:
         return None
 
     def _acknowledged(self, number: int) -> None:
-        while self._kept and self._kept[0][0] <= number:
-            self._size -= len(self._kept.popleft()[1])
+        while self.unacknowledged and self.unacknowledged[0][0] <= number:
+            self.size -= len(self.unacknowledged.popleft()[1])
 
 
 PATIENCE = 3.0  # seconds of silence that are always allowed: one heartbeat may be late
@@ -337,7 +337,7 @@ class End:
             import traceback  # noqa: PLC0415 - imported only after a crash
 
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._log("the connection of %s failed:\n%s" % (peer.node if peer else "a guest", text))
+            self._log("the connection of %s failed:\n%s" % (peer.node if peer else "an unknown agent", text))
         elif peer is not None and isinstance(error, NotOursError):
             self._log("%s %s; its connection was closed\n" % (peer.node, error))
         by_peer = isinstance(error, EndedError) and error.by_peer

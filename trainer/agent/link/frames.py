@@ -137,7 +137,7 @@ class Connection:
         self.session: Optional[Session] = None
         self.waiting = 0  # bytes to write
         self._out: Deque[memoryview] = collections.deque()
-        self._come = bytearray()
+        self.unread = bytearray()
 
     def fileno(self) -> int:
         """The descriptor, for a selector."""
@@ -189,7 +189,7 @@ class Connection:
             raise _ended(error) from error
         if not data:
             raise EndedError("it closed the connection", by_peer=True)
-        self._come += data
+        self.unread += data
         return len(data)
 
     def line(self) -> Optional[bytes]:
@@ -198,13 +198,13 @@ class Connection:
         Raises:
             NotOursError: it is longer than ``limit``.
         """
-        end = self._come.find(b"\n", 0, self.limit)
+        end = self.unread.find(b"\n", 0, self.limit)
         if end < 0:
-            if len(self._come) >= self.limit:
-                raise NotOursError("sent %r" % bytes(self._come[:40]))
+            if len(self.unread) >= self.limit:
+                raise NotOursError("sent %r" % bytes(self.unread[:40]))
             return None
-        line = bytes(self._come[: end + 1])
-        del self._come[: end + 1]
+        line = bytes(self.unread[: end + 1])
+        del self.unread[: end + 1]
         return line
 
     def message(self) -> Optional[Dict[str, Any]]:
@@ -219,19 +219,19 @@ class Connection:
     def payload(self) -> Optional[bytes]:
         """The next payload; None until it is complete."""
         assert self.session is not None
-        if len(self._come) < HEAD:
+        if len(self.unread) < HEAD:
             return None
-        end = HEAD + length_of(self._come, self.limit)
-        if len(self._come) < end:
+        end = HEAD + length_of(self.unread, self.limit)
+        if len(self.unread) < end:
             return None
-        payload = bytes(memoryview(self._come)[HEAD:end])
-        self.session.received.check(self._come[_LENGTH.size : HEAD], payload)
-        del self._come[:end]
+        payload = bytes(memoryview(self.unread)[HEAD:end])
+        self.session.received.check(self.unread[_LENGTH.size : HEAD], payload)
+        del self.unread[:end]
         return payload
 
     def rest(self) -> int:
         """Bytes that arrived and were not used."""
-        return len(self._come)
+        return len(self.unread)
 
     def close(self) -> None:
         """Close the connection; unwritten bytes are lost."""

@@ -55,7 +55,7 @@ ROOM = 64  # slots of all addresses together, plus four for each node
 _RANDOM = random.SystemRandom()
 
 
-class Guest:
+class PendingConnection:
     """A connection that is not authenticated yet. ``address`` is the text for messages."""
 
     def __init__(self, connection: Connection, address: str, token: str) -> None:
@@ -72,39 +72,41 @@ def _network(address: str) -> str:
     return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
 
 
-class Guests:
+class PendingConnections:
     """The connections that are not authenticated yet."""
 
-    def __init__(self, nodes: int, choose: Callable[[List[Guest]], Guest] = _RANDOM.choice) -> None:
+    def __init__(
+        self, nodes: int, choose: Callable[[List[PendingConnection]], PendingConnection] = _RANDOM.choice
+    ) -> None:
         self._share = SHARE + nodes
         self._room = ROOM + 4 * nodes
         self._choose = choose
-        self._all: Dict[int, Guest] = {}  # by the connection's identity
-        self._by_network: Dict[str, Dict[int, Guest]] = {}
+        self._all: Dict[int, PendingConnection] = {}  # by the connection's identity
+        self._by_network: Dict[str, Dict[int, PendingConnection]] = {}
 
     def __iter__(self) -> Any:
         return iter(list(self._all.values()))
 
-    def find(self, connection: Connection) -> Optional[Guest]:
-        """Find the guest of a connection."""
+    def find(self, connection: Connection) -> Optional[PendingConnection]:
+        """Find the pending connection with this ``Connection``."""
         return self._all.get(id(connection))
 
-    def add(self, guest: Guest) -> None:
+    def add(self, newcomer: PendingConnection) -> None:
         """Add one after ``crowded`` returned None."""
-        self._all[id(guest.connection)] = guest
-        self._by_network.setdefault(_network(guest.address), {})[id(guest.connection)] = guest
+        self._all[id(newcomer.connection)] = newcomer
+        self._by_network.setdefault(_network(newcomer.address), {})[id(newcomer.connection)] = newcomer
 
-    def remove(self, guest: Guest) -> None:
+    def remove(self, newcomer: PendingConnection) -> None:
         """Remove one."""
-        self._all.pop(id(guest.connection), None)
-        network = _network(guest.address)
+        self._all.pop(id(newcomer.connection), None)
+        network = _network(newcomer.address)
         same = self._by_network.get(network, {})
-        same.pop(id(guest.connection), None)
+        same.pop(id(newcomer.connection), None)
         if not same:
             self._by_network.pop(network, None)
 
-    def crowded(self, address: str) -> Optional[Guest]:
-        """The guest to drop before a connection from this address is added; None if there is room."""
+    def crowded(self, address: str) -> Optional[PendingConnection]:
+        """The pending connection to drop before a connection from this address is added; None if there is room."""
         same = self._by_network.get(_network(address), {})
         if len(same) >= self._share:
             return self._one_of(same)
@@ -112,12 +114,12 @@ class Guests:
             return self._one_of(max(self._by_network.values(), key=len))
         return None
 
-    def _one_of(self, guests: Dict[int, Guest]) -> Guest:
-        silent = [guest for guest in guests.values() if guest.host.claimed is None]
-        return self._choose(silent or list(guests.values()))
+    def _one_of(self, connections: Dict[int, PendingConnection]) -> PendingConnection:
+        silent = [newcomer for newcomer in connections.values() if newcomer.host.claimed is None]
+        return self._choose(silent or list(connections.values()))
 
 
-SEEN = 8  # remembered messages about rejected guests
+SEEN = 8  # remembered messages about rejected connections
 ACCEPTED = 64  # connections accepted before others are served
 OWN = ("lost", "gone", "back", "broken")  # kinds of messages that only the link itself creates
 INSTANCE = 64  # characters
@@ -144,7 +146,7 @@ class Hub(End):
         self.conflict: Optional[str] = None  # two agents with the same rank
         self._instance = instance
         self._take_socket = take_socket
-        self._guests = Guests(len(self.peers) + 1)
+        self.pending = PendingConnections(len(self.peers) + 1)
         self._allowances = {rank: Allowance() for rank in self.peers}
         self._listener = socket.socket(address[0], socket.SOCK_STREAM)
         try:
@@ -166,9 +168,9 @@ class Hub(End):
     def _goodbye(self) -> None:
         super()._goodbye()
         self.loop.forget(self._listener)
-        for guest in self._guests:
-            self._guests.remove(guest)
-            self._cut(guest.connection)
+        for newcomer in self.pending:
+            self.pending.remove(newcomer)
+            self._cut(newcomer.connection)
 
     def _tell_all(self, message: Dict[str, Any]) -> None:
         super()._tell_all(dict(message, node=self.node, rank=0))
@@ -196,9 +198,9 @@ class Hub(End):
                 self._tell(peer, body)
 
     def _more(self, now: float) -> bool:
-        for guest in self._guests:
-            if now > guest.deadline:
-                self._turn_away(guest, "connected and did not identify itself")
+        for newcomer in self.pending:
+            if now > newcomer.deadline:
+                self.reject(newcomer, "connected and did not identify itself")
         return False
 
     def _accept(self, _: int) -> None:
@@ -207,91 +209,94 @@ class Hub(End):
                 sock, address = self._listener.accept()
             except OSError:  # none is waiting, or there are no descriptors; the selector reports when to try again
                 return
-            crowding = self._guests.crowded(address[0])
+            crowding = self.pending.crowded(address[0])
             if crowding is not None:
-                self._turn_away(crowding, "connected and did not identify itself")
+                self.reject(crowding, "connected and did not identify itself")
             try:
-                self._invite(Guest(Connection(sock, HELLO), address[0], self.token))
+                self._invite(PendingConnection(Connection(sock, HELLO), address[0], self.token))
             except OSError:  # it is already closed
                 sock.close()
 
-    def _invite(self, guest: Guest) -> None:
-        self.loop.watch(guest.connection, lambda _: self._greet(guest))
-        self._guests.add(guest)
+    def _invite(self, newcomer: PendingConnection) -> None:
+        self.loop.watch(newcomer.connection, lambda _: self._greet(newcomer))
+        self.pending.add(newcomer)
 
-    def _turn_away(self, guest: Guest, why: str) -> None:
-        what = "%s %s" % (guest.address, why)
+    def reject(self, newcomer: PendingConnection, why: str) -> None:
+        """Close a pending connection, and keep the reason for the error about missing agents."""
+        what = "%s %s" % (newcomer.address, why)
         if what not in self.seen:
             self.seen = (*self.seen, what)[-SEEN:]
-        self._guests.remove(guest)
-        self._cut(guest.connection)
+        self.pending.remove(newcomer)
+        self._cut(newcomer.connection)
 
     def _lose_stranger(self, connection: Connection, error: Exception) -> None:
-        guest = self._guests.find(connection)
-        if guest is None:
+        newcomer = self.pending.find(connection)
+        if newcomer is None:
             return
-        claimed = guest.host.claimed
+        claimed = newcomer.host.claimed
         if isinstance(error, (NotOursError, StrangerError)):
-            self._turn_away(guest, str(error))
+            self.reject(newcomer, str(error))
         elif claimed and isinstance(error, EndedError) and error.by_peer:
             # it left after this run's proof
             said = (claimed.rank, claimed.run)
-            self._turn_away(guest, "claimed to be rank %s of run %s, but has another token" % said)
+            self.reject(newcomer, "claimed to be rank %s of run %s, but has another token" % said)
         else:
-            self._turn_away(guest, "connected and disconnected (%s)" % error)
+            self.reject(newcomer, "connected and disconnected (%s)" % error)
 
-    def _greet(self, guest: Guest) -> None:
-        """Continue the handshake with the new data. Nothing is parsed before the guest is authenticated."""
-        connection = guest.connection
+    def _greet(self, newcomer: PendingConnection) -> None:
+        """Continue the handshake with the new data. Nothing is parsed before it is authenticated."""
+        connection = newcomer.connection
         connection.fill()
-        while guest.host.session is None:
+        while newcomer.host.session is None:
             line = connection.line()
             if line is None:
                 break
-            connection.send(guest.host.take(line))
+            connection.send(newcomer.host.take(line))
         connection.flush()
-        if guest.host.session is None:
+        if newcomer.host.session is None:
             return
-        connection.session = guest.host.session
+        connection.session = newcomer.host.session
         connection.limit = CLAIM
         hello = connection.message()
         if hello is not None:
-            self._guests.remove(guest)
+            self.pending.remove(newcomer)
             self.loop.forget(connection)
-            self._let_in(guest, hello)
+            self._let_in(newcomer, hello)
 
-    def _let_in(self, guest: Guest, hello: Dict[str, Any]) -> None:
+    def _let_in(self, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
         """Admit an authenticated connection."""
         rank, instance = whole(hello.get("rank")), hello.get("instance")
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
             raise NotOursError("did not identify its agent")
         peer = self.peers.get(rank)
         if peer is None:
-            self._answer(guest, {"refused": "no other node of this run has rank %s" % rank})
+            self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
         elif peer.instance not in ("", instance) and peer.connection is not None:
-            said = (peer.address, guest.address, peer.rank, peer.node)
+            said = (peer.address, newcomer.address, peer.rank, peer.node)
             self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % said
-            self._answer(guest, {"refused": self.conflict})
+            self._answer(newcomer, {"refused": self.conflict})
         elif hello.get("purpose") != "link":
-            self._answer(guest, {"welcome": True}, hello)
+            self._answer(newcomer, {"welcome": True}, hello)
         else:
-            self._join(peer, instance, guest, hello)
+            self._join(peer, instance, newcomer, hello)
 
-    def _join(self, peer: Peer, instance: str, guest: Guest, hello: Dict[str, Any]) -> None:
+    def _join(self, peer: Peer, instance: str, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
         """Connect an agent that is new, reconnects, or replaces one that was killed."""
         if peer.known_as(instance):
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
-        peer.address = guest.address
-        connection = guest.connection
+        peer.address = newcomer.address
+        connection = newcomer.connection
         connection.limit = MESSAGE
         connection.say(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
         received = whole(hello.get("received")) if hello.get("of") == self._instance else 0
         self._attach(peer, connection, received or 0)
         self._hear(peer, connection)
 
-    def _answer(self, guest: Guest, message: Dict[str, Any], hello: Optional[Dict[str, Any]] = None) -> None:
+    def _answer(
+        self, newcomer: PendingConnection, message: Dict[str, Any], hello: Optional[Dict[str, Any]] = None
+    ) -> None:
         """Send the last message of the handshake; then the socket is used for files, or closed."""
-        connection = guest.connection
+        connection = newcomer.connection
         connection.say(encode(message))
         with contextlib.suppress(EndedError):
             connection.flush()

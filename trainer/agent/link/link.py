@@ -6,7 +6,7 @@ wait. The order::
 
     link = Link(plan, wake)
     link.start()
-    link.share(output)                                      # where checkpoints lie; before the first meeting
+    link.share(output)                                      # the folder of checkpoints; before the first meeting
     decision = link.meet(offer, decide)                     # rank 0 decides which checkpoint, which port
     link.fetch(decision["copy"].get(str(rank), []), alive)  # the files this node lacks
     link.meet({}, lambda offers: {})                        # all have them: all start at once
@@ -67,7 +67,7 @@ class HubMeeting:
         self._hub = hub
         self._place = place
         self._changed = changed
-        self._offers: Dict[int, Tuple[int, Dict[str, Any]]] = {}
+        self.offers: Dict[int, Tuple[int, Dict[str, Any]]] = {}
 
     @staticmethod
     def plain(decision: Dict[str, Any]) -> Dict[str, Any]:
@@ -79,9 +79,9 @@ class HubMeeting:
         """Handle an offer or its withdrawal."""
         number = whole(message.get("number"))
         if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
-            self._offers[message["rank"]] = (number, message["offer"])
+            self.offers[message["rank"]] = (number, message["offer"])
         elif kind == "_withdraw":
-            self._offers.pop(message["rank"], None)
+            self.offers.pop(message["rank"], None)
 
     def meet(
         self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
@@ -91,7 +91,7 @@ class HubMeeting:
             self._wait(limit, alive)
             with self._changed:
                 offers = {0: offer}
-                offers.update((rank, said) for rank, (_, said) in sorted(self._offers.items()))
+                offers.update((rank, said) for rank, (_, said) in sorted(self.offers.items()))
             decision = self.plain(decide(offers))
         except Exception as error:
             self._answer({"refused": "%s: %s" % (self._hub.node, error)})
@@ -101,9 +101,9 @@ class HubMeeting:
 
     def _answer(self, answer: Dict[str, Any]) -> None:
         with self._changed:
-            for rank, (number, _) in self._offers.items():
+            for rank, (number, _) in self.offers.items():
                 self._hub.tell_one(rank, dict(answer, kind="_answer", number=number))
-            self._offers = {}
+            self.offers = {}
 
     def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
         while not self._all_here():
@@ -119,14 +119,14 @@ class HubMeeting:
         gone = [peer.node for peer in self._hub.peers.values() if peer.gone or peer.left]
         if gone:
             raise LinkError("the agent of %s exited; see its agent.log" % ", ".join(gone))
-        here = all(rank in self._offers for rank in self._hub.peers)
+        here = all(rank in self.offers for rank in self._hub.peers)
         if self._hub.conflict and not here:
             raise LinkError(self._hub.conflict)
         return here
 
     def _who_is_missing(self) -> str:
         hub = self._hub
-        missing = [rank for rank in hub.peers if rank not in self._offers]
+        missing = [rank for rank in hub.peers if rank not in self.offers]
         unseen = [hub.peers[rank].node for rank in missing if not hub.peers[rank].instance]
         said = []
         if unseen:
@@ -230,11 +230,11 @@ class Link:
     def __init__(self, plan: Plan, wake: Callable[[], None]) -> None:
         self._plan = plan
         self._wake = wake
-        self._come: Deque[Dict[str, Any]] = collections.deque()
+        self._arrived: Deque[Dict[str, Any]] = collections.deque()
         self._changed = threading.Condition()
-        self._end: Optional[Union[Hub, Spoke]] = None
-        self._meeting: Optional[Union[HubMeeting, SpokeMeeting]] = None
-        self._copies: Optional[Copies] = None
+        self.endpoint: Optional[Union[Hub, Spoke]] = None
+        self.meeting: Optional[Union[HubMeeting, SpokeMeeting]] = None
+        self.copies: Optional[Copies] = None
 
     def start(self) -> None:
         """Listen (rank 0) or start to connect.
@@ -252,28 +252,28 @@ class Link:
         try:
             address = _address(link.host, link.port)
             who = {"run": plan.run, "rank": rank, "instance": instance}
-            self._copies = Copies(who, link.token, address, self._tell_one)
+            self.copies = Copies(who, link.token, address, self._tell_one)
             if rank == 0:
-                self._end = Hub(plan, link, address, instance, self._deliver, self._copies.accept)
-                self._meeting = HubMeeting(self._end, place, self._changed)
+                self.endpoint = Hub(plan, link, address, instance, self._deliver, self.copies.accept)
+                self.meeting = HubMeeting(self.endpoint, place, self._changed)
             else:
-                self._end = Spoke(plan, link, address, place, instance, self._deliver)
-                self._meeting = SpokeMeeting(self._end, place, self._changed)
+                self.endpoint = Spoke(plan, link, address, place, instance, self._deliver)
+                self.meeting = SpokeMeeting(self.endpoint, place, self._changed)
         except OSError as error:
             raise LinkError("the agents' link: %s" % _start_reason(error, rank, place)) from error
-        self._end.start()
+        self.endpoint.start()
 
     def take(self) -> List[Dict[str, Any]]:
         """Return the messages that arrived since the last call."""
         with self._changed:
-            come = list(self._come)
-            self._come.clear()
+            come = list(self._arrived)
+            self._arrived.clear()
             return come
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Send to all others. Drops a message of more than 16 MiB, and one for a peer with 32 MiB waiting."""
-        if self._end is not None:
-            self._end.tell(dict(fields, kind=kind))
+        if self.endpoint is not None:
+            self.endpoint.tell(dict(fields, kind=kind))
 
     def meet(
         self,
@@ -289,19 +289,18 @@ class Link:
         block the others.
 
         Raises:
-            LinkError: an agent is missing (named, with what was seen instead), exited or gave up, or no connection to
-            rank 0
-                is possible. An exception of ``decide`` is raised on rank 0, and as a LinkError with its text on all
-                others.
+            LinkError: an agent is missing (the text names it and what was seen instead), exited or gave up, or no
+                connection to rank 0 is possible. An exception of ``decide`` is raised on rank 0, and as a LinkError
+                with its text on all others.
         """
-        if self._meeting is None:
+        if self.meeting is None:
             return HubMeeting.plain(decide({0: offer}))
-        return self._meeting.meet(offer, decide, time.monotonic() + patience, alive)
+        return self.meeting.meet(offer, decide, time.monotonic() + patience, alive)
 
     def share(self, folder: str) -> None:
         """Let the other agents read below this folder; ``fetch`` writes there."""
-        if self._copies is not None:
-            self._copies.folder = str(folder)
+        if self.copies is not None:
+            self.copies.folder = str(folder)
 
     def fetch(
         self,
@@ -317,33 +316,33 @@ class Link:
             CopyError: a file could not be copied.
             OSError: the disk refuses.
         """
-        if self._copies is not None:
-            self._copies.fetch(files, alive, told)
+        if self.copies is not None:
+            self.copies.fetch(files, alive, told)
 
     def close(self) -> None:
         """Flush the messages, say goodbye, and end."""
-        if self._copies is not None:
-            self._copies.close()
-        if self._end is not None:
-            self._end.close(GOODBYE)
+        if self.copies is not None:
+            self.copies.close()
+        if self.endpoint is not None:
+            self.endpoint.close(GOODBYE)
 
     def _tell_one(self, rank: int, message: Dict[str, Any]) -> None:
-        if self._end is not None and rank in self._end.peers:
-            self._end.tell_one(rank, message)
+        if self.endpoint is not None and rank in self.endpoint.peers:
+            self.endpoint.tell_one(rank, message)
 
     def _deliver(self, message: Dict[str, Any]) -> None:
         """Handle a message; called in the link's thread."""
         kind = str(message.get("kind"))
         if kind == "_give":
-            if self._copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files
-                self._copies.asked(str(message.get("ticket"))[:TICKET])
+            if self.copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files
+                self.copies.asked(str(message.get("ticket"))[:TICKET])
             return
-        assert self._meeting is not None  # the thread is started last
+        assert self.meeting is not None  # the thread is started last
         with self._changed:
             if kind.startswith("_"):
-                self._meeting.take(kind, message)
-            elif len(self._come) < UNTAKEN:
-                self._come.append(message)
+                self.meeting.take(kind, message)
+            elif len(self._arrived) < UNTAKEN:
+                self._arrived.append(message)
             self._changed.notify_all()
         if not kind.startswith("_"):
             self._wake()
