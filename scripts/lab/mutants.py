@@ -66,7 +66,7 @@ GROUPS = {
     "packer": Group(
         ("provision/env/packing/*.py",),
         70,
-        unit("hard_links", "temporary", "keys", "pack", folder=PACKER),
+        unit("formats", "hard_links", "temporary", "keys", "pack", folder=PACKER),
         unit("bundle", "workers", "pack_faults", "split", "truth", "marks", folder=PACKER),
     ),
 }

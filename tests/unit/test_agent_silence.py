@@ -149,7 +149,7 @@ def test_a_run_that_never_prints_but_works():
     life = Life()
 
     def work(_):
-        life.proc.set(100, ticks=life.proc.table[100].ticks + silence._TICKS)
+        life.proc.set(100, ticks=life.proc.table[100].ticks + silence.TICKS)
 
     assert life.wait(7200, work).found == []
     assert life.wait(1830).kinds == ["no progress"]  # it used much processor time once
@@ -159,7 +159,7 @@ def test_processors_that_are_busy_waiting_hide_no_hang():
     life = Life().say(LOADING)
 
     def spin(_):
-        life.proc.set(100, ticks=life.proc.table[100].ticks + silence._TICKS)
+        life.proc.set(100, ticks=life.proc.table[100].ticks + silence.TICKS)
 
     assert life.wait(1830, spin).kinds == ["no progress"]
 
@@ -228,7 +228,7 @@ def test_reading_does_not_lengthen_a_limit_of_the_user():
     ("seconds", "text"), [(0.5, "0.5 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2.0 h")]
 )
 def test_spans(seconds, text):
-    assert silence._span(seconds) == text
+    assert silence.time_span(seconds) == text
 
 
 def test_a_limit_of_the_user_is_for_training_and_lengthens_the_others():

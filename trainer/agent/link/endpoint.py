@@ -147,7 +147,7 @@ def whole(value: Any) -> Optional[int]:
 
 
 class Peer:
-    """Another agent: the messages for it, and when it was last heard. Used by the link's thread only."""
+    """Another agent: the messages for it, and when its last message arrived. Used by the link's thread only."""
 
     def __init__(self, rank: int, node: str) -> None:
         self.rank = rank

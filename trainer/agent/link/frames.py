@@ -26,7 +26,7 @@ import json
 import socket
 import struct
 import time
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Union
+from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Union
 
 from ..contract.untrusted import UntrustedError, parse_object
 
@@ -228,20 +228,6 @@ class Connection:
         self.session.received.check(self.unread[_LENGTH.size : HEAD], payload)
         del self.unread[:end]
         return payload
-
-    def receive(self) -> List[Dict[str, Any]]:
-        """Read, and return all complete messages.
-
-        Raises:
-            EndedError, NotOursError: as ``fill`` and ``message``.
-        """
-        self.fill()
-        messages = []
-        message = self.message()
-        while message is not None:
-            messages.append(message)
-            message = self.message()
-        return messages
 
     def rest(self) -> int:
         """Bytes that arrived and were not used."""

@@ -6,7 +6,7 @@ wait. The order::
 
     link = Link(plan, wake)
     link.start()
-    link.share(output)                                      # where checkpoints lie; before the first meeting
+    link.share(output)                                      # the folder of checkpoints; before the first meeting
     decision = link.meet(offer, decide)                     # rank 0 decides which checkpoint, which port
     link.fetch(decision["copy"].get(str(rank), []), alive)  # the files this node lacks
     link.meet({}, lambda offers: {})                        # all have them: all start at once
@@ -289,10 +289,9 @@ class Link:
         block the others.
 
         Raises:
-            LinkError: an agent is missing (named, with what was seen instead), exited or gave up, or no connection to
-            rank 0
-                is possible. An exception of ``decide`` is raised on rank 0, and as a LinkError with its text on all
-                others.
+            LinkError: an agent is missing (the text names it and what was seen instead), exited or gave up, or no
+                connection to rank 0 is possible. An exception of ``decide`` is raised on rank 0, and as a LinkError
+                with its text on all others.
         """
         if self.meeting is None:
             return HubMeeting.plain(decide({0: offer}))

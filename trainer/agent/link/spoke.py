@@ -16,7 +16,7 @@ from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerErr
 
 SOON = 0.05  # seconds before the second try; doubled each time
 LATER = 0.5  # at most
-STALE = 5.0  # seconds of silence before a second connection; the first is kept until one of them is heard
+STALE = 5.0  # seconds of silence before a second connection; the first is kept until data arrives on one of them
 
 
 def reason(error: OSError, place: str) -> str:
@@ -86,7 +86,7 @@ class Spoke(End):
             return False
         if self._try is not None:
             if self.hub.connection is not None and now - self.hub.heard < STALE:
-                self._cut(self._try.connection)  # the old connection was heard again
+                self._cut(self._try.connection)  # data arrived on the old connection again
                 self._try = None
             elif now > self._try.deadline:
                 self._failed(self._try, no_answer(self._place))

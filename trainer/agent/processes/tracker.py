@@ -1,4 +1,4 @@
-"""Tracks the processes of a run on this node, tells which of them are ranks, and ends them.
+"""Tracks the processes of a run on this node, finds the ranks among them, and ends them.
 
 Reading all of /proc takes tens of milliseconds on a large machine. So ``ProcessTracker`` does not read a foreign
 process again, and waits longer between looks the more the last one cost. ``ProcessTracker.all`` is exact: it reads all
@@ -86,7 +86,7 @@ class Group:
         """Remove the cgroup; one that still has a process after ``BUSY`` seconds stays."""
         limit = time.monotonic() + BUSY
         while self._made and not self._removed() and time.monotonic() < limit:
-            time.sleep(RETRY)  # processes that were just killed are still exiting; no event tells when they are gone
+            time.sleep(RETRY)  # processes that were just killed are still exiting; no event reports their exit
 
     def _removed(self) -> bool:
         try:
@@ -302,4 +302,4 @@ def end_all(tracker: ProcessTracker, grace: float) -> List[int]:
         reap_all()
         if ending.step(time.monotonic()):
             return ending.left
-        time.sleep(HURRY)  # most are not children of this process, so no event tells of their end
+        time.sleep(HURRY)  # most are not children of this process, so no event reports their exit

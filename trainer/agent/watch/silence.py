@@ -34,7 +34,7 @@ MEASURE = 10.0  # seconds between measurements
 TRICKLE = 16 << 10  # bytes a second: threads that sample the machine move less, real work more
 BUSY = 0.5  # of one core
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Silence:
@@ -124,9 +124,9 @@ class Silence:
             return None
         if strict:
             last = "the last was step %d" % self.step if self.step is not None else "there were %d steps" % self.steps
-            pace = ", and a step takes %s" % _span(_median(self._paces)) if self._paces else ""
-            return "no step for %s; %s%s" % (_span(silent), last, pace)
-        return "no output, no reads and no writes for %s (phase %s)" % (_span(silent), self.phases.current)
+            pace = ", and a step takes %s" % time_span(_median(self._paces)) if self._paces else ""
+            return "no step for %s; %s%s" % (time_span(silent), last, pace)
+        return "no output, no reads and no writes for %s (phase %s)" % (time_span(silent), self.phases.current)
 
     def _measure(self, members: Dict[int, Stat], now: float) -> None:
         """Measure whether the processes have read or written since the last measurement."""
@@ -140,7 +140,7 @@ class Silence:
             then, before = self._measured
             both = [(amount, before[pid]) for pid, amount in amounts.items() if pid in before]
             moved = sum(max(0, is_[0] - was[0]) for is_, was in both)
-            worked = sum(max(0, is_[1] - was[1]) for is_, was in both) / _TICKS
+            worked = sum(max(0, is_[1] - was[1]) for is_, was in both) / TICKS
             at_work = self.phases.current == phases.STARTING and worked >= BUSY * (now - then)
             if moved >= TRICKLE * (now - then) or at_work:
                 self._moved = now
@@ -154,7 +154,8 @@ def _median(values: Iterable[float]) -> float:
     return (ordered[middle] + ordered[-1 - middle]) / 2
 
 
-def _span(seconds: float) -> str:
+def time_span(seconds: float) -> str:
+    """Write a time span in seconds, minutes or hours, for messages."""
     if seconds < 120:
         return "%.3g s" % seconds
     return "%d min" % (seconds // 60) if seconds < 7200 else "%.1f h" % (seconds / 3600)
