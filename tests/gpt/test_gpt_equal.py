@@ -116,7 +116,7 @@ def test_several_sets_are_mixed(alone):
     assert told["config"]["data"] == ["first:0.3", "second:0.7"]
 
 
-def test_tensorboard_is_told(alone):
+def test_tensorboard_receives_the_metrics(alone):
     (events,) = (alone["tracked"].out / "tensorboard").iterdir()
     assert b"eval_loss" in events.read_bytes()
     assert not (alone["eight"].out / "tensorboard").exists()

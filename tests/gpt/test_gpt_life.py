@@ -99,7 +99,7 @@ def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole):
     assert (lost / "latest").read_text() == "iter_41\n"
 
 
-def test_no_number_stops_all_ranks_and_names_the_one(gpt):
+def test_nan_stops_all_ranks_and_names_the_rank(gpt):
     argv = [*TINY, "--out", "nan", "--save-interval", 1]
     result = gpt.run(HERE / "poison.py", "nan", 4, 1, *argv, ranks=2)
     assert result.returncode == 1
@@ -116,7 +116,7 @@ def test_too_little_memory_is_one_line(gpt):
     assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; use a smaller --batch-size")
 
 
-def test_no_number_before_the_first_checkpoint_says_so(gpt):
+def test_nan_before_the_first_checkpoint_is_reported_as_such(gpt):
     result = gpt.run(HERE / "poison.py", "nan", 2, 0, *TINY, "--out", "exploded", "--learning-rate", "0.5")
     assert result.returncode == 1
     assert result.stderr.startswith("error: loss is nan at step 2 on rank 0; no checkpoint exists yet; use a lower ")

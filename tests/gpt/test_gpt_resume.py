@@ -135,7 +135,7 @@ def test_differences_are_printed(resumed):
         ("swapped", "swapped/characters.json is not the vocabulary of the shards", "restore the characters.json"),
     ],
 )
-def test_what_contradicts_the_checkpoint_is_refused(gpt, resumed, name, what, fix):
+def test_options_that_contradict_the_checkpoint_are_refused(gpt, resumed, name, what, fix):
     refused = resumed[name].refused
     assert refused is not None, f"{name} was not refused"
     assert refused["what"].startswith(what)

@@ -107,7 +107,7 @@ def listening(box, name):
     return [line for file in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{file}").read_text().splitlines()]
 
 
-def test_dropped_refused_and_from_another_address_are_told_apart(pool, sandbox):
+def test_dropped_refused_and_rerouted_connections_are_distinguished(pool, sandbox):
     first, second, third = (node.name for node in pool.inventory.nodes)
     by_name = {node.name: node.address for node in pool.inventory.nodes}
     seen = plan(pool)

@@ -124,7 +124,7 @@ def test_whatever_listens_and_whatever_connects_they_understand_each_other(path,
 
 
 @pytest.mark.parametrize("client", ["perl", "python3", "bash", "busybox"])
-def test_somebody_else_who_answers_is_no_listener_of_ours(path, client):
+def test_a_foreign_listener_is_not_mistaken_for_clusterctls(path, client):
     with Listener(["dash"], path("perl")) as ear:
         _, tried = connect(["dash"], path(client), ("another", "master", "127.0.0.1", ear.numbers[0]))
     assert [(one.kind, one.state) for one in tried] == [("master", "foreign")]

@@ -318,7 +318,7 @@ def test_what_one_node_has_kept_it_hands_on(shell, tmp_path):
     "hop",
     ["head -c 100000", "false", "sh -c 'exec 2>&1; echo no route >&2; exit 255'", "sh -c 'sleep 0.1; kill -KILL $$'"],
 )
-def test_a_node_behind_that_dies_stops_nobody_else(shell, tmp_path, hop):
+def test_a_dead_node_further_down_the_chain_stops_no_other(shell, tmp_path, hop):
     first = Place(shell, tmp_path, hop=hop)
     done = first.receive(stream(2))
     assert done.returncode == 0
@@ -783,7 +783,7 @@ def test_who_installs_a_key_and_who_arms_a_relay_take_turns(shell, home, tmp_pat
         'rmdir "$lock/$me"',  # we stood still for so long that another one has taken over
     ],
 )
-def test_a_copy_that_is_not_whole_never_takes_the_place_of_the_file(shell, home, tmp_path, dd):
+def test_an_incomplete_copy_never_replaces_the_file(shell, home, tmp_path, dd):
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
     file.write_text(f"# first\n{OWN}\n# last")

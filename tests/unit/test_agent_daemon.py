@@ -215,7 +215,7 @@ def test_both_are_killed_and_stop_cleans(run):
     assert run.wait_end()["state"] == "stopped"
 
 
-def test_a_mistake_of_the_agent_itself(run):
+def test_a_crash_of_the_agent(run):
     run.plan(SLEEPS, resume={"output": "no\0path"}, resuming=True).begin()
     eventually(lambda: run.state().get("state") == "failed")
     assert "agent.log" in run.state()["why"]["text"]

@@ -187,7 +187,7 @@ def test_a_changed_byte_of_the_greeting_is_noticed(place, change):
         caller.take(host.take(bytes(first)))
 
 
-def test_an_address_that_opens_connections_all_the_time_keeps_nobody_from_joining(run, monkeypatch):
+def test_an_address_that_floods_connections_does_not_stop_nodes_from_joining(run, monkeypatch):
     """The churn continues until the agent has joined: were its connection evicted, it would have to connect again."""
     agents = run(2)
     hub = agents.start(0).endpoint
@@ -508,7 +508,7 @@ NONSENSE = [
 ]
 
 
-def test_a_message_that_is_not_true_reaches_nobody_and_disturbs_nobody(run):
+def test_a_forged_message_reaches_no_node_and_disturbs_none(run):
     agents = run(3)
     for rank in (0, 2):
         agents.start(rank)
@@ -547,7 +547,7 @@ FRAMES = [
 ]
 
 
-def test_numbers_that_cannot_be_disturb_nobody(run):
+def test_impossible_numbers_disturb_no_node(run):
     agents = run(3)
     for rank in (0, 2):
         agents.start(rank)

@@ -351,7 +351,7 @@ def test_the_same_rank_twice_is_named_on_both_sides(cluster):
     assert str(refused.value) == said
 
 
-def test_a_wrong_token_is_said_on_both_sides_and_disturbs_nobody(cluster):
+def test_a_wrong_token_is_reported_on_both_sides_and_disturbs_no_other_node(cluster):
     agents = cluster(3)
     hub = agents.start(0)
     agents.start(1)
@@ -699,7 +699,7 @@ def test_connections_that_are_cut_again_and_again_lose_and_double_nothing(cluste
         assert [message["number"] for message in seen if message["kind"] == "note"] == list(range(200))
 
 
-def test_an_agent_that_was_held_up_blames_nobody(cluster, clock):
+def test_a_delayed_agent_blames_no_node(cluster, clock):
     agents = cluster(2, lost_after=3.0)
     held, other = agents.start(0), agents.start(1)
     agents.meet()
@@ -734,7 +734,7 @@ def test_another_process_speaks_for_an_agent_that_was_killed(cluster, dead):
         assert (message["node"], message["text"]) == (f"n{dead}", "the agent was killed")
 
 
-def test_a_mistake_in_the_link_is_told(cluster):
+def test_an_error_in_the_link_is_reported(cluster):
     agents = cluster(2)
     link = agents.start(1)
     link.endpoint.loop.post(lambda: 1 / 0)

@@ -140,13 +140,13 @@ def _environ(**variables):
         ({}, f"python -I /r/{RUN}/agent follow /r/{RUN}/plan-0.json --from 0", "other", "node01"),
     ],
 )
-def test_processes_of_a_run_are_told_apart(environ, cmdline, kind, node):
+def test_processes_of_a_run_are_distinguished(environ, cmdline, kind, node):
     cmdline = cmdline.replace(" ", "\0").encode()
     found = classified(7, _environ(PATH="/bin", **environ), cmdline, RUN, NAMES)
     assert (found.pid, found.kind, found.node) == (7, kind, node)
 
 
-def test_other_runs_and_programs_are_none_of_its_own():
+def test_other_runs_and_programs_do_not_belong_to_the_run():
     assert classified(7, _environ(CLUSTERCTL_RUN=RUN + "e", LOCAL_RANK="0"), b"python\0tiny.py", RUN, NAMES) is None
     assert classified(7, b"", b"sshd: root", RUN, NAMES) is None
 

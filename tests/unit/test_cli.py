@@ -92,7 +92,7 @@ def test_wrong_usage_is_named(run, argv, said):
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 @pytest.mark.parametrize("where", ["x.tar.gz", "locked/x.tar.gz"])
-def test_an_archive_that_somebody_may_not_read_is_named(run, monkeypatch, where):
+def test_an_unreadable_archive_is_named(run, monkeypatch, where):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are root's alone
         monkeypatch.chdir(folder)
         Path(folder).chmod(0o755)

@@ -63,7 +63,7 @@ def test_a_node_without_the_run_sends_nothing(tmp_path):
     assert task.split(run(script(tmp_path / "none")), MARK) == {}
 
 
-def test_what_a_run_prints_is_no_part_of_the_answer(tmp_path):
+def test_output_of_a_run_is_not_part_of_the_answer(tmp_path):
     (tmp_path / "run.log").write_text("\n@clusterctl:ffff kernel\nno mark of ours\n")
     assert "no mark of ours" in task.split(run(script(tmp_path)), MARK)["run.log"]
 
@@ -113,7 +113,7 @@ def test_a_log_of_another_launcher():
     assert result.verdict.node == "train.log"
 
 
-def test_logs_of_one_name_are_told_apart(tmp_path):
+def test_logs_with_the_same_name_are_distinguished(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.log").write_text(

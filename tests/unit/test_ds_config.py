@@ -137,7 +137,7 @@ def test_the_precision_goes_by_the_card(gpu, precision):
     assert [key for key in ("fp16", "bf16") if config[key]["enabled"]] == [precision]
 
 
-def test_names_that_begin_alike_are_told_apart():
+def test_names_with_a_common_start_are_distinguished():
     names = ("L4", "NVIDIA L40S", "H20", "NVIDIA H200", "H100 80GB HBM3", "NVIDIA A10G", "NVIDIA A10", "A100-SXM4-80GB")
     assert [find(name).name for name in names] == ["L4", "L40S", "H20", "H200", "H100", "A10G", "A10", "A100"]
     for other in ("NVIDIA T400 4GB", "NVIDIA RTX A4000", "A4000", "Quadro P1000", "P1000"):

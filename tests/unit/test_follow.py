@@ -83,7 +83,7 @@ def test_a_failure_names_the_node_and_shows_its_last_lines_though_they_come_afte
     assert follower.failures == {"b": "rank 1 ended by SIGKILL\nCUDA out of memory"}
 
 
-def test_a_failure_that_nobody_explains_says_how_the_command_ended(follower):
+def test_an_unexplained_failure_reports_the_commands_exit_status(follower):
     tell(follower, "a", {"event": "exit", "rc": 3}, {"event": "end", "state": "failed", "why": None})
     assert follower.failures == {"a": "ended with exit code 3"}
 

@@ -133,7 +133,7 @@ def test_without_bad_nodes_the_ranks_close_up(cluster):
     assert cluster.warnings[-1] == spare
 
 
-def test_without_a_number_nobody_speaks_of_spare_nodes(cluster):
+def test_without_a_number_spare_nodes_are_not_mentioned(cluster):
     cluster.answers["fs.stale"]["node02"] = Said(STALE)
     cluster.through(exclude_bad=True)
     assert not any("could replace" in text for text in cluster.warnings)

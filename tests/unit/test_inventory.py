@@ -100,7 +100,7 @@ def test_relative_paths_are_relative_to_the_inventory_and_the_home_folder_is_exp
         assert inventory.train.config == tmp_path / "conf/sft.yaml"
 
 
-def test_keys_with_nothing_after_them_count_as_left_out(write):
+def test_keys_without_a_value_count_as_missing(write):
     inventory = load(write(HEAD + NODES + "ssh:\n  user:\n  timeout:\ntrain:\nservices:\n  hosts:\n"))
     assert inventory.ssh.timeout == 10.0
     assert inventory.train == TrainDefaults()

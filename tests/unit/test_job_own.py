@@ -71,7 +71,7 @@ def test_a_configuration_that_cannot_be_read_is_refused(here, text, message):
         pack("--config", "gpt.yaml")
 
 
-def test_what_lies_on_the_nodes_does_not_travel(here):
+def test_files_on_the_nodes_are_not_sent(here):
     travel = pack("--data", "/data/shards")
     assert data(travel) == set()
 

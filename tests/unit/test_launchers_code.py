@@ -151,7 +151,7 @@ def test_too_much_is_named(here):
 # --- modules -------------------------------------------------------------------------------------
 
 
-def test_a_module_that_lies_here_travels(here):
+def test_a_local_module_is_sent_with_the_run(here):
     put(here / "pkg/__init__.py")
     put(here / "pkg/train.py")
     travel = pack(from_words([], module="pkg.train"))

@@ -55,7 +55,7 @@ def test_a_table_ends_with_one_line_about_all_of_it():
     assert last.endswith("resumed at step 4 after step 6")
 
 
-def test_columns_that_a_log_does_not_tell_are_left_out():
+def test_columns_without_values_in_the_log_are_omitted():
     assert metrics(FOLDER / "deepspeed.log").splitlines()[0].split() == ["step", "lr", "ms/step"]
 
 

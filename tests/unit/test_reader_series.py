@@ -73,7 +73,7 @@ def test_what_is_no_number_is_told_and_is_not_what_is_missing():
     assert found[0].grad_norm is None
 
 
-def test_each_rank_has_rows_of_its_own_and_the_lowest_that_tells_a_loss_is_shown():
+def test_each_rank_has_separate_rows_and_the_lowest_with_a_loss_is_shown():
     readings = [
         Reading(1, ms=9.0, source="deepspeed", rank=0),
         *losses(1, 2, rank=3),

@@ -451,7 +451,7 @@ def test_a_file_that_changes_meanwhile(project, now):
         list(tar_stream(taken))
 
 
-def test_one_name_twice_in_a_tar_is_a_mistake_of_ours(project):
+def test_a_repeated_name_in_a_tar_is_a_bug(project):
     taken = config_files(project / "sft.yaml")
     with pytest.raises(ValueError, match="twice"):
         list(tar_stream(taken, {"job/model/config.json": b""}))

@@ -231,7 +231,7 @@ SAMPLE = {
 }
 
 
-def test_a_table_of_runs_leaves_out_what_nobody_knows():
+def test_a_table_of_runs_omits_unknown_columns():
     live = ("node01", answer(said(), samples=[{"time": 1, "step": 39}, SAMPLE]))
     lines = run_lines(runs_of(live, ("node02", answer(said("node02", 1)))), 1065.0)
     assert lines == [

@@ -135,7 +135,7 @@ def test_compiled_files_hold_no_time_and_are_believed(tmp_path, monkeypatch):
     assert module.name == str(source)
 
 
-def test_what_is_no_python_is_not_compiled():
+def test_files_that_are_not_python_are_not_compiled():
     sources = {"a.py": b"def {{ name }}(): pass\n", "b.py": b"x = 1\n", "c.py": b"x = '\0'\n"}
     assert list(compiled(sources)) == ["b.py"]
 

@@ -233,7 +233,7 @@ def test_a_stripped_module_works(tmp_path):
         assert ".debug_info" not in done.stdout
 
 
-def test_what_is_no_elf_file_is_left_alone(tmp_path):
+def test_files_that_are_not_elf_are_left_unchanged(tmp_path):
     data = fake(tmp_path / "a", needs=["liba.so.1"]).read_bytes()
     for some in (b"", b"text", data, data[:70], data[:40]):
         assert stripped(some) == some

@@ -82,7 +82,7 @@ def crew(count=3):
     return members
 
 
-def test_a_lost_connection_shuts_the_way_and_blames_nobody():
+def test_a_lost_connection_closes_the_channel_and_blames_no_node():
     members, refused = crew(), set()
     (said,) = assign_blame(members, Outcome(lost={"n0": "Connection reset"}), refused, 60)
     assert refused == {("n0", "n1")}

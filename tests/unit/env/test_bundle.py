@@ -308,7 +308,7 @@ def test_a_file_that_is_too_large_to_be_rewritten_may_hold_the_prefix_and_lie_in
     assert BIG not in {entry.path for entry in bundle.manifest.rewritable} | bundle.prefix_files().keys()
 
 
-def test_what_cannot_be_read_is_named(packed, monkeypatch):
+def test_a_read_error_names_the_file(packed, monkeypatch):
     def refuse(self):
         raise PermissionError(13, "Permission denied")
 

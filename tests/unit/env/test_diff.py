@@ -140,7 +140,7 @@ def test_the_same_environment_at_another_prefix_has_the_same_content(tmp_path, h
     }
 
 
-def test_names_and_versions_of_two_kinds_are_told_apart(packed):
+def test_names_and_versions_of_two_kinds_are_distinguished(packed):
     old = open_bundle(packed).manifest
     new = replace(old, packages=(Package("a", "1", "pypi"), Package("b", "2", "conda"), Package("b", "3", "pypi")))
     old = replace(old, packages=(Package("a", "1", "conda"), Package("b", "2", "conda")))

@@ -315,7 +315,7 @@ def test_an_interpreter_that_is_spelled_relative_to_somewhere_is_no_alias(prefix
         assert find_aliases(prefix) == (str(link),)
 
 
-def test_where_nobody_has_a_home_checkouts_are_found(prefix, checkout, monkeypatch):
+def test_checkouts_are_found_without_a_home(prefix, checkout, monkeypatch):
     def none(*_args):
         raise RuntimeError("Could not determine home directory.")
 

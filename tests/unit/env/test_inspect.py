@@ -100,7 +100,7 @@ def test_packages_come_with_their_size_and_the_largest_first():
     assert rows == [["torch", "2.11.0", "5.0", "kB"], ["numpy", "2.4.6", "3.0", "kB"]]
 
 
-def test_data_that_travel_along_are_told_apart_from_files_that_no_package_owns():
+def test_added_data_are_distinguished_from_files_that_no_package_owns():
     chunks = (chunk("data/set/"), chunk("data/", key="2"), chunk("data/model.bin/", key="3"))
     files = (file("data/a", 5), file("data/model.bin", 9000, chunk=2), file("data/set/x", 700))
     files = (replace(files[0], chunks=(1,)), files[1], files[2])

@@ -47,7 +47,7 @@ def test_an_error_that_is_not_the_outputs_stays_what_it_is(tmp_path):
         fail()
 
 
-def test_a_folder_that_stands_in_the_way(tmp_path):
+def test_a_folder_that_is_in_the_way(tmp_path):
     (tmp_path / "x").mkdir()
     with pytest.raises(UsageError, match="cannot write"), writer.create_output(tmp_path / "x"):
         pass

@@ -156,7 +156,7 @@ def test_a_disk_that_fills_up_is_an_error_and_is_empty_afterwards(prefix, tmp_pa
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 @pytest.mark.parametrize(("name", "message"), [("share/secret", "cannot read"), ("share/locked", "the folder")])
-def test_what_somebody_may_not_read_is_named(helpers, name, message):
+def test_unreadable_files_are_named(helpers, name, message):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are root's alone
         top = Path(folder)
         top.chmod(0o777)

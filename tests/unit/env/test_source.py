@@ -97,7 +97,7 @@ def test_a_path_that_cannot_be_looked_at_is_named(spec):
         find_env(spec, {})
 
 
-def test_an_environment_of_somebody_else_is_named(root, monkeypatch):
+def test_another_users_environment_is_named(root, monkeypatch):
     def refuse(_path):
         raise PermissionError(13, "Permission denied")
 
