@@ -64,7 +64,8 @@ class Small:
             LabError: pip failed; the message holds its last lines.
         """
         given = ["--no-index", "--find-links", self.home / "wheels", "--no-build-isolation"]
-        return Log().run([prefix / "bin/python", "-m", "pip", "install", "-q", *given, *words])
+        utf8 = ["env", "LC_ALL=C.UTF-8"]  # setuptools writes .pth files in the locale's encoding
+        return Log().run([*utf8, prefix / "bin/python", "-m", "pip", "install", "-q", *given, *words])
 
 
 def build_small(cache: Path | None = None) -> Small:
