@@ -180,7 +180,7 @@ def develop(prefix, root):
     write(root / "tool.py", "#!/usr/bin/env python\nimport developed\nprint('tool of', developed.NAME)\n")
     write(root / ".gitignore", "*.egg-info/\n")
     git(root, "init")
-    argv = [prefix / "bin/python", "setup.py", "-q", "develop", "--no-deps"]
+    argv = ["env", "LC_ALL=C.UTF-8", prefix / "bin/python", "setup.py", "-q", "develop", "--no-deps"]
     subprocess.run(argv, cwd=root, check=True, capture_output=True)
 
 
