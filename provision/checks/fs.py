@@ -42,10 +42,10 @@ _NETWORK = ("nfs", "rpc", "ceph", "cifs", "lustre", "fuse")
     ),
 )
 def dstate(answer: Answer) -> Judgement:
-    """FAIL with the processes, and with what they wait for where that is known.
+    """FAIL with the processes and, if known, the kernel function in which they wait.
 
-    State D in /proc/PID/stat (proc_pid_stat(5)): a wait that no signal ends, as a rule for a disk or a server. It is
-    usual for a moment, so whoever is in it is asked again a second later. Kernel threads (parent 2) are left out.
+    State D in /proc/PID/stat (proc_pid_stat(5)): a wait that no signal ends, usually for a disk or a server. It is
+    normal for a moment, so such a process is checked again a second later. Kernel threads (parent 2) are skipped.
     ``wchan`` names the function that waits; it is 0 without the right to see it.
     """
     if "looked" not in answer.lines:

@@ -11,8 +11,8 @@ LEVEL = 1
 MEASURE = "shares"
 TITLE = "what one node writes into a shared folder, the others read at once"
 WHY = (
-    "Checkpoints and data are not where the other nodes look for them: on a local disk, in a stale mount, or behind a "
-    "server that is gone, where every process that looks hangs."
+    "Checkpoints and data are invisible to the other nodes: they are on a local disk, in a stale mount, or on a dead "
+    "server, where every process that reads them hangs."
 )
 
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "f2fs", "vfat", "exfat", "rootfs"}

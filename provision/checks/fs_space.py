@@ -1,7 +1,7 @@
 """fs.space: the disk of the releases has room.
 
-``df -P`` (POSIX) of the folder above the inventory's prefix, or of the nearest one that exists. A release lies beside
-the one before it, and its transfer needs a part of its size once more: 2.2 times what the bundle unpacks to.
+``df -P`` (POSIX) of the folder above the inventory's prefix, or of the nearest one that exists. The previous
+release stays, and a transfer needs a part of its size again: 2.2 times the unpacked size of the bundle.
 """
 
 from provision.checks.kit import GIB, Answers, Judgements, Plan, df, fail, human, ok, unread

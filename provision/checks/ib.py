@@ -417,7 +417,7 @@ def _lids(ports: Sequence[Port]) -> str:
 
 @each_port(
     "ib.lid",
-    "a LID of its own for every Active port, and one subnet manager for all",
+    "a unique LID for every Active port, and one subnet manager for all",
     select=lambda port: port.state == ACTIVE,
     context=_addresses,
     fine=_lids,
@@ -438,7 +438,7 @@ def lid(port: Port, context: Any) -> Iterator[Fault]:
         yield Fault("FAIL", f"{port.name} is Active and knows no subnet manager (sm_lid 0)", "sm_lid > 0", _RESTART)
     elif taken[manager, lid] > 1:
         observed = f"{port.name} has LID {lid}, and another port of the same subnet has it too"
-        yield Fault("FAIL", observed, "a LID of its own", _RESTART)
+        yield Fault("FAIL", observed, "a unique LID", _RESTART)
     elif common is None:
         managers = " and ".join(map(str, sorted(known[port.name])))
         observed = f"{port.name}: the nodes know subnet managers at LIDs {managers}"

@@ -18,9 +18,9 @@ show() {
 }
 """
 
-# What binds the processes of this session: getrlimit(2), capabilities, control groups; and whether there are RDMA
-# devices. ``group V1-CONTROLLER V2-FILE V1-FILE`` tells a limit of every group around the session, the innermost first:
-# a hybrid system has the controller of version 1 in a hierarchy of its own.
+# The limits of this session's processes: getrlimit(2), capabilities, control groups; and whether there are RDMA
+# devices. ``group V1-CONTROLLER V2-FILE V1-FILE`` prints a limit of every group around the session, innermost first: a
+# hybrid system has the controller of version 1 in a separate hierarchy.
 _GROUP = """\
 group() {
     path=

@@ -25,7 +25,7 @@ class Offset:
 
 
 def line(offset: Offset, samples: int, *, whole_seconds: bool) -> str:
-    """What stands in the answer's ``out``; ``offset`` reads it."""
+    """The answer's ``out``; ``offset`` reads it."""
     resolution = " whole-seconds" if whole_seconds else ""
     return f"offset {offset.seconds:.6f} {offset.error:.6f} {samples}{resolution}\n"
 

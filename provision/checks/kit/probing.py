@@ -1,7 +1,7 @@
 """The probes of all checks as one sh script for a node, and its output back to answers. Pure.
 
-The script prints frames: ``@clusterctl:TOKEN:KIND:INDEX:WORD:`` on a line of its own, after a line break that is no
-part of what comes before it. ``out`` and ``err`` are followed by a probe's outputs; ``state`` has its exit status,
+The script prints frames: ``@clusterctl:TOKEN:KIND:INDEX:WORD:`` on a separate line, after a line break that is
+not part of the text before it. ``out`` and ``err`` are followed by a probe's outputs; ``state`` has its exit status,
 or ``missing``, ``absent`` or ``hung`` (a probe without one was not finished in time); ``root`` has the user id, and
 ``end`` comes last.
 """

@@ -1,5 +1,5 @@
-# Whoever takes the lock ends this script first: a connection that died must not leave it at work, and a command that was
-# silent for so long that its lock went must not go on under another one's.
+# A command that takes the lock ends this script first: a lost connection must not leave it running, and a command that
+# lost its lock by silence must not continue under another command's lock.
 cc_worker=/opt/llm/releases/.lock/worker.$$.$(uname -n)
 true >"$cc_worker" && IFS= read -r cc_id </opt/llm/releases/.lock/owner && [ "$cc_id" = TOKEN ] || {
     rm -f -- "$cc_worker"
@@ -37,9 +37,9 @@ cc_out=$({ (
 set -e
 [ -f /opt/llm/releases/.incoming-0123456789ab/.clusterctl/complete ] || { echo 'not everything has arrived; run the same command again'; exit 1; }
 cd -- /opt/llm/releases/.incoming-0123456789ab
-find . -type d ! -perm -200 -exec chmod u+w {} + # until it is sealed: the tool's user may be nobody special
+find . -type d ! -perm -200 -exec chmod u+w {} + # until it is sealed: the user may not be root
 while IFS= read -r name; do rm -f -- "$(printf %b "$name")"; done <.clusterctl/stale
-sync -f . 2>/dev/null || sync # a release that has its name is whole on the disk too
+sync -f . 2>/dev/null || sync # a release under its final name is complete on the disk
 if [ -e /opt/llm/releases/0123456789ab ]; then
     rm -f -- /opt/llm/releases/0123456789ab.ok
     mv -T -- /opt/llm/releases/0123456789ab /opt/llm/releases/.removing-0123456789ab
@@ -66,8 +66,8 @@ cc_mark 1 ok 0
 else
 cc_out=$({ (
 set -e
-# Python would compile these at every start: nobody may write into a release. A module that it cannot compile stays as it
-# is, since it cannot be imported either.
+# Compiles modules now, because a release is read-only and Python would compile them at every start. A module that does
+# not compile is skipped: it cannot be imported either.
 umask 022
 cd -- /opt/llm/releases/0123456789ab
 printf '%s\n' lib/python3.11/_sysconfigdata.py |
@@ -170,7 +170,7 @@ set -e
 cd -- /opt/llm
 rm -f -- current.new
 ln -s -- releases/0123456789ab current.new
-echo "$(date +%s) "0123456789ab >>releases/.history # before the rename: what stands behind the current one was never reached
+echo "$(date +%s) "0123456789ab >>releases/.history # before the rename: a release that the history does not list was never current
 mv -T -- current.new current
 ) </dev/null 2>&1; echo "@rc:TOKEN:$?:"; } | tail -n 41 | tail -c 16000)
 cc_rc=${cc_out##*@rc:TOKEN:}
@@ -193,7 +193,7 @@ cc_mark 6 ok 0
 else
 cc_out=$({ (
 set -e
-discard() { # discard PATH...: also folders that may not be written to; files may be linked from releases that stay
+discard() { # discard PATH...: also deletes read-only folders; never changes files, which other releases may link
     for cc_path; do
         [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
         find "$cc_path" -type d '(' -perm -500 -o -exec chmod u+rx {} ';' ')' -exec chmod u+w {} +

@@ -1,4 +1,4 @@
-# What a deploy needs to know about this node. Reads only.
+# Prints what a deploy needs to know about this node. Read-only.
 fact() { printf 'fact %s=%s\n' "$1" "$2"; }
 prefix='/opt/it'\''s $(id) "x"/current'
 root='/opt/it'\''s $(id) "x"'
@@ -19,7 +19,7 @@ fi
 if [ -e "$root/releases" ] && [ ! -e "$root/releases/.clusterctl" ] && [ -n "$(ls -A "$root/releases" 2>&1)" ]; then
     fact releases.foreign yes
 fi
-# With something of a broken deploy beside it, it is not complete: the last step of a deploy removes that.
+# With leftovers of an interrupted deploy it is incomplete: the last step of a deploy removes them.
 left=
 for path in "$root/releases/.transfer-$release" "$root/releases/.removing-$release"; do
     [ ! -e "$path" ] || left=yes
@@ -39,7 +39,7 @@ fact others "$others"
 for path in "$root"/releases/.incoming-*; do
     [ ! -d "$path" ] || fact begun yes
 done
-# What the relay of a run that was killed has left.
+# Leftovers of a killed command's relay.
 # The home folder that sshd uses, which may differ from HOME.
 user=$(id -un 2>/dev/null) || user=
 home=$(getent passwd "$user" 2>/dev/null) || home=:$HOME:
@@ -47,25 +47,25 @@ home=${home%:*}
 home=${home##*:}
 case $(cat -- "$home/.ssh/authorized_keys" 2>/dev/null) in *clusterctl-relay:0123:*) fact relay.left yes ;; esac
 
-# The nearest folder that exists decides whether we may write and how much room there is.
+# The nearest existing folder decides whether it is writable and how much space is free.
 base=$root
 [ -d "$root/releases" ] && base=$root/releases
 while [ ! -e "$base" ]; do base=$(dirname -- "$base"); done
 fact base "$base"
 if [ -d "$base" ] && [ -w "$base" ] && [ -x "$base" ]; then fact writable yes; else fact writable no; fi
-# proc_pid_mounts(5): device, mount point with octal escapes, type, options. The longest mount point above is the one.
+# proc_pid_mounts(5): device, mount point with octal escapes, type, options. The longest matching mount point applies.
 real=$(cd -- "$base" 2>/dev/null && pwd -P)
 longest=
 noexec=no
 while read -r _ point _ options _; do
     point=$(printf %b "$point")
     case $real/ in "${point%/}/"*) ;; *) continue ;; esac
-    case $point in "$longest"*) ;; *) continue ;; esac # of two that lie above, the deeper begins with the other
+    case $point in "$longest"*) ;; *) continue ;; esac # the deeper of two mount points starts with the other
     longest=$point
     case ,$options, in *,noexec,*) noexec=yes ;; *) noexec=no ;; esac
 done </proc/self/mounts
 if [ "$noexec" = yes ]; then fact noexec yes; fi
-# Free blocks for this user, block size, inodes in all, free inodes: the same in coreutils and busybox.
+# This user's free blocks, block size, total inodes, free inodes: the same in coreutils and busybox.
 space=$(stat -f -c '%a %S %c %d' -- "$base" 2>/dev/null) && {
     # shellcheck disable=SC2086 # four numbers
     set -- $space

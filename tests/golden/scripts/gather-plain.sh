@@ -1,5 +1,5 @@
-# Whoever takes the lock ends this script first: a connection that died must not leave it at work, and a command that was
-# silent for so long that its lock went must not go on under another one's.
+# A command that takes the lock ends this script first: a lost connection must not leave it running, and a command that
+# lost its lock by silence must not continue under another command's lock.
 cc_worker=/opt/llm/releases/.lock/worker.$$.$(uname -n)
 true >"$cc_worker" && IFS= read -r cc_id </opt/llm/releases/.lock/owner && [ "$cc_id" = TOKEN ] || {
     rm -f -- "$cc_worker"
@@ -7,10 +7,10 @@ true >"$cc_worker" && IFS= read -r cc_id </opt/llm/releases/.lock/owner && [ "$c
     exit 1
 }
 trap 'rm -f -- "$cc_worker"' 0
-# Begins a release, and takes from other releases what it shares with them. On the input come keys of lists, then the list
-# of files that can be made from those of another release, and the words to replace for that; a line "." ends each part.
-# Prints a line for each: have KEY (it is here already), damaged RELEASE KEY (somebody changed it: never linked), and
-# made NUMBER (the file of that line of the list was made), free BYTES (that are left for what is sent).
+# Starts a release, and takes the files that it shares with other releases. The input has three parts, each ended by a
+# line ".": keys of lists, the files that can be made from another release's files, and the words to replace in those.
+# Prints a line for each: have KEY (already complete), damaged RELEASE KEY (files were changed: never linked), made
+# NUMBER (the file of that line was made), free BYTES (for the files that are sent).
 set -e
 umask 022
 releases=/opt/llm/releases
@@ -20,16 +20,16 @@ base=ba9876543210
 incoming=$releases/.incoming-$id
 transfer=$releases/.transfer-$id
 
-discard() { # discard PATH...: also folders that may not be written to; files may be linked from releases that stay
+discard() { # discard PATH...: also deletes read-only folders; never changes files, which other releases may link
     for cc_path; do
         [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
         find "$cc_path" -type d '(' -perm -500 -o -exec chmod u+rx {} ';' ')' -exec chmod u+w {} +
         rm -rf -- "$cc_path"
     done
 }
-# Lists have the format of `sha256sum -c`: a line begins with a backslash if \\, \n or \r stand in its name for a backslash, a
+# Lists have the format of `sha256sum -c`: a line starts with a backslash if \\, \n or \r stand in its name for a backslash, a
 # newline and a carriage return. Systems read such lines differently, and the name - is sha256sum's input everywhere:
-# these odd lines are read here. Lists of earlier versions hold bare carriage returns.
+# this file reads these odd lines. Lists of earlier versions contain bare carriage returns.
 cc_cr=$(printf '\r')
 is_odd() { # is_odd LINE
     case $1 in \\* | *"$cc_cr"* | *'  -') return 0 ;; esac
@@ -50,12 +50,12 @@ is_good() { # is_good LINE: whether the file has the digest of an odd line
     cc_wanted=${1#\\}
     cc_found=$(sha256sum <"./$cc_name") && [ "${cc_found%% *}" = "${cc_wanted%% *}" ]
 }
-check_list() { # check_list LIST: what `sha256sum -c` prints for the lines that are not odd
+check_list() { # check_list LIST: prints the output of `sha256sum -c` for the lines that are not odd
     while IFS= read -r cc_line; do
         is_odd "$cc_line" || printf '%s\n' "$cc_line"
     done <"$1" | sha256sum -c -
 }
-names() { # names LIST: the names in a list of sha256sum, each ended by a NUL; sets cc_odd where odd lines are among them
+names() { # names LIST: prints a sha256sum list's names, NUL-terminated; sets cc_odd if it has odd lines
     cc_odd=
     while IFS= read -r cc_line; do
         ! is_odd "$cc_line" || cc_odd=yes
@@ -65,7 +65,7 @@ names() { # names LIST: the names in a list of sha256sum, each ended by a NUL; s
         esac
     done <"$1"
 }
-is_whole() { # is_whole LIST: whether all its files have their digests; after `names`
+is_whole() { # is_whole LIST: whether all its files match their digests; call `names` first
     if [ -z "$cc_odd" ]; then
         sha256sum -c "$1"
         return
@@ -76,7 +76,7 @@ is_whole() { # is_whole LIST: whether all its files have their digests; after `n
     done <"$1"
     [ -z "$cc_plain" ] || check_list "$1"
 } >/dev/null 2>&1
-folders() { # folders LIST: the folders of those names; one that lies in the root is "."
+folders() { # folders LIST: the folders of those names; "." for the root
     cc_last=
     while IFS= read -r cc_line; do
         cc_name=${cc_line#*  }
@@ -93,14 +93,14 @@ folders() { # folders LIST: the folders of those names; one that lies in the roo
     done <"$1"
 }
 
-# What a broken deploy of another release left, and what a replaced or removed release left.
+# Leftovers of an interrupted deploy of another release, and of replaced or removed releases.
 for left in "$releases"/.incoming-* "$releases"/.transfer-* "$releases"/.removing-*; do
     case $left in
         "$incoming" | "$transfer") ;;
         *) discard "$left" ;;
     esac
 done
-# What was written before the machine was last started may never have reached its disk.
+# Data written before the last boot may not have reached the disk.
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)
 if ! [ -d "$incoming" ] || ! [ "$boot" = "$(cat -- "$transfer/boot" 2>/dev/null)" ]; then
     discard "$incoming" "$transfer"
@@ -110,7 +110,7 @@ if ! [ -d "$incoming" ] || ! [ "$boot" = "$(cat -- "$transfer/boot" 2>/dev/null)
 fi
 : >>"$transfer/have"
 
-# Whether this system's tools can link a list of names, and make their folders.
+# Whether this system's tools can link a list of names, and create their folders.
 link_names() { xargs -0 cp -lPf --parents -t "$1" --; } # link_names FOLDER
 copy_names() { tar -c --null --no-recursion -T - -f - | tar -xpof - -C "$incoming"; }
 rm -rf -- "$transfer/try"
@@ -122,7 +122,7 @@ if (cd -- "$transfer/try" && printf 'a/b\0' | link_names a && [ a/b -ef a/a/b ])
 fi
 rm -rf -- "$transfer/try"
 
-take() { # take RELEASE KEY: from a release of this root; false where it is not what its list says, or cannot be taken
+take() { # take RELEASE KEY: links another release's files; fails if they do not match their list or cannot be linked
     cd -- "$1" || return 1
     cc_list=.clusterctl/files/$2
     names "$cc_list" >"$transfer/names" || return 1
@@ -152,7 +152,7 @@ while read -r key && [ "$key" != . ]; do
         fi
     done
 done
-# Files that differ from those of another release only in words of equal length: replaced in a tar stream, which stays one.
+# Files that differ from another release's only in words of equal length: replaced in a tar stream, which stays valid.
 while IFS= read -r line && [ "$line" != . ]; do printf '%s\n' "$line"; done >"$transfer/makes"
 cat >"$transfer/words"
 if [ -s "$transfer/makes" ] && [ -d "$releases/$base" ] && command -v sed >/dev/null 2>&1; then
@@ -160,7 +160,7 @@ if [ -s "$transfer/makes" ] && [ -d "$releases/$base" ] && command -v sed >/dev/
         cd -- "$releases/$base"
         names "$transfer/makes" | tar -c --null --no-recursion -T - -f - | LC_ALL=C sed -f "$transfer/words" |
             tar -xpof - -C "$incoming"
-    ) 2>/dev/null || true # what did not come out right is sent
+    ) 2>/dev/null || true # files that do not match are sent
     cd -- "$incoming"
     number=0
     while IFS= read -r line; do

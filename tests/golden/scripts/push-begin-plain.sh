@@ -1,5 +1,5 @@
-# Whoever takes the lock ends this script first: a connection that died must not leave it at work, and a command that was
-# silent for so long that its lock went must not go on under another one's.
+# A command that takes the lock ends this script first: a lost connection must not leave it running, and a command that
+# lost its lock by silence must not continue under another command's lock.
 cc_worker=/opt/llm/data/.clusterctl-push-folder.lock/worker.$$.$(uname -n)
 true >"$cc_worker" && IFS= read -r cc_id </opt/llm/data/.clusterctl-push-folder.lock/owner && [ "$cc_id" = TOKEN ] || {
     rm -f -- "$cc_worker"

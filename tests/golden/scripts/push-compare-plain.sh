@@ -1,5 +1,5 @@
-# Lists the wanted paths that exist on this node. Reads only. The input has the paths, each followed by a NUL. Every answer
-# begins with a token that is in no name, because a name may contain any other text.
+# Lists the wanted paths that exist on this node. Read-only. The input has the paths, each followed by a NUL. Every
+# answer starts with a token that no name contains, because a name may contain any other text.
 LC_ALL=C
 export LC_ALL
 destination=/opt/llm/data

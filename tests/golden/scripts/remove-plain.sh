@@ -26,14 +26,14 @@ cc_mark 0 ok 0
 else
 cc_out=$({ (
 set -e
-discard() { # discard PATH...: also folders that may not be written to; files may be linked from releases that stay
+discard() { # discard PATH...: also deletes read-only folders; never changes files, which other releases may link
     for cc_path; do
         [ -e "$cc_path" ] || [ -L "$cc_path" ] || continue
         find "$cc_path" -type d '(' -perm -500 -o -exec chmod u+rx {} ';' ')' -exec chmod u+w {} +
         rm -rf -- "$cc_path"
     done
 }
-# The mark goes first, then the name, then the files: what is left of a removal that was killed is never taken for a release.
+# Deletes the mark first, then the name, then the files: the rest of a killed removal never looks like a release.
 rm -f -- /opt/llm/releases/0123456789ab.ok
 discard /opt/llm/releases/.removing-0123456789ab
 mv -T -- /opt/llm/releases/0123456789ab /opt/llm/releases/.removing-0123456789ab

@@ -1,6 +1,6 @@
-# Compares a release with its lists. Reads only. Prints a line for every difference; in its name \\, \n and \r stand for a
+# Compares a release with its lists. Read-only. Prints a line for each difference; in its name \\, \n and \r stand for a
 # backslash, a newline and a carriage return, so that every name is one line.
-LC_ALL=C # sha256sum translates what it says
+LC_ALL=C # sha256sum translates its messages
 export LC_ALL
 umask 077
 release='/opt/it'\''s $(id) "x"/releases/0123456789ab'
@@ -8,9 +8,9 @@ cd -- "$release" || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf -- "$work"' 0
 trap 'exit 143' HUP INT TERM
-# Lists have the format of `sha256sum -c`: a line begins with a backslash if \\, \n or \r stand in its name for a backslash, a
+# Lists have the format of `sha256sum -c`: a line starts with a backslash if \\, \n or \r stand in its name for a backslash, a
 # newline and a carriage return. Systems read such lines differently, and the name - is sha256sum's input everywhere:
-# these odd lines are read here. Lists of earlier versions hold bare carriage returns.
+# this file reads these odd lines. Lists of earlier versions contain bare carriage returns.
 cc_cr=$(printf '\r')
 is_odd() { # is_odd LINE
     case $1 in \\* | *"$cc_cr"* | *'  -') return 0 ;; esac
@@ -31,7 +31,7 @@ is_good() { # is_good LINE: whether the file has the digest of an odd line
     cc_wanted=${1#\\}
     cc_found=$(sha256sum <"./$cc_name") && [ "${cc_found%% *}" = "${cc_wanted%% *}" ]
 }
-check_list() { # check_list LIST: what `sha256sum -c` prints for the lines that are not odd
+check_list() { # check_list LIST: prints the output of `sha256sum -c` for the lines that are not odd
     while IFS= read -r cc_line; do
         is_odd "$cc_line" || printf '%s\n' "$cc_line"
     done <"$1" | sha256sum -c -
@@ -73,7 +73,7 @@ extra() { # extra LISTED FOUND: files that were added later
 }
 
 checked=0
-plain=0 # lines that sha256sum -c has to answer
+plain=0 # lines that sha256sum -c must answer
 for list in .clusterctl/files/*; do
     odd=
     printf './%s\n' "$list" >&4
@@ -106,7 +106,7 @@ while IFS= read -r line; do
     esac
     plain=$((plain - 1))
 done <"$work/checked"
-[ "$plain" -eq 0 ] || echo "bad changed .clusterctl/files" # a line that is none of a list, or a list that cannot be read
+[ "$plain" -eq 0 ] || echo "bad changed .clusterctl/files" # an invalid line, or an unreadable list
 echo "checked $checked"
 while IFS= read -r name && IFS= read -r target; do
     path=$name

@@ -20,7 +20,7 @@ cc_service=chrony
 # Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
 if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
 if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
-cc_text='# Written by clusterctl; `clusterctl services undo chrony` brings back what was here.
+cc_text='# Written by clusterctl; `clusterctl services undo chrony` restores the previous file.
 local stratum 10
 driftfile /var/lib/chrony/drift
 makestep 1.0 3
@@ -32,7 +32,7 @@ cc_service=chrony
 # Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
 if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
 if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
-cc_text='# Written by clusterctl; `clusterctl services undo chrony` brings back what was here.
+cc_text='# Written by clusterctl; `clusterctl services undo chrony` restores the previous file.
 local stratum 10
 driftfile /var/lib/chrony/drift
 makestep 1.0 3

@@ -20,7 +20,7 @@ cc_service=chrony
 # Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
 if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
 if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
-cc_text='# Written by clusterctl; `clusterctl services undo chrony` brings back what was here.
+cc_text='# Written by clusterctl; `clusterctl services undo chrony` restores the previous file.
 local stratum 10
 allow 10.1.0.2
 allow 10.1.0.3
@@ -34,7 +34,7 @@ cc_service=chrony
 # Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
 if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
 if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
-cc_text='# Written by clusterctl; `clusterctl services undo chrony` brings back what was here.
+cc_text='# Written by clusterctl; `clusterctl services undo chrony` restores the previous file.
 local stratum 10
 allow 10.1.0.2
 allow 10.1.0.3
@@ -85,7 +85,7 @@ cc_service=chrony
 # Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
 if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
 if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
-cc_text='# Written by clusterctl; `clusterctl services undo chrony` brings back what was here.
+cc_text='# Written by clusterctl; `clusterctl services undo chrony` restores the previous file.
 server 10.1.0.1 iburst minpoll 4 maxpoll 6
 driftfile /var/lib/chrony/drift
 makestep 1.0 3
@@ -97,7 +97,7 @@ cc_service=chrony
 # Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
 if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
 if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
-cc_text='# Written by clusterctl; `clusterctl services undo chrony` brings back what was here.
+cc_text='# Written by clusterctl; `clusterctl services undo chrony` restores the previous file.
 server 10.1.0.1 iburst minpoll 4 maxpoll 6
 driftfile /var/lib/chrony/drift
 makestep 1.0 3
@@ -127,7 +127,7 @@ cc_start "$cc_unit"
 # --- chrony: synchronised
 # unless
 cc_service=chrony
-# Synchronised and near: `System time : 0.000012 seconds slow of NTP time`.
+# The clock is synchronised and within the bound, such as `System time : 0.000012 seconds slow of NTP time`.
 chronyc -n tracking 2>/dev/null | awk -v near=0.05 '
   /^System time/ { if ($4 + 0 <= near) close_by = 1 }
   /^Leap status *: Normal/ { normal = 1 }
@@ -138,9 +138,10 @@ cc_service=chrony
 # Debian and Ubuntu: /etc/chrony/chrony.conf and chrony.service; Red Hat: /etc/chrony.conf and chronyd.service.
 if [ -d /etc/chrony ]; then cc_conf=/etc/chrony/chrony.conf; else cc_conf=/etc/chrony.conf; fi
 if cc_has_unit chrony.service; then cc_unit=chrony.service; else cc_unit=chronyd.service; fi
-# chronyc itself waits: until chronyd has a source, then until the clock is within the bound. A running chronyd slews, a
-# second takes it about twelve, and it takes a clock that somebody has set for one that drifts. So where it is a second
-# off or more, chronyd starts anew, forgets that and steps: this runs before a training, not in one.
+# chronyc waits until chronyd has a source, then until the clock is within the bound. A running chronyd slews: one
+# second takes about twelve, and it mistakes a clock that was set by hand for one that drifts. If the clock is a
+# second or more off, restart chronyd: it forgets the drift and steps the clock. This runs before a training, never
+# during one.
 chronyc -n burst 4/4 >/dev/null 2>&1 || :
 chronyc -n waitsync 30 0 0 1 >/dev/null 2>&1 || :
 if chronyc -n tracking | awk '/^System time/ { exit !($4 >= 1) }'; then cc_restart "$cc_unit"; fi
@@ -166,7 +167,7 @@ false
 cc_service=chrony
 cc_t=$(chronyc -n tracking 2>&1)
 printf "%s\n" "$cc_t" | grep -q "^Leap status *: Normal"
-# Synchronised and near: `System time : 0.000012 seconds slow of NTP time`.
+# The clock is synchronised and within the bound, such as `System time : 0.000012 seconds slow of NTP time`.
 chronyc -n tracking 2>/dev/null | awk -v near=0.05 '
   /^System time/ { if ($4 + 0 <= near) close_by = 1 }
   /^Leap status *: Normal/ { normal = 1 }

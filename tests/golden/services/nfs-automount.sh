@@ -119,8 +119,8 @@ cc_stage /etc/exports.d/clusterctl.exports 644 '# Written by clusterctl; `cluste
 /data/b 10.1.0.3(rw,sync,no_subtree_check,no_root_squash)
 /data/b 10.0.0.3(rw,sync,no_subtree_check,no_root_squash)
 '
-# exportfs itself reads the new file, where nothing that it writes is seen by anybody: with tables of its own, in a
-# mount namespace of its own. It fails for a line that it does not understand and for a folder that cannot be exported.
+# exportfs itself checks the new file, with private tables in a private mount namespace, so nothing it writes is
+# visible outside. It fails for a line that it does not understand and for a folder that cannot be exported.
 cc_try='set -e
 mount -t tmpfs clusterctl /var/lib/nfs
 cp "$1" /var/lib/nfs/new.exports
@@ -137,7 +137,7 @@ cc_done /etc/exports.d/clusterctl.exports
 # --- nfs: exported
 # unless
 cc_service=nfs
-# etab is what mountd answers by: a line for each folder and client.
+# mountd answers from etab: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
@@ -147,7 +147,7 @@ done
 # do
 cc_service=nfs
 exportfs -ra
-# etab is what mountd answers by: a line for each folder and client.
+# mountd answers from etab: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
@@ -166,13 +166,13 @@ false
 # unless
 cc_service=nfs
 cc_path=/data/a cc_source=10.1.0.2:/data/a
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# Others' lines of fstab for the folder.
+# Lines of fstab for the folder that clusterctl did not write.
 cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
-# Nothing would be hidden by a mount there, and nobody else mounts anything.
+# The mount would hide no files, and no other program mounts there.
 cc_free() {
   ! cc_foreign >/dev/null || return 1
   case $cc_mounted in
@@ -185,13 +185,13 @@ cc_free
 # do
 cc_service=nfs
 cc_path=/data/a cc_source=10.1.0.2:/data/a
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# Others' lines of fstab for the folder.
+# Lines of fstab for the folder that clusterctl did not write.
 cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
-# Nothing would be hidden by a mount there, and nobody else mounts anything.
+# The mount would hide no files, and no other program mounts there.
 cc_free() {
   ! cc_foreign >/dev/null || return 1
   case $cc_mounted in
@@ -220,13 +220,13 @@ cc_folder "$cc_path" 755
 # unless
 cc_service=nfs
 cc_path=/data/b cc_source=10.1.0.2:/data/b
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# Others' lines of fstab for the folder.
+# Lines of fstab for the folder that clusterctl did not write.
 cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
-# Nothing would be hidden by a mount there, and nobody else mounts anything.
+# The mount would hide no files, and no other program mounts there.
 cc_free() {
   ! cc_foreign >/dev/null || return 1
   case $cc_mounted in
@@ -239,13 +239,13 @@ cc_free
 # do
 cc_service=nfs
 cc_path=/data/b cc_source=10.1.0.2:/data/b
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# Others' lines of fstab for the folder.
+# Lines of fstab for the folder that clusterctl did not write.
 cc_foreign() { cc_rest /etc/fstab nfs | awk -v p="$cc_path" '$1 !~ /^#/ && $2 == p { print; f = 1 } END { exit !f }'; }
-# Nothing would be hidden by a mount there, and nobody else mounts anything.
+# The mount would hide no files, and no other program mounts there.
 cc_free() {
   ! cc_foreign >/dev/null || return 1
   case $cc_mounted in
@@ -273,7 +273,7 @@ cc_folder "$cc_path" 755
 # --- nfs: mounts of every boot
 # unless
 cc_service=nfs
-# nconnect came with Linux 5.3; an older kernel refuses the mount for it.
+# nconnect needs Linux 5.3; an older kernel refuses the mount.
 cc_kernel=$(uname -r)
 cc_minor=${cc_kernel#*.}
 cc_options=hard,rsize=1048576,wsize=1048576,noatime,_netdev,nofail
@@ -291,7 +291,7 @@ cc_has_block /etc/fstab nfs "$cc_lines"
 # do
 cc_service=nfs
 cc_journal daemon-reload systemctl daemon-reload
-# nconnect came with Linux 5.3; an older kernel refuses the mount for it.
+# nconnect needs Linux 5.3; an older kernel refuses the mount.
 cc_kernel=$(uname -r)
 cc_minor=${cc_kernel#*.}
 cc_options=hard,rsize=1048576,wsize=1048576,noatime,_netdev,nofail
@@ -312,13 +312,13 @@ cc_block_done /etc/fstab nfs
 # unless
 cc_service=nfs
 cc_path=/data/a cc_source=10.1.0.2:/data/a
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
@@ -329,13 +329,13 @@ cc_alive
 # do
 cc_service=nfs
 cc_path=/data/a cc_source=10.1.0.2:/data/a
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
@@ -365,13 +365,13 @@ fi
 # unless
 cc_service=nfs
 cc_path=/data/b cc_source=10.1.0.2:/data/b
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
@@ -382,13 +382,13 @@ cc_alive
 # do
 cc_service=nfs
 cc_path=/data/b cc_source=10.1.0.2:/data/b
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
@@ -418,7 +418,7 @@ fi
 # --- nfs: serves
 # unless
 cc_service=nfs
-# etab is what mountd answers by: a line for each folder and client.
+# mountd answers from etab: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
@@ -427,7 +427,7 @@ done
 
 # do
 cc_service=nfs
-# etab is what mountd answers by: a line for each folder and client.
+# mountd answers from etab: a line for each folder and client.
 systemctl is-active -q nfs-server.service || { cc_say "nfs-server.service is not running"; exit 1; }
 for cc_p in /data/a /data/b; do
   cc_n=$(awk -v p="$cc_p" '$1 == p { n++ } END { print n + 0 }' /var/lib/nfs/etab)
@@ -438,13 +438,13 @@ done
 # unless
 cc_service=nfs
 cc_path=/data/a cc_source=10.1.0.2:/data/a
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
@@ -452,12 +452,12 @@ cc_alive() {
   cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
 }
 cc_alive
-# The server's own token: the mount shows the very folder that the server calls so.
+# The server's token: the mount shows the same folder that the server exports.
 cc_want='gpu02:/data/a
 '
 [ "$(cc_ask 10 cat "$cc_path/.clusterctl/server"; echo x)" = "$cc_want"x ]
-# Ours, written as who logs in, and read through a mount that shares nothing with the first. The time limits are inside
-# su, which gives its child a session of its own.
+# clusterctl's token, written as the ssh user and read through a second, independent mount. The time limits are inside
+# su, which gives its child a new session.
 cc_user=${SUDO_USER:-root}
 cc_token=$(cat /proc/sys/kernel/random/uuid)
 cc_new=$cc_path/.clusterctl/$cc_token
@@ -473,13 +473,13 @@ su -s /bin/sh "$cc_user" -c 'timeout -s KILL 10 rm -f "$0"' "$cc_new"
 # do
 cc_service=nfs
 cc_path=/data/a cc_source=10.1.0.2:/data/a
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
@@ -507,13 +507,13 @@ false
 # unless
 cc_service=nfs
 cc_path=/data/b cc_source=10.1.0.2:/data/b
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;
@@ -521,12 +521,12 @@ cc_alive() {
   cc_ours && cc_ask 10 stat -f "$cc_path" >/dev/null
 }
 cc_alive
-# The server's own token: the mount shows the very folder that the server calls so.
+# The server's token: the mount shows the same folder that the server exports.
 cc_want='gpu02:/data/b
 '
 [ "$(cc_ask 10 cat "$cc_path/.clusterctl/server"; echo x)" = "$cc_want"x ]
-# Ours, written as who logs in, and read through a mount that shares nothing with the first. The time limits are inside
-# su, which gives its child a session of its own.
+# clusterctl's token, written as the ssh user and read through a second, independent mount. The time limits are inside
+# su, which gives its child a new session.
 cc_user=${SUDO_USER:-root}
 cc_token=$(cat /proc/sys/kernel/random/uuid)
 cc_new=$cc_path/.clusterctl/$cc_token
@@ -542,13 +542,13 @@ su -s /bin/sh "$cc_user" -c 'timeout -s KILL 10 rm -f "$0"' "$cc_new"
 # do
 cc_service=nfs
 cc_path=/data/b cc_source=10.1.0.2:/data/b
-# The last line wins: an automount stands below what it has mounted. Reading this asks no server.
+# The last line wins: an automount is listed before its mount. Reading this file asks no server.
 cc_look() { awk -v p="$cc_path" '$2 == p { m = $3 " " $1 } END { print m }' /proc/mounts; }
 cc_ours() { case $cc_mounted in "nfs $cc_source" | "nfs4 $cc_source") ;; *) return 1 ;; esac; }
 cc_mounted=$(cc_look)
-# A server that is gone holds whoever asks for ever; on hard mounts only SIGKILL ends the wait.
+# A dead server blocks every process that reads from it; on hard mounts only SIGKILL ends the wait.
 cc_ask() { timeout -s KILL "$@"; }
-# Ours and answering. An automount is looked into first, which mounts it.
+# The mount is clusterctl's and answers. Look into an automount first, which mounts it.
 cc_alive() {
   case $cc_mounted in
     "autofs systemd-1") cc_ask 30 ls "$cc_path/." >/dev/null && cc_mounted=$(cc_look) ;;

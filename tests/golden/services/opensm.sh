@@ -22,7 +22,7 @@ false
 # --- opensm: installed
 # unless
 cc_service=opensm
-# OFED's unit is opensmd.service, that of Debian, Ubuntu and Red Hat opensm.service.
+# OFED's unit is opensmd.service; Debian, Ubuntu and Red Hat have opensm.service.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 if cc_has_unit opensmd.service; then cc_unit=opensmd.service; else cc_unit=opensm.service; fi
 command -v opensm && cc_has_unit "$cc_unit"
@@ -41,13 +41,13 @@ cat /sys/class/infiniband_mad/abi_version >/dev/null
 # --- opensm: running
 # unless
 cc_service=opensm
-# OFED's unit is opensmd.service, that of Debian, Ubuntu and Red Hat opensm.service.
+# OFED's unit is opensmd.service; Debian, Ubuntu and Red Hat have opensm.service.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 if cc_has_unit opensmd.service; then cc_unit=opensmd.service; else cc_unit=opensm.service; fi
 cc_on "$cc_unit"
 # do
 cc_service=opensm
-# OFED's unit is opensmd.service, that of Debian, Ubuntu and Red Hat opensm.service.
+# OFED's unit is opensmd.service; Debian, Ubuntu and Red Hat have opensm.service.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 if cc_has_unit opensmd.service; then cc_unit=opensmd.service; else cc_unit=opensm.service; fi
 # DEVICE PORT STATE PHYSICAL of every InfiniBand port, such as `mlx5_0 1 ACTIVE LinkUp`.
@@ -62,9 +62,9 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -73,7 +73,7 @@ cc_silent() {
       echo "the subnet manager of $cc_d port $cc_n does not answer"
   done
 }
-# The links of the whole fabric that are up and wait for the subnet manager, as this node sees them.
+# Prints the links of the whole fabric that are up and wait for the subnet manager, as this node sees them.
 cc_joining() {
   iblinkinfo -l </dev/null 2>/dev/null | awk '
     / (Initialize|Armed)\// {
@@ -82,7 +82,8 @@ cc_joining() {
       print name " port " port " is Initializing"
     }'
 }
-# cc_wait SECONDS COMMAND: until the command prints nothing, which takes a moment after a start; $cc_left is the rest.
+# cc_wait SECONDS COMMAND: waits until the command prints nothing; $cc_left is the rest. Ports need a moment after a
+# start.
 cc_wait() {
   cc_end=$(($(date +%s) + $1))
   while
@@ -113,9 +114,9 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -124,7 +125,7 @@ cc_silent() {
       echo "the subnet manager of $cc_d port $cc_n does not answer"
   done
 }
-# The links of the whole fabric that are up and wait for the subnet manager, as this node sees them.
+# Prints the links of the whole fabric that are up and wait for the subnet manager, as this node sees them.
 cc_joining() {
   iblinkinfo -l </dev/null 2>/dev/null | awk '
     / (Initialize|Armed)\// {
@@ -136,7 +137,7 @@ cc_joining() {
 [ -z "$(eval 'cc_waiting; cc_silent; cc_joining')" ]
 # do
 cc_service=opensm
-# OFED's unit is opensmd.service, that of Debian, Ubuntu and Red Hat opensm.service.
+# OFED's unit is opensmd.service; Debian, Ubuntu and Red Hat have opensm.service.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 if cc_has_unit opensmd.service; then cc_unit=opensmd.service; else cc_unit=opensm.service; fi
 cc_restart "$cc_unit"
@@ -152,9 +153,9 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -163,7 +164,7 @@ cc_silent() {
       echo "the subnet manager of $cc_d port $cc_n does not answer"
   done
 }
-# The links of the whole fabric that are up and wait for the subnet manager, as this node sees them.
+# Prints the links of the whole fabric that are up and wait for the subnet manager, as this node sees them.
 cc_joining() {
   iblinkinfo -l </dev/null 2>/dev/null | awk '
     / (Initialize|Armed)\// {
@@ -172,7 +173,8 @@ cc_joining() {
       print name " port " port " is Initializing"
     }'
 }
-# cc_wait SECONDS COMMAND: until the command prints nothing, which takes a moment after a start; $cc_left is the rest.
+# cc_wait SECONDS COMMAND: waits until the command prints nothing; $cc_left is the rest. Ports need a moment after a
+# start.
 cc_wait() {
   cc_end=$(($(date +%s) + $1))
   while
@@ -205,9 +207,9 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -231,9 +233,9 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -242,7 +244,8 @@ cc_silent() {
       echo "the subnet manager of $cc_d port $cc_n does not answer"
   done
 }
-# cc_wait SECONDS COMMAND: until the command prints nothing, which takes a moment after a start; $cc_left is the rest.
+# cc_wait SECONDS COMMAND: waits until the command prints nothing; $cc_left is the rest. Ports need a moment after a
+# start.
 cc_wait() {
   cc_end=$(($(date +%s) + $1))
   while
@@ -268,7 +271,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
 [ -z "$(cc_waiting)" ]
 # do
@@ -285,7 +288,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
 cc_waiting
 false
@@ -304,7 +307,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports whose cable is plugged in and silent; with no link at all, also those that are switched off.
+# Prints ports with a cable but no link; if no port has a link, also disabled ports.
 cc_loose() {
   cc_ports | awk '
     { line[NR] = $1 " port " $2 " is " $4; kind[NR] = $4; up += $4 == "LinkUp" }
@@ -325,7 +328,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports whose cable is plugged in and silent; with no link at all, also those that are switched off.
+# Prints ports with a cable but no link; if no port has a link, also disabled ports.
 cc_loose() {
   cc_ports | awk '
     { line[NR] = $1 " port " $2 " is " $4; kind[NR] = $4; up += $4 == "LinkUp" }
@@ -348,7 +351,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -372,7 +375,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -418,7 +421,8 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Fabrics with several masters, as their own lists of subnet managers tell: SMState is 3 of a master, 2 of one in reserve.
+# Prints fabrics with several masters, from their lists of subnet managers: SMState is 3 for a master, 2 for a
+# standby.
 cc_masters() {
   cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
@@ -445,7 +449,8 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Fabrics with several masters, as their own lists of subnet managers tell: SMState is 3 of a master, 2 of one in reserve.
+# Prints fabrics with several masters, from their lists of subnet managers: SMState is 3 for a master, 2 for a
+# standby.
 cc_masters() {
   cc_ports | while read -r cc_d cc_n cc_s _; do
     [ "$cc_s" = ACTIVE ] || continue
@@ -474,8 +479,8 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Links that are slower than most and could be faster: `... 1[  ] ==( 1X  25.78125 Gbps Active/  LinkUp)==> ... 7[  ] "SW1"
-# (Could be 4X)`. Each link is told from both ends; one line of them is enough.
+# Prints links that are slower than most but could be faster: `... 1[  ] ==( 1X  25.78125 Gbps Active/  LinkUp)==> ...
+# 7[  ] "SW1" (Could be 4X)`. Both ends report a link; one line is enough.
 cc_slow() {
   iblinkinfo -l </dev/null 2>/dev/null | awk '
     /Active\// {
@@ -510,8 +515,8 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Links that are slower than most and could be faster: `... 1[  ] ==( 1X  25.78125 Gbps Active/  LinkUp)==> ... 7[  ] "SW1"
-# (Could be 4X)`. Each link is told from both ends; one line of them is enough.
+# Prints links that are slower than most but could be faster: `... 1[  ] ==( 1X  25.78125 Gbps Active/  LinkUp)==> ...
+# 7[  ] "SW1" (Could be 4X)`. Both ends report a link; one line is enough.
 cc_slow() {
   iblinkinfo -l </dev/null 2>/dev/null | awk '
     /Active\// {
@@ -548,8 +553,8 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Ports of the fabric whose error counters are above the thresholds of ibqueryerrors, with both ends of their cables.
-# Counters of congestion are no errors of a cable.
+# Prints ports of the fabric whose error counters are above ibqueryerrors' thresholds, with both ends of their cables.
+# Congestion counters do not indicate a bad cable.
 cc_errors() {
   ibqueryerrors -r -c -s PortXmitWait,PortXmitDiscards </dev/null 2>/dev/null | awk '
     /^Errors for / { name = $0; sub(/^[^"]*"/, "", name); sub(/".*/, "", name); next }
@@ -577,8 +582,8 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# Ports of the fabric whose error counters are above the thresholds of ibqueryerrors, with both ends of their cables.
-# Counters of congestion are no errors of a cable.
+# Prints ports of the fabric whose error counters are above ibqueryerrors' thresholds, with both ends of their cables.
+# Congestion counters do not indicate a bad cable.
 cc_errors() {
   ibqueryerrors -r -c -s PortXmitWait,PortXmitDiscards </dev/null 2>/dev/null | awk '
     /^Errors for / { name = $0; sub(/^[^"]*"/, "", name); sub(/".*/, "", name); next }
@@ -609,7 +614,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
 [ -z "$(cc_waiting)" ]
 # do
@@ -626,7 +631,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports with a link that no subnet manager has brought to Active.
+# Prints the ports with a link that no subnet manager has made Active.
 cc_waiting() { cc_ports | awk '$4 == "LinkUp" && $3 != "ACTIVE" { print $1 " port " $2 " is " $3 }'; }
 cc_waiting
 false
@@ -645,7 +650,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports whose cable is plugged in and silent; with no link at all, also those that are switched off.
+# Prints ports with a cable but no link; if no port has a link, also disabled ports.
 cc_loose() {
   cc_ports | awk '
     { line[NR] = $1 " port " $2 " is " $4; kind[NR] = $4; up += $4 == "LinkUp" }
@@ -666,7 +671,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The ports whose cable is plugged in and silent; with no link at all, also those that are switched off.
+# Prints ports with a cable but no link; if no port has a link, also disabled ports.
 cc_loose() {
   cc_ports | awk '
     { line[NR] = $1 " port " $2 " is " $4; kind[NR] = $4; up += $4 == "LinkUp" }
@@ -689,7 +694,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
@@ -713,7 +718,7 @@ cc_ports() {
     echo "${cc_d##*/} ${cc_p##*/} $2 $4"
   done
 }
-# The Active ports whose subnet manager does not answer. Without infiniband-diags nobody can ask.
+# Prints the Active ports whose subnet manager does not answer. This needs infiniband-diags.
 cc_silent() {
   command -v sminfo >/dev/null 2>&1 || return 0
   cc_ports | while read -r cc_d cc_n cc_s _; do
