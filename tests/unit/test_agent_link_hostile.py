@@ -20,8 +20,18 @@ from agents import plan_of
 
 from trainer.agent.link import copies
 from trainer.agent.link.endpoint import Peer
-from trainer.agent.link.frames import HEAD, MESSAGE, Connection, CopyError, NotOursError, Seal, Stream, encode, parse
-from trainer.agent.link.handshake import Caller, Host, StrangerError
+from trainer.agent.link.frames import (
+    HEAD,
+    MESSAGE,
+    Connection,
+    CopyError,
+    InvalidMessageError,
+    Seal,
+    Stream,
+    encode,
+    parse,
+)
+from trainer.agent.link.handshake import Caller, Host, UnknownPeerError
 from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
 from trainer.agent.link.link import Link, LinkError
 
@@ -163,9 +173,9 @@ def test_nothing_that_a_stranger_says_ends_the_link(run):
 @given(st.binary(max_size=600))
 def test_every_line_is_refused_or_understood_by_the_host(line):
     host = Host(TOKEN)
-    with contextlib.suppress(StrangerError):
+    with contextlib.suppress(UnknownPeerError):
         host.take(line)
-    with contextlib.suppress(StrangerError):
+    with contextlib.suppress(UnknownPeerError):
         host.take(line)
     assert host.session is None
 
@@ -173,7 +183,7 @@ def test_every_line_is_refused_or_understood_by_the_host(line):
 @given(st.binary(max_size=600))
 def test_every_line_is_refused_by_the_caller(line):
     caller = Caller(TOKEN, "r", 1)
-    with pytest.raises(StrangerError):
+    with pytest.raises(UnknownPeerError):
         caller.take(line)
     assert caller.session is None
 
@@ -183,7 +193,7 @@ def test_a_changed_byte_of_the_greeting_is_noticed(place, change):
     caller, host = Caller(TOKEN, "r", 1), Host(TOKEN)
     first = bytearray(caller.first())
     first[place % (len(first) - 1)] ^= change
-    with pytest.raises(StrangerError):
+    with pytest.raises(UnknownPeerError):
         caller.take(host.take(bytes(first)))
 
 
@@ -284,7 +294,7 @@ def test_frames_are_taken_in_their_order_and_once():
     for wrong in (second, first + first, first + second + first, first[:-1] + b"x"):
         one = receiver()
         one.unread += wrong
-        with pytest.raises(NotOursError, match="wrong MAC"):
+        with pytest.raises(InvalidMessageError, match="wrong MAC"):
             [one.message() for _ in range(4)]
 
 
@@ -298,7 +308,7 @@ def test_a_frame_of_the_other_direction_or_connection_is_refused():
         one = receiver()
         one.session = host.session
         one.unread += key.head(payload) + payload
-        with pytest.raises(NotOursError, match="wrong MAC"):
+        with pytest.raises(InvalidMessageError, match="wrong MAC"):
             one.message()
 
 
@@ -319,7 +329,7 @@ def test_a_changed_stream_of_frames_gives_a_beginning_of_what_was_sent(data):
     one = receiver()
     one.unread += stream
     got = []
-    with contextlib.suppress(NotOursError):
+    with contextlib.suppress(InvalidMessageError):
         while (message := one.message()) is not None:
             got.append(message)
     assert got == sent[: len(got)]
@@ -327,7 +337,7 @@ def test_a_changed_stream_of_frames_gives_a_beginning_of_what_was_sent(data):
 
 @given(st.binary(max_size=200))
 def test_every_payload_is_a_message_or_an_error(payload):
-    with contextlib.suppress(NotOursError):
+    with contextlib.suppress(InvalidMessageError):
         assert isinstance(parse(payload), dict)
 
 
@@ -648,5 +658,5 @@ def test_a_frame_says_its_length_before_it_is_kept():
     one = receiver()
     one.limit = 4096
     one.unread += b"\x7f\xff\xff\xff" + bytes(HEAD)
-    with pytest.raises(NotOursError, match="sent a frame of 2147483647 bytes"):
+    with pytest.raises(InvalidMessageError, match="sent a frame of 2147483647 bytes"):
         one.message()

@@ -23,8 +23,8 @@ from trainer.agent.link import endpoint, spoke  # noqa: E402
 from trainer.agent.link import hub as hubs  # noqa: E402
 from trainer.agent.link import link as links  # noqa: E402
 from trainer.agent.link.endpoint import WAITING, Peer  # noqa: E402
-from trainer.agent.link.frames import Connection, NotOursError, encode, parse  # noqa: E402
-from trainer.agent.link.handshake import Caller, Host, RefusedError, StrangerError, admitted  # noqa: E402
+from trainer.agent.link.frames import Connection, InvalidMessageError, encode, parse  # noqa: E402
+from trainer.agent.link.handshake import Caller, Host, RefusedError, UnknownPeerError, admitted  # noqa: E402
 from trainer.agent.link.link import Link, LinkError  # noqa: E402
 
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
@@ -411,9 +411,9 @@ def test_the_token_is_proved_by_both_and_never_said():
 def test_a_proof_holds_for_what_was_said_only():
     caller, host = Caller(TOKEN, "r1", 1), Host(TOKEN)
     answer = host.take(caller.first().replace(b" r1 1 ", b" r1 2 "))  # somebody between them changes the rank
-    with pytest.raises(StrangerError, match="does not know this run's token"):
+    with pytest.raises(UnknownPeerError, match="does not know this run's token"):
         caller.take(answer)
-    with pytest.raises(StrangerError, match="does not know this run's token"):
+    with pytest.raises(UnknownPeerError, match="does not know this run's token"):
         host.take(answer.split()[-1] + b"\n")  # the host's own proof, turned round
     assert host.session is caller.session is None
 
@@ -423,13 +423,13 @@ def test_what_is_no_line_of_the_greeting_is_refused(line):
     with _connected(512) as (connection, other), contextlib.closing(other):
         other.sendall(line)
         connection.fill()
-        with pytest.raises((NotOursError, StrangerError)):
+        with pytest.raises((InvalidMessageError, UnknownPeerError)):
             Host(TOKEN).take(connection.line() or b"")
 
 
 @pytest.mark.parametrize("payload", [b"x", b"[]", b'"a"', b"\xff", b"[" * 5000, b"[" + b"{}," * (1 << 20) + b"{}]"])
 def test_what_is_no_message_is_refused(payload):
-    with pytest.raises(NotOursError, match="sent a message that"):
+    with pytest.raises(InvalidMessageError, match="sent a message that"):
         parse(payload)
 
 

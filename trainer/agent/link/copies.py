@@ -31,8 +31,8 @@ import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .endpoint import whole
-from .frames import LINE, PIECE, SILENCE, CopyError, NotOursError, Session, Stream
-from .handshake import DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
+from .frames import LINE, PIECE, SILENCE, CopyError, InvalidMessageError, Session, Stream
+from .handshake import DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, admitted
 
 TEMPORARY = ".clusterctl-copy-"  # prefix of the name of a file that is being written
 
@@ -375,7 +375,7 @@ class Copies:
             stream = Stream(sock, caller.session)
             stream.say(dict(self._who, **purpose))
             admitted(stream.hear() or {"refused": "it closed the connection"})
-        except (OSError, NotOursError, StrangerError, RefusedError, CopyError) as error:
+        except (OSError, InvalidMessageError, UnknownPeerError, RefusedError, CopyError) as error:
             sock.close()
             raise CopyError("no connection to rank 0: %s" % error) from error
         except BaseException:
@@ -390,6 +390,6 @@ def read_line(sock: socket.socket) -> bytes:
     while not line.endswith(b"\n"):
         byte = sock.recv(1)
         if not byte or len(line) > HELLO:
-            raise NotOursError("it closed the connection")
+            raise InvalidMessageError("it closed the connection")
         line += byte
     return line

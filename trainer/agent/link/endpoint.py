@@ -21,8 +21,8 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from .frames import MESSAGE, READ, Connection, EndedError, NotOursError, encode
-from .handshake import RefusedError, StrangerError
+from .frames import MESSAGE, READ, Connection, EndedError, InvalidMessageError, encode
+from .handshake import RefusedError, UnknownPeerError
 
 TICK = 0.25  # seconds between looks at the clock
 HURRY = 0.05  # the same, while a connection is missing
@@ -165,7 +165,7 @@ class Peer:
         self.size = 0
         self._number = 0  # of the last message for it
         self._written = 0  # of the last message written to the current connection
-        self._told = 0  # the last acknowledgement that was sent
+        self._last_ack = 0  # the last acknowledgement that was sent
 
     def tell(self, body: bytes) -> bool:
         """Queue an encoded message. False: it was dropped, because too much is waiting (earlier messages matter more).
@@ -231,11 +231,11 @@ class Peer:
             if number > self._written:
                 connection.say(b'{"n":%d,"m":' % number, body, b"}")
                 self._written = number
-        if self._told != self.received or (beat and not connection.waiting):
+        if self._last_ack != self.received or (beat and not connection.waiting):
             connection.say(encode({"ack": self.received}))
-            self._told = self.received
+            self._last_ack = self.received
 
-    def said_all(self) -> bool:
+    def all_acknowledged(self) -> bool:
         """Whether all messages are acknowledged."""
         return not self.unacknowledged
 
@@ -282,7 +282,7 @@ class End:
         self._closing = False
         self._over = False  # goodbye was sent: no new connection
         self._logged = 0
-        self._said = threading.Event()
+        self._flushed = threading.Event()
 
     def start(self) -> None:
         """Start the thread."""
@@ -299,17 +299,17 @@ class End:
     def close(self, patience: float) -> None:
         """Flush the messages (for at most ``patience`` seconds), say goodbye, and end."""
         self.loop.post(self._close)
-        self._said.wait(patience)
+        self._flushed.wait(patience)
         self.loop.post(self._goodbye)
         self.loop.stop(patience)
 
     def _close(self) -> None:
         self._closing = True
-        self._look_whether_said()
+        self._check_acknowledged()
 
-    def _look_whether_said(self) -> None:
-        if all(peer.said_all() or peer.left for peer in self.peers.values()):
-            self._said.set()
+    def _check_acknowledged(self) -> None:
+        if all(peer.all_acknowledged() or peer.left for peer in self.peers.values()):
+            self._flushed.set()
 
     def _goodbye(self) -> None:
         self._over = True
@@ -323,7 +323,7 @@ class End:
                 self._cut(connection)
 
     def _broken(self, error: BaseException) -> None:
-        self._said.set()
+        self._flushed.set()
         self._deliver({"kind": "broken", "text": "%s: %s" % (type(error).__name__, error)})
 
     def _lose(self, connection: Connection, error: Exception) -> None:
@@ -333,25 +333,25 @@ class End:
         bug in this program that the data of this connection triggered.
         """
         peer = next((peer for peer in self.peers.values() if peer.connection is connection), None)
-        if not isinstance(error, (EndedError, NotOursError, StrangerError, RefusedError)):
+        if not isinstance(error, (EndedError, InvalidMessageError, UnknownPeerError, RefusedError)):
             import traceback  # noqa: PLC0415 - imported only after a crash
 
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._log("the connection of %s failed:\n%s" % (peer.node if peer else "an unknown agent", text))
-        elif peer is not None and isinstance(error, NotOursError):
+        elif peer is not None and isinstance(error, InvalidMessageError):
             self._log("%s %s; its connection was closed\n" % (peer.node, error))
         by_peer = isinstance(error, EndedError) and error.by_peer
         if peer is None:
-            self._lose_stranger(connection, error)
+            self._lose_unknown(connection, error)
         elif by_peer:
-            with contextlib.suppress(EndedError, NotOursError):
+            with contextlib.suppress(EndedError, InvalidMessageError):
                 while connection.fill():  # what it said last
-                    self._hear(peer, connection)
+                    self._receive(peer, connection)
         if peer is not None and peer.connection is connection:
             peer.detach(by_peer, time.monotonic())
         self._cut(connection)
 
-    def _lose_stranger(self, connection: Connection, error: Exception) -> None:
+    def _lose_unknown(self, connection: Connection, error: Exception) -> None:
         """Handle the loss of a connection that belongs to no peer yet."""
         raise NotImplementedError
 
@@ -398,12 +398,12 @@ class End:
             try:
                 connection.fill()
             except EndedError:
-                self._hear(peer, connection)  # what it said last
+                self._receive(peer, connection)  # what it said last
                 raise
-            self._hear(peer, connection)
+            self._receive(peer, connection)
         self._pump(peer)
 
-    def _hear(self, peer: Peer, connection: Connection) -> None:
+    def _receive(self, peer: Peer, connection: Connection) -> None:
         """Handle all complete messages."""
         while peer.connection is connection:  # a message may have ended it
             line = connection.message()
@@ -412,9 +412,9 @@ class End:
             peer.heard = time.monotonic()
             message = peer.take(line)
             if message is not None:
-                self._come(peer, message)
+                self._handle(peer, message)
 
-    def _come(self, peer: Peer, message: Dict[str, Any]) -> None:
+    def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         """Handle a message of a peer."""
         raise NotImplementedError
 
@@ -442,5 +442,5 @@ class End:
                 self._news(peer, message)
             hurried = hurried or (peer.closed is not None and not peer.gone and not peer.left)
         if self._closing:
-            self._look_whether_said()
+            self._check_acknowledged()
         return self._more(now) or hurried

@@ -54,7 +54,7 @@ class EndedError(Exception):
         self.by_peer = by_peer
 
 
-class NotOursError(Exception):
+class InvalidMessageError(Exception):
     """The bytes violate the protocol, or another host changed them. The text says what the other end did."""
 
 
@@ -73,10 +73,10 @@ class Seal:
         """Check the next frame.
 
         Raises:
-            NotOursError: it is not the next frame of the other end.
+            InvalidMessageError: it is not the next frame of the other end.
         """
         if not hmac.compare_digest(self._mac(payload), bytes(mac)):
-            raise NotOursError("sent a frame with a wrong MAC: a host between the nodes changed or repeated it")
+            raise InvalidMessageError("sent a frame with a wrong MAC: a host between the nodes changed or repeated it")
 
     def _mac(self, *payload: Data) -> bytes:
         digest = self._keyed.copy()
@@ -103,26 +103,26 @@ def parse(payload: Data) -> Dict[str, Any]:
     """Decode a payload of an agent of the run, which may be broken or lie.
 
     Raises:
-        NotOursError: it is not a JSON object, or has too many values.
+        InvalidMessageError: it is not a JSON object, or has too many values.
     """
     data = bytes(payload)
     if sum(map(data.count, (b",", b"[", b"{"))) > VALUES:
-        raise NotOursError("sent a message that has more than %d values" % VALUES)
+        raise InvalidMessageError("sent a message that has more than %d values" % VALUES)
     try:
         return parse_object(data, limit=MESSAGE)
     except UntrustedError as error:
-        raise NotOursError("sent a message that %s" % error) from None
+        raise InvalidMessageError("sent a message that %s" % error) from None
 
 
 def length_of(head: Data, limit: int) -> int:
     """The length of the payload, from the header.
 
     Raises:
-        NotOursError: it is longer than ``limit``.
+        InvalidMessageError: it is longer than ``limit``.
     """
     length: int = _LENGTH.unpack_from(head)[0]
     if length > limit:
-        raise NotOursError("sent a frame of %d bytes, more than the %d allowed" % (length, limit))
+        raise InvalidMessageError("sent a frame of %d bytes, more than the %d allowed" % (length, limit))
     return length
 
 
@@ -196,12 +196,12 @@ class Connection:
         """The next line of the handshake, with its newline; None until it is complete.
 
         Raises:
-            NotOursError: it is longer than ``limit``.
+            InvalidMessageError: it is longer than ``limit``.
         """
         end = self.unread.find(b"\n", 0, self.limit)
         if end < 0:
             if len(self.unread) >= self.limit:
-                raise NotOursError("sent %r" % bytes(self.unread[:40]))
+                raise InvalidMessageError("sent %r" % bytes(self.unread[:40]))
             return None
         line = bytes(self.unread[: end + 1])
         del self.unread[: end + 1]
@@ -211,7 +211,7 @@ class Connection:
         """The next message; None until it is complete.
 
         Raises:
-            NotOursError: the frame is too long, has a wrong MAC, or is not a message.
+            InvalidMessageError: the frame is too long, has a wrong MAC, or is not a message.
         """
         payload = self.payload()
         return None if payload is None else parse(payload)
@@ -288,7 +288,7 @@ class Stream:
             return None
         try:
             return parse(buffer[:count])
-        except NotOursError as error:
+        except InvalidMessageError as error:
             raise CopyError("the other side %s" % error) from None
 
     def read(self, view: memoryview) -> Optional[int]:
@@ -302,7 +302,7 @@ class Stream:
             if count < HEAD or self._fill(view[:length]) < length:
                 raise CopyError("the other side closed the connection in the middle of a frame")
             self._session.received.check(head[HEAD - MAC :], view[:length])
-        except NotOursError as error:
+        except InvalidMessageError as error:
             raise CopyError("the other side %s" % error) from None
         return length
 

@@ -37,7 +37,7 @@ _SECOND = re.compile(_NAME + rb"[0-9a-f]{32} ([0-9a-f]{64})\n")
 _THIRD = re.compile(rb"([0-9a-f]{64})\n")
 
 
-class StrangerError(Exception):
+class UnknownPeerError(Exception):
     """The other end does not belong to this run. The text says what it sent."""
 
 
@@ -81,17 +81,17 @@ class Caller:
         """Return the answer to the host's line: the last line of the handshake.
 
         Raises:
-            StrangerError: the host does not know the token.
+            UnknownPeerError: the host does not know the token.
         """
         found = _SECOND.fullmatch(line)
         if found is None:
-            raise StrangerError("sent %r" % line[:40].rstrip(b"\n"))
+            raise UnknownPeerError("sent %r" % line[:40].rstrip(b"\n"))
         nonce_line = line[: found.start(1)]
         if not hmac.compare_digest(found.group(1), _proof(self._token, b"host", self._first + nonce_line)):
-            raise StrangerError("does not know this run's token; is it the agent of another run?")
-        said = self._first + line
-        last = _proof(self._token, b"caller", said) + b"\n"
-        there, here = (_key(self._token, way, said + last) for way in (b"caller", b"host"))
+            raise UnknownPeerError("does not know this run's token; is it the agent of another run?")
+        transcript = self._first + line
+        last = _proof(self._token, b"caller", transcript) + b"\n"
+        there, here = (_key(self._token, way, transcript + last) for way in (b"caller", b"host"))
         self.session = Session(Seal(there), Seal(here))
         return last
 
@@ -101,7 +101,7 @@ class Host:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._said = b""
+        self._transcript = b""
         self.claimed: Optional[Claim] = None
         self.session: Optional[Session] = None
 
@@ -109,21 +109,21 @@ class Host:
         """Return the answer to a line of the caller; empty after its last one.
 
         Raises:
-            StrangerError: it is not an agent of this run.
+            UnknownPeerError: it is not an agent of this run.
         """
         if self.claimed is None:
             found = _FIRST.fullmatch(line)
             if found is None:
-                raise StrangerError("sent %r" % line[:40].rstrip(b"\n"))
+                raise UnknownPeerError("sent %r" % line[:40].rstrip(b"\n"))
             self.claimed = Claim(found.group(1).decode(), int(found.group(2)))
             second = b"%s%s " % (_NAME, secrets.token_hex(16).encode())
             second += _proof(self._token, b"host", line + second) + b"\n"
-            self._said = line + second
+            self._transcript = line + second
             return second
         found = _THIRD.fullmatch(line)
-        if found is None or not hmac.compare_digest(found.group(1), _proof(self._token, b"caller", self._said)):
-            raise StrangerError("claimed to be rank %d, but does not know this run's token" % self.claimed.rank)
-        here, there = (_key(self._token, way, self._said + line) for way in (b"host", b"caller"))
+        if found is None or not hmac.compare_digest(found.group(1), _proof(self._token, b"caller", self._transcript)):
+            raise UnknownPeerError("claimed to be rank %d, but does not know this run's token" % self.claimed.rank)
+        here, there = (_key(self._token, way, self._transcript + line) for way in (b"host", b"caller"))
         self.session = Session(Seal(here), Seal(there))
         return b""
 

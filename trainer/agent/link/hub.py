@@ -23,8 +23,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
 from .endpoint import End, Peer, whole
-from .frames import MESSAGE, Connection, EndedError, NotOursError, Session, encode
-from .handshake import CLAIM, DEADLINE, HELLO, Host, StrangerError
+from .frames import MESSAGE, Connection, EndedError, InvalidMessageError, Session, encode
+from .handshake import CLAIM, DEADLINE, HELLO, Host, UnknownPeerError
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run
@@ -175,10 +175,10 @@ class Hub(End):
     def _tell_all(self, message: Dict[str, Any]) -> None:
         super()._tell_all(dict(message, node=self.node, rank=0))
 
-    def _come(self, peer: Peer, message: Dict[str, Any]) -> None:
+    def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         kind = message.get("kind")
         if not isinstance(kind, str) or kind in OWN:
-            raise NotOursError("sent a message of the kind %.40r" % (kind,))
+            raise InvalidMessageError("sent a message of the kind %.40r" % (kind,))
         message = dict(message, node=peer.node, rank=peer.rank)
         body = encode(message)
         if not self._allowances[peer.rank].take(len(body), time.monotonic()):
@@ -229,12 +229,12 @@ class Hub(End):
         self.pending.remove(newcomer)
         self._cut(newcomer.connection)
 
-    def _lose_stranger(self, connection: Connection, error: Exception) -> None:
+    def _lose_unknown(self, connection: Connection, error: Exception) -> None:
         newcomer = self.pending.find(connection)
         if newcomer is None:
             return
         claimed = newcomer.host.claimed
-        if isinstance(error, (NotOursError, StrangerError)):
+        if isinstance(error, (InvalidMessageError, UnknownPeerError)):
             self.reject(newcomer, str(error))
         elif claimed and isinstance(error, EndedError) and error.by_peer:
             # it left after this run's proof
@@ -267,7 +267,7 @@ class Hub(End):
         """Admit an authenticated connection."""
         rank, instance = whole(hello.get("rank")), hello.get("instance")
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
-            raise NotOursError("did not identify its agent")
+            raise InvalidMessageError("did not identify its agent")
         peer = self.peers.get(rank)
         if peer is None:
             self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
@@ -290,7 +290,7 @@ class Hub(End):
         connection.say(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
         received = whole(hello.get("received")) if hello.get("of") == self._instance else 0
         self._attach(peer, connection, received or 0)
-        self._hear(peer, connection)
+        self._receive(peer, connection)
 
     def _answer(
         self, newcomer: PendingConnection, message: Dict[str, Any], hello: Optional[Dict[str, Any]] = None

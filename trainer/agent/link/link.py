@@ -128,21 +128,21 @@ class HubMeeting:
         hub = self._hub
         missing = [rank for rank in hub.peers if rank not in self.offers]
         unseen = [hub.peers[rank].node for rank in missing if not hub.peers[rank].instance]
-        said = []
+        reasons = []
         if unseen:
-            said.append(
+            reasons.append(
                 "no connection from %s to %s: is a firewall in between, or did the agent not start?"
                 % (", ".join(unseen), self._place)
             )
         for rank in missing:
             peer = hub.peers[rank]
             if peer.instance and peer.connection is None:
-                said.append("%s was connected, but is not now." % peer.node)
+                reasons.append("%s was connected, but is not now." % peer.node)
             elif peer.instance:
-                said.append("%s is connected, but not ready." % peer.node)
+                reasons.append("%s is connected, but not ready." % peer.node)
         if hub.seen:
-            said.append("Other connections: %s." % "; ".join(hub.seen))
-        return " ".join(said)
+            reasons.append("Other connections: %s." % "; ".join(hub.seen))
+        return " ".join(reasons)
 
 
 class SpokeMeeting:

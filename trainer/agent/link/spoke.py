@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from ..contract.plan import Link, Plan
 from .endpoint import End, Peer, whole
-from .frames import MESSAGE, Connection, NotOursError, encode
-from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, StrangerError, admitted
+from .frames import MESSAGE, Connection, InvalidMessageError, encode
+from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, admitted
 
 SOON = 0.05  # seconds before the second try; doubled each time
 LATER = 0.5  # at most
@@ -68,7 +68,7 @@ class Spoke(End):
         self._next = 0.0
         self._pause = SOON
 
-    def _come(self, _: Peer, message: Dict[str, Any]) -> None:
+    def _handle(self, _: Peer, message: Dict[str, Any]) -> None:
         if message.get("kind") != "broken":  # only this agent's own link reports that
             self._deliver(message)
 
@@ -118,11 +118,11 @@ class Spoke(End):
         self._next = time.monotonic() + self._pause
         self._pause = min(LATER, self._pause * 2)
 
-    def _lose_stranger(self, connection: Connection, error: Exception) -> None:
+    def _lose_unknown(self, connection: Connection, error: Exception) -> None:
         attempt = self._try
         if attempt is None or attempt.connection is not connection:
             return
-        if isinstance(error, (NotOursError, StrangerError)):
+        if isinstance(error, (InvalidMessageError, UnknownPeerError)):
             self._failed(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
         elif isinstance(error, RefusedError):
             self.refused = str(error)
@@ -169,4 +169,4 @@ class Spoke(End):
         connection.limit = MESSAGE
         self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
         self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
-        self._hear(self.hub, connection)
+        self._receive(self.hub, connection)

@@ -251,7 +251,7 @@ class Ending:
         self._tracker = tracker
         self._grace = grace
         self._began: Optional[float] = None
-        self._told: Set[int] = set()
+        self._reported: Set[int] = set()
         self._living: Dict[int, Stat] = {}
         self._looked = 0.0
 
@@ -276,8 +276,8 @@ class Ending:
         for pid, stat in self._living.items():
             if now >= patience:
                 self._send(pid, stat, signal.SIGKILL)
-            elif pid not in self._told:
-                self._told.add(pid)
+            elif pid not in self._reported:
+                self._reported.add(pid)
                 self._send(pid, stat, signal.SIGTERM)
                 self._send(pid, stat, signal.SIGCONT)  # a stopped process would not react to SIGTERM
         self.left = sorted(self._living)

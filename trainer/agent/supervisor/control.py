@@ -56,7 +56,7 @@ class Control:
         self._guard = guard  # a pipe that closes when the guard exits
         self._silent: Dict[str, float] = {}  # nodes without heartbeats: since when
         self._nodes = set(plan.data.link.nodes if plan.data.link else [plan.node])
-        self._told: Dict[str, int] = {}  # events about each node in this attempt
+        self._event_counts: Dict[str, int] = {}  # events about each node in this attempt
         self._waits: Dict[str, bool] = {}  # a notice said that the run continues without their heartbeats
         self._lost_after = plan.data.link.lost_after if plan.data.link else LOST_AFTER
         self._wake, self._waker = os.pipe()
@@ -100,7 +100,7 @@ class Control:
         self.failure = None
         self.moved = time.monotonic()
         self._waits.clear()
-        self._told.clear()
+        self._event_counts.clear()
 
     def over(self) -> bool:
         """Whether the attempt must end here."""
@@ -179,9 +179,9 @@ class Control:
             self._peer(node, kind, text)
             self.fail(_rank(message.get("failed")), text, node, signal=None if signal is None else _text(signal, WORD))
         else:
-            self._heard(kind, node, message)
+            self._handle(kind, node, message)
 
-    def _heard(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
+    def _handle(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
         """Handle a message about the state of another agent, or about stacks."""
         if kind == "gone":
             self._peer(node, kind, "its agent exited")
@@ -209,8 +209,8 @@ class Control:
 
     def _peer(self, node: str, kind: Any, text: str) -> None:
         """Write an event about another agent, but not so many that a broken one fills the disk."""
-        self._told[node] = self._told.get(node, 0) + 1
-        if self._told[node] <= PEER_EVENTS:
+        self._event_counts[node] = self._event_counts.get(node, 0) + 1
+        if self._event_counts[node] <= PEER_EVENTS:
             self._events.emit("peer", node=node, state=kind, text=text)
 
 

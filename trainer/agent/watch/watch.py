@@ -53,7 +53,7 @@ class Watch:
         self._proc = proc or Proc(self._first)
         self._silence = Silence(plan.hang.after, self._proc)
         self._notices: List[str] = []
-        self._told: Set[Tuple[str, Optional[int]]] = set()  # hangs that were returned and are not over
+        self._reported: Set[Tuple[str, Optional[int]]] = set()  # hangs that were returned and are not over
         self._since: Dict[Tuple[str, int], float] = {}  # (kind, pid or rank): since when it holds
         self._mains: Dict[int, Tuple[int, Stat]] = {}  # rank: its main process
         self._ranks: Dict[int, int] = {}  # pid: rank, of all processes of ranks
@@ -117,14 +117,14 @@ class Watch:
         return now - self._since.setdefault((kind, key), now)
 
     def _once(self, hang: Hang) -> Optional[Hang]:
-        if (hang.kind, hang.rank) in self._told:
+        if (hang.kind, hang.rank) in self._reported:
             return None
-        self._told.add((hang.kind, hang.rank))
+        self._reported.add((hang.kind, hang.rank))
         return hang
 
     def _passed(self, kind: str, rank: Optional[int], text: str) -> None:
-        if (kind, rank) in self._told:
-            self._told.discard((kind, rank))
+        if (kind, rank) in self._reported:
+            self._reported.discard((kind, rank))
             self._notices.append(text)
 
     def _stopped(self, members: Dict[int, Stat], now: float) -> Optional[Hang]:
@@ -146,8 +146,8 @@ class Watch:
 
     def _waits(self, rank: int, pid: int, stat: Stat, now: float) -> None:
         lasts = self._lasts("waiting", pid, stat.state == "D", now)
-        if lasts >= WAITING and ("waiting", rank) not in self._told:
-            self._told.add(("waiting", rank))  # only once: a slow disk would fill the log
+        if lasts >= WAITING and ("waiting", rank) not in self._reported:
+            self._reported.add(("waiting", rank))  # only once: a slow disk would fill the log
             where = self._proc.wchan(pid)
             text = "rank %d (pid %d) has waited for a disk or a device for a minute" % (rank, pid)
             self._notices.append(text + (" (in the kernel: %s)" % where if where else ""))
