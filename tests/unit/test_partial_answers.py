@@ -30,7 +30,7 @@ def state(node, rank):
 def cluster(tmp_path, monkeypatch):
     """Two nodes of which one does not answer; ``answers`` are looked up by a word of the script."""
     (tmp_path / "inventory.yaml").write_text("prefix: /opt/llm/current\nnodes: {gpu01: 127.0.0.1, gpu02: 127.0.0.2}\n")
-    answers = {"releases of this node": LISTING, "Tells the newest runs": state("gpu01", 0)}
+    answers = {"this node's releases": LISTING, "Lists the newest runs": state("gpu01", 0)}
 
     class There:
         def __init__(self, node):
@@ -71,7 +71,7 @@ def test_logs_without_those_of_a_node_are_no_success(cluster, run):
 
 
 def test_metrics_of_another_node_than_the_first_are_said_to_be_so(cluster, run):
-    cluster.answers["Tells the newest runs"] = state("gpu01", 1)
+    cluster.answers["Lists the newest runs"] = state("gpu01", 1)
     _, _, err = run("metrics", "r1")
     assert "these are the numbers of gpu01; no answer from gpu02" in err
 
