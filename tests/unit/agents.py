@@ -27,8 +27,9 @@ while True:
     signal.pause()
 """
 
-# A launcher as torchrun is one: it starts ranks in sessions of their own and ends with 1 some time after one of them
-# has died. Each rank writes its pid into rank-<N>, is given CODE, and goes on until it is told to end.
+# Like torchrun, it starts each rank in its own session and ends with 1 some time after a rank has failed. It does not
+# reap a failed rank before, so the agent can read its status however late it looks. Each rank writes its pid into
+# rank-<N>, runs CODE, and stays until it is ended.
 LAUNCHER = """
 import os, subprocess, sys, time
 code, first, count, lag = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -37,11 +38,11 @@ for local in range(count):
     env = dict(os.environ, RANK=str(first + local), LOCAL_RANK=str(local))
     ranks.append(subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True))
 while True:
-    states = [rank.poll() for rank in ranks]
-    if any(state not in (None, 0) for state in states):
+    ended = [os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for rank in ranks]
+    if any(state is not None and state.si_status for state in ended):
         time.sleep(lag)
         sys.exit(1)
-    if all(state == 0 for state in states):
+    if None not in ended:
         sys.exit(0)
     time.sleep(0.05)
 """
