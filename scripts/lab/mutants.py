@@ -2,7 +2,8 @@
 
 A mutant is the source text with one expression or statement replaced. The mutants of a group are a sample with a fixed
 seed, so two runs compare. They run in a copy of the tree, in a forked process that has loaded pytest and other packages
-before. A mutant is killed if a test fails or the tests take four times as long as without it.
+before. A mutant is killed if a test fails, or if the tests time out: they take four times as long as without it. The
+score counts both, and the output names the second. A mutant in ``EQUIVALENT`` is neither tried nor counted.
 
 mutmut and cosmic-ray do not fit here: mutmut's mutants import mutmut, which the agent's processes on the nodes do not
 have, and cosmic-ray starts pytest anew for each mutant, which takes longer than most of these tests.
@@ -54,21 +55,28 @@ GROUPS = {
         unit("script", "render"),
         (*unit("compiled_scripts", folder="tests/sh"), "tests/golden/test_scripts.py"),
     ),
-    "checkpoints": Group(
-        ("trainer/agent/checkpoints/*.py",), 80, unit("agent_checkpoints"), unit("agent_hostile", "resume_fewer")
-    ),
+    "checkpoints": Group(("trainer/agent/checkpoints/*.py",), 80, unit("agent_checkpoints"), unit("agent_hostile")),
     "link": Group(
         ("trainer/agent/link/*.py",),
         90,
-        unit("agent_links", "agent_link_hostile"),
-        unit("agent_copying", "agent_nodes"),
+        unit("agent_copying", "agent_link_hostile"),
+        unit("agent_links"),
     ),
     "packer": Group(
         ("provision/env/packing/*.py",),
         70,
         unit("formats", "hard_links", "temporary", "keys", "pack", folder=PACKER),
-        unit("bundle", "workers", "pack_faults", "split", "truth", "marks", folder=PACKER),
+        unit("marks", "pack_faults", "split", "workers", "truth", folder=PACKER),
     ),
+}
+
+# Mutants that behave like the original, with the reason: by file, line without its indent, and replacement.
+EQUIVALENT = {
+    (
+        "provision/script.py",
+        'state = cast("StepState", found["state"])',
+        "'StepStateXX'",
+    ): "cast ignores its first argument",
 }
 
 COMPARISONS: dict[type[ast.cmpop], str] = {
@@ -95,9 +103,15 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
+    """``outcome`` is ``failed`` (a test), ``timed out`` or ``survived``; ``seconds`` are those of the last tests."""
+
     mutant: Mutant
-    killed: bool
+    outcome: str
     seconds: float
+
+    @property
+    def killed(self) -> bool:
+        return self.outcome != "survived"
 
 
 def mutants(file: str, source: str) -> Iterator[Mutant]:
@@ -190,13 +204,19 @@ def sample(tree: Path, group: Group, number: int) -> list[Mutant]:
                     compile(changed, each.file, "exec")
                 except SyntaxError:
                     continue
-                found.append(each)
+                if equivalent(each, source) is None:
+                    found.append(each)
     random.Random(SEED).shuffle(found)
     return found[:number]
 
 
-def passes(tree: Path, tests: tuple[str, ...], limit: float) -> tuple[bool, float]:
-    """Whether the tests pass in the tree, in a forked process, and the seconds that they take; at most ``limit``."""
+def equivalent(each: Mutant, source: str) -> str | None:
+    """The reason why no test can notice the mutant, or None."""
+    return EQUIVALENT.get((each.file, source.splitlines()[each.line - 1].strip(), each.text))
+
+
+def run_tests(tree: Path, tests: tuple[str, ...], limit: float) -> tuple[str, float]:
+    """The outcome of the tests in the tree, in a forked process, and the seconds that they take; at most ``limit``."""
     started = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -218,11 +238,12 @@ def passes(tree: Path, tests: tuple[str, ...], limit: float) -> tuple[bool, floa
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             kill(child)
-            return os.waitstatus_to_exitcode(status) == 0, time.monotonic() - started
+            outcome = "failed" if os.waitstatus_to_exitcode(status) else "survived"
+            return outcome, time.monotonic() - started
         time.sleep(0.05)
     kill(child)
     os.waitpid(child, 0)
-    return False, time.monotonic() - started
+    return "timed out", time.monotonic() - started
 
 
 def kill(session: int) -> None:
@@ -239,12 +260,19 @@ def attempt(tree: Path, group: Group, each: Mutant, limit: float) -> Verdict:
     path.write_bytes(original[: each.start] + each.text.encode() + original[each.end :])
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
     try:
-        passed, seconds = passes(tree, group.first, limit)
-        if passed:
-            passed, seconds = passes(tree, group.second, limit)
+        outcome, seconds = run_tests(tree, group.first, limit)
+        if outcome == "survived":
+            outcome, seconds = run_tests(tree, group.second, limit)
     finally:
         path.write_bytes(original)
-    return Verdict(each, not passed, seconds)
+    return Verdict(each, outcome, seconds)
+
+
+def kills(file: Path, name: str) -> dict[Mutant, Verdict]:
+    """The killed mutants of a group in a file of an earlier run."""
+    found = json.loads(file.read_text(encoding="utf-8")).get(name, [])
+    verdicts = [Verdict(Mutant(**one["mutant"]), one["outcome"], one["seconds"]) for one in found]
+    return {one.mutant: one for one in verdicts if one.killed}
 
 
 def main() -> int:
@@ -252,11 +280,15 @@ def main() -> int:
     parser.add_argument("--only", choices=GROUPS, action="append", help="this group; may be repeated")
     parser.add_argument("--number", type=int, metavar="N", help="mutants of each group")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every mutant and its verdict there")
+    parser.add_argument("--resume", action="store_true", help="try only mutants that FILE does not have as killed")
     given = parser.parse_args()
+    if given.resume and not (given.json and given.json.is_file()):
+        parser.error("--resume needs --json with the file of an earlier run")
     for name in ("pytest", "jinja2", "pydantic", "zstandard", "cryptography.hazmat.primitives.hashes"):
         import_module(name)  # else every mutant would load them
 
     verdicts: dict[str, list[Verdict]] = {}
+    written = json.loads(given.json.read_text(encoding="utf-8")) if given.resume else {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
         for name in COPIED:
@@ -266,32 +298,38 @@ def main() -> int:
         compileall.compile_dir(tree / "trainer", quiet=2)
         for name in given.only or GROUPS:
             group = GROUPS[name]
-            passed, seconds = passes(tree, group.first, 900)
-            also, more = passes(tree, group.second, 900)
-            if not (passed and also):
-                print(f"{name}: the tests fail without a change", file=sys.stderr)
+            earlier = kills(given.json, name) if given.resume else {}
+            outcome, seconds = run_tests(tree, group.first, 900)
+            also, more = run_tests(tree, group.second, 900)
+            if {outcome, also} != {"survived"}:
+                print(f"{name}: the tests do not pass without a change ({outcome}, {also})", file=sys.stderr)
                 return 1
             chosen = sample(tree, group, given.number or group.number)
             print(f"{name}: {len(chosen)} mutants, {seconds:.1f} and {more:.1f} s without a change", flush=True)
             verdicts[name] = []
             for each in chosen:
-                verdict = attempt(tree, group, each, 4 * max(seconds, more) + 20)
+                verdict = earlier.get(each) or attempt(tree, group, each, 4 * max(seconds, more) + 20)
                 verdicts[name].append(verdict)
-                if not verdict.killed:
-                    print(f"  survived: {each.file}:{each.line}: {each.was!r:.90} -> {each.text!r:.90}", flush=True)
+                if verdict.outcome != "failed":
+                    where = f"{each.file}:{each.line}: {each.was!r:.90} -> {each.text!r:.90}"
+                    print(f"  {verdict.outcome}: {where}", flush=True)
                 if given.json:
-                    text = json.dumps(
-                        {key: [asdict(one) for one in found] for key, found in verdicts.items()}, indent=1
-                    )
+                    text = json.dumps(written | as_json(verdicts), indent=1)
                     given.json.write_text(text, encoding="utf-8")
             report(name, verdicts[name])
     report("all", [each for found in verdicts.values() for each in found])
     return 0
 
 
+def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, list[dict[str, object]]]:
+    return {name: [asdict(one) | {"killed": one.killed} for one in found] for name, found in verdicts.items()}
+
+
 def report(name: str, found: list[Verdict]) -> None:
     killed = sum(each.killed for each in found)
-    print(f"{name}: {killed} of {len(found)} killed, {100 * killed / max(1, len(found)):.1f} %", flush=True)
+    late = sum(each.outcome == "timed out" for each in found)
+    share = 100 * killed / max(1, len(found))
+    print(f"{name}: {killed} of {len(found)} killed, {share:.1f} %; {late} of them by a timeout", flush=True)
 
 
 if __name__ == "__main__":
