@@ -66,7 +66,10 @@ GROUPS = {
         ("provision/env/packing/*.py",),
         70,
         unit("formats", "hard_links", "temporary", "keys", "pack", folder=PACKER),
-        unit("marks", "pack_faults", "split", "workers", "truth", folder=PACKER),
+        (
+            f"{PACKER}/test_large.py::test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges",
+            *unit("marks", "pack_faults", "split", "workers", "truth", folder=PACKER),
+        ),
     ),
 }
 

@@ -86,6 +86,17 @@ def test_a_script_on_standard_input_runs_whole(shell):
     assert (done.stderr, done.returncode) == (b"", 0)
 
 
+def test_a_script_on_standard_input_gets_no_further_text(shell):
+    done = subprocess.run([*shell, "-c", FROM_INPUT], input=b"echo last", capture_output=True, check=True)
+    assert done.stdout == b"last\n"
+
+
+def test_a_failed_step_whose_output_has_no_last_newline_hides_no_later_step(shell):
+    results, rc, _ = run(shell, [Step("one", "printf oops; false"), Step("two", "true")], keep_going=True)
+    assert (states(results), rc) == ([("one", "failed"), ("two", "changed")], 0)
+    assert results[0].detail == "oops"
+
+
 def test_the_last_word_of_a_test_and_of_a_step_stays(shell, tmp_path):
     file = quote(tmp_path / "X")
     step = Step("a", do=f"touch {file}\n\n", unless=f"test -e {file}\n\n")

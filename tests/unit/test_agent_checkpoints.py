@@ -199,6 +199,42 @@ def test_safetensors_that_are_none(tmp_path, data):
     assert checkpoint_files.look(tmp_path / "model.safetensors")[0].torn
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".distcp"])
+def test_a_truncated_torch_file_is_found_by_its_suffix(tmp_path, suffix):
+    path = tmp_path / f"state{suffix}"
+    path.write_bytes(torch_zip()[:-1])
+    assert checkpoint_files.look(path)[0].torn == "it is truncated: its zip directory is missing"
+
+
+@pytest.mark.parametrize(("levels", "torn"), [(200, None), (201, "it is not complete JSON")])
+def test_json_of_a_checkpoint_may_have_200_levels(tmp_path, levels, torn):
+    path = tmp_path / "trainer_state.json"
+    path.write_bytes(b"[" * levels + b"]" * levels)
+    assert checkpoint_files.look(path)[0].torn == torn
+
+
+@pytest.mark.parametrize(("size", "torn"), [(64 << 20, "it is not complete JSON"), ((64 << 20) + 1, None)])
+def test_json_of_more_than_64_mib_is_not_read(tmp_path, size, torn):
+    path = tmp_path / "trainer_state.json"
+    with path.open("wb") as file:
+        file.truncate(size)  # zeros, which are no JSON
+    assert checkpoint_files.look(path)[0].torn == torn
+
+
+def test_a_mark_covers_the_whole_header_of_safetensors(tmp_path):
+    path = tmp_path / "model.safetensors"
+    marks = set()
+    for shape in (1, 2):
+        tensors = {f"layer{n:05}": {"shape": [0], "data_offsets": [0, 0]} for n in range(2000)}
+        tensors["last"] = {"shape": [shape], "data_offsets": [0, 1 << 20]}
+        header = json.dumps(tensors).encode()
+        assert len(header) > 100_000
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(1 << 20))
+        assert checkpoint_files.look(path)[0].torn is None
+        marks.add(checkpoint_files.look(path)[0].mark)
+    assert len(marks) == 2
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
 def test_a_mark_tells_files_of_equal_size_apart(tmp_path, name):
     make = safetensors if name == "model.safetensors" else lambda elements, fill: torch_zip(b"%d" % fill, elements)
@@ -311,6 +347,10 @@ def test_complete_ones(tmp_path, files):
             "global_step20: experts' optimizer states of rank 0 missing",
         ),
         ({"iter_20/model.safetensors": safetensors()}, "complete.json is missing: the save did not finish"),
+        (
+            {"checkpoint-20/a.index.json": b'{"weight_map": {"a": "a.index.json"}}'},  # an index that lists only itself
+            "trainer_state.json is missing: the save did not finish",
+        ),
     ],
 )
 def test_incomplete_ones(tmp_path, files, said):
@@ -361,6 +401,11 @@ def test_ours_counts_with_all_the_parts_that_its_complete_json_names(tmp_path):
     }
     alone = choose([tmp_path / "a"])
     assert alone.refused == [("iter_30", f"{parts[1]} is missing, although complete.json lists it")]
+
+
+def test_a_folder_with_model_states_only_is_a_checkpoint_of_deepspeed_without_zero(tmp_path):
+    write(tmp_path, {"last/mp_rank_00_model_states.pt": torch_zip()})
+    assert choose([tmp_path]) == ("last", 0, {}, [])
 
 
 def test_ours_counts_with_its_complete_json_only(tmp_path):
@@ -437,6 +482,13 @@ def test_each_node_with_its_own_disk(tmp_path):
     assert choice.name == "checkpoint-20"
     assert sorted(choice.copy) == [1]
     assert sorted(choice.copy[1]) == sorted((name, len(data), 0) for name, data in main.items() if "rng" not in name)
+
+
+def test_a_node_without_ranks_gets_no_file_that_only_one_rank_reads(tmp_path):
+    files = trainer(20, world=1)
+    write(tmp_path, files)
+    copy = newest({0: offer(tmp_path, 0, 1), 1: {}}, 1).copy
+    assert {name for name, _, _ in copy[1]} == {name for name in files if "rng_state" not in name}
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -81,6 +81,7 @@ def test_files_go_from_every_node_to_every_node(agents, tmp_path, giver, taker):
         assert path.read_bytes() == data
         assert path.stat().st_mtime_ns == 1700000000123456789
     assert sum(told) == (5 << 20) + 1
+    assert links[taker].copies.open_sockets == set()  # an agent runs for weeks
     nothing_left(tmp_path / f"n{taker}")
 
 

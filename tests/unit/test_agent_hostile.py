@@ -239,10 +239,18 @@ def test_a_verdict_of_rank_0_that_is_none_is_refused(plan, change):
         check_end(plan, verdict | change)
 
 
-def test_a_file_that_names_a_rank_which_no_run_has_costs_no_memory():
-    names = {f"rng_state_{10**15}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", rules.STATE}
+@pytest.mark.parametrize(
+    ("rank", "why"),
+    [
+        ((1 << 20) - 1, "rng_state of rank 0, 1, 2, 3, 4 missing"),
+        (1 << 20, "rng_state: a file name has a rank that no run can have"),
+        (10**15, "rng_state: a file name has a rank that no run can have"),
+    ],
+)
+def test_a_file_that_names_a_rank_which_no_run_has_costs_no_memory(rank, why):
+    names = {f"rng_state_{rank}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", rules.STATE}
     union = rules.Union(rules.HUGGING_FACE, names, {}, 1, None)
-    assert rules.why_incomplete(union, 2) == "rng_state: a file name has a rank that no run can have"
+    assert rules.why_incomplete(union, 2) == why
 
 
 # --- files -------------------------------------------------------------------------------------------------------

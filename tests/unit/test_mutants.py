@@ -25,7 +25,7 @@ def first(items: "list[str]", most: int = 3) -> "str | None":
 def test_the_modules_and_tests_of_a_group_exist(name):
     group = GROUPS[name]
     assert all(list(ROOT.glob(pattern)) for pattern in group.modules)
-    assert all((ROOT / test).is_file() for test in (*group.first, *group.second))
+    assert all((ROOT / test.partition("::")[0]).is_file() for test in (*group.first, *group.second))
 
 
 def test_every_change_is_valid_python_and_differs():

@@ -19,7 +19,7 @@ from provision.env.packing.pack import PackOptions, pack
 from provision.env.relocation.rewrite import Search
 from provision.env.source import files
 from provision.errors import BundleError
-from provision.model import ignore
+from provision.model import Notice, ignore
 
 PREFIX = b"/opt/env"
 DETECTOR = PrefixDetector(
@@ -101,7 +101,9 @@ def test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges(tmp_path
     start = ELF[:600] + path
     helpers.write(prefix / "lib" / "huge.so", start + ELF[len(start) :] + bytes(2 * helpers.LIMIT))
     helpers.write(prefix / "lib" / "rewritten.so", start + ELF[len(start) :][: helpers.LIMIT] + bytes(100))
-    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
+    events = []
+    manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append, options=PackOptions(limit=helpers.LIMIT))
+    assert [event.text for event in events if isinstance(event, Notice)] == list(manifest.notices)
     found = {entry.path: entry for entry in manifest.files}
     assert found["lib/huge.so"].marks == (Mark("binary"),)
     assert found["lib/huge.so"].raw

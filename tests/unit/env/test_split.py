@@ -51,6 +51,27 @@ def test_parts_are_slices_of_the_bundle_that_is_not_split(manifest, packed, fold
     assert whole.digest == manifest.digest
 
 
+@pytest.mark.parametrize(("parts", "last"), [(1000, "env.ccb.999"), (1001, "env.ccb.1000")])
+def test_part_numbers_have_more_digits_from_a_thousand_on(folder, parts, last):
+    output = writer.Output(folder / "env.ccb", split=1)
+    output.write(bytes(parts))
+    output.close()
+    assert output.names[-1] == last
+    assert len({len(name) for name in output.names}) == 1
+
+
+def test_a_large_bundle_is_flushed_to_the_disk_every_64_mib(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(writer, "flush_file", flushed.append)
+    for sizes, times in (((1, (64 << 20) - 1), 0), ((64 << 20, (128 << 20) - 1), 1), ((64 << 20, 128 << 20), 2)):
+        flusher = writer.Flusher()
+        for size in sizes:
+            flusher.report(tmp_path, size)
+        flusher.close()
+        assert flushed == [tmp_path] * times
+        flushed.clear()
+
+
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed here")
 def test_they_are_checked_and_joined_by_hand(manifest, folder):
     subprocess.run(["sha256sum", "-c", "--strict", "env.ccb.sha256"], cwd=folder, check=True, capture_output=True)

@@ -87,7 +87,7 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
         raise TornError("its header is damaged") from error
     if size != 8 + length + end:
         raise TornError("it has %d of %d bytes" % (size, 8 + length + end))
-    return header[: 64 << 10] + _places(file, size)
+    return header + _places(file, size)
 
 
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:

@@ -28,7 +28,7 @@ import socket
 import stat
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .endpoint import whole
 from .frames import LINE, PIECE, SILENCE, CopyError, InvalidMessageError, Session, Stream
@@ -222,7 +222,7 @@ class Copies:
         self.open_sockets: Set[socket.socket] = set()
         self._closed = False
         self._tickets: Dict[str, Optional[Stream]] = {}
-        self.served: Dict[int, int] = {}  # by rank, the connections that rank 0 serves
+        self.served: Counter[int] = Counter()  # by rank, the connections that rank 0 serves
         self._changed = threading.Condition()
 
     def close(self) -> None:
@@ -238,9 +238,9 @@ class Copies:
         """Rank 0: serve an authenticated connection."""
         rank = hello["rank"]
         with self._changed:
-            busy = self.served.get(rank, 0) >= AT_ONCE
+            busy = self.served[rank] >= AT_ONCE
             if not busy:
-                self.served[rank] = self.served.get(rank, 0) + 1
+                self.served[rank] += 1
         if busy:
             sock.close()
         else:
