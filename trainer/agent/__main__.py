@@ -55,6 +55,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ if not __package__:  # started as ``python -I <folder>``: the folder is the pack
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command of the command line. Modules are imported late, so that the guard stays small."""
+    gc.set_threshold(10_000)  # the default collects 26 times during the imports and frees nothing
     given = _parser().parse_args(arguments)
     if given.command == "probe":
         from .node import probe  # noqa: PLC0415
