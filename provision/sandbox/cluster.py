@@ -114,7 +114,7 @@ class Sandbox:
         Raises:
             ClusterctlError: the node is not running.
         """
-        return Path(f"/proc/{self._running(name).pid}/root")
+        return Path(f"/proc/{self.init_process(name).pid}/root")
 
     def enter(
         self, name: str, argv: Sequence[str], *, stdin: str = "", timeout: float | None = None
@@ -130,7 +130,7 @@ class Sandbox:
         Raises:
             ClusterctlError: the node is not running.
         """
-        pid = str(self._running(name).pid)
+        pid = str(self.init_process(name).pid)
         into = ["nsenter", "--target", pid, "--mount", "--uts", "--ipc", "--net", "--pid"]
         return subprocess.run(
             [*into, "--", *argv],
@@ -149,7 +149,7 @@ class Sandbox:
 
     def power_off(self, name: str) -> None:
         """Kills every process of a node at once, like a power cut. Its disk stays; see ``power_on``."""
-        kill([self._running(name)])
+        kill([self.init_process(name)])
 
     def power_on(self, name: str) -> None:
         """Starts a node that is off, and waits for its sshd.
@@ -197,7 +197,12 @@ class Sandbox:
             raise UsageError(f"sandbox {self.name} has no node {name} (there: {known})")
         return found[0]
 
-    def _running(self, name: str) -> Process:
+    def init_process(self, name: str) -> Process:
+        """The first process of a node, whose namespaces are the node's.
+
+        Raises:
+            ClusterctlError: the node is not running.
+        """
         init = self._node(name).init
         if not (self.state.same_boot and init and init.alive):
             raise ClusterctlError(f"{name} of sandbox {self.name} is off")

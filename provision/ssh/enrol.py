@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from provision.errors import UsageError
 from provision.model import Inventory, Node, Step
-from provision.render import render
+from provision.render import quote, render
 from provision.script import compile_steps, parse
 from provision.ssh.remote import NodeUnreachable, connect
 
@@ -70,7 +70,8 @@ def _install(inventory: Inventory, remote: Remote) -> None:
     blob = line.split()[1]
     step = Step(
         "public key",
-        unless=render("enrol/has_key.sh.j2", blob=blob),
+        # A commented-out key does not count.
+        unless=f'cd\ngrep -q -- "^[^#]*"{quote(blob)} .ssh/authorized_keys\n',
         do=render("enrol/install_key.sh.j2", line=line, blob=blob, patience=_PATIENCE),
     )
     token = secrets.token_hex(8)

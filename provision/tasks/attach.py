@@ -114,9 +114,9 @@ class Attachment:
         rank = self.nodes.index(node)
 
         def script() -> str:
-            return render(
-                "run/follow.sh.j2", run=str(self._folder), plan=plan_name(rank), offset=self._offsets[node.name]
-            )
+            agent, plan = f"{self._folder}/agent", f"{self._folder}/{plan_name(rank)}"
+            arguments = ["-IS", agent, "follow", plan, "--from", self._offsets[node.name]]
+            return render("run/agent_python.sh.j2", run=str(self._folder), arguments=arguments)
 
         def line(text: str) -> bool:
             event = parsed(text)

@@ -17,7 +17,7 @@ from provision.errors import ClusterctlError, NodesFailedError, PreflightError
 from provision.model import Node
 from provision.netbench.events import parse, stage
 from provision.netbench.events import reason as why_failed
-from provision.render import render
+from provision.render import quote
 from provision.run import RunFiles, RunSpec, Worker, new_run_id, readiness
 from provision.run.files import sources
 from provision.run.found import Used, read_network
@@ -129,8 +129,10 @@ class _Flight:
     def follow(self, node: Node) -> None:
         """Run the ranks of one node to their end; if they fail, all others end too."""
         spec = self._world.spec
-        script = render(
-            "netbench/measure.sh.j2", run=spec.id, node=node.name, release=str(spec.prefix), folder=str(spec.folder)
+        # The first line of stdin is the request; the end of stdin stops the measurement.
+        script = (
+            f"export CLUSTERCTL_RUN={quote(spec.id)} CLUSTERCTL_NODE={quote(node.name)}\n"
+            f"exec {quote(spec.prefix)}/bin/python -I {quote(spec.folder)}/network\n"
         )
         try:
             result = self._world.session.connections[node].run(

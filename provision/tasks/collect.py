@@ -236,7 +236,8 @@ class Collection:
         return newest(answer, {one["name"] for offer in offered.values() for one in offer.get("checkpoints", ())})
 
     def _program(self, node: Node, program: str, arguments: Sequence[str], stdin: bytes = b"") -> dict[str, Any]:
-        script = render("run/agent_python.sh.j2", run=str(self.folder), program=program, arguments=list(arguments))
+        argv = ["-I", "-c", program, f"{self.folder}/agent", *arguments]  # the program imports the agent's modules
+        script = render("run/agent_python.sh.j2", run=str(self.folder), arguments=argv)
         result = self.session.run(node, script, stdin=stdin, deadline=_DEADLINE)
         try:
             return parse_object(result.out, limit=_ANSWER)

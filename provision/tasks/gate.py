@@ -23,7 +23,7 @@ from provision.checks.kit.measures import pairs
 from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser, PreflightError
 from provision.model import Finding, Inventory, Node
-from provision.render import render
+from provision.render import quote, words
 from provision.run import RunFiles, readiness
 from provision.run.readiness import Content
 from provision.script import FROM_INPUT
@@ -332,15 +332,14 @@ def ask(question: Question, session: Session) -> GateAnswers:
     return GateAnswers(answers, _contents(question, talked), talked.ports, lost)
 
 
+def talk_script(prefix: str, run: str, patience: float, paths: Sequence[str]) -> str:
+    """Sh with which the agent answers the lines of stdin, until stdin ends."""
+    return f"exec {quote(prefix)}/bin/python -I {quote(run)}/agent talk --patience {patience} -- {words(paths)}\n"
+
+
 def _talk(question: Question, session: Session) -> TalkAnswers:
     """Ask the agents about content, clocks and ports."""
-    script = render(
-        "run/talk.sh.j2",
-        prefix=str(question.inventory.prefix),
-        run=question.folder,
-        patience=_READING,
-        paths=question.paths,
-    )
+    script = talk_script(str(question.inventory.prefix), question.folder, _READING, question.paths)
     ports = [port for port in (question.inventory.train.port, question.link) if port]
     return talk(session, question.nodes, script, patience=_READING, ports=ports)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.model import Node
-from provision.render import render
+from provision.render import quote, render
 from provision.run.follow import Entry, entry, merged, pattern
 from provision.session.streams import Stream, Streams
 from provision.ssh.remote import reading, sent_length
@@ -145,6 +145,11 @@ def _past(session: Session, run: Run, parts: Sequence[Part], wanted: Wanted) -> 
     return offsets, Logs(run.id, run.state, tuple(kept), outcome.reasons, cut)
 
 
+def tail_script(logs: str, pid: int, first: int) -> str:
+    """Sh that prints a node's log from a byte on, until the agent that owns the run exits."""
+    return f"cd -- {quote(logs)} || exit 4\nexec tail --pid={pid} -c +{first} -f run.log\n"
+
+
 def _follow(
     session: Session,
     run: Run,
@@ -161,7 +166,7 @@ def _follow(
 
         def script() -> str:
             folder = f"{run_folder(session.inventory, run.id).parent}/{part.logs}"
-            return render("run/log_tail.sh.j2", logs=folder, pid=int(part.number("pid") or 0), first=at + 1)
+            return tail_script(folder, int(part.number("pid") or 0), at + 1)
 
         def line(text: str) -> bool:
             nonlocal at

@@ -152,7 +152,7 @@ class Nodes:
 
 def processes(box, name, word):
     """Processes of a node whose command line holds a word, as this machine numbers them."""
-    inside = Path(f"/proc/{box._running(name).pid}/ns/pid").readlink()
+    inside = Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -174,7 +174,7 @@ def share_folder(box, source, names, place):
     """Mount a folder of this machine on nodes, as an NFS home would be."""
     libc = ctypes.CDLL(None, use_errno=True)
     for name in names:
-        namespace = os.open(f"/proc/{box._running(name).pid}/ns/mnt", os.O_RDONLY)
+        namespace = os.open(f"/proc/{box.init_process(name).pid}/ns/mnt", os.O_RDONLY)
         child = os.fork()
         if not child:
             # The system calls open_tree and move_mount: mount(8) cannot take a folder into another namespace.

@@ -78,7 +78,7 @@ def before_and_after(require_sandbox, tmp_path_factory):
         for _, _, script in FAULTS.values():
             argv = ["sh", "-c", script.replace("10.80", subnet)]
             if script.startswith("ip "):
-                argv = ["nsenter", "--target", str(box._running(NODE).pid), "--net", *argv]
+                argv = ["nsenter", "--target", str(box.init_process(NODE).pid), "--net", *argv]
                 done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
             else:
                 done = box.enter(NODE, argv, timeout=60)

@@ -48,7 +48,7 @@ def verdicts(check, seen, answers):
 
 def in_network(box, name, *argv, stdin=None):
     """A program of this machine in a node's network."""
-    into = ["nsenter", "--target", str(box._running(name).pid), "--net", "--", *argv]
+    into = ["nsenter", "--target", str(box.init_process(name).pid), "--net", "--", *argv]
     done = subprocess.run(into, input=stdin, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -103,7 +103,7 @@ def assert_nobody_listens(box, seen, answers):
 
 
 def listening(box, name):
-    pid = box._running(name).pid
+    pid = box.init_process(name).pid
     return [line for file in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{file}").read_text().splitlines()]
 
 
@@ -159,7 +159,7 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
     with Connections(inventory_file.load(sandbox.inventory)) as broken:
         seen = plan(broken)
         node = seen.nodes[0]
-        ear = Conversation(node, broken.__getitem__, ports._listen(seen, node, "0123"), beat=1.0)
+        ear = Conversation(node, broken.__getitem__, ports.listen_script(seen, node, "0123"), beat=1.0)
         ear.start()
         assert ear.wait_for("ready", LATE)
         places = [f":{port:04X} " for each in ports.open_ports(ear.lines).values() for port in each]
@@ -237,7 +237,7 @@ def hung(box, name, place):
     child = os.fork()
     if not child:
         libc = ctypes.CDLL(None, use_errno=True)
-        namespace = os.open(f"/proc/{box._running(name).pid}/ns/mnt", os.O_RDONLY)
+        namespace = os.open(f"/proc/{box.init_process(name).pid}/ns/mnt", os.O_RDONLY)
         done = not libc.setns(namespace, 0x20000)
         done = done and not libc.mount(b"gone:/data", os.fsencode(place), b"fuse", 0, options.encode())
         os._exit(0 if done else 1)

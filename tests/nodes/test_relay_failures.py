@@ -284,7 +284,7 @@ def test_a_node_that_accepts_no_relay_is_reached_directly(make):
     config.write_text(config.read_text() + "AuthorizedKeysFile /etc/ssh/keys\n")
     root = nodes.box.node_root("node02")
     (root / "etc/ssh/keys").write_bytes((root / "root/.ssh/authorized_keys").read_bytes())
-    sshd = nodes.box._running("node02").pid
+    sshd = nodes.box.init_process("node02").pid
     os.kill(sshd, signal.SIGHUP)  # sshd reads its configuration again
     when = When(1, None)
     done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
@@ -298,7 +298,7 @@ def test_nodes_pass_bytes_on_over_the_fast_network_where_there_is_one(make):
     nodes = make(4)
     fast = {"node02": "10.99.0.2", "node03": "10.99.0.3", "node04": "10.99.0.4"}
     for name in ("node01", "node02", "node03"):
-        into = ["nsenter", "--target", str(nodes.box._running(name).pid), "--net"]  # a minimal node has no ip
+        into = ["nsenter", "--target", str(nodes.box.init_process(name).pid), "--net"]  # a minimal node has no ip
         subprocess.run([*into, "ip", "address", "add", f"10.99.0.{name[-1]}/24", "dev", "eth0"], check=True)
     chosen = tuple(replace(node, data_address=fast.get(node.name)) for node in nodes.inventory.nodes)
     nodes.inventory = replace(nodes.inventory, nodes=chosen)  # node04's fast port is down

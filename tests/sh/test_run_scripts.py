@@ -16,6 +16,7 @@ import pytest
 
 from provision.render import quote, render
 from provision.run.files import Entry, RunFiles, tar_stream
+from provision.tasks.gate import talk_script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -176,7 +177,7 @@ def test_luggage_that_breaks_off_leaves_nothing(shell, root):
 
 
 def talk(prefix, run, *paths):
-    return render("run/talk.sh.j2", prefix=str(prefix), run=str(run), patience=2.0, paths=paths)
+    return talk_script(str(prefix), str(run), 2.0, paths)
 
 
 def test_the_agent_reads_paths_as_they_are(shell, root):

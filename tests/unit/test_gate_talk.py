@@ -13,11 +13,10 @@ import pytest
 
 from provision.checks.kit.measures import heard, offset
 from provision.model import LOCAL, Inventory, Node
-from provision.render import render
 from provision.run.readiness import parse_content as parse
 from provision.session import Session
 from provision.ssh.local import LocalRemote
-from provision.tasks.gate import talk
+from provision.tasks.gate import talk, talk_script
 
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
@@ -51,7 +50,7 @@ def script(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(PYTHON)
     (tmp_path / "agent").symlink_to(AGENT)
-    return lambda *paths: render("run/talk.sh.j2", prefix=str(tmp_path), run=str(tmp_path), patience=1.0, paths=paths)
+    return lambda *paths: talk_script(str(tmp_path), str(tmp_path), 1.0, paths)
 
 
 def free_ports(number):

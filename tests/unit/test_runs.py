@@ -23,6 +23,7 @@ from provision.run.found import LOST, UNKNOWN, merge_runs, pace_of, parse_runs
 from provision.session import Outcome, Session
 from provision.summaries.runs import run_lines, run_output, stop_output
 from provision.tasks import runs as runs_module
+from provision.tasks.logs import tail_script
 from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, find, script
 from provision.tasks.status import RunStatus
@@ -445,7 +446,7 @@ def test_the_last_lines_of_one_rank_come_with_the_place_to_go_on_from(tmp_path):
     every = render("run/logs.sh.j2", logs=str(tmp_path), pattern=pattern(None), lines=None)
     assert Shell().run(every).out == f"at {len(text)}\n{text}"
     assert Shell().run(every.replace(str(tmp_path), "/nowhere")).out == "at 0\n"
-    tail = render("run/log_tail.sh.j2", logs=str(tmp_path), pid=2**22 + 1, first=len(text) - 10)
+    tail = tail_script(str(tmp_path), 2**22 + 1, len(text) - 10)
     assert Shell().run(tail).out == text[-11:]
 
 

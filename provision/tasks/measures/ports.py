@@ -38,7 +38,7 @@ def measure(plan: Plan, session: Session) -> dict[str, Answer]:
     token = secrets.token_hex(8)
     connect = session.connections.__getitem__
     listeners = {
-        node.name: Conversation(node, connect, _listen(plan, node, token), deadline=_LIFE + _READY, beat=_BEAT)
+        node.name: Conversation(node, connect, listen_script(plan, node, token), deadline=_LIFE + _READY, beat=_BEAT)
         for node in plan.nodes
     }
     with run_conversations(listeners.values(), patience=5.0):
@@ -65,7 +65,8 @@ def open_ports(lines: Iterable[str]) -> dict[str, list[int]]:
     return found
 
 
-def _listen(plan: Plan, node: Node, token: str) -> str:
+def listen_script(plan: Plan, node: Node, token: str) -> str:
+    """Sh that listens on the ports of a node."""
     port = plan.inventory.train.port or DEFAULT
     wanted = [*([port] if node == plan.nodes[0] else []), *[0] * RANDOM]
     return _script(plan, "listen", token, (node.name, node.train_address, _LIFE, *wanted))
