@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # AES-GCM first: one pass with the processor's own instructions; paramiko itself prefers CTR with a separate MAC.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 KEEPALIVE = 15  # seconds
+IDLE = 1.0  # seconds between looks at the keep-alive timer; paramiko wakes ten times a second for every connection
 DEAD_AFTER = 60  # seconds without an acknowledgement until the kernel closes a connection
 
 
@@ -64,6 +65,8 @@ class Client(paramiko.SSHClient):
         known = hostkeys.look_up(name, hostkeys.files(self._ssh.known_hosts))
         transport = paramiko.Transport(sock or _socket(hostname, port, timeout))
         self._transport = transport
+        if sock is None:
+            transport.sock.settimeout(IDLE)
         transport.daemon = True
         transport.banner_timeout = transport.handshake_timeout = timeout
         transport.auth_timeout = max(30.0, timeout)
@@ -307,6 +310,9 @@ def _public_blob(private: Path) -> bytes | None:
 
 def hang_up(transport: paramiko.Transport) -> None:
     """Close a connection in any state; through a dead jump host even closing fails."""
+    with suppress(paramiko.SSHException, EOFError, OSError):
+        if isinstance(transport.sock, socket.socket):
+            transport.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads, which ``close`` waits for
     with suppress(paramiko.SSHException, EOFError, OSError):
         transport.close()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
+_PATTERN = frozenset("*?!,")  # what makes a name more than a name
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ def _matches(patterns: str, name: str) -> bool:
         except (binascii.Error, ValueError):
             return False
         return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+    if _PATTERN.isdisjoint(patterns):
+        return patterns.lower() == name
     found = False
     for pattern in patterns.lower().split(","):
         wanted = pattern.removeprefix("!").replace("[", "[[]")  # '[' is no wildcard here

@@ -7,7 +7,6 @@ import math
 import socket
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import paramiko
 from provision.errors import Reason, UsageError
 from provision.model import Inventory, Node
 from provision.render import quote
-from provision.ssh.client import Client, Questions, Retry, text_of
+from provision.ssh.client import Client, Questions, Retry, hang_up, text_of
 from provision.ssh.proxy import Proxy, ProxyFailedError
 from provision.ssh.wire import NodeUnreachable, RemoteError
 
@@ -31,7 +30,15 @@ _WAIT = threading.Event()  # never set: a pause between attempts
 
 
 class _Connection(fabric.Connection):  # type: ignore[misc]
-    """Fixes Fabric's connection, which reads ``ProxyJump none`` as a name and takes several jump hosts backwards."""
+    """Fixes Fabric's connection, whose instances may then share one ``Config``.
+
+    Fabric's reads ``ProxyJump none`` as a name, takes several jump hosts backwards, and adds each host's key files to
+    the settings. A copy of the settings for each connection costs more CPU time than its handshake.
+    """
+
+    def resolve_connect_kwargs(self, _given: object) -> dict[str, list[str]]:
+        """The key files of ssh_config."""
+        return {"key_filename": list(self.ssh_config.get("identityfile", ()))}
 
     def get_gateway(self) -> Any:
         """The last jump host, the proxy command, or None."""
@@ -42,7 +49,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]
         for hop in hops if hops[0].lower() != "none" else ():
             if self.derive_shorthand(hop)["host"] == self.host:
                 return None
-            gateway = _Connection(hop.strip(), config=self.config.clone(), **({"gateway": gateway} if gateway else {}))
+            gateway = _Connection(hop.strip(), config=self.config, **({"gateway": gateway} if gateway else {}))
         return gateway
 
 
@@ -56,9 +63,11 @@ class Session:
         self._failed: dict[int, tuple[float, RemoteError]] = {}  # jump hosts: when, and why
         self._lock = threading.Lock()
         try:
-            self._config = fabric.Config(lazy=True)  # lazy: ignores the user's fabric.yaml
-            self._config.load_ssh_config()
-            _drop_unknown(self._config.base_ssh_config)
+            read = fabric.Config(lazy=True)  # lazy: ignores the user's fabric.yaml
+            read.load_ssh_config()
+            _drop_unknown(read.base_ssh_config)
+            # Given as an object: the copies that Fabric makes for jump hosts do not read the files again.
+            self._config = fabric.Config(lazy=True, ssh_config=read.base_ssh_config)
         except Exception as error:
             raise UsageError(f"~/.ssh/config cannot be read: {text_of(error)}") from error
 
@@ -76,18 +85,18 @@ class Session:
     def close(self) -> None:
         """Close the connections to jump hosts."""
         for jump in self._jumps.values():
-            with suppress(Exception):
-                jump.close()
+            if jump.transport:
+                hang_up(jump.transport)
 
     def _connect(self, node: Node) -> tuple[paramiko.Transport, bool]:
         try:
-            with self._lock:  # a copy for each connection: Fabric's settings are not thread-safe
+            with self._lock:  # Fabric's settings are not thread-safe while a connection is made
                 connection = self._prepare(
                     _Connection(
                         node.address,
                         user=node.user or self.ssh.user,
                         port=node.port or self.ssh.port,
-                        config=self._config.clone(),
+                        config=self._config,
                         connect_timeout=max(1, math.ceil(self.ssh.timeout)),
                     ),
                     node,

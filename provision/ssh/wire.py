@@ -399,6 +399,11 @@ class OutputTooLong(Exception):  # noqa: N818 - never leaves this package
         self.hint = hint
 
 
+# A process id has at most 7 digits and an exit code 3; with more digits it is not the bootstrap's marker.
+_GROUP = re.compile(rb"([0-9]{1,10}):\n")
+_STATUS = re.compile(rb"([0-9]{1,3}):\n")
+
+
 class Framed:
     """The part of one output of the remote command between its markers.
 
@@ -420,9 +425,8 @@ class Framed:
     ) -> None:
         self.group: int | None = None
         self.rc: int | None = None
-        # A process id has at most 7 digits and an exit code 3; with more digits it is not the bootstrap's marker.
-        self._begin = re.compile(f"@clusterctl:{token}:begin:([0-9]{{1,10}}):\n".encode())
-        self._end = re.compile(f"@clusterctl:{token}:end:([0-9]{{1,3}}):\n".encode())
+        self._begin = f"@clusterctl:{token}:begin:".encode()
+        self._end = f"@clusterctl:{token}:end:".encode()
         self._longest = len(token) + 48  # of a marker
         self._on_line = on_line
         self._keep = keep
@@ -451,23 +455,23 @@ class Framed:
             return
         self._buffer += data
         if not self.begun:
-            begin = self._begin.search(self._buffer, max(0, self._searched - self._longest))
+            begin = _marker(self._begin, _GROUP, self._buffer, max(0, self._searched - self._longest))
             self._searched = len(self._buffer)
             # The last bytes may be an incomplete marker and do not count.
-            if (begin.start() if begin else len(self._buffer) - self._longest) > JUNK_LIMIT:
+            if (begin[0] if begin else len(self._buffer) - self._longest) > JUNK_LIMIT:
                 raise OutputTooLong(
                     f"the login shell printed more than {_mib(JUNK_LIMIT)} before the script started",
                     "change the user's rc files on the node so that they print nothing without a terminal",
                 )
             if not begin:
                 return
-            self.group = int(begin[1])
-            del self._buffer[: begin.end()]
+            _, end, self.group = begin
+            del self._buffer[:end]
             self._searched = 0
         fresh = self._searched
-        if end := self._end.search(self._buffer, max(0, self._searched - self._longest)):
-            self.rc = int(end[1])
-            del self._buffer[end.start() :]
+        if ended := _marker(self._end, _STATUS, self._buffer, max(0, self._searched - self._longest)):
+            start, _, self.rc = ended
+            del self._buffer[start:]
         self._searched = len(self._buffer)
         if self._on_line:
             self._deliver(self._on_line, fresh)
@@ -507,6 +511,15 @@ class Framed:
     def text(self) -> str:
         """The output that was not delivered by line."""
         return (_SKIPPED.format(self._skipped) if self._skipped else "") + decode(self._buffer)
+
+
+def _marker(head: bytes, number: re.Pattern[bytes], buffer: bytearray, start: int) -> tuple[int, int, int] | None:
+    """Where the first complete marker starts and ends, and its number. A pattern for each token would cost more."""
+    while (start := buffer.find(head, start)) >= 0:
+        if found := number.match(buffer, start + len(head)):
+            return start, found.end(), int(found[1])
+        start += 1
+    return None
 
 
 def _pieces(line: bytes) -> Iterator[str]:

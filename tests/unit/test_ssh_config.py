@@ -104,6 +104,26 @@ def test_nothing_is_run_that_ssh_would_not_run(attempt, tmp_path, match, closed)
     assert not flag.exists()
 
 
+def test_a_second_node_uses_the_same_configuration(tmp_path, monkeypatch):
+    """Fabric reads the files again for every copy of its settings, and would apply what was dropped before."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    flag = tmp_path / "ran"
+    (tmp_path / ".ssh/config").write_text(
+        f'Match tagged x exec "touch {flag}"\n  User x\n'
+        "Host gpu01\n  IdentityFile /keys/one\nHost gpu02\n  IdentityFile /keys/two\n"
+    )
+    nodes = (NODE, Node("gpu02", "gpu02"), Node("gpu03", "gpu03"))
+    opened = []
+    monkeypatch.setattr(sessions.Session, "_open", lambda _self, connection, _node: opened.append(connection))
+    session = Session(Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), nodes), None)
+    for node in nodes:
+        session.connect(node)
+    keys = [connection.connect_kwargs["key_filename"] for connection in opened]
+    assert keys == [["/keys/one"], ["/keys/two"], []]
+    assert not flag.exists()
+
+
 # invoke, which runs what Match names, leaves its pipes to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_ssh_would_run_is_run(attempt, tmp_path, closed):
