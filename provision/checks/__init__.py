@@ -51,7 +51,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -107,7 +107,7 @@ class Answer:
     root: bool = False
     err: str = ""
 
-    @property
+    @cached_property
     def lines(self) -> tuple[str, ...]:
         """The lines of ``out`` that are not empty."""
         return tuple(line.strip() for line in self.out.splitlines() if line.strip())

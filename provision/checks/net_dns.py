@@ -1,20 +1,23 @@
 """net.dns: Whether every node means the same address by a node's name."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from provision.checks.kit import Answers, Judgements, Plan, fail, groups, majority, ok, unknown, warn
 from provision.checks.kit.network import as_address
 from provision.inventory import fold
+from provision.model import Node
 from provision.render import words
 
 TITLE = "nodes' names have the same address on every node"
 WHY = "Nodes that look for rank 0 at different addresses never meet: the rendezvous times out after minutes."
 
 
-def names(seen: Plan) -> tuple[str, ...]:
-    """The nodes' names, and whatever of their addresses is a name."""
-    every = [text for node in seen.nodes for text in (node.name, node.address, node.data_address)]
-    return tuple(dict.fromkeys(text for text in every if text and not as_address(text)))
+@lru_cache(maxsize=1)  # the same for every node
+def names(nodes: tuple[Node, ...]) -> str:
+    """The nodes' names, and their addresses that are names, as words of sh."""
+    every = [text for node in nodes for text in (node.name, node.address, node.data_address)]
+    return words(dict.fromkeys(text for text in every if text and not as_address(text)))
 
 
 def probe(seen: Plan) -> str:
@@ -23,7 +26,7 @@ def probe(seen: Plan) -> str:
     One getent for all of them: its lines of type STREAM hold address and canonical name. Only where that is another
     name than the one that was asked for (an alias), names without an answer are asked for one by one.
     """
-    every = words(names(seen))
+    every = names(seen.nodes)
     return f"""\
 command -v getent >/dev/null 2>&1 || {{ echo "no getent"; exit 0; }}
 set -- {every}

@@ -27,12 +27,14 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         given = dict(line.split("=", 1) for line in answer.lines if "=" in line)
         proxies = {key: value for key, value in given.items() if not key.lower().startswith("no_")}
         spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
-        open_to = [address for address in addresses if not any(_covers(each.strip(), address) for each in spared)]
+        open_to = next(
+            (each for each in addresses if proxies and not any(_covers(entry.strip(), each) for entry in spared)), ""
+        )
         if "end" not in answer.lines:
             yield name, unknown(f"its environment was not read to the end: {answer.err or 'no answer'}")
         elif proxies and open_to:
             key, value = next(iter(proxies.items()))
-            observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to[0]}"
+            observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to}"
             fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
             yield name, warn(observed, fix=fix)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from provision.checks.kit.measures import Offset, shown, skews
+from provision.checks.kit.measures import Offset, shown
 from provision.inventory import fold
 from provision.output_text import Summary, fold_equal
 from provision.summaries.runs import run_lines, runs_data
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from provision.tasks.status import NodeStatus, Status
 
 WIDTH = 80  # columns; a wider clock matrix is not shown, since the lines above it say the same
+_WIDEST = WIDTH // len("  +0.0 ±0.0")  # columns of nodes that can fit
 
 
 def status_output(result: Status, now: float = 0.0) -> Summary:
     """Nodes, clocks and runs; times of ``--json`` are seconds, ``now`` is seconds since the epoch."""
-    pairs = skews(result.offsets)
     data = {
         "nodes": {
             name: {
                 "uptime": node.uptime,
                 "release": node.release or None,
                 "clock": _data(result.offsets.get(name)),
-                "skew": {other: _data(skew) for (one, other), skew in pairs.items() if one == name},
+                "skew": _skew(result.offsets, name),
             }
             for name, node in result.nodes.items()
         },
@@ -34,11 +34,22 @@ def status_output(result: Status, now: float = 0.0) -> Summary:
     }
     lines = [f"{names}: {state}" for state, names in fold_equal({n: _of(s) for n, s in result.nodes.items()}).items()]
     lines += [f"{names}: no answer: {why}" for why, names in fold_equal(result.unreachable).items()]
-    return data, "\n".join([*lines, *_clocks(result, pairs), *run_lines(result.runs, now, result.users)])
+    return data, "\n".join([*lines, *_clocks(result), *run_lines(result.runs, now, result.users)])
 
 
 def _data(offset: Offset | None) -> dict[str, float] | None:
     return {"seconds": round(offset.seconds, 6), "error": round(offset.error, 6)} if offset else None
+
+
+def _skew(offsets: Mapping[str, Offset], name: str) -> dict[str, dict[str, float]]:
+    """How far a node's clock is ahead of every other; without ``Offset.minus``, because there are n x n pairs."""
+    if not (mine := offsets.get(name)):
+        return {}
+    return {
+        other: {"seconds": round(mine.seconds - theirs.seconds, 6), "error": round(mine.error + theirs.error, 6)}
+        for other, theirs in offsets.items()
+        if other != name
+    }
 
 
 def _of(node: NodeStatus) -> str:
@@ -56,7 +67,7 @@ def _age(seconds: float) -> str:
     return f"{minutes // 1440} d"
 
 
-def _clocks(result: Status, pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
+def _clocks(result: Status) -> list[str]:
     offsets = result.offsets
     unknown = [name for name in result.nodes if name not in offsets]
     lines = [f"clocks: the time of {fold(unknown)} is not known"] if unknown else []
@@ -78,8 +89,8 @@ def _clocks(result: Status, pairs: Mapping[tuple[str, str], Offset]) -> list[str
         way = "ahead of" if ahead.seconds > 0 else "behind"
         far = shown(Offset(abs(ahead.seconds), ahead.error), sign=False)
         lines.append(f"clocks: {name} is {far} {way} {middle if len(together) == 1 else 'them'}")
-    matrix = _matrix(list(offsets), pairs)
-    return lines + (matrix if max(map(len, matrix)) <= WIDTH else [])
+    matrix = _matrix(offsets) if len(offsets) < _WIDEST else []
+    return lines + (matrix if max(map(len, matrix), default=0) <= WIDTH else [])
 
 
 def _milliseconds(offset: Offset) -> str:
@@ -92,11 +103,11 @@ def _middle(offsets: Mapping[str, Offset]) -> str:
     return in_order[(len(in_order) - 1) // 2]
 
 
-def _matrix(names: list[str], pairs: Mapping[tuple[str, str], Offset]) -> list[str]:
+def _matrix(offsets: Mapping[str, Offset]) -> list[str]:
     """The offset of the row's node from the column's node, in milliseconds."""
-    cells = [["ms ahead of", *names]]
-    for one in names:
-        row = [_milliseconds(pairs[one, other]) if one != other else "-" for other in names]
+    cells = [["ms ahead of", *offsets]]
+    for one, mine in offsets.items():
+        row = [_milliseconds(mine.minus(theirs)) if one != other else "-" for other, theirs in offsets.items()]
         cells.append([one, *row])
-    wide = [max(len(row[index]) for row in cells) for index in range(len(names) + 1)]
+    wide = [max(len(row[index]) for row in cells) for index in range(len(offsets) + 1)]
     return ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, wide, strict=True)) for row in cells]

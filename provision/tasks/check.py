@@ -104,7 +104,9 @@ def check(session: Session, options: CheckOptions) -> CheckResult:
         **_measured(session, replace(plan, nodes=there), chosen),
     }
     found = (finding for each in chosen for finding in judge(each, plan, answers[each])) if there else ()
-    findings = tuple(replace(finding, fix=complete(session.typed, finding.fix)) for finding in found)
+    findings = tuple(
+        replace(finding, fix=complete(session.typed, finding.fix)) if finding.fix else finding for finding in found
+    )
     names = tuple(node.name for node in there)
     return CheckResult(findings, chosen, names, outcome.reasons, sum(session.seconds.values()))
 
@@ -121,8 +123,10 @@ def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOp
     """Run every probe on every node, in one script, or in two if the ssh user is not root."""
     for_root = [each for each in probed if options.root is not False and checks.load(each).root]
 
+    plans = {each: replace(plan, limits=limits(each, plan.inventory.checks)) for each in probed}
+
     def ask(node: Node, wanted: Sequence[str], *, root: bool) -> dict[str, Answer]:
-        probes = [probe_of(each, replace(plan, limits=limits(each, plan.inventory.checks)), node) for each in wanted]
+        probes = [probe_of(each, plans[each], node) for each in wanted]
         script = compile_probes(probes, token=secrets.token_hex(8), limit=math.ceil(options.deadline))
         stdin, deadline = script.text.encode(), options.deadline + _GRACE
         result = session.run(node, FROM_INPUT, stdin=stdin, deadline=deadline, root=root)

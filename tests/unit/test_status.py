@@ -5,7 +5,7 @@ import re
 import pytest
 
 from provision.checks import Answer
-from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offset, pairs, shown, skews, span
+from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offset, pairs, shown, span
 from provision.model import Node
 from provision.summaries.status import WIDTH, status_output
 from provision.tasks.measures.clock import bounds, combined
@@ -106,9 +106,10 @@ def test_a_node_that_cannot_tell_the_time_is_named():
 
 
 def test_the_matrix_is_antisymmetric():
-    found = skews({"a": Offset(1, 0.1), "b": Offset(3, 0.2)})
-    assert found["a", "b"].seconds == -found["b", "a"].seconds == -2
-    assert found["a", "b"].error == found["b", "a"].error == pytest.approx(0.3)
+    offsets = {"a": Offset(1, 0.1), "b": Offset(3, 0.2)}
+    data, _ = status_output(Status({name: NodeStatus() for name in offsets}, {}, offsets))
+    assert data["nodes"]["a"]["skew"] == {"b": {"seconds": -2, "error": pytest.approx(0.3)}}
+    assert data["nodes"]["b"]["skew"] == {"a": {"seconds": 2, "error": pytest.approx(0.3)}}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, EVERY_PAIR, EVERY_PAIR + 1, 200])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,16 +34,6 @@ def offset(answer: Answer) -> Offset | None:
     """The offset in an answer; None when there is none."""
     match = re.match(r"offset (-?\d{1,12}\.\d{6}) (\d{1,12}\.\d{6}) \d+", answer.out)
     return Offset(float(match[1]), float(match[2])) if match else None
-
-
-def skews(offsets: Mapping[str, Offset]) -> dict[tuple[str, str], Offset]:
-    """The matrix: by (node, other), how far the node's clock is ahead of the other's."""
-    return {
-        (one, other): mine.minus(theirs)
-        for one, mine in offsets.items()
-        for other, theirs in offsets.items()
-        if one != other
-    }
 
 
 def shown(offset: Offset, *, sign: bool = True) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, ip_address, ip_interface
 from typing import Any
 
@@ -22,6 +23,7 @@ Interface = IPv4Interface | IPv6Interface
 Routes = list[tuple[int, int, str, IPv4Network]]  # less the prefix length, metric, interface, network
 
 
+@lru_cache(maxsize=4096)
 def as_address(text: str) -> Address | None:
     """An IP address, None for what is none."""
     try:
@@ -279,9 +281,9 @@ def facts(seen: Plan, node: Node) -> str:
     Besides, for single checks: ``count NAME`` and six counters, ``rpf NAME FILTER``, ``mac ADDRESS``, and ``boot``,
     ``machine`` and ``host`` with what names the machine. All of them are one probe, which runs once.
     """
-    others = [each.train_address for each in seen.nodes if each.name != node.name]
+    other = next((each.train_address for each in seen.nodes if each.name != node.name), "")
     return (
-        f"cc_self={quote(node.train_address)}\ncc_peer={quote(others[0]) if others else ''}\n{RESOLVE}"
+        f"cc_self={quote(node.train_address)}\ncc_peer={quote(other) if other else ''}\n{RESOLVE}"
         'cc_self=$(cc_resolve "$cc_self")\n[ -z "$cc_peer" ] || cc_peer=$(cc_resolve "$cc_peer")\n'
         'echo "self ${cc_self:--}"\necho "peer ${cc_peer:--}"\n' + LIST
     )
@@ -289,7 +291,12 @@ def facts(seen: Plan, node: Node) -> str:
 
 def read(answer: Answer) -> Network | None:
     """What ``facts`` brought back; None when it is not whole."""
-    return network(answer.lines)
+    return _read(answer.out)
+
+
+@lru_cache(maxsize=256)  # several checks read the same answer
+def _read(out: str) -> Network | None:
+    return network(Answer(out).lines)
 
 
 def each(answers: Answers, judge: Callable[[str, Network], Judgement]) -> Judgements:

@@ -82,7 +82,8 @@ def compile_probes(probes: Sequence[Probe], *, token: str, limit: int) -> Script
     for probe in probes:
         number = indices[probe.check] = numbers.setdefault((probe.tool, probe.text), len(numbers))
         first = once.setdefault(number, probe)
-        once[number] = replace(first, timeout=max(first.timeout, probe.timeout))
+        if probe.timeout > first.timeout:
+            once[number] = replace(first, timeout=probe.timeout)
     groups: dict[tuple[str, str], dict[int, Probe]] = {}
     for number, probe in once.items():
         groups.setdefault(probe.group, {})[number] = probe
@@ -125,7 +126,8 @@ def parse(script: Script, out: str) -> dict[str, Answer]:
             states[int(index)] = word
         elif kind == "root":
             root = word == "0"
-    return {check: _answer(number, texts, states, root=root) for check, number in script.indices.items()}
+    answers = {number: _answer(number, texts, states, root=root) for number in set(script.indices.values())}
+    return {check: answers[number] for check, number in script.indices.items()}
 
 
 def _answer(number: int, texts: Mapping[tuple[str, int], str], states: Mapping[int, str], *, root: bool) -> Answer:
