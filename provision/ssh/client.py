@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,8 +275,8 @@ def _keys(only: Path | None, configured: list[str], notes: dict[str, str]) -> It
 def _key(file: Path, held: Mapping[bytes, paramiko.PKey], notes: dict[str, str], *, only: bool) -> paramiko.PKey | None:
     """The key in a file, or the agent's copy of it; None with a note if it cannot be used."""
     try:
-        key = paramiko.PKey.from_path(file)
         stat = file.stat()
+        key = _load(file, stat.st_mtime_ns)
     except (paramiko.PasswordRequiredException, TypeError):
         if (public := _public_blob(file)) and public in held:
             return held[public] if only else None  # otherwise it was tried with the agent's other keys
@@ -290,6 +291,11 @@ def _key(file: Path, held: Mapping[bytes, paramiko.PKey], notes: dict[str, str],
             return key
         notes[f"other users may read {file}, so ssh refuses it"] = f"chmod 600 {quote(file)}"
     return None
+
+
+@lru_cache(maxsize=16)  # every node is offered the same keys
+def _load(file: Path, _changed: int) -> paramiko.PKey:
+    return paramiko.PKey.from_path(file)
 
 
 def _try_password(transport: paramiko.Transport, user: str, password: str) -> bool:

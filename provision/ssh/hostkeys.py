@@ -16,6 +16,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,18 +110,28 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _read(file: Path, name: str) -> Iterator[KnownKey]:
     try:
-        text = file.read_text("utf-8", "surrogateescape")
+        found = file.stat()
+        lines = _lines(file, found.st_mtime_ns, found.st_size)
     except OSError:
         return
-    for line in text.splitlines():
+    for marker, names, kind, blob in lines:
+        if _matches(names, name):
+            with suppress(binascii.Error, ValueError):
+                yield KnownKey(kind, base64.b64decode(blob, validate=True), file, revoked=bool(marker))
+
+
+@lru_cache(maxsize=16)  # a command looks up every node in the same files
+def _lines(file: Path, _changed: int, _size: int) -> tuple[tuple[str, str, str, str], ...]:
+    """The marker, names, type and key of every line, of a file with this time and size."""
+    found = []
+    for line in file.read_text("utf-8", "surrogateescape").splitlines():
         fields = line.split()
         if len(fields) < 3 or line.startswith("#"):
             continue
         marker = fields.pop(0) if fields[0].startswith("@") else ""
-        if marker not in {"", "@revoked"} or len(fields) < 3 or not _matches(fields[0], name):
-            continue
-        with suppress(binascii.Error, ValueError):
-            yield KnownKey(fields[1], base64.b64decode(fields[2], validate=True), file, revoked=bool(marker))
+        if marker in {"", "@revoked"} and len(fields) >= 3:
+            found.append((marker, fields[0], fields[1], fields[2]))
+    return tuple(found)
 
 
 def _matches(patterns: str, name: str) -> bool:
