@@ -16,6 +16,7 @@ import bench_machine
 from bench_cluster import CONFIG
 from bench_measure import BenchError, Series, Usage, alternate, progress, run
 from bench_table import Figure, Measured, Outcome, as_json, notes, row, table
+from latency import delayed
 from nodes_peers import Sides, install, sessions, versions
 
 from provision import sandbox
@@ -38,6 +39,13 @@ FIGURES = {
             must=8,
             aim=12,
         ),
+        Figure(
+            "second-latency",
+            "the same against pyinfra, with {latency:g} ms of round-trip time",
+            judged="speedup",
+            must=2,
+            aim=4,
+        ),
         Figure("round-trips", "round trips a stage", "count", judged="ours", must=2, aim=1),
         Figure("check", "check at level 0, all checks, {check_nodes} nodes", judged="ours", must=10, aim=5),
     )
@@ -47,7 +55,7 @@ FIGURES = {
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    words = {"nodes": arguments.nodes, "check_nodes": arguments.check_nodes}
+    words = {"nodes": arguments.nodes, "check_nodes": arguments.check_nodes, "latency": arguments.latency}
     try:
         with tempfile.TemporaryDirectory(prefix="clusterctl-bench-", dir=arguments.work) as work:
             folder = Path(work)
@@ -76,6 +84,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench nodes", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("--nodes", type=int, default=32, metavar="N", help="of the second pass (default: 32)")
     parser.add_argument("--check-nodes", type=int, default=64, metavar="N", help="of the check (default: 64)")
+    parser.add_argument(
+        "--latency", type=float, default=20, metavar="MS", help="round-trip time of a link (default: 20)"
+    )
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="of every side, in turn (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw numbers there")
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"), metavar="DIR")
@@ -105,9 +116,19 @@ def second_pass(arguments: argparse.Namespace, folder: Path, peers: Path) -> dic
             (_made(folder / "sides") / path.name).write_bytes(path.read_bytes())
         (folder / "sides" / box.key.name).chmod(0o600)
         sides = Sides(arguments.clusterctl.absolute(), box, folder / "sides", peers, config)
+        far = _made(folder / "far")
+        for path in (box.key, box.known_hosts):
+            (far / path.name).write_bytes(path.read_bytes())
+        (far / box.key.name).chmod(0o600)
         series = alternate(
             "second pass", {"ours": sides.ours, "pyinfra": sides.pyinfra, "ansible": sides.ansible}, arguments.runs
         )
+        ports = stack.enter_context(delayed({node.name: node.address for node in box.nodes}, arguments.latency))
+        distant = Sides(arguments.clusterctl.absolute(), box, far, peers, config, ports)
+        later = alternate(
+            "second pass, with latency", {"ours": distant.ours, "pyinfra": distant.pyinfra}, arguments.runs
+        )
+        sides.ours()  # the hosts have other addresses behind the relay
         sessions(box)
         sides.ours()
         trips = max(sessions(box).values())
@@ -115,6 +136,7 @@ def second_pass(arguments: argparse.Namespace, folder: Path, peers: Path) -> dic
     return {
         "second-pyinfra": _against(ours, series["pyinfra"]),
         "second-ansible": _against(ours, series["ansible"]),
+        "second-latency": _against(later["ours"], later["pyinfra"]),
         "round-trips": Measured(
             trips, note="commands that sshd started on a node in a second pass, which has one stage"
         ),

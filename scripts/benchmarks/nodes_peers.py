@@ -6,6 +6,7 @@ The peers come from PyPI into an environment of their own; Ansible needs Python 
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench_measure import BenchError, Usage, progress, run
@@ -58,8 +59,26 @@ server.shell(commands=[
 class Sides:
     """What each side runs for one pass over all nodes."""
 
-    def __init__(self, clusterctl: Path, box: Sandbox, folder: Path, peers: Path, ssh_config: Path) -> None:
+    def __init__(
+        self,
+        clusterctl: Path,
+        box: Sandbox,
+        folder: Path,
+        peers: Path,
+        ssh_config: Path,
+        ports: Mapping[str, int] | None = None,
+    ) -> None:
+        """``ports``: by node name, the local port at which a relay reaches it."""
         self.box, self.folder, self.peers, self.ssh_config = box, folder, peers, ssh_config
+        known_hosts = folder / box.known_hosts.name
+        inventory = box.inventory.read_text()
+        if ports:
+            keys = known_hosts.read_text()
+            for node in box.nodes:
+                there = f"{{address: 127.0.0.1, port: {ports[node.name]}}}"
+                inventory = inventory.replace(f"  {node.name}: {node.address}\n", f"  {node.name}: {there}\n")
+                keys = keys.replace(f"\n{node.address} ", f"\n[127.0.0.1]:{ports[node.name]} ")
+            known_hosts.write_text(keys)
         self._clusterctl = clusterctl
         hosts = "\n".join(f"{node.address} {node.name}" for node in box.nodes)
         limits = "".join(
@@ -71,15 +90,16 @@ class Sides:
             "hosts": hosts, "limits": limits, "shm": SHM, "size": SHM << 20,
             "fstab": f"tmpfs /dev/shm tmpfs rw,nosuid,nodev,size={SHM}m 0 0",
         }  # fmt: skip
-        (folder / "inventory.yaml").write_text(box.inventory.read_text() + INVENTORY.format(shm=SHM))
+        (folder / "inventory.yaml").write_text(inventory + INVENTORY.format(shm=SHM))
         escaped = {key: value.replace("\n", "\\n") if isinstance(value, str) else value for key, value in words.items()}
         (folder / "play.yaml").write_text(PLAYBOOK.format(hosts_mark=HOSTS_MARK, shm_mark=SHM_MARK, **escaped))
         (folder / "ansible.cfg").write_text(ANSIBLE_CFG.format(config=ssh_config))
         (folder / "hosts.ini").write_text("".join(f"{node.name}\n" for node in box.nodes))
         (folder / "deploy.py").write_text(DEPLOY.format(hosts_mark=HOSTS_MARK, shm_mark=SHM_MARK, **words))
         lines = "".join(
-            f"    ({node.name!r}, {{'ssh_hostname': {node.address!r}, 'ssh_user': 'root', 'ssh_key': {str(box.key)!r}, "
-            f"'ssh_known_hosts_file': {str(box.known_hosts)!r}, 'ssh_strict_host_key_checking': 'yes'}}),\n"
+            f"    ({node.name!r}, {{'ssh_hostname': {('127.0.0.1' if ports else node.address)!r}, "
+            f"'ssh_port': {ports[node.name] if ports else 22}, 'ssh_user': 'root', 'ssh_key': {str(box.key)!r}, "
+            f"'ssh_known_hosts_file': {str(known_hosts)!r}, 'ssh_strict_host_key_checking': 'yes'}}),\n"
             for node in box.nodes
         )
         (folder / "targets.py").write_text(f"nodes = [\n{lines}]\n")
