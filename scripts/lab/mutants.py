@@ -282,6 +282,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", choices=GROUPS, action="append", help="this group; may be repeated")
     parser.add_argument("--number", type=int, metavar="N", help="mutants of each group")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N", help="the K-th of N parts of each group")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every mutant and its verdict there")
     parser.add_argument("--resume", action="store_true", help="try only mutants that FILE does not have as killed")
     given = parser.parse_args()
@@ -307,7 +308,8 @@ def main() -> int:
             if {outcome, also} != {"survived"}:
                 print(f"{name}: the tests do not pass without a change ({outcome}, {also})", file=sys.stderr)
                 return 1
-            chosen = sample(tree, group, given.number or group.number)
+            first, step = given.part
+            chosen = sample(tree, group, given.number or group.number)[first - 1 :: step]
             print(f"{name}: {len(chosen)} mutants, {seconds:.1f} and {more:.1f} s without a change", flush=True)
             verdicts[name] = []
             for each in chosen:
@@ -322,6 +324,14 @@ def main() -> int:
             report(name, verdicts[name])
     report("all", [each for found in verdicts.values() for each in found])
     return 0
+
+
+def part(text: str) -> tuple[int, int]:
+    """``2/4``: a machine with many cores tries several parts at once."""
+    number, total = (int(word) for word in text.split("/"))
+    if not 1 <= number <= total:
+        raise ValueError
+    return number, total
 
 
 def as_json(verdicts: dict[str, list[Verdict]]) -> dict[str, list[dict[str, object]]]:
