@@ -95,6 +95,12 @@ class LocalSshd:
     def known_hosts(self) -> str:
         return "".join(f"[127.0.0.1]:{self.port} {Path(f'{key}.pub').read_text()}" for key in self.host_keys)
 
+    def connections(self) -> int:
+        """The number of open connections: sshd has a child process for each."""
+        assert self.process
+        pid = self.process.pid
+        return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
     def cut(self) -> None:
         """End every connection as if the node had lost power; the listener stays."""
         assert self.process

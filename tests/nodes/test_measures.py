@@ -164,7 +164,7 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
         assert ear.wait_for("ready", LATE)
         places = [f":{port:04X} " for each in ports.open_ports(ear.lines).values() for port in each]
         assert len(places) == 3
-        broken[node]._transport.sock.close()  # no goodbye, as when the controller is killed
+        broken[node].transport.sock.close()  # no goodbye, as when the controller is killed
         until = time.monotonic() + LATE
         while any(place in line and " 0A " in line for line in listening(sandbox, node.name) for place in places):
             assert time.monotonic() < until, "it listens on"

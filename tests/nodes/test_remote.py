@@ -652,7 +652,7 @@ def test_a_jump_host_from_ssh_config(server, own_server, home):
         file.write(jump.known_hosts())
     with Connections(inventory) as pool:
         assert set(fan_out(nodes, lambda node: pool[node].run("echo hi").out).values()) == {"hi\n"}
-        assert len(pool._session._jumps) == 1
+        wait_until(lambda: jump.connections() == 1, "one connection to the jump host", 30)
         jump.close()
         with pytest.raises(NodeUnreachable):
             pool[nodes[0]].run("true")

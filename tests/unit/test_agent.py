@@ -397,12 +397,14 @@ def test_events_on_a_full_disk(eventing):
     assert found[2]["lines"] == 6
 
 
-def test_events_of_a_disk_that_stays_full_stay_few(eventing):
-    events, disk, _ = eventing
+def test_full_disk_keeps_only_the_newest_events(eventing):
+    events, disk, path = eventing
     disk.room = 0
     for index in range(10_000):
         events.emit("notice", text=str(index))
-    assert len(events._kept) == 100
+    disk.room = 1 << 30
+    events.close()
+    assert [event["text"] for event in told(path)] == [str(index) for index in range(9_900, 10_000)]
 
 
 def test_the_state_on_a_full_disk(tmp_path, monkeypatch):

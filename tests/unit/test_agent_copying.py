@@ -149,7 +149,7 @@ def test_only_files_below_the_folder_are_given(agents, tmp_path, name):
     (tmp_path / "n0/folder").symlink_to(tmp_path)
     (tmp_path / "n0/dir").mkdir()
     os.mkfifo(tmp_path / "n0/pipe")
-    stream = links[1].copies._channel(0)
+    stream = links[1].copies.open_channel(0)
     with stream.sock:
         stream.say({"get": name, "size": 6})
         assert set(stream.hear()) == {"error"}
@@ -197,7 +197,7 @@ def test_a_node_that_shares_nothing_or_is_not_there(agents, tmp_path, monkeypatc
 
 def test_another_runs_agent_gets_nothing(agents):
     links = agents(2)
-    links[1].copies._token = "x" * 64
+    links[1].copies.token = "x" * 64
     with pytest.raises(CopyError, match="no connection to rank 0: does not know this run's token"):
         links[1].fetch([("a", 1, 0)])
 

@@ -442,9 +442,9 @@ def test_an_agent_that_said_goodbye_does_not_connect_again(run):
     assert works(agents)
     spoke = agents.links[1].endpoint
     done = threading.Event()
-    spoke.loop.post(lambda: (spoke._goodbye(), spoke._tick(time.monotonic(), 0.0), done.set()))
+    spoke.loop.post(lambda: (spoke.say_goodbye(), spoke.tick(time.monotonic(), 0.0), done.set()))
     assert done.wait(10)
-    assert spoke._try is None
+    assert spoke.attempt is None
     assert spoke.hub.connection is None
 
 
@@ -604,8 +604,7 @@ def test_a_message_of_too_many_values_is_not_parsed(run):
     stream = agents.liar(1)
     payload = memoryview(b'{"n":1,"m":{"kind":"x","l":[' + b"{}," * (1 << 20) + b"{}]}}")
     with stream.sock:
-        stream._send(stream._session.sent.head(payload))
-        stream._send(payload)
+        stream.write(payload)
         assert ended(stream.sock)
     agents.start(1)
     assert works(agents)
@@ -644,12 +643,13 @@ def test_files_outside_the_shared_folder_are_not_given(run, tmp_path):
         assert stream.hear()["size"] == 6
 
 
-def test_an_answer_of_rank_0_that_is_none_ends_the_meeting_with_a_reason(run):
+def test_invalid_decision_of_rank_0_ends_the_meeting_with_a_reason(run, monkeypatch):
     agents = run(2)
     agents.start(0)
     agents.start(1)
     meeting = agents.links[1].meeting
-    meeting._spoke.tell = lambda _: meeting.take("_answer", {"number": 1, "decision": "none"})
+    answer = {"number": 1, "decision": "none"}
+    monkeypatch.setattr(agents.links[1].endpoint, "tell", lambda _: meeting.take("_answer", answer))
     with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         meeting.meet({}, lambda _: {}, time.monotonic() + 5, lambda: True)
 

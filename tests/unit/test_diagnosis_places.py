@@ -109,7 +109,7 @@ def test_an_exception_without_a_traceback_shows_none(tmp_path, text):
 
 @pytest.mark.parametrize("limit", [10, 100, 350, 1000, 10**6])
 def test_a_line_number_counts_from_the_beginning_of_a_file_of_which_the_end_was_read(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(task, "_FILE", limit)
+    monkeypatch.setattr(task, "FILE_LIMIT", limit)
     result = logs(tmp_path, train="".join(f"line {number}\n" for number in range(50)) + "KeyError: 'x'\n" * 2)
     if result.verdict is None:
         assert limit == 10

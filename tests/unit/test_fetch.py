@@ -111,7 +111,7 @@ def test_of_a_file_that_has_grown_the_listed_bytes_are_kept(tmp_path):
 
 
 def test_a_node_that_sends_more_than_it_listed_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "_GROWN", 1 << 20)
+    monkeypatch.setattr(fetching, "GROWN", 1 << 20)
     with pytest.raises(UnrequestedFile, match="node01: it sent more than it had listed"):
         fetch(sending(("a", 8 << 20)), "/there", {"a": RemoteFile(10, 0)}, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused_before_anything_comes(tmp_path):
         fetch(SimpleNamespace(node=NODE, run=None), "/there", wanted, tmp_path / "deep" / "er")
     assert "--to" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-    assert fetching._RUNNING == []
+    assert fetching.RUNNING == []
 
 
 def test_fetches_that_run_at_once_share_the_space(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def files(tmp_path):
 def create(tmp_path, monkeypatch):
     """Runs ``init --from`` with nodes that are all ready and say nothing about themselves."""
     monkeypatch.setattr(init, "enrol", lambda _, node, __: Enrolled(node.name, "ready"))
-    monkeypatch.setattr(init, "_ask", lambda *_: {})
+    monkeypatch.setattr(init, "ask_facts", lambda *_: {})
     monkeypatch.setattr(init, "default_key", lambda: None)
 
     def create(source, *, hosts=(), **options):

@@ -377,8 +377,8 @@ def test_any_configuration_of_the_own_trainer_and_of_accelerate_is_a_job_or_a_us
     path = tmp_path / f"c.{kind}"
     path.write_bytes(data)
     for read in (
-        lambda: code._configured(["--config", str(path)]),
-        lambda: accelerate._settings(path),
+        lambda: code.read_options(["--config", str(path)]),
+        lambda: accelerate.read_settings(path),
     ):
         with suppress(UsageError):
             read()

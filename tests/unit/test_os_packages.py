@@ -126,7 +126,7 @@ def test_the_index_goes_to_the_nodes_without_the_packages(inventory, tmp_path):
 
 def test_the_legs_are_the_bundle(inventory, tmp_path, monkeypatch):
     path = make_bundle(tmp_path / "a.osb")
-    monkeypatch.setattr(node, "_RANGE", 1000)
+    monkeypatch.setattr(node, "RANGE", 1000)
     parts = node.parts(choices(inventory)[0])
     assert b"".join(b"".join(part.blocks()) for part in parts) == path.read_bytes()
     assert [part.offset for part in parts] == list(range(0, path.stat().st_size, 1000))

@@ -38,12 +38,13 @@ SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
 def metrics(*arguments, text=None):
     """The command's answer, as at its end."""
-    reporter = Reporter(out=io.StringIO(), err=io.StringIO())
+    out = io.StringIO()
+    reporter = Reporter(out=out, err=io.StringIO())
     answer = CliRunner().invoke(cli, ["metrics", *map(str, arguments)], obj=reporter, input=text)
     if answer.exception and not isinstance(answer.exception, SystemExit):
         raise answer.exception
     reporter.finish()
-    return reporter._out.file.getvalue()
+    return out.getvalue()
 
 
 def test_a_table_ends_with_one_line_about_all_of_it():

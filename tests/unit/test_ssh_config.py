@@ -134,7 +134,7 @@ def test_several_jump_hosts_are_gone_through_in_their_order(tmp_path, monkeypatc
     (tmp_path / ".ssh/config").write_text("Host gpu*\n  ProxyJump one,two\nHost one two\n  ProxyJump none\n")
     inventory = Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), (NODE,))
     opened = []
-    monkeypatch.setattr(sessions.Session, "_open", lambda _self, connection, _node: opened.append(connection))
+    monkeypatch.setattr(sessions.Session, "open_connection", lambda _self, connection, _node: opened.append(connection))
     Session(inventory, None).connect(NODE)
     (last,) = opened
     assert [last.host, last.gateway.host, last.gateway.gateway.host] == ["gpu01", "two", "one"]

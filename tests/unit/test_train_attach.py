@@ -26,7 +26,7 @@ STOPPED = {"event": "end", "state": "stopped"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(streams, "BACKOFF", (0.01,))
-    monkeypatch.setattr(attach, "_LOOK", 0.02)
+    monkeypatch.setattr(attach, "LOOK", 0.02)
 
 
 class Remote:
@@ -215,7 +215,7 @@ def test_two_interrupts_at_once_are_one_and_a_later_one_leaves(follow, interrupt
     interrupted(KeyboardInterrupt(), KeyboardInterrupt())
     told = threading.Event()
     assert follow(Remote(A, [told, STOPPED]), stop=told.set) == "ended"
-    monkeypatch.setattr(attach, "_SAME", -1.0)
+    monkeypatch.setattr(attach, "SAME", -1.0)
     never = threading.Event()
     try:
         with pytest.raises(InterruptedByUser, match="while run r1 was being stopped"):
@@ -345,7 +345,7 @@ def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeyp
         return "detached"
 
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), (A, B))
-    monkeypatch.setattr(Start, "_start", lambda *_: {})
+    monkeypatch.setattr(Start, "start_agents", lambda *_: {})
     monkeypatch.setattr(Attachment, "follow", out_of_reach)
     plans = [Plan("r1", node.name, ("x",), {}, prefix="/opt") for node in (A, B)]
     start = Start(Session(inventory), (A, B), "r1", plans, {"folder": "/x/runs/r1"})

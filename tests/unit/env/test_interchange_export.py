@@ -248,17 +248,17 @@ def test_conda_unpack_which_stands_alone_has_the_rules_of_relocation():
     from provision.env.relocation import relocate as relocation
     from provision.env.relocation import rewrite
 
-    assert conda_unpack._ENDS == rewrite._ENDS
-    assert conda_unpack._INSIDE_A_PATH.pattern == rewrite._INSIDE_A_PATH.pattern
-    assert conda_unpack._PREFIX.pattern == relocation._PREFIX.pattern.encode()
-    assert (conda_unpack._LIMIT, conda_unpack._LATER_LIMIT) == (rewrite.SHEBANG_LIMIT, rewrite.LATER_SHEBANG_LIMIT)
+    assert conda_unpack.ENDS == rewrite.ENDS
+    assert conda_unpack.INSIDE_A_PATH.pattern == rewrite.INSIDE_A_PATH.pattern
+    assert conda_unpack.PREFIX.pattern == relocation.PREFIX.pattern.encode()
+    assert (conda_unpack.LIMIT, conda_unpack.LATER_LIMIT) == (rewrite.SHEBANG_LIMIT, rewrite.LATER_SHEBANG_LIMIT)
     for line in (
         b"#!/usr/bin/env python\n",
         b"#! /usr/bin/env -S python3 -I -u\r\n",
         b"#!/usr/bin/env -i x\n",
         b"#!/bin/sh\n",
     ):
-        wanted, match = rewrite.env_program(line + b"rest"), conda_unpack._ENV.match(line + b"rest")
+        wanted, match = rewrite.env_program(line + b"rest"), conda_unpack.ENV.match(line + b"rest")
         assert wanted == (match and (match[1], match[2].strip(), (line + b"rest")[match.end() :]))
 
 
@@ -278,7 +278,7 @@ SHEBANGS = [
 
 @pytest.mark.parametrize(("program", "options"), SHEBANGS)
 def test_conda_unpack_writes_first_lines_as_a_deploy_does(program, options):
-    assert conda_unpack._shebang(program, options) == rewrite.write_shebang(program, options)
+    assert conda_unpack.write_shebang(program, options) == rewrite.write_shebang(program, options)
 
 
 def test_activate_is_conda_packs_own_and_works(movable, tmp_path):
