@@ -44,7 +44,7 @@ def test_a_subnet_manager_that_died(four, bad):
     }
 
 
-def test_without_root_nothing_is_claimed(four, look):
+def test_without_root_the_verdict_is_unknown(four, look):
     four.fabric.opensm("node01")
     four.fabric.kill("node01")
     found = look(four.fabric, ["node02"], "ib.sm", root=False)
@@ -99,7 +99,7 @@ Switch 8 "SW2"
     )
 
 
-def test_a_cable_that_is_out(four, bad):
+def test_unplugged_cable(four, bad):
     four.fabric.opensm("node01")
     four.fabric.console('Unlink "node03"[1]')
     assert bad(four.fabric, four.hosts, *SYSFS, *MANAGERS) == {"ib.phys": {"node03": ("FAIL", f"{PORT} is Polling")}}

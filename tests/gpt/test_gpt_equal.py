@@ -60,7 +60,7 @@ def rounding(losses):
     return 1e-3 * statistics.mean(abs(after - before) for before, after in itertools.pairwise(values))
 
 
-def test_a_step_is_the_same_however_it_is_cut(alone, together):
+def test_every_split_of_a_batch_gives_the_same_step(alone, together):
     expected = alone["eight"].losses
     assert sorted(expected) == list(range(1, 7))
     assert len(set(expected.values())) == 6
@@ -101,7 +101,7 @@ def test_dropout_is_the_same_after_a_resume(alone):
     assert resumed == {step: alone["dropout"].losses[step] for step in (4, 5, 6)}
 
 
-def test_a_checkpoint_does_not_care_for_the_number_of_processes(gpt, alone, together):
+def test_checkpoint_resumes_with_any_number_of_processes(gpt, alone, together):
     expected = {step: together["plain"].losses[step] for step in (4, 5, 6)}
     assert together["one>two"].losses == pytest.approx(expected, rel=1e-5)
     runs = [["--batch-size", 8, "--out", f"{engine}>one", "--resume", f"two-{engine}/iter_3"] for engine in ENGINES]

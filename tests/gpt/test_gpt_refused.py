@@ -130,7 +130,7 @@ def test_refused(gpt, refused, name):
     assert not (gpt.folder / "evil").exists()
 
 
-def test_the_programs_say_it_in_one_line(gpt, refused):
+def test_programs_print_the_error_in_one_line(gpt, refused):
     lines = {}
     (gpt.folder / "void.txt").write_text("")
     (gpt.folder / "nowhere-else").mkdir()

@@ -101,7 +101,7 @@ def test_one_question_for_all_nodes(connect, sudoers):
     assert typing.asked[0][0] == "trainer"
 
 
-def test_a_node_that_wants_one_among_nodes_that_do_not(connect, sudoers):
+def test_one_node_of_several_requires_a_password(connect, sudoers):
     sudoers(FREE, ASKING, FREE)
     typing = Typing()
     pool, nodes = connect(typing)
@@ -157,7 +157,7 @@ def test_no_password_is_given(connect, sudoers):
     assert {error.reason for error in results.values()} == {"no sudo password was given for trainer"}
 
 
-def test_the_deadline_ends_scripts_that_run_as_root(connect, sudoers, box):
+def test_deadline_stops_scripts_that_run_as_root(connect, sudoers, box):
     sudoers(ASKING)
     pool, (node, *_) = connect(Typing())
     seen = []
@@ -167,7 +167,7 @@ def test_the_deadline_ends_scripts_that_run_as_root(connect, sudoers, box):
     wait_until_gone(box, node.name, "sleep 1000.5")
 
 
-def test_closing_ends_scripts_that_run_as_root(connect, sudoers, box):
+def test_close_stops_scripts_that_run_as_root(connect, sudoers, box):
     sudoers(FREE)
     pool, (node, *_) = connect()
     started = threading.Event()

@@ -106,7 +106,7 @@ def findings(box, code):
     return found
 
 
-def test_there_are_at_least_twenty():
+def test_at_least_twenty_faults_are_tested():
     assert len(FAULTS) >= 20
 
 

@@ -64,7 +64,7 @@ class Typing:
         return PASSWORD
 
 
-def test_by_default_root_is_used_where_it_asks_for_nothing(look):
+def test_by_default_root_is_used_if_no_password_is_needed(look):
     somebody = Typing()
     result, rooted, said = look(prompts=somebody)
     assert rooted == ["node01"]
@@ -82,7 +82,7 @@ def test_become_asks_for_the_password_once(look):
     assert somebody.asked == 1
 
 
-def test_without_root_nobody_becomes_root(look):
+def test_without_root_sudo_is_not_used(look):
     result, rooted, said = look(root=False)
     assert rooted == []
     assert {each.verdict for each in result.findings if each.check == "net.fw"} == {"UNKNOWN"}

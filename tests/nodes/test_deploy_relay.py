@@ -123,7 +123,7 @@ class Deploying:
         return code, re.sub(r"\s+", " ", out)
 
 
-def test_the_bytes_leave_this_machine_once(box, bundles, place):
+def test_bundle_leaves_the_controller_once(box, bundles, place):
     folder, root = place
     before = inodes(box)
     done = deploy(folder, bundles[0])
@@ -147,7 +147,7 @@ def test_nodes_without_zstd_receive_compressed_bytes_once(box, place, tmp_path):
         assert "transfer" not in on(box, name, "ls", "-A", f"{root}/releases")
 
 
-def test_without_the_relay_every_node_is_served_from_here_and_no_key_appears(box, bundles, place):
+def test_without_relay_the_controller_serves_every_node_and_installs_no_key(box, bundles, place):
     folder, root = place
     before = inodes(box)
     done = deploy(folder, bundles[0], "--relay", "off")
@@ -156,7 +156,7 @@ def test_without_the_relay_every_node_is_served_from_here_and_no_key_appears(box
     assert inodes(box) == before
 
 
-def test_a_node_that_is_switched_off_in_the_middle_stops_no_other(box, bundles, place):
+def test_node_switched_off_during_transfer_stops_no_other(box, bundles, place):
     folder, root = place
     under_way = Deploying(box, folder, root, bundles[0])
     box.power_off("node02")
@@ -192,7 +192,7 @@ def test_a_node_that_reboots_during_a_deploy_is_finished_by_the_next_run(box, bu
     assert run("verify", "-q", cwd=folder).returncode == 0
 
 
-def test_a_controller_that_is_killed_in_the_middle(box, bundles, place):
+def test_controller_killed_during_transfer(box, bundles, place):
     folder, root = place
     under_way = Deploying(box, folder, root, bundles[0])
     under_way.child.kill()
@@ -232,7 +232,7 @@ def test_the_keys_of_a_running_push_stay(box, bundles, place):
         on(box, "node01", "mv", f"{file}.before", file)
 
 
-def test_a_new_node_joins_by_limit_and_a_replaced_one_is_filled_again(box, bundles, place):
+def test_limit_deploys_to_a_new_node_and_to_a_replaced_one(box, bundles, place):
     folder, root = place
     first = deploy(folder, bundles[0], "--limit", "node[01-02]")
     assert first["nodes"] == dict.fromkeys(NAMES[:2], "deployed")

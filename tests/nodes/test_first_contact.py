@@ -94,7 +94,7 @@ def test_a_changed_host_key_is_always_refused(folder):
     assert (folder / "known_hosts").read_text() == before
 
 
-def test_a_wrong_key_says_that_the_login_was_refused(folder):
+def test_wrong_key_reports_a_refused_login(folder):
     (folder / "id_ed25519").unlink()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "id_ed25519"], check=True)
     code, err, _ = init(folder)

@@ -102,7 +102,7 @@ def test_from_an_ansible_inventory_with_a_node_that_is_down(box, user):
     assert loaded.ssh.user == "root"
 
 
-def test_nothing_is_written_where_no_node_can_be_reached(box, user):
+def test_without_a_reachable_node_nothing_is_written(box, user):
     dead = box.nodes[0].address.rpartition(".")[0] + ".251"
     done = user("init", "--accept-host-keys", dead)
     assert done.returncode == 5

@@ -71,7 +71,7 @@ def test_nothing_on_a_node_names_the_packers_prefix(box, deployed, lab_env):
     assert on(box, "node01", "sh", "-c", script) == ""
 
 
-def test_a_second_deploy_changes_nothing_and_says_so(deployed):
+def test_second_deploy_changes_nothing_and_reports_it(deployed):
     result = run("deploy", "--inventory", "inventory.yaml", cwd=deployed)
     assert result.returncode == 0
     assert "nothing changed" in result.stdout
@@ -122,7 +122,7 @@ def test_training_ends_with_a_lower_loss_and_a_checkpoint_on_rank_0(box, deploye
     assert "model.safetensors" in on(box, "node01", "ls", f"{RUNS}/{trained.run}/job/my out")
 
 
-def test_the_config_and_its_dataset_travelled_with_the_run(box, deployed, trained):
+def test_config_and_dataset_were_sent_with_the_run(box, deployed, trained):
     run_folder = json.loads(((deployed / "runs" / trained.run) / "run.json").read_text())["folder"]
     for node in ("node01", "node02"):
         found = on(box, node, "find", f"{run_folder}/job", "-name", "*.yaml", "-o", "-name", "dataset_info.json")

@@ -78,7 +78,7 @@ def firewall(box, name, *rules, hook="input"):
 # --- ports ---------------------------------------------------------------------------------------
 
 
-def test_nodes_that_reach_each_other(pool, sandbox):
+def test_every_node_reaches_every_other(pool, sandbox):
     seen = plan(pool)
     answers = ports.measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
     for check in ("net.master", "net.ephemeral"):
@@ -155,7 +155,7 @@ def test_a_master_port_that_is_in_use(pool, sandbox):
     assert f"port 4711 is taken by perl (process {started.stdout.strip()})" in master[first].observed
 
 
-def test_a_listener_ends_when_its_connection_breaks(sandbox):
+def test_listener_exits_when_its_connection_breaks(sandbox):
     with Connections(inventory_file.load(sandbox.inventory)) as broken:
         seen = plan(broken)
         node = seen.nodes[0]
@@ -172,7 +172,7 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
         ear.close()
 
 
-def test_a_node_that_cannot_be_reached_says_so(pool):
+def test_unreachable_node_is_reported(pool):
     first = pool.inventory.nodes[0]
     nobody = Node("nobody", first.address, port=1)  # refused at once
     seen = Plan(pool.inventory, (first, nobody))

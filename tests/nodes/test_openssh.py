@@ -50,7 +50,7 @@ def test_a_script_that_stops_reading_ends_the_stream(way):
     assert (result.rc, result.out.strip()) == (3, "10")
 
 
-def test_the_deadline_ends_a_stream_that_nobody_reads(way):
+def test_deadline_aborts_a_stream_without_reader(way):
     with pytest.raises(DeadlineExceeded):
         way.run("sleep 100", stdin=(BLOCK for _ in range(500)), deadline=1)
 
@@ -64,7 +64,7 @@ def test_an_error_of_the_source_aborts_the_stream(way):
         way.run("cat >/dev/null; sleep 100", stdin=source())
 
 
-def test_the_system_s_ssh_is_used_where_a_key_is_enough(way, server, monkeypatch):
+def test_system_ssh_is_used_if_a_key_is_enough(way, server, monkeypatch):
     inventory = server.inventory(way.node)
     if not isinstance(way, OpenSshRemote):
         assert isinstance(bulk(inventory, way.node, way), OpenSshRemote)
@@ -126,7 +126,7 @@ class Refusing:
     sudo_password = password
 
 
-def test_another_user_s_key_may_have_any_mode(server, tmp_path):
+def test_key_of_another_user_may_have_any_mode(server, tmp_path):
     """As on a stick that root has mounted: ssh asks no more of it either."""
     key = tmp_path / "key"
     shutil.copy(server.key, key)

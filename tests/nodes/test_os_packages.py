@@ -155,7 +155,7 @@ def test_packages_of_the_real_mirror_are_installed_without_a_network_and_undone(
     assert sh(box, "ls /tmp/hooked 2>/dev/null || :") == ""
 
 
-def test_a_removal_is_refused_until_it_is_allowed_and_undo_brings_back_what_gave_way(box, made_up, services, tmp_path):
+def test_removal_must_be_allowed_and_undo_reinstalls_the_removed_packages(box, made_up, services, tmp_path):
     with there(box, tmp_path, OLD_CLOCK):
         sh(box, "echo edited >/etc/cc-old-clock.conf")
         before = installed(box)
@@ -176,7 +176,7 @@ def test_a_removal_is_refused_until_it_is_allowed_and_undo_brings_back_what_gave
         assert sh(box, "cat /etc/cc-old-clock.conf; cat /usr/share/doc/cc-old-clock/README") == "edited\n1"
 
 
-def test_a_downgrade_and_a_node_that_is_ahead_are_refused(box, made_up, services, tmp_path):
+def test_downgrade_and_newer_node_are_refused(box, made_up, services, tmp_path):
     wanted = "bundle: made-up.osb, packages: [cc-tool]"
     with there(box, tmp_path, Deb("cc-base", "3")):
         ahead = services("apply", wanted)

@@ -285,7 +285,7 @@ def test_a_relay_continues_after_a_process_on_a_node_was_killed(chain, tree):
         assert all_the_same(chain, node, path, tree)
 
 
-def test_a_node_that_powers_off_stops_no_other_and_gets_the_rest_later(chain, tree):
+def test_node_powered_off_stops_no_other_and_gets_the_rest_later(chain, tree):
     path = target()
     child = start(chain, tree, path)
     wait(child, lambda: parts(chain, "node02", path) >= 1)

@@ -28,7 +28,7 @@ def folder(sandbox, tmp_path):
     return tmp_path
 
 
-def test_equal_answers_are_grouped_and_exit_statuses_reported(folder):
+def test_equal_outputs_are_grouped_and_exit_statuses_reported(folder):
     odd = "cat /proc/sys/kernel/ostype; [ $(hostname) != node02 ] || { echo odd; echo err >&2; exit 3; }"
     done = run("run", "--quiet", odd, cwd=folder)
     rule = "-" * 15
@@ -46,7 +46,7 @@ def test_equal_answers_are_grouped_and_exit_statuses_reported(folder):
     assert not (folder / ".clusterctl-failed.json").exists()
 
 
-def test_a_dead_node_and_a_slow_one_cost_their_own_time_only(folder):
+def test_dead_and_slow_nodes_do_not_delay_the_others(folder):
     file = folder / "inventory.yaml"
     address = inventory_file.load(file).nodes[0].address
     file.write_text(file.read_text() + f"  dead: {address.rpartition('.')[0]}.251\n")
@@ -107,7 +107,7 @@ def terminal():
     return run
 
 
-def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal):
+def test_root_needs_the_password_once(make_sandbox, tmp_path, terminal):
     box = make_sandbox(nodes=2, user="trainer", password=PASSWORD)
     install(box)
     allow(box, "Defaults use_pty\n" + ASKING)

@@ -36,14 +36,14 @@ def test_a_file_that_is_not_a_config_is_a_usage_error(training, text, said):
     assert not (training.folder / "runs").exists()
 
 
-def test_more_nodes_than_there_are(training):
+def test_more_nodes_than_the_inventory_has(training):
     refused = training.run("train", "--nodes", "3", *SHORT)
     assert refused.returncode == 2
     assert "inventory.yaml has 2 (node[01-02])" in refused.stderr
     assert "--nodes 2" in refused.stderr
 
 
-def test_a_port_that_is_taken(training):
+def test_port_in_use(training):
     inventory = training.folder / "inventory.yaml"
     inventory.write_text(inventory.read_text() + "train: {port: 22}\n")  # the node's own sshd
     runs = ("find", ROOT, "-path", f"{RUNS}/[!.]*")  # .agent-* is shared by all runs
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken(training):
     assert not (training.folder / "runs").exists()
 
 
-def test_training_where_nothing_is_deployed_is_refused(training):
+def test_training_without_a_deployed_environment_is_refused(training):
     inventory = training.folder / "inventory.yaml"
     inventory.write_text(inventory.read_text().replace(PREFIX, "/home/trainer/nothing/current"))
     refused = training.run("train", "--nodes", "2", *SHORT)
@@ -105,7 +105,7 @@ def one_sided(training):
     training.on("node02", "rm", "-rf", "/home/trainer/one-sided")
 
 
-def test_a_path_of_one_node_only_is_named_and_the_bad_node_left_out(training, one_sided):
+def test_path_missing_on_one_node_is_named_and_that_node_can_be_excluded(training, one_sided):
     refused = training.run("train", "--nodes", "2", one_sided)
     assert refused.returncode == 4, refused.stdout
     assert re.search(r"node01: model_name_or_path /home/trainer/one-sided is missing", refused.stderr), refused.stderr

@@ -16,7 +16,7 @@ def losses(training, run):
     return {line["current_steps"]: line["loss"] for line in map(json.loads, lines)}
 
 
-def test_a_torn_checkpoint_is_skipped_a_restart_recovers_and_collect_takes_the_newest(plain_nodes, tmp_path):
+def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest(plain_nodes, tmp_path):
     restarted = plain_nodes.start(
         *("train", "--nodes", "2", "--restarts", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}"),
         *("steps.py", "--", "--steps", "40", "--output", "out", "--save-every", "5"),

@@ -46,7 +46,7 @@ def losses(training, run):
     return {line["current_steps"]: line["loss"] for line in lines if line.get("loss") is not None}
 
 
-def test_a_killed_rank_costs_nothing_but_time_and_the_model_is_exported(training, lab_env, tmp_path):
+def test_killed_rank_loses_no_result_and_the_model_is_exported(training, lab_env, tmp_path):
     whole = training.run("train", "--nodes", "2", "-m", "trainer.gpt", "--", *SMALL, "--max-iters", "24")
     assert whole.returncode == 0, whole.stderr + whole.stdout
     expected = losses(training, training.last_run().name)

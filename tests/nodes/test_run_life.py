@@ -48,7 +48,7 @@ def test_status_finds_it_from_another_machine(plain_nodes, detached, tmp_path):
     assert "node02" in one.stdout
 
 
-def test_logs_say_time_rank_and_line(plain_nodes, detached):
+def test_logs_have_time_rank_and_line(plain_nodes, detached):
     shown = plain_nodes.run("logs", detached, "-n", "20")
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"step \d+ loss", shown.stdout), shown.stdout

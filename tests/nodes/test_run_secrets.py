@@ -43,7 +43,7 @@ def arguments():
     return found
 
 
-def test_no_argument_and_no_file_of_others_holds_a_secret(folder):
+def test_no_argument_and_no_readable_file_contains_a_secret(folder):
     seen, over = set(), threading.Event()
 
     def look():

@@ -357,7 +357,7 @@ def spawned(*arguments):
             child.kill()
 
 
-def test_a_node_that_dies_while_starting_is_named_and_all_is_undone(require_sandbox, traces, tmp_path, monkeypatch):
+def test_node_that_fails_to_start_is_named_and_everything_is_removed(require_sandbox, traces, tmp_path, monkeypatch):
     write = node.write_script
 
     def sabotage(state, each, lower, sshd):
@@ -511,7 +511,7 @@ def test_of_two_builders_one_makes_the_root(require_sandbox, fake_debootstrap):
     assert rootfs.cached(rootfs.recipe()) is None
 
 
-def test_a_failed_build_leaves_nothing_and_says_why(require_sandbox, fake_debootstrap):
+def test_failed_build_leaves_nothing_and_reports_why(require_sandbox, fake_debootstrap):
     with pytest.raises(ClusterctlError, match="E: no such package") as caught:
         rootfs.minimal(rootfs.recipe(["broken"]))
     assert "CLUSTERCTL_DEBIAN_MIRROR" in caught.value.hint
@@ -519,7 +519,7 @@ def test_a_failed_build_leaves_nothing_and_says_why(require_sandbox, fake_deboot
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_build_outlives_its_maker(require_sandbox, fake_debootstrap, number):
+def test_no_build_outlives_its_starter(require_sandbox, fake_debootstrap, number):
     code = "from provision.sandbox import rootfs; rootfs.minimal(rootfs.recipe(['slow']), lambda e: print(flush=True))"
     with spawned("-c", code) as maker:
         maker.stdout.readline()  # the stage

@@ -101,7 +101,7 @@ def cluster(tmp_path_factory, require_sandbox, small):
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_a_signal_at_every_event_of_train_leaves_nothing_half_done(cluster, number):
+def test_signal_at_any_event_of_train_leaves_a_consistent_state(cluster, number):
     """SIGTERM lets go of a run that is followed, so that run may finish: everything else is stopped or withdrawn."""
     for event in itertools.count(1):
         before, known = cluster.folders(), set(cluster.records())

@@ -49,7 +49,7 @@ def ask(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
-def test_what_is_there_is_told(ask, shell):
+def test_host_gpus_and_addresses_are_reported(ask, shell):
     gpus = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'; echo '  MIG 1g.18gb     Device  0: (UUID: MIG-1)'"
     addresses = r"echo '1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever preferred_lft forever'"
     facts, said = ask(shell, nvidia_smi=gpus, ip=addresses)

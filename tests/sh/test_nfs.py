@@ -89,7 +89,7 @@ PLACES = {
 
 @pytest.mark.root
 @pytest.mark.parametrize("place", PLACES)
-def test_a_place_is_taken_only_when_nothing_is_hidden_and_nobody_else_mounts(shell, place, tmp_path):
+def test_mount_point_must_be_empty_and_free_of_other_mounts(shell, place, tmp_path):
     """In a mount namespace of its own, with a table of its own."""
     path, table = tmp_path / "place", tmp_path / "fstab"
     path.mkdir()

@@ -48,7 +48,7 @@ def test_shellcheck(text, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["transaction", "undo"])
-def test_shellcheck_of_what_is_handed_on(name, tmp_path):
+def test_shellcheck_of_embedded_scripts(name, tmp_path):
     from provision.render import render
 
     functions = render("services/os_packages/apt/functions.sh.j2", bundles=[], names="")
@@ -78,7 +78,7 @@ def here():
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
-def test_what_is_missing_is_found_in_three_shells(shell, here):
+def test_missing_packages_are_found_in_three_shells(shell, here):
     def ask(chosen):
         text = node.absent(chosen)
         return subprocess.run(

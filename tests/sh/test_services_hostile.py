@@ -251,7 +251,7 @@ def test_an_accepted_value_is_one_value_in_its_file(tmp_path, made):
         (("services", "os_packages", "replace"), ["-y"], "not the name of a package"),
     ],
 )
-def test_what_a_file_cannot_carry_is_refused_with_its_place(tmp_path, place, value, said):
+def test_value_that_a_file_cannot_contain_is_refused_with_its_key(tmp_path, place, value, said):
     path = tmp_path / "inventory.yaml"
     path.write_text(yaml.safe_dump(with_value(place, value)), encoding="utf-8")
     with pytest.raises(InventoryError) as caught:

@@ -81,7 +81,7 @@ def test_all_finish(runs):
         assert part.state()["world_size"] == COUNT
 
 
-def test_one_that_finishes_waits_for_the_others(runs):
+def test_finished_node_waits_for_the_others(runs):
     runs.plan(
         "import os, time\nif os.environ['CLUSTERCTL_NODE'] != 'n0':\n while not os.path.exists('go'): time.sleep(.01)"
     )
@@ -139,7 +139,7 @@ def test_both_processes_of_an_agent_are_killed(runs, victim):
 
 
 @pytest.mark.parametrize("asked", [0, 2])
-def test_a_stop_of_one_stops_all(runs, asked):
+def test_stop_on_one_node_stops_all(runs, asked):
     runs.launch().wait_ready()
     assert runs.parts[asked].do("stop", "--who", "alice")["state"] == "stopped"
     end = runs.wait_end()
@@ -148,7 +148,7 @@ def test_a_stop_of_one_stops_all(runs, asked):
         assert any(event.get("text") == "alice requested a stop" for event in part.events())
 
 
-def test_a_stop_of_all_at_once(runs):
+def test_stop_on_all_nodes_at_once(runs):
     runs.launch().wait_ready()
     stops = [subprocess.Popen(part.command("stop"), stdout=subprocess.PIPE) for part in runs.parts]
     for each in stops:
@@ -180,7 +180,7 @@ save(4, rank=rank, weights=rank == 0)
         assert (end["state"], end["saved"], end["step"]) == ("stopped", True, 4)
 
 
-def test_a_node_that_does_not_come(runs):
+def test_missing_node(runs):
     *here, missing = runs.parts
     for part in here:
         part.launch(first=part.rank, **runs.shared).begin()
@@ -191,7 +191,7 @@ def test_a_node_that_does_not_come(runs):
     missing.path.write_text("{}")
 
 
-def test_a_port_of_the_link_that_is_taken(runs):
+def test_link_port_in_use(runs):
     import socket
 
     with socket.create_server(("127.0.0.1", runs.shared["link"]["port"])):
@@ -212,7 +212,7 @@ sys.exit(start.run(load(sys.argv[2])))
 """
 
 
-def test_a_link_that_fails_by_a_mistake_ends_the_run(runs):
+def test_exception_in_the_link_fails_the_run(runs):
     """The node says so itself, at once, and waits for nobody; the others see its agent go."""
     first, other, broken = runs.parts
     for part in runs.parts:
@@ -239,7 +239,7 @@ def test_two_nodes_fail_at_once(runs):
     assert runs.wait_end()["why"]["text"] == "the command exited with code 5"
 
 
-def test_restarts_of_all_from_a_checkpoint_that_not_all_have(runs):
+def test_all_nodes_restart_from_a_checkpoint_that_some_lack(runs):
     """Rank 0's node holds the weights; what the others lack of the checkpoint is copied to them first."""
     code = """
 node = os.environ["CLUSTERCTL_NODE"]
@@ -265,7 +265,7 @@ sys.exit(1 if node == "n1" else __import__("time").sleep(600))
     assert len(ports) == 2
 
 
-def test_a_restart_is_not_made_without_a_node(runs):
+def test_no_restart_without_a_node(runs):
     runs.launch(restarts=5, backoff=0.1).wait_ready()
     victim = runs.parts[1]
     for key in ("guard", "pid"):

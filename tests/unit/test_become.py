@@ -75,7 +75,7 @@ class Typing:
 WANTS = ["sudo: a password is", " required\n", "@ask:\n"]
 
 
-def test_nothing_is_written_where_sudo_wants_nothing():
+def test_no_password_is_written_if_sudo_needs_none():
     node = Sudoer(["Welcome to gpu01\n", "@rea", "dy:\n"])
     assert node.talk(Sudo(None))
     assert node.written == []
@@ -89,7 +89,7 @@ def test_the_password_comes_after_sudo_asked_for_it():
     assert sudo.needed == {"gpu01"}
 
 
-def test_no_password_is_written_where_sudo_has_become_content():
+def test_no_password_is_written_if_sudo_needs_none_any_more():
     node = Sudoer(WANTS, ["@ready:\n"])
     assert node.talk(Sudo(Typing()))
     assert node.written == [b"yes\n"]
@@ -147,7 +147,7 @@ def test_any_line_is_a_password_and_is_only_written(password, caplog):
 
 
 @pytest.mark.parametrize("password", ["", "two\nlines", "one\r", "nul\0"])
-def test_what_is_no_line_is_not_written(password):
+def test_invalid_password_is_not_written(password):
     node = Sudoer(WANTS, ["@prompt:"], ["@ready:\n"])
     with pytest.raises(RootRefused, match="a sudo password is a single line and not empty"):
         node.talk(Sudo(Typing(password)))

@@ -53,7 +53,7 @@ def test_the_page_names_every_member_and_every_bound(packed):
     assert f"A file over {detect.REWRITABLE >> 20} MiB is\nnot rewritten" in text
 
 
-def test_the_page_tells_how_keys_are_made(packed):
+def test_page_explains_how_keys_are_computed(packed):
     """Not by the code that makes them, but as the page says it; the .pyc files of this environment hold no time."""
     bundle = open_bundle(packed)
     for index, chunk in enumerate(bundle.manifest.chunks):

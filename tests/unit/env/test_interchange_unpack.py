@@ -106,7 +106,7 @@ def test_a_hard_link_with_a_name_of_the_archive_shares_its_file_and_no_other(tmp
     assert unpacked.kinds == {"a": "dir", "a/b": "file", "c": "file", "d": "link"}
 
 
-def test_what_is_unpacked_is_what_was_packed(tmp_path, folder):
+def test_unpacked_files_equal_the_packed_ones(tmp_path, folder):
     odd = os.fsdecode(b"share/\xff\xfe name\nof it")
     archive = tmp_path / "good.tar"
     archive.write_bytes(
@@ -222,7 +222,7 @@ def test_gzip_in_pieces_is_one_gzip_file(size, block):
     assert one.unused_data == b""  # a single member
 
 
-def test_pieces_know_the_end_of_the_one_before():
+def test_gzip_blocks_refer_to_the_previous_block():
     noise = random.Random(3).randbytes(16 << 10)  # less than deflate's window
     one, many = (len(b"".join(gzip_stream([noise * times], threads=2))) for times in (64, 64 * 8))
     assert many < one + 8 * len(noise) / 2  # eight pieces, of which each but the first refers to what is before it

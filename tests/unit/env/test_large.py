@@ -56,7 +56,7 @@ pieces = st.lists(st.sampled_from(PIECES), max_size=12)
 @example(pieces=[b"/opt/env"], begin=0, path="bin/large")
 @example(pieces=[b"/opt/env2"], begin=-8, path="lib/large")
 @example(pieces=[b"/data/opt/env"], begin=-5, path="lib/large")
-def test_a_file_that_is_read_in_blocks_has_the_marks_of_one_that_is_read_whole(tmp_path_factory, pieces, begin, path):
+def test_reading_in_blocks_finds_the_same_marks(tmp_path_factory, pieces, begin, path):
     """The pieces lie where one block ends and the next begins."""
     content = b"".join(pieces)
     for data in (
@@ -70,7 +70,7 @@ def test_a_file_that_is_read_in_blocks_has_the_marks_of_one_that_is_read_whole(t
         assert digest == hashlib.sha256(data).hexdigest()
 
 
-def test_what_a_large_file_needs_of_a_machine(tmp_path):
+def test_requirements_of_a_large_file_are_found(tmp_path):
     _, _, traits = look(tmp_path, ELF + bytes(2 << 20))
     assert traits.glibc is not None
     where = "lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"
@@ -90,11 +90,11 @@ def test_what_a_large_file_needs_of_a_machine(tmp_path):
     ],
     ids=["debug", "loaded", "source file", "data", "script"],
 )
-def test_of_what_is_too_large_to_be_rewritten_only_programs_are_marked(tmp_path, data, marks):
+def test_only_programs_among_files_too_large_to_rewrite_are_marked(tmp_path, data, marks):
     assert look(tmp_path, data, bound=1 << 20)[0] == marks
 
 
-def test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges(tmp_path, helpers, monkeypatch):
+def test_file_that_cannot_be_rewritten_is_named_and_packed_in_ranges(tmp_path, helpers, monkeypatch):
     monkeypatch.setattr(detect, "REWRITABLE", 2 * helpers.LIMIT)
     prefix = helpers.make_env(tmp_path / "env")
     path = os.fsencode(str(prefix)) + b"/lib\0"

@@ -102,7 +102,7 @@ def test_pip_and_the_console_scripts_start(prefix):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_starts_whatever_its_first_line_was(prefix, name):
+def test_script_starts_with_any_first_line(prefix, name):
     if "perl" in name and not HAS["perl"]:
         pytest.skip("perl is not installed here")
     path = "/usr/bin:/bin"
@@ -179,14 +179,14 @@ def false_in_conda_meta(top):
     return found
 
 
-def test_every_hash_is_as_true_as_it_was(prefix, awkward, small):
+def test_every_hash_is_as_correct_as_before(prefix, awkward, small):
     assert false_rows(prefix, small.site) == false_rows(awkward, small.site) == set()
     # What pip laid over conda's package was not what conda knew before; what is rewritten has its true hash now.
     overlaid = f"{small.site}/overlaid/__init__.py"
     assert overlaid in false_in_conda_meta(prefix) <= false_in_conda_meta(awkward)
 
 
-def test_nothing_is_recompiled_but_what_was_rewritten(placed, awkward_bundle, small, helpers):
+def test_only_rewritten_files_are_recompiled(placed, awkward_bundle, small, helpers):
     prefix, relocated = placed
     library = prefix / "lib" / f"python{small.short}"
 
