@@ -137,7 +137,7 @@ def test_a_check_reads_its_own_limits_only():
 
 
 @pytest.mark.parametrize("check", checks.ids())
-def test_what_is_missing_or_hung_is_never_ok(check):
+def test_missing_or_hung_probe_is_never_ok(check):
     plan = recorded(check).healthy[0].plan
     node = plan.nodes[0].name
     for state in ("missing", "hung"):

@@ -105,7 +105,7 @@ def test_options_that_contradict_each_other_are_refused(options, what):
     assert str(refused.value).startswith(what)
 
 
-def test_every_relation_is_tried():
+def test_every_relation_is_tested():
     (cases,) = test_options_that_contradict_each_other_are_refused.pytestmark
     assert len(cases.args[1]) == len(config.RELATIONS) + 1
 

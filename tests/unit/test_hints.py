@@ -62,7 +62,7 @@ def test_every_other_command_of_a_text_gets_the_inventory_once():
     assert complete(UNTYPED, "clusterctl logs r1") == "clusterctl logs r1"
 
 
-def test_fixes_and_hints_of_json_are_completed_and_what_nodes_said_is_not():
+def test_fixes_and_hints_of_json_are_completed_and_node_output_is_not():
     data = {"fix": "clusterctl check", "out": "clusterctl check", "more": [{"hint": "clusterctl stop"}]}
     assert complete_fields(SPACED, data) == {
         "fix": "clusterctl check -i 'my prod.yaml'",
@@ -121,7 +121,7 @@ def test_the_commands_that_take_an_inventory_are_those_that_get_one():
         ("run --root uptime -p", CommandLine("run", {"--root": ()}, ("uptime", "-p"))),
     ],
 )
-def test_what_was_typed_is_read_back_and_typed_again(argv, line):
+def test_typed_command_is_parsed_and_reproduced(argv, line):
     context = parse(f"clusterctl {argv}")
     read = typed_of(context)
     assert (read.command, dict(read.options), read.words) == (line.command, dict(line.options), line.words)
@@ -145,7 +145,7 @@ def test_the_same_command_keeps_its_separator(typed):
     assert again(read, "stop", words=("r1",)) == "clusterctl stop r1"
 
 
-def test_every_way_out_completes(capsys):
+def test_every_output_completes_its_hints(capsys):
     reporter = Reporter()
     reporter.configure(as_json=True, typed=SPACED)
     reporter(Notice("gpu01: clusterctl verify --limit gpu01 names it"))
@@ -356,7 +356,7 @@ def test_the_hint_to_repeat_a_command_is_that_command():
     assert complete(UNTYPED, "run the same command again") == "run the same command again"
 
 
-def test_a_hint_hides_what_the_masks_hide_and_nothing_else():
+def test_hint_masks_exactly_the_secrets():
     """A hint without the value of a harmless variable would ask for a variable that is not set here."""
     typed = CommandLine("train", {"--env": ("TOKENIZERS_PARALLELISM=false", "HF_TOKEN=hf_x")})
     assert again(typed, "train") == "clusterctl train --env TOKENIZERS_PARALLELISM=false --env HF_TOKEN"

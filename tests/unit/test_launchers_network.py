@@ -103,17 +103,17 @@ def test_tcp_is_reported_with_its_reason(ports, level, words):
     assert [word for word in words if word not in notice.text] == []
 
 
-def test_the_log_of_two_nodes_without_infiniband_tells_the_interface():
+def test_log_of_two_nodes_without_infiniband_has_the_interface():
     text = (Path(__file__).parent / "recorded_runs/nccl/h200_two_nodes.log").read_text(encoding="utf-8")
     assert str(read(text)) == "TCP, eth0"
 
 
-def test_nothing_is_said_where_nccl_is_not_used():
+def test_without_nccl_there_is_no_notice():
     assert notices(spec([], [], gpus=0)) == ()
     assert notices(spec(DOWN)) == ()
 
 
-def test_nothing_is_said_to_those_who_chose():
+def test_network_chosen_by_the_user_gives_no_notice():
     given = spec(HDR, DOWN, env={"NCCL_IB_HCA": "mlx5_7"})
     assert environment(given, 0)["NCCL_IB_HCA"] == "mlx5_7"
     assert notices(given) == ()

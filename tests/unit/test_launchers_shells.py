@@ -37,7 +37,7 @@ def plan(tmp_path, argv, env=None, **fields):
 SAYS = "import json, os, sys; print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k[:2] == 'X_'}]))"
 
 
-def test_sh_says_what_the_plan_says(tmp_path):
+def test_sh_script_runs_the_plan(tmp_path):
     folder = tmp_path / "our 'runs' $HOME"
     folder.mkdir()
     env = {f"X_{number}": text for number, text in enumerate([*NASTY, "two\nlines"])}
@@ -66,7 +66,7 @@ def test_secrets_are_not_shown(tmp_path, render, name):
 
 
 @pytest.mark.parametrize("render", [shells.as_sh, shells.as_powershell, shells.as_cmd])
-def test_what_nobody_can_read_is_explained(tmp_path, render):
+def test_encoded_arguments_are_explained(tmp_path, render):
     world = base64.urlsafe_b64encode(b'{"gpu01": [0, 1]}').decode()
     assert 'world_info: {"gpu01": [0, 1]}' in render(plan(tmp_path, ["x", f"--world_info={world}"]))
 
@@ -119,7 +119,7 @@ WORDS = st.lists(
 @example(NASTY)
 @example(["it's", "\u2019typographic\u2018 quotes"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_powershell_and_cmd_pass_every_word_on(tmp_path, words):
+def test_powershell_and_cmd_pass_every_word(tmp_path, words):
     made = plan(tmp_path, ["prog", *words])
     assert crt(powershells(shells.as_powershell(made))) == ["prog", *words]
     assert crt(cmds(shells.as_cmd(made))) == ["prog", *words]

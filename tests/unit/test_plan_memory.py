@@ -57,7 +57,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_table_has_the_parameters_that_the_models_have(name):
+def test_parameter_counts_of_the_table_are_correct(name):
     assert MODELS[name].parameters == PARAMETERS[name]
 
 
@@ -90,11 +90,11 @@ OWN = [point for point in TIMED if point["source"] != "held out"]  # of the mach
 
 
 @pytest.mark.parametrize("point", WEIGHED, ids=name)
-def test_memory_is_what_was_measured(point):
+def test_memory_matches_the_measurements(point):
     assert gpu_memory(*of(point)).allocated / 1e9 == pytest.approx(point["allocated_gb"], rel=0.08)
 
 
-def test_speed_is_about_what_was_measured():
+def test_speed_is_near_the_measurements():
     """One step on a machine that others use too is no exact figure: its repetitions differ by up to a quarter."""
     off = sorted(abs(speed(*of(point)).tokens / point["tokens_per_second"] - 1) for point in OWN)
     assert len(off) > 90
@@ -167,7 +167,7 @@ def test_a_higher_stage_never_keeps_more(case):
 
 
 @given(cases())
-def test_what_saves_memory_saves_memory(case):
+def test_memory_saving_options_save_memory(case):
     training, cluster, setup = case
     total = gpu_memory(training, cluster, setup).total
     for change in (
@@ -210,7 +210,7 @@ def test_a_longer_sequence_and_a_larger_batch_need_no_less(case):
 
 
 @given(cases())
-def test_every_part_is_something_and_they_add_up(case):
+def test_parts_are_not_negative_and_add_up(case):
     memory = gpu_memory(*case)
     parts = [memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.logits, memory.buffers]
     assert all(part >= 0 for part in parts)
@@ -229,7 +229,7 @@ def test_speed_keeps_within_the_hardware(case):
     assert (made.network > 0) == (cluster.nodes > 1)
 
 
-def test_each_stage_sends_what_the_paper_and_deepspeed_say():
+def test_bytes_sent_by_each_stage_match_the_paper_and_deepspeed():
     training, cluster = Training(MODELS["gpt2-xl"], "full", 1024, 256), Cluster(1, 4, GPUS["A100"], 80)
     whole = 2 * 1_557_611_200 * 3 / 4
     assert volumes(training, cluster, Setup(0)) == (0, 2 * whole)

@@ -56,7 +56,7 @@ def places(inventory, manifest):
     return ReleasePaths.of(inventory, manifest.release_id)
 
 
-def test_a_good_node_takes_it(inventory, manifest):
+def test_suitable_node_is_accepted(inventory, manifest):
     assert examine.judge(GOOD, inventory, manifest) is None
 
 
@@ -95,7 +95,7 @@ def test_a_bad_node_is_refused_with_the_reason(inventory, manifest, change, mess
         {"glibc": "2.100"},
     ],
 )
-def test_what_is_no_reason_to_refuse(inventory, manifest, change):
+def test_unknown_or_sufficient_values_are_no_reason_to_refuse(inventory, manifest, change):
     assert examine.judge(replace(GOOD, **change), inventory, manifest) is None
 
 
@@ -119,7 +119,7 @@ def test_the_action_says_what_each_node_needs(places):
     assert repairs == {"a": "repair", "b": "repair", "c": "repair", "d": "send"}
 
 
-def test_an_answer_that_was_cut_off_is_noticed():
+def test_truncated_answer_is_detected():
     with pytest.raises(ClusterctlError, match="incomplete"):
         examine.read_facts("fact machine=x86_64\nfact glibc=glibc 2.36\n")
     with pytest.raises(ClusterctlError, match="incomplete"):
@@ -128,7 +128,7 @@ def test_an_answer_that_was_cut_off_is_noticed():
         catalog.verify_finding("node01", "abc", "checked 7\n")
 
 
-def test_only_what_was_packed_is_tried(places, manifest):
+def test_smoke_test_imports_only_packed_packages(places, manifest):
     planned = scripts.activate_steps(places, manifest, Relocated(PurePosixPath(places.release), ()))
     assert [step.name for step in planned] == ["complete", "seal", "smoke test", "mark", "switch", "tidy"]
     smoke = planned[2].do
@@ -164,11 +164,11 @@ def test_the_previous_release_is_the_one_that_was_current_before():
         (listing("d", "d", "d"), 5, {"junk"}),
     ],
 )
-def test_what_prune_may_remove(found, keep, gone):
+def test_releases_that_prune_may_remove(found, keep, gone):
     assert set(found.removable(keep)) == gone
 
 
-def test_nothing_is_known_of_an_empty_node():
+def test_empty_node_has_no_releases():
     assert catalog.read_listing("end\n") == Releases()
     assert Releases().removable(1) == ()
 
