@@ -122,7 +122,7 @@ def test_tensorboard_receives_the_metrics(alone):
     assert not (alone["eight"].out / "tensorboard").exists()
 
 
-def test_a_log_has_what_the_agent_and_people_read(alone):
+def test_log_is_readable_by_the_agent_and_by_people(alone):
     records = [json.loads(line) for line in (alone["eight"].out / "trainer_log.jsonl").read_text().splitlines()]
     steps = [record for record in records if "loss" in record]
     assert {"current_steps", "total_steps", "lr", "grad_norm", "tokens_per_second", "ms"} <= set(steps[0])

@@ -96,7 +96,7 @@ def test_trained_bpe_vocabulary(gpt):
     assert json.loads((gpt.folder / "bpe-2/meta.json").read_text())["digest"] == meta["digest"], again
 
 
-def test_shards_hold_the_text(gpt):
+def test_shards_contain_the_text(gpt):
     import struct
 
     characters = json.loads((gpt.folder / "first/characters.json").read_text())

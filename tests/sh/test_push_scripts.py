@@ -379,7 +379,7 @@ def test_unusable_destination_is_refused(shell, tmp_path, source, make, folder, 
     assert words in data.changes(tree, there, str(place.path)).refused
 
 
-def test_a_destination_behind_a_link_is_where_the_link_leads(place, source):
+def test_destination_behind_a_link_is_the_links_target(place, source):
     (place.root / "disk").mkdir()
     place.path.symlink_to("disk")
     place.push(source)

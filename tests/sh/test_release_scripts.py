@@ -254,7 +254,7 @@ def test_leftovers_of_other_deploys_are_removed_and_of_this_one_are_used(shell, 
     assert not (Path(places.incoming) / "kept").exists()
 
 
-def test_a_deploy_that_was_killed_before_it_had_tidied_up_is_not_complete(shell, case, tmp_path):
+def test_deploy_killed_before_its_cleanup_is_not_complete(shell, case, tmp_path):
     _, places, _ = case
     gather(shell, places, tmp_path)
     arrive(places)

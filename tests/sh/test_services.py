@@ -221,7 +221,7 @@ def test_file_created_for_a_block_is_removed_with_it(node):
     assert not path.exists()
 
 
-def test_a_link_comes_back_as_a_link(node):
+def test_undo_restores_a_link_as_a_link(node):
     (node.etc / "real").write_text("x")
     link = node.etc / "link"
     link.symlink_to("real")

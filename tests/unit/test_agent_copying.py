@@ -176,7 +176,7 @@ def test_nothing_is_written_through_a_symlink(agents, tmp_path):
 # --- what goes wrong ---------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_another_size_is_not_taken(agents, tmp_path):
+def test_file_of_another_size_is_refused(agents, tmp_path):
     links = agents(2)
     put(tmp_path / "n0", "a", b"1234")
     put(tmp_path / "n1", "a", b"old")

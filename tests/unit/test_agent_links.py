@@ -554,7 +554,7 @@ def test_death_of_rank_0_is_reported_to_all_others(cluster, clock):
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_agent_is_lost_and_comes_back_but_never_gone(cluster, clock, stopped):
+def test_stopped_agent_is_lost_and_back_but_never_gone(cluster, clock, stopped):
     agents = cluster(2, lost_after=3.0)
     here = agents.start(1 - stopped)
     child = agents.child(stopped, lost_after=600.0)

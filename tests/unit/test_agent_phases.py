@@ -44,7 +44,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("text", "phase"), LINES)
-def test_what_a_line_announces(text, phase):
+def test_phases_announced_by_lines(text, phase):
     assert phases.announced(text) == phase
 
 

@@ -131,7 +131,7 @@ def test_the_four_paths_are_checked():
         assert (ROOT / template).is_file(), template
 
 
-def test_model_and_errors_import_nothing_of_ours():
+def test_model_and_errors_import_no_other_module():
     for name in ("model", "errors"):
         assert not tops(ROOT / "provision" / f"{name}.py") & {"provision", "trainer"}
 

@@ -49,7 +49,7 @@ def test_every_figure_is_explained_in_the_docs():
     assert [name for name in PROMISED if f"| `{name}` |" not in section] == []
 
 
-def test_what_is_killed_without_warning_is_among_the_stops():
+def test_every_killed_process_kind_is_measured():
     said = " ".join(WAYS)
     for what in ("the command", "the guard", "the supervisor", "both", "torchrun", "a rank"):
         assert f"kill -9 of {what}" in said
@@ -63,9 +63,7 @@ def test_parts_are_chosen_by_their_names():
         launch.parse(["--only", "kil"])
 
 
-def test_failed_part_stops_no_other_and_an_interrupt_keeps_the_results(
-    monkeypatch, tmp_path
-):
+def test_failed_part_stops_no_other_and_an_interrupt_keeps_the_results(monkeypatch, tmp_path):
     def fails(given, cluster):
         raise BenchError("no rank\non node01")
 

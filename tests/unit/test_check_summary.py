@@ -53,7 +53,7 @@ def rows(*findings, **options):
     return [line.text for line in summaries.finding_rows(result(*findings), **options)]
 
 
-def test_the_worst_comes_first_and_equal_nodes_are_folded():
+def test_worst_verdict_is_first_and_equal_nodes_are_folded():
     hot = [fail(TEMP, name, "GPU 0: 97 C", expected="below 95 C", fix="see the fans") for name in NAMES[2:5]]
     off = [warn("gpu.persist", name, "GPU 0: off", expected="", fix="switch it on") for name in NAMES]
     lost = [unknown("gpu.topo", "gpu01", "not understood")]

@@ -75,7 +75,7 @@ def test_a_phase_of_rank_0_is_shown_beside_the_progress(follower, seen):
     assert seen[-1] == Progress("train", 3, 9, "loss 1")
 
 
-def test_a_failure_names_the_node_and_shows_its_last_lines_though_they_come_after_the_end(follower):
+def test_failure_names_the_node_and_shows_lines_that_arrive_after_the_end(follower):
     tell(follower, "a", log(0, "waiting"), failed("b", "rank 1 ended by SIGKILL", 1))
     assert follower.state == "running"
     tell(follower, "b", log(1, "CUDA out of memory"), failed("b", "rank 1 ended by SIGKILL", 1))

@@ -230,7 +230,7 @@ def test_no_text_names_an_inventory_or_an_option_that_does_not_exist():
                 assert name == "run" or typed <= known | {"--help"}, where
 
 
-def test_hints_that_repeat_the_command_come_from_the_builder():
+def test_hints_that_repeat_the_command_are_built_by_one_function():
     """ "the same command again" and "--exclude X" without a command cannot be pasted."""
     for path in SOURCES:
         for line, text in _hints(ast.parse(path.read_text(encoding="utf-8"))):

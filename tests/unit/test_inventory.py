@@ -297,7 +297,7 @@ def test_invalid_nodes(problems, entry, said):
         ("a[1-3]: h[1-3]\n  a[3-4]: h[4-5]", "nodes.a[3-4] (line 4): a3 is listed twice, first in line 3 (a[1-3])"),
     ],
 )
-def test_two_nodes_with_one_address_are_refused(problems, nodes, said):
+def test_duplicate_nodes_and_addresses_are_refused(problems, nodes, said):
     assert problems(f"{HEAD}nodes:\n  {nodes}\n") == (said,)
 
 

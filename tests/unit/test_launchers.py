@@ -128,7 +128,7 @@ def test_command_line_overrides_the_inventory():
     assert (env["OMP_NUM_THREADS"], env["X"]) == ("5", "1")
 
 
-def test_nccl_log_goes_to_its_default_place_if_the_user_requests_one():
+def test_nccl_log_file_is_not_set_if_the_user_sets_nccl_debug():
     assert envs(spec())[0]["NCCL_DEBUG_FILE"].endswith("/logs/node0/nccl-%p.log")
     asked = envs(spec(env={"NCCL_DEBUG": "WARN"}))[0]
     assert {name for name in asked if name.startswith("NCCL_DEBUG")} == {"NCCL_DEBUG"}

@@ -278,7 +278,7 @@ def python(tmp_path, code, *folders):
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_torch_maps_cpu_0_after_its_import(tmp_path):
+def test_hook_registers_cpu_0_when_torch_is_imported(tmp_path):
     put(tmp_path / "torch/__init__.py", "")
     put(tmp_path / "torch/serialization.py", TORCH)
     said = python(

@@ -78,7 +78,7 @@ def test_roce_has_the_index_of_its_address():
     assert ib_variables(given, 1) == {"NCCL_IB_HCA": "=mlx5_4:1", "NCCL_IB_GID_INDEX": "5"}
 
 
-def test_ports_with_different_indexes_are_left_to_nccl():
+def test_different_port_indexes_are_left_to_nccl():
     given = spec(ROCE, [*ROCE, port("mlx5_1", layer=ETHERNET, gid=7)])
     assert "NCCL_IB_GID_INDEX" not in ib_variables(given, 1)
     (notice,) = notices(given)

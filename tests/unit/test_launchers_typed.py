@@ -64,7 +64,7 @@ def test_every_option_is_used_or_replaced_by_name_or_refused(launcher, name):
             assert replace(from_words(words), typed={}) != replace(plain, typed={})
 
 
-def test_every_key_of_what_replaces_has_a_text():
+def test_every_replaced_option_has_a_message():
     used = {key for table in TABLES.values() for key in table.replaced.values()} | set(VARIABLES.values())
     assert used <= set(BY)
     for table in TABLES.values():
@@ -82,7 +82,7 @@ def test_tables_in_the_documentation_match_the_code():
             assert names == {name for name in table.flags | table.values if table.use(name) == use}, (launcher, use)
 
 
-def test_option_tables_match_the_launchers(lab_env):
+def test_option_tables_match_the_installed_launchers(lab_env):
     """The options of torch, DeepSpeed and accelerate as they are installed, read from their sources."""
     (packages,) = lab_env.glob("lib/python3*/site-packages")
     files = {

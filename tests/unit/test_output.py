@@ -153,7 +153,7 @@ def test_progress_and_an_end_without_a_start():
     assert screen.shown[1] == "x ...\nx: done in 1.0 s\ny: done in 2.0 s\n"
 
 
-def test_notices_and_findings():
+def test_notices_and_findings_are_shown():
     screen = Screen()
     finding = Finding("firewall", "gpu01", "FAIL", "29500/tcp is refused", "open", "ranks cannot meet", "open it")
     screen.emit(Notice("3 nodes"), Notice("mind\x1b[2J the gap", "warning"), Found(finding))

@@ -130,7 +130,7 @@ def test_a_package_that_was_changed_in_the_cache_is_fetched_again(pack, packed, 
         (("--help",), "'--help' is not the name of a package", ""),
     ],
 )
-def test_unknown_package_names(pack, tmp_path, names, said, hint):
+def test_invalid_package_names(pack, tmp_path, names, said, hint):
     with pytest.raises(UsageError) as error:
         pack(*names)
     assert said in str(error.value)

@@ -89,7 +89,7 @@ def test_recommended_options_are_accepted_by_the_trainer(run, words, same, diffe
     assert f"for trainer.gpt: {' '.join(said['trainer_gpt'])}" in shown
 
 
-def test_trainer_options_are_shown_for_gpt2_only(run):
+def test_trainer_options_are_empty_for_other_programs_and_models(run):
     for words in (["gpt2-xl", "-n", 1], ["llama-3-8b", "-n", 1, "--for", "own"]):
         assert json.loads(run("plan", *words, "--json")[1])["trainer_gpt"] == []
 
@@ -364,7 +364,7 @@ def planned(run, *words):
     return json.loads(out)
 
 
-def test_recommendation_includes_the_free_steps_of_its_ladder(run):
+def test_no_step_of_the_ladder_is_faster_than_the_recommendation(run):
     """Of llama-3-8b on 8 H100 the ladder once started with a rung that was faster than the pick."""
     for words in (["llama-3-8b", "-n", 1, "--gpu", "H100"], ["qwen2.5-7b", "-n", 2], ["gpt2", "-n", 1]):
         said = planned(run, *words)

@@ -193,7 +193,7 @@ def test_checkpointing_costs_the_inputs_of_the_blocks_at_most(case):
 
 
 @given(cases())
-def test_a_smaller_bucket_costs_what_the_blocks_between_keep_at_most(case):
+def test_cost_of_a_smaller_bucket_is_bounded(case):
     """It is full earlier, while the blocks whose gradients the larger one would have taken still keep theirs."""
     training, cluster, setup = case
     large, small = gpu_memory(training, cluster, setup), setup.with_(bucket=50_000_000)

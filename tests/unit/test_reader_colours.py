@@ -46,7 +46,7 @@ def test_a_number_may_have_a_colour():
     assert (reading.step, reading.loss) == (12, 2.4519)
 
 
-def test_bar_below_another_bar_gives_no_step():
+def test_step_comes_from_the_training_bar_and_not_from_one_below_it():
     line = b"{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.5}\n"
     lower = b"\r" + RED + b" 50%|#####     | 4/8 [00:00<00:00, 9.2it/s]" + PLAIN + b"\x1b[A"
     upper = b"\r" + RED + b" 10%|#         | 9/900 [00:01<00:09, 31.92it/s]" + PLAIN + b"\n"

@@ -62,7 +62,7 @@ def test_lines_are_counted_by_the_logging_steps_that_are_given():
     assert series(readings(text, logging_steps=2)).last(16) == rows("trainer_plain.log")
 
 
-def test_a_line_that_is_missing_ends_the_counting():
+def test_missing_line_ends_the_counting():
     lines = data("trainer_plain.log").split(b"\n")
     broken = [line for line in lines if b"'epoch': '0.125'" not in line]
     assert len(broken) == len(lines) - 1

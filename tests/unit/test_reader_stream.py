@@ -146,7 +146,7 @@ def test_whole_seconds_make_a_pace_when_there_are_enough_of_them():
     assert [each.ms for each in read(lines)] == [None, None, 1000, None, None, None]
 
 
-def test_examples_a_second_make_a_time_where_the_batch_is_known():
+def test_examples_per_second_give_a_time_if_the_batch_is_known():
     speed = "epoch=0/micro_step=8/global_step=4, RunningAvgSamplesPerSec=1.5, CurrSamplesPerSec=160.0, Mem=0GB\n"
     batch = "[config.py:678:print]   train_batch_size ............. 16\n"
     assert list(read([speed])) == []

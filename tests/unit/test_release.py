@@ -106,7 +106,7 @@ def test_current_means_complete_and_linked(places):
     assert not examine.is_current(NodeFacts(release="complete", prefix_link="releases/else"), places)
 
 
-def test_the_action_says_what_each_node_needs(places):
+def test_action_of_each_node(places):
     facts = {
         "a": NodeFacts(release="complete", prefix_link=places.target),
         "b": NodeFacts(release="complete"),
@@ -173,7 +173,7 @@ def test_empty_node_has_no_releases():
     assert Releases().removable(1) == ()
 
 
-def test_a_finding_counts_and_names_what_differs():
+def test_finding_counts_and_names_differences():
     many = "".join(f"bad changed lib/{number}.py\n" for number in range(7))
     finding = catalog.verify_finding("node01", "abc", f"checked 90\n{many}bad added x y\nbad link bin/python\nend\n")
     assert finding.verdict == "FAIL"

@@ -48,7 +48,7 @@ def test_existing_configuration_is_sent(here):
     assert taken.there == ()
 
 
-def test_a_configuration_on_the_nodes_is_looked_for_there(here):
+def test_configuration_on_the_nodes_is_checked_there(here):
     taken = pack(from_words(["train.py", "--deepspeed", "/data//ds.json", "--log_file", "/data/x.json"]))
     assert taken.there == ("/data/ds.json",)
 

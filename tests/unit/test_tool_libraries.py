@@ -58,7 +58,7 @@ def find(program, *modules, machine, stay=()):
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_what_a_file_tells_the_loader_is_read(tmp_path, order):
+def test_dynamic_section_of_a_file_is_read(tmp_path, order):
     path = fake(
         tmp_path / "a",
         needs=["liba.so.1", "libb.so"],
@@ -108,7 +108,7 @@ def test_libraries_are_found_in_the_loaders_order(tmp_path, empty, monkeypatch):
     assert found == list(places)
 
 
-def test_an_rpath_holds_for_what_is_loaded_through_it_and_a_runpath_does_not(tmp_path, empty):
+def test_rpath_applies_to_indirect_libraries_and_runpath_does_not(tmp_path, empty):
     fake(tmp_path / "lib/liba.so", needs=["libb.so"])
     fake(tmp_path / "lib/libb.so")
     program = fake(tmp_path / "bin/python", rpath="$ORIGIN/../lib")
@@ -118,14 +118,14 @@ def test_an_rpath_holds_for_what_is_loaded_through_it_and_a_runpath_does_not(tmp
     assert needed(program, (), empty, stay=()).missing == {"libb.so": tmp_path / "lib/liba.so"}
 
 
-def test_a_library_of_another_machine_is_passed_over(tmp_path, empty):
+def test_library_of_another_machine_is_skipped(tmp_path, empty):
     fake(tmp_path / "arm/libx.so", machine=ARM)
     fake(tmp_path / "x86/libx.so")
     program = fake(tmp_path / "python", needs=["libx.so"], runpath=f"{tmp_path}/arm:{tmp_path}/x86")
     assert find(program, machine=empty) == {"libx.so": tmp_path / "x86/libx.so"}
 
 
-def test_variants_for_newer_processors_are_not_taken(monkeypatch):
+def test_variants_for_newer_processors_are_skipped(monkeypatch):
     lines = [
         '\tlibx.so.1 (libc6,x86-64, hwcap: "x86-64-v3") => /usr/lib/glibc-hwcaps/x86-64-v3/libx.so.1',
         "\tlibx.so.1 (libc6,x86-64) => /usr/lib/libx.so.1",
@@ -135,7 +135,7 @@ def test_variants_for_newer_processors_are_not_taken(monkeypatch):
     assert dict(Machine("x86_64").cache) == {"libx.so.1": [Path("/usr/lib/libx.so.1")]}
 
 
-def test_what_a_wheel_brings_beside_its_module_stays_there(tmp_path, empty):
+def test_bundled_libraries_of_a_wheel_stay_in_their_place(tmp_path, empty):
     site = tmp_path / "site-packages"
     program = fake(tmp_path / "python")
     module = fake(site / "x/m.so", needs=["libbundled.so"], rpath="$ORIGIN/../x.libs")
@@ -152,20 +152,20 @@ def test_what_a_wheel_brings_beside_its_module_stays_there(tmp_path, empty):
 @pytest.mark.parametrize(
     "name", ["libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "libnss_files.so.2"]
 )
-def test_glibcs_own_are_never_taken(tmp_path, empty, name):
+def test_libraries_of_glibc_are_never_included(tmp_path, empty, name):
     fake(tmp_path / name)
     program = fake(tmp_path / "python", needs=[name], runpath=str(tmp_path))
     assert needed(program, (), empty, stay=()) == libraries.Needed({}, {})
 
 
 @pytest.mark.parametrize("name", ["libcrypto.so.3", "libcrypt.so.1", "libz.so.1", "libgcc_s.so.1", "libnsl.so.2"])
-def test_everything_else_is(tmp_path, empty, name):
+def test_libraries_outside_glibc_are_included(tmp_path, empty, name):
     path = fake(tmp_path / name)
     program = fake(tmp_path / "python", needs=[name], runpath=str(tmp_path))
     assert find(program, machine=empty) == {name: path}
 
 
-def test_a_missing_library_is_named_with_who_needs_it(tmp_path, empty):
+def test_missing_library_is_named_with_the_file_that_needs_it(tmp_path, empty):
     program = fake(tmp_path / "python", needs=["libgone.so.1"])
     assert needed(program, (), empty, stay=()).missing == {"libgone.so.1": program}
 
@@ -201,7 +201,7 @@ def modules():
     return [python.program, *sorted(python.stdlib.glob("lib-dynload/*.so")), *sorted(site.glob("*/*.so"))]
 
 
-def test_stripping_keeps_all_that_a_process_sees(tmp_path):
+def test_stripping_keeps_all_loaded_bytes(tmp_path):
     saved = 0
     for path in modules():
         before = path.read_bytes()

@@ -230,7 +230,7 @@ def test_a_checkout_that_is_a_link_in_the_prefix(tmp_path, helpers):
     assert only.aliases == ((f"{prefix}/src/proj", "src/proj-2"),)
 
 
-def test_what_python_programs_and_links_in_site_packages_name(tmp_path, helpers):
+def test_paths_in_programs_and_links_of_site_packages_are_found(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env")
     site = prefix / helpers.SITE
     for name in ("hatched", "built", "flit"):

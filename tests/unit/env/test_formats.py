@@ -19,7 +19,7 @@ names = st.binary(min_size=1, max_size=300).filter(lambda b: b"\0" not in b and 
 
 
 @given(name=names, target=names, mtime=st.integers(0, 1 << 40), mode=st.integers(0, 0o777))
-def test_python_reads_our_headers(name, target, mtime, mode):
+def test_tarfile_reads_the_written_headers(name, target, mtime, mode):
     path = name.strip(b"/").decode(errors="surrogateescape")
     link = Entry(path, "link", mode, mtime, target=target.decode(errors="surrogateescape"))
     head = tar.entry_header(link)

@@ -155,7 +155,7 @@ def noisy(seed=1):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_compression_is_known_by_its_bytes_and_progress_comes_to_the_end(tmp_path, folder, kind):
+def test_every_compression_is_detected_and_progress_reaches_the_end(tmp_path, folder, kind):
     archive = tmp_path / "no.suffix"
     noise = random.Random(2)
     archive.write_bytes(KINDS[kind](tar_of(*(member(f"f{n}", data=noise.randbytes(1 << 20)) for n in range(3)))))

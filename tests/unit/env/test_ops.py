@@ -258,7 +258,7 @@ def test_the_op_is_built_once_and_named(lab_env, ops, monkeypatch):
             assert rows[one.path.removeprefix(f"{SITE}/")][1] == f"sha256={digest}"
 
 
-def test_the_op_holds_no_path_of_the_packing_machine(lab_env, ops):
+def test_op_contains_no_path_of_the_packing_machine(lab_env, ops):
     (library,) = [one for one in ops.additions if one.path.endswith(".so")]
     assert str(lab_env).encode() not in Path(library.file).read_bytes()
 

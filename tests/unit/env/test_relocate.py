@@ -180,7 +180,7 @@ def test_a_binary_keeps_its_length_and_every_other_byte():
     assert not result.unrewritable
 
 
-def test_a_binary_without_room_is_listed_and_stays():
+def test_binary_without_room_is_listed_and_unchanged():
     old = b"\x7fELF\0/opt/env/lib\0"
     result, data = moved(old, of_length(9), "binary")
     assert data == old
