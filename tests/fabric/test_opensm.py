@@ -100,7 +100,7 @@ def test_the_unit_of_ofed_is_found(make):
 
 
 def test_dead_opensm_of_an_active_unit_is_restarted(make):
-    """Debian's unit is a oneshot: it stays active when the opensm that it has started is gone."""
+    """Debian's unit is a oneshot: it stays active after the opensm that it started has exited."""
     cluster = Cluster(make(star(HOSTS)), oneshot=True)
     cluster.apply("node01")
     first = cluster.pid("node01")

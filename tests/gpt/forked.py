@@ -50,7 +50,7 @@ def start(request):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
-    torch.seed()  # a process that has just started has a seed of its own
+    torch.seed()  # a new process has its own seed
     first, *sys.argv = request["argv"]
     if first == "-m":
         sys.path[0] = request["cwd"]

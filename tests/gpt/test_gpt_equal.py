@@ -1,4 +1,4 @@
-"""The same training, whoever does it: one process or two, torch alone or DeepSpeed, without a break or with one."""
+"""The same training with one process or two, torch alone or DeepSpeed, with or without an interruption."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ def alone(gpt):
 
 @pytest.fixture(scope="module")
 def together(gpt, alone):
-    """Trainings of two processes: each engine, and each going on from the third step of another one."""
+    """Trainings of two processes: each engine, and each resumed from the third step of another one."""
     runs = {engine: ["--engine", engine] for engine in ENGINES}
     runs["offload-2"] = ["--engine", "zero2", "--offload", "optimizer"]
     runs["offload-3"] = ["--engine", "zero3", "--offload", "all"]
@@ -73,7 +73,7 @@ def test_every_split_of_a_batch_gives_the_same_step(alone, together):
 def test_deepspeed_gives_the_losses_of_plain_torch(together, engine):
     for key in ("loss", "eval_loss", "grad_norm", "lr"):
         assert together[engine].records(key) == pytest.approx(together["plain"].records(key), rel=1e-5)
-    # Only what is coalesced is sent by itself, behind the last micro-step.
+    # Only coalesced gradients are sent separately, after the last micro-step.
     assert bool(together[engine].records("communication_ms")) == engine.startswith("coalesced")
 
 

@@ -17,7 +17,7 @@ def names(folder):
 
 @pytest.fixture(scope="module")
 def whole(gpt):
-    """Nobody disturbs it."""
+    """A training without interruption."""
     return gpt.session([["--out", "whole", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4]])[0]
 
 

@@ -17,7 +17,7 @@ def same(gpt):
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_encoding_word_by_word_gives_the_tokens_of_the_whole_text(same, name):
-    """Where a vocabulary could join what lies on both sides of a space, words are not encoded one by one."""
+    """If a vocabulary could join the text on both sides of a space, words are not encoded one by one."""
     assert same[name]["differ"] == 0
     assert same[name]["local"] == (name in ("own", "older"))
     assert len(same) == len(VOCABULARIES)

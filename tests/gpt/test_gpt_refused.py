@@ -15,11 +15,11 @@ class Evil:
 
 @pytest.fixture(scope="module")
 def refused(gpt):
-    """What each of many wrong command lines is told, all in one process."""
+    """The error of each of many wrong command lines, all in one process."""
     folder = gpt.folder
     one = ["--max-iters", 1, "--eval-interval", 1]
     gpt.session([["--out", "fine", *one], ["--out", "longest", "--max-iters", 2, "--eval-interval", 1]])
-    gpt.program("prepare", "second.txt", "--out", "alien")  # with a vocabulary of its own
+    gpt.program("prepare", "second.txt", "--out", "alien")  # with its own vocabulary
     gpt.program("export", "fine/final", "fine-hf")
     for name in ("empty", "odd", "foreign"):
         shutil.copytree(folder / "first", folder / name)

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: one source of defaults, the user's file, and what is the trainer's own business."""
+"""DeepSpeed's configuration: one source of defaults, the user's file, and the fields that the trainer sets."""
 
 import json
 

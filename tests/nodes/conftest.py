@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "require_sandbox" in getattr(item, "fixturenames", ()):
             item.add_marker("root")
-    # Workers take groups in this order: what takes minutes must not begin last, beside a worker that has nothing to do.
+    # Workers take groups in this order: long groups must not start last, beside an idle worker.
     items.sort(key=lambda item: _rank(_group(item.path)))
 
 

@@ -99,7 +99,7 @@ def blocks(data):
 
 
 class Nodes:
-    """A sandbox's nodes as targets; every test has a folder of its own there."""
+    """A sandbox's nodes as targets; every test has a separate folder there."""
 
     def __init__(self, box, inventory, connections, root=PLAIN):
         self.box, self.inventory, self.connections, self.root = box, inventory, connections, root
@@ -155,7 +155,7 @@ def processes(box, name, word):
     inside = Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # it has exited
             if (path / "ns/pid").readlink() == inside and word.encode() in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
     return found
@@ -166,7 +166,7 @@ def kill(box, name, word, number=signal.SIGKILL):
     found = processes(box, name, word)
     assert found, f"no {word} on {name}"
     for pid in found:
-        with suppress(ProcessLookupError):  # it has ended meanwhile, maybe with the one before
+        with suppress(ProcessLookupError):  # it has exited meanwhile, maybe with the one before
             os.kill(pid, number)
 
 

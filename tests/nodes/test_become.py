@@ -37,7 +37,7 @@ def sudoers(box):
 
 
 class Typing:
-    """Somebody who types a password when asked, and counts."""
+    """A user who types a password when asked; counts the questions."""
 
     def __init__(self, password=PASSWORD):
         self._password = password
@@ -56,7 +56,7 @@ class Typing:
 
 @pytest.fixture
 def connect(box):
-    """Connections with somebody to ask, or nobody."""
+    """Connections with or without a user to ask."""
     pools = []
 
     def make(prompts=None):
@@ -137,7 +137,7 @@ def test_refusals_have_reasons(connect, sudoers, box):
     assert "needs the password of trainer, and there is no terminal to ask on" in one.reason
     assert "NOPASSWD" in one.hint
     assert "requiretty" in two.reason
-    assert "there is no terminal to ask on" in three.reason  # sudo tells who is in sudoers to those who gave a password
+    assert "there is no terminal to ask on" in three.reason  # sudo reports who is in sudoers only after a password
     pool, nodes = connect(Typing())
     with pytest.raises(RootRefused, match="trainer may not use sudo"):
         pool[nodes[2]].run("id -u", root=True)

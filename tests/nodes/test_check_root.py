@@ -30,7 +30,7 @@ def box(require_sandbox, tmp_path_factory):
 
 @pytest.fixture
 def look(box):
-    """Runs the checks, and says on which nodes root was asked, and what was told to the user."""
+    """Runs the checks. Returns the nodes on which root was used, and the messages to the user."""
 
     def run(*, prompts=None, root=None):
         for node in box.nodes:
@@ -48,7 +48,7 @@ def look(box):
 
 
 class Typing:
-    """Somebody who types a password when asked."""
+    """A user who types a password when asked."""
 
     def __init__(self):
         self.asked = 0

@@ -137,7 +137,7 @@ def test_deploy_interrupted_while_sending_changes_nothing_and_can_be_repeated(sl
         text=True,
     )
     releases = Path(box.node_root("node01"), f"{root[1:]}/releases")
-    while not any(releases.glob(".transfer-*/units/*")):  # the stream has begun to arrive
+    while not any(releases.glob(".transfer-*/units/*")):  # the stream has started to arrive
         assert child.poll() is None, child.communicate()[0]
         select.select([], [], [], 0.02)
     child.send_signal(how)
@@ -328,7 +328,7 @@ def test_prefix_with_spaces_and_non_ascii_letters_works(box, bundle, tmp_path):
 
 
 def test_prefix_with_unsafe_characters_is_refused(box, bundle, tmp_path):
-    # The prefix stands in scripts and Python files of any kind: these characters would mean something there.
+    # The prefix is part of scripts and Python files: these characters would have a meaning there.
     # Nodes are asked about the prefix before it is refused; tests/unit/env/test_relocate.py has each character alone.
     odd = "$(touch owned)`touch owned`;touch owned&it's a\"b\\(a)*#a"
     folder = inventory(box, tmp_path / "i", prefix=f"/opt/{odd}/current")

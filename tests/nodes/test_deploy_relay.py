@@ -22,7 +22,7 @@ from provision.transfer.decompressor import packed
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 SIZE = 6 << 20
-# A relay begins with fewer bytes here than it does for users, and its units are smaller by as much.
+# A relay starts with fewer bytes here than for users, and its units are smaller by as much.
 SMALL = """
 from provision.transfer import engine
 engine.Options.__init__.__kwdefaults__.update(relay_from=1 << 20, unit=1 << 19)
@@ -63,7 +63,7 @@ def place(box, tmp_path):
     quick = inventory(box, tmp_path / "i", prefix=f"{root}/current", change=_impatient)
     yield quick, root
     left = relay_keys(box)
-    for name in left:  # the next test begins without
+    for name in left:  # the next test starts without
         on(box, name, "sh", "-c", FORGET)
     assert left == {}, "a key of the relay was left"
     assert box.problems == ()
@@ -89,7 +89,7 @@ def relay_keys(box, names=NAMES):
 
 
 def inodes(box, names=NAMES):
-    """Whoever adds or removes a line replaces the file."""
+    """Adding or removing a line replaces the file."""
     return [on(box, name, "stat", "-c", "%i", "/root/.ssh/authorized_keys") for name in names]
 
 

@@ -169,7 +169,7 @@ def test_init_installs_a_key_where_only_a_password_works_and_asks_for_it_once(fo
         assert "key installed" in child.before
         assert asked == 1
         assert PASSWORD not in child.before
-        # From now on nobody is asked: the new key logs in, the host keys are pinned.
+        # From now on no question is asked: the new key logs in, the host keys are pinned.
         code, err, out = init(folder)
         assert code == 0, err
         assert "node[01-02]: ready" in out

@@ -107,7 +107,7 @@ def test_without_a_reachable_node_nothing_is_written(box, user):
     done = user("init", "--accept-host-keys", dead)
     assert done.returncode == 5
     assert list(user.folder.iterdir()) == []
-    nobody = user("init", box.nodes[0].address)  # its host key is not known, and nobody can be asked
+    nobody = user("init", box.nodes[0].address)  # its host key is not known, and no user can be asked
     assert nobody.returncode == 5
     assert "on a terminal" in nobody.stderr
     assert list(user.folder.iterdir()) == []

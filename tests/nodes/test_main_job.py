@@ -168,7 +168,7 @@ def losses(lines):
 
 
 def test_a_killed_rank_a_stop_that_saves_and_a_killed_torchrun(box, training_nodes, trained):
-    """The same losses after a resume; the step that a stop has saved is the one that the next resume goes on from."""
+    """The same losses after a resume; the next resume starts from the step that a stop has saved."""
     options = {"enable_jit_checkpoint": "true", "save_steps": 5, "max_steps": 100000}
     broken = training_nodes.start(
         "train", "--nodes", "2", training_nodes.config("saving.yaml", **options), until=r"checkpoint-5\b"
@@ -197,7 +197,7 @@ def test_a_killed_rank_a_stop_that_saves_and_a_killed_torchrun(box, training_nod
     resumed = training_nodes.start("resume", run, until=rf"checkpoint-{step}\b")
     wait_until(lambda: len(logged(box, out)) > before, "it trains again", 120)
     assert logged(box, out)[before]["current_steps"] == step + 1
-    # torchrun's ranks have sessions of their own: they survive it, and the agent ends them.
+    # torchrun's ranks have separate sessions: they survive it, and the agent stops them.
     training_nodes.kill("node01", min(training_nodes.pids("node01", r"torch\.distributed\.run|torchrun")))
     assert resumed.finish() == 6, resumed.output
     assert marked(box) == []

@@ -202,7 +202,7 @@ def test_skew_is_found_within_its_error_bars_with_and_without_nanoseconds(pool, 
     offsets = {name: offset(answer) for name, answer in answers.items()}
     for name, true in ((first, 0), (second, 5), (third, 0)):
         assert abs(offsets[name].seconds - true) <= offsets[name].error + 0.001, (name, offsets[name])
-    assert offsets[third].error < 0.5  # ten samples tell more than one of whole seconds
+    assert offsets[third].error < 0.5  # ten samples give a narrower bound than one of whole seconds
     assert "whole-seconds" in answers[third].out
     assert "whole-seconds" not in answers[first].out
     skew = found("clock.skew", seen, answers)
@@ -218,7 +218,7 @@ def test_skew_is_found_within_its_error_bars_with_and_without_nanoseconds(pool, 
 
 @contextmanager
 def shared(box, folder, names, place):
-    """A folder of this machine on some nodes, and an empty one of their own on the others."""
+    """A folder of this machine on some nodes, and a separate empty one on each of the others."""
     for each in box.nodes:
         (box.node_root(each.name) / place.lstrip("/")).mkdir()
     share_folder(box, folder, names, place)
@@ -231,7 +231,7 @@ def shared(box, folder, names, place):
 
 @contextmanager
 def hung(box, name, place):
-    """A mount on a node that never answers: FUSE whose other end reads nothing. It is gone when this ends."""
+    """A mount on a node that never answers: FUSE whose other end reads nothing. Unmounted at the end."""
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
     child = os.fork()
@@ -245,7 +245,7 @@ def hung(box, name, place):
     try:
         yield
     finally:
-        os.close(device)  # whoever waits gets an error
+        os.close(device)  # waiting processes get an error
         box.enter(name, ["umount", "-l", place])
 
 

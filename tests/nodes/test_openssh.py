@@ -85,7 +85,7 @@ def test_an_ssh_without_an_option_still_works(server, tmp_path):
     argv = ssh_argv(server.inventory(server.node("sh", "a")), server.node("sh", "a"))
     options = [word.partition("=")[0] for before, word in itertools.pairwise(argv) if before == "-o"]
     assert options.index("IgnoreUnknown") < options.index("RemoteCommand")
-    # The user's own file may hold words that only another ssh knows, behind an IgnoreUnknown of its own.
+    # The user's file may have options that only another ssh knows, after an IgnoreUnknown.
     config = tmp_path / "config"
     config.write_text("IgnoreUnknown UseKeychain\nUseKeychain yes\nRemoteCommand echo never\n")
     unknown = [word.replace("RemoteCommand=", "NoRemoteCommand=") for word in argv]
@@ -115,7 +115,7 @@ def test_a_key_that_others_may_read_is_refused_at_the_first_login(server, tmp_pa
 
 
 class Refusing:
-    """Nobody who knows a password should be asked for one in place of a key that is to be mended."""
+    """A user with a password is not asked for it if the key must be fixed."""
 
     def confirm_host_key(self, *_about):
         return True

@@ -27,7 +27,7 @@ _numbers = count(1)
 RANGE = 4 << 20
 LARGE = 2 * RANGE + 1_000_001  # bytes: three ranges, the last one odd
 REAL = (64 << 20) + 1_000_001  # two of the length that ranges have for users
-# The command with ranges of that length, and a relay that begins with fewer bytes.
+# The command with ranges of that length, and a relay that starts with fewer bytes.
 SMALL = f"""
 from provision.data import tree
 from provision.transfer import engine
@@ -68,7 +68,7 @@ def data(tmp_path):
 
 
 def there(box, node, path):
-    """What lies on a node: type, mode, size, whole seconds, target and path of everything."""
+    """The files on a node: type, mode, size, whole seconds, target and path of each."""
     listed = on(box, node, "sh", "-c", f"cd '{path}' && find . -mindepth 1 -printf '%y %m %s %Ts %l %P\\n'")
     return sorted(line for line in listed.splitlines() if not line.startswith("d") or line.split(" ")[1])
 
@@ -259,7 +259,7 @@ def test_wrong_file_type_is_found_before_anything_is_sent(box, folder, data, mak
 
 
 def test_a_separate_file_system_that_only_the_user_can_write_to(box, tmp_path):
-    """Whoever may write in a mount point need not be let write beside it, and it is its room that counts."""
+    """A user who may write in a mount point may be unable to write beside it; the mount point's free space counts."""
     folder, path = inventory(box, tmp_path / "trainer", prefix="/home/trainer/llm/current", change=as_trainer), target()
     for name, size in (("node01", "60m"), ("node02", "60m"), ("node03", "120m")):
         on(box, name, "mkdir", "-p", path)

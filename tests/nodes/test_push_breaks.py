@@ -1,4 +1,4 @@
-"""``clusterctl push`` that is broken off, one way or another: the next one goes on, and nothing else is touched.
+"""``clusterctl push`` interrupted in several ways: the next one resumes, and no other file is touched.
 
 Ranges are of 4 MiB here instead of 64, and the cables slower by as much: what is decided is the same, at a sixteenth of
 the work. ``test_push.py`` sends ranges of the real length.

@@ -47,7 +47,7 @@ def make(make_sandbox, monkeypatch):
 
 
 class When:
-    """Does something once, when a part of all bytes has arrived. Keeps what was told."""
+    """Calls a function once, when a share of all bytes has arrived. Keeps the events."""
 
     def __init__(self, part, act):
         self.part, self.act = part, act

@@ -185,7 +185,7 @@ def test_a_changed_file_is_never_linked_into_a_new_release(box, bundles, place):
     result = run("deploy", "--json", bundles[1], cwd=folder)
     assert f"node01: release {first} was changed after its deploy" in " ".join(result.stderr.split())
     second = json.loads(result.stdout)
-    assert 2 << 20 < second["bytes_sent"] < 3 << 20  # node01 got the file anew, node02 linked it
+    assert 2 << 20 < second["bytes_sent"] < 3 << 20  # node01 got the file again, node02 linked it
     assert run("verify", "-q", cwd=folder).returncode == 0
 
 

@@ -353,7 +353,7 @@ def test_a_port_without_an_ssh_server(server):
 
 
 def test_connection_closed_by_the_server_is_retried(server):
-    """As sshd's MaxStartups does: the first connections are closed before a word is said."""
+    """As sshd's MaxStartups does: the first connections are closed before the handshake."""
     accepted, ends = [], []
     with socket.create_server(("127.0.0.1", 0)) as front:
 

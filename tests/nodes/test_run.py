@@ -85,7 +85,7 @@ def test_ctrl_c_ends_the_command_on_every_node(folder, sandbox):
 
 @pytest.fixture
 def terminal():
-    """Runs a command on a terminal of its own and types; gives its exit code and all that was shown."""
+    """Runs a command on a new terminal and types; returns its exit code and its output."""
 
     def run(argv, cwd, typed):
         pid, screen = pty.fork()

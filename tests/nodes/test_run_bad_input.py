@@ -13,7 +13,7 @@ SHORT = ("steps.py", "--", "--steps", "3", "--pause", "0", "--output", "out")
 
 @pytest.fixture
 def training(plain_nodes, tmp_path):
-    """A folder of its own, in which no run is recorded yet."""
+    """A new folder without recorded runs."""
     own = plain_nodes.own(tmp_path / "job")
     yield own
     for folder in (own.folder / "runs").glob("*"):
@@ -72,7 +72,7 @@ def test_a_running_run_is_reported_at_the_next_start_and_other_users_cannot_stop
     assert second.returncode == 0, second.stderr  # without GPUs they only slow down one another
     assert f"run {run} of trainer is running on the same cores" in second.stderr
     folder = f"{RUNS}/{run}"
-    # The only other user of these nodes who is nobody's root; with rights of reading, as on a shared file system.
+    # The only other user of these nodes without root's rights; may read, as on a shared file system.
     stranger = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     python = training.on("node01", "cat", f"{folder}/release").strip() + "/bin/python"
     tried = training.box.enter("node01", [*stranger, python, "-I", f"{folder}/agent", "stop", f"{folder}/plan-0.json"])
@@ -87,7 +87,7 @@ def test_a_running_run_is_reported_at_the_next_start_and_other_users_cannot_stop
 
 @pytest.fixture
 def one_sided(training):
-    """A config whose model lies on node02 only."""
+    """A config whose model is on node02 only."""
     training.write("node02", "/home/trainer/one-sided/config.json", "{}")
     config = {
         "model_name_or_path": "/home/trainer/one-sided",

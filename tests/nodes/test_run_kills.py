@@ -15,7 +15,7 @@ from training import RUNS, wait_until
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(300)]
 
 LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
-FAST = 45  # seconds until all of a run must be gone: by itself it runs for 10,000 s; with --lost-after 5 less than 60
+FAST = 45  # seconds until every process of a run must have exited: it would run for 10,000 s
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_node_without_power_stops_the_others(training, attached):
     try:
         training.box.power_off("node02")
         training.gone_within(5 + FAST, among=["node01"])  # --lost-after 5
-        # The command still looks for the node that is off; whoever called it may stop that.
+        # The command still looks for the node that is off; the user may interrupt it.
     finally:
         training.box.power_on("node02")
     assert attached.finish() == 6, attached.output

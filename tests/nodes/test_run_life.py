@@ -16,7 +16,7 @@ LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "o
 
 @pytest.fixture(scope="module")
 def detached(plain_nodes):
-    """A run that goes on while these tests look at it."""
+    """A run that continues during these tests."""
     run = plain_nodes.detached(*LONG)
     wait_until(lambda: "step 1 loss" in plain_nodes.run("logs", run).stdout, "the first step", 120)
     yield run
@@ -101,7 +101,7 @@ def test_a_dry_run_prints_each_nodes_command_and_starts_nothing(plain_nodes):
 
 
 def _written(nodes):
-    """What lies in the user's home and in /tmp of every node, with the times of the folders that runs are made in."""
+    """The files in the user's home and in /tmp of every node, with the times of the folders of runs."""
     found = {}
     for name in nodes.nodes:
         top = Path(nodes.box.node_root(name))

@@ -38,7 +38,7 @@ def arguments():
     """The command lines of all processes."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has exited
             found.add(path.read_bytes())
     return found
 

@@ -23,7 +23,7 @@ from provision.sandbox import disk, host, mirror, network, node, process, rootfs
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A process that makes a sandbox and stops at a chosen call until it is told, or killed.
+# A process that makes a sandbox and waits at a chosen call until it may continue, or is killed.
 DRIVER = """
 import importlib, sys
 from pathlib import Path
@@ -61,7 +61,7 @@ class Traces:
         self.states = [json.loads(path.read_text()) for path in self.home.glob("*.json")]
         inits = [each["init"]["pid"] for state in self.states for each in state["nodes"] if each["init"]]
         self.namespaces = {space for pid in inits for space in namespaces(pid)} - set(namespaces("self"))
-        # The kernel gives a number away again at once, also to programs that are none of ours, unless it is held.
+        # The kernel may reuse a number at once, also for other programs, unless it is held.
         self.held += [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for pid in inits for kind in KINDS]
 
     def release(self):
@@ -84,7 +84,7 @@ class Traces:
 def about(pid, name):
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:  # it has ended
+    except OSError:  # it has exited
         return ""
 
 

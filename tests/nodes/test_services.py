@@ -186,7 +186,7 @@ def test_wrong_words_are_refused_before_anything_is_done(box, argv, said):
 
 
 def test_rerun_completes_a_killed_apply(box, services):
-    """The controller dies while nodes are at work: their scripts end, and the next apply goes on."""
+    """The controller dies while nodes run scripts: the scripts stop, and the next apply completes."""
     hold = "mkdir -p /var/lib/clusterctl; exec 9>/var/lib/clusterctl/lock; flock 9; echo $$ >/root/pid; exec sleep 250"
     on(box, "node01", "sh", "-c", f"sh -c '{hold}' </dev/null >/dev/null 2>&1 & until [ -s /root/pid ]; do :; done")
     from command import CLUSTERCTL
@@ -202,7 +202,7 @@ def test_rerun_completes_a_killed_apply(box, services):
         assert on(box, node, "grep", "-c", "BEGIN clusterctl nodes", "/etc/hosts").strip() == "1"
 
 
-# Settings of a network namespace, which a node of the sandbox has of its own. All others belong to this machine.
+# Settings of a network namespace: each node of the sandbox has one. All others belong to this machine.
 NET = {
     "net.ipv4.tcp_rmem": "4096 65536 1048576",
     "net.ipv4.tcp_slow_start_after_idle": "0",

@@ -208,7 +208,7 @@ def test_two_first_runs_of_an_ordinary_user_unpack_one_tool(box, ssh):
 
 @pytest.fixture
 def disk(box):
-    """Mounts a file system of its own on node01; with the options it is given."""
+    """Mounts a new file system on node01, with the given options."""
     mounted = []
 
     def mount(options):

@@ -49,7 +49,7 @@ def pack(env: Path, out: Path) -> Path:
 
 
 def inventory(box, folder, *, prefix="/opt/llm/current", extra="", change=lambda text: text):
-    """A folder of its own with an inventory for a sandbox's nodes."""
+    """A new folder with an inventory for a sandbox's nodes."""
     folder.mkdir(parents=True, exist_ok=True)
     line = f"prefix: {json.dumps(str(prefix))}"
     text = re.sub(r"^prefix: .*$", lambda _: line, box.inventory.read_text(), flags=re.MULTILINE)

@@ -93,7 +93,7 @@ def test_list_without_a_final_newline_stays_intact(shell, home, prefix):
 
 
 def identity(path):
-    """What tells whether a file was touched; looking at it may change its access time."""
+    """The state that shows whether a file was touched; reading it may change its access time."""
     stat = os.lstat(path)
     return stat.st_ino, stat.st_mode, stat.st_mtime_ns
 

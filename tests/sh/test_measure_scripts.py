@@ -55,7 +55,7 @@ def ports(mode, *arguments):
 
 
 class Listener:
-    """A listener of ours on this machine: two random ports, until its input ends."""
+    """clusterctl's listener on this machine: two random ports, until its input ends."""
 
     def __init__(self, shell, place):
         script = ports("listen", "it's", "127.0.0.1", 60, 0, 0)
@@ -85,7 +85,7 @@ class Listener:
 
     def __exit__(self, *_):
         self.process.stdin.close()
-        self.process.stdout.read()  # until all that holds it has ended
+        self.process.stdout.read()  # until every process that holds it has exited
         self.process.wait(30)
         self.process.stdout.close()
         self.process.stderr.close()
@@ -118,7 +118,7 @@ def test_every_listener_understands_every_client(path, listener):
                 assert one.seen in {"127.0.0.1", "-"}
                 assert one.seen == "127.0.0.1" or listener == "busybox"
                 assert one.source == ("127.0.0.1" if tool != "tool sh" else "-")
-    for client in ("perl", "python3", "bash", "busybox"):  # the listener has ended with its input
+    for client in ("perl", "python3", "bash", "busybox"):  # the listener has exited at the end of its input
         _, tried = connect(["dash"], path(client), ("it's", "random", "127.0.0.1", ear.numbers[0]))
         assert [one.state for one in tried] == ["refused"]
 
@@ -188,7 +188,7 @@ def test_missing_folder(shell, tmp_path):
 
 
 def test_hanging_share_is_given_up_after_its_limit(shell, tmp_path):
-    os.mkfifo(tmp_path / f".fresh-{TOKEN}")  # to open it for reading blocks until somebody writes
+    os.mkfifo(tmp_path / f".fresh-{TOKEN}")  # opening it for reading blocks until a process writes
     done = run(shell, shares(tmp_path, "client", limit=1))
     assert outcome(steps(done.stdout)["read", 0], "x") == "hung"
     assert ("write", 0) not in steps(done.stdout)  # one that hangs is touched once

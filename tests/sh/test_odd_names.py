@@ -192,7 +192,7 @@ def test_a_planted_file_cannot_hide_behind_its_name(shell, packed, places):
 
 
 def test_planted_pipes_and_sockets_are_found(shell, packed, places):
-    """They hold no bytes, but what reads the release could wait at one, or talk to whoever made it."""
+    """They contain no bytes, but a reader of the release could wait at one, or talk to the process that made it."""
     folder, _ = deploy(packed, places)
     os.mkfifo(folder / "share/pipe\n")
     with socket.socket(socket.AF_UNIX) as sock:

@@ -61,7 +61,7 @@ def test_shellcheck_of_embedded_scripts(name, tmp_path):
 
 @pytest.fixture
 def here():
-    """A bundle for this machine that wants a package that it has and one that nobody has."""
+    """A bundle for this machine with an installed package and one that does not exist."""
     if not shutil.which("dpkg"):
         pytest.skip("this machine has no dpkg")
     fields = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)

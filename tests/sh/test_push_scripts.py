@@ -203,13 +203,13 @@ def test_mode_of_a_read_only_destination_is_set_last(place, source):
     there, pushed = place.begin(tree)
     assert mode(place.path) == 0o755
     place.receive(pushed)
-    place.ok(scripts.open_folder(place.target, 0o555))  # of the push that goes on when the first was killed
+    place.ok(scripts.open_folder(place.target, 0o555))  # of the push that resumes after the first was killed
     assert place.ok(scripts.place(place.target), place.moves(tree, there, pushed)) == "open\nend\n"
     assert mode(place.path) == 0o755
     lock = Path(place.target.staging + ".lock")
     lock.mkdir()
     place.ok(scripts.close_folder(place.target))
-    assert mode(place.path) == 0o755  # whoever holds the lock must be able to let it go
+    assert mode(place.path) == 0o755  # the owner of the lock must be able to release it
     lock.rmdir()
     place.ok(scripts.close_folder(place.target))
     assert mode(place.path) == 0o555

@@ -42,7 +42,7 @@ def shell(request, tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def case(tmp_path):
-    """An inventory and a manifest whose prefix lies in a folder with a name that tempts every shell."""
+    """An inventory and a manifest whose prefix is in a folder with special characters of every shell."""
     root = tmp_path / 'it\'s $(touch owned) "x"'
     inventory = Inventory(Path("i.yaml"), PurePosixPath(root / "current"), (Node("node01", "10.0.0.1"),))
     manifest = Manifest(
@@ -168,7 +168,7 @@ def test_files_compiled_on_the_node_are_listed(shell, case, tmp_path):
 
 
 def older(places, key="k1", names=NASTY):
-    """A release that lies there already, with one list; its files are read-only."""
+    """An existing release with one list; its files are read-only."""
     folder = Path(places.releases) / "0123456789ab"
     (folder / ".clusterctl/files").mkdir(parents=True)
     for name in names:
@@ -445,7 +445,7 @@ def test_lock_of_a_killed_owner_is_taken_over_and_its_processes_are_stopped(shel
         assert two.stdout.readline().startswith("held ")
         reaper.join(10)
         assert worker.returncode == -9
-    # The first one's command was only silent: what it begins now must not run beside the second one's.
+    # The first one's command was only silent: what it starts now must not run beside the second one's.
     late = subprocess.run([*shell, "-c", f"{guard}\necho ran"], capture_output=True, text=True, check=False)
     assert (late.returncode, late.stdout) == (1, "")
     assert not list(lock.glob("worker.*"))

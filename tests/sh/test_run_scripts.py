@@ -1,4 +1,4 @@
-"""The scripts that bring a run to a node and ask what is there, under three shells."""
+"""The scripts that send a run to a node and query existing runs, under three shells."""
 
 import hashlib
 import io

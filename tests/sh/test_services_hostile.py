@@ -78,7 +78,7 @@ def base():
 
 @st.composite
 def inventories(draw):
-    """An inventory with one or two values that begin or end like good ones, and hold what they should not."""
+    """An inventory with one or two values that start or end like valid ones, and contain invalid text."""
     made = base()
     for place in draw(st.lists(st.sampled_from(sorted(LIKE)), min_size=1, max_size=2, unique=True)):
         like, hostile = LIKE[place], draw(HOSTILE)

@@ -18,7 +18,7 @@ from provision.tool.contents import Item
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
-# Stands for the real command: says how it was called, and fails where it is told to.
+# Replaces the real command: prints how it was called, and fails on request.
 COMMAND = """#!/bin/sh
 [ -z "${REFUSE-}" ] || { echo "error: $REFUSE" >&2; exit 2; }
 [ -z "${HANG-}" ] || { : >"$HANG"; exec sleep 60; }
@@ -63,7 +63,7 @@ def run(shell, file, *argv, home=None, cwd=None, **env):
 
 
 def cache(home):
-    """What lies in the cache, hidden names too."""
+    """The names in the cache, hidden ones too."""
     return sorted(path.name for path in (home / ".cache/clusterctl").iterdir())
 
 

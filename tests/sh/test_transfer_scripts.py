@@ -401,7 +401,7 @@ def with_program(shell, tmp_path, name, script):
 
 
 def slow_tar(shell, tmp_path):
-    """An environment whose tar notes when it begins and ends, and does not end before a second one has begun."""
+    """An environment whose tar records its start and end, and does not end before a second one has started."""
     log = quote(tmp_path / "log")
     script = f"""#!/bin/sh
 echo begin >>{log}
@@ -516,7 +516,7 @@ def test_survey_stops_a_running_transfer_and_keeps_its_parts(shell, tmp_path):
         if not awaited:
             break
     facts = [place.survey() for place in (first, last)]
-    assert process.wait(60) != 0  # its input is still open: it did not end by itself
+    assert process.wait(60) != 0  # its input is still open: it was stopped
     process.stdin.close()
     process.stdout.close()
     assert [each.have for each in facts] == [{"a", "b"}, {"a", "b"}]
@@ -546,7 +546,7 @@ def test_keys_of_another_boot_do_not_count(shell, tmp_path):
 def test_parts_are_recorded_once_they_are_on_the_disk(shell, tmp_path):
     place = Place(shell, tmp_path, settle=1)
     assert place.receive(stream()).returncode == 0
-    for _ in range(1200):  # it goes on behind the transfer's back
+    for _ in range(1200):  # it continues in the background
         if not list(place.folder.glob("fresh.*.settling")):
             break
         time.sleep(0.05)
@@ -577,7 +577,7 @@ PLACE = "/opt/test of the relay/releases"
 
 
 def arming(place, key, patience=100, at=PLACE, **changes):
-    """The script that makes a node ready; ``at`` is where its transfer is said to be at work."""
+    """The script that makes a node ready; ``at`` is the folder of its transfer."""
     before_key, expires = options("/opt/x y", (9, 2))
     values = {"receive": "echo it's\n", "options": before_key, "expires": expires, "patience": patience}
     values |= {"folder": str(place.folder), "stream": "s2", "line": key.line(INVENTORY, at)}
@@ -665,7 +665,7 @@ SHIFTS = [0, 30 * 24 * HOUR, -30 * 24 * HOUR, -50 * 365 * 24 * HOUR]
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=["right", "ahead", "behind", "at its beginning"])
 def test_a_node_whose_clock_is_wrong(shell, home, tmp_path, shift):
-    """The clock of a namespace cannot be set: the program that tells the time is another one."""
+    """The clock of a namespace cannot be set: the program that prints the time is replaced."""
     now = int(time.time())
     date = f'date() {{ if [ "$*" = +%s ]; then echo {max(now + shift, 5)}; else command date "$@"; fi; }}\n'
     running = f"ssh-ed25519 AAAA {comment_prefix(INVENTORY, '/data/.push')}{now - LIFE}:x"
@@ -807,7 +807,7 @@ def test_line_added_by_the_user_at_the_same_moment_is_kept(shell, home, tmp_path
 
 @pytest.mark.parametrize("folder", ["transfer", ".transfer-0123456789ab"])
 def test_traces_of_a_killed_transfer_are_found_and_removed(shell, home, tmp_path, folder):
-    """On a node without /dev/shm the private key lies in the transfer's own folder."""
+    """On a node without /dev/shm the private key is in the transfer's folder."""
     place = Place(shell, tmp_path)
     own = place.folder.rename(place.folder.with_name(folder))
     place.folder = own
@@ -887,10 +887,10 @@ def test_lock_with_a_heartbeat_stays_at_any_age(shell, tmp_path, shift):
 
 
 def test_unkillable_worker_does_not_hold_the_lock(shell, tmp_path):
-    """Where the first process of a container asks after nobody, whatever was killed stays in the list."""
+    """If the first process of a container collects no children, killed processes stay in the list."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     lock = other_s_lock(tmp_path, f"{os.uname().nodename} {boot}")
-    with subprocess.Popen(["true"], start_new_session=True) as zombie:  # nobody asks after it until the end
+    with subprocess.Popen(["true"], start_new_session=True) as zombie:  # no process collects it until the end
         while Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         (lock / f"worker.{zombie.pid}.{os.uname().nodename}").write_text("")

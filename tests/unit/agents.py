@@ -29,7 +29,7 @@ while True:
 
 # Like torchrun, it starts each rank in its own session and ends with 1 some time after a rank has failed. It does not
 # reap a failed rank before, so the agent can read its status however late it looks. Each rank writes its pid into
-# rank-<N>, runs CODE, and stays until it is ended.
+# rank-<N>, runs CODE, and stays until it is stopped.
 LAUNCHER = """
 import os, subprocess, sys, time
 code, first, count, lag = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -102,7 +102,7 @@ def lives(pid):
 
 
 def eventually(test, seconds=60.0):
-    """Wait for what no descriptor tells; what the test gives when it is true."""
+    """Wait until a test is true, for events without a descriptor; returns the test's value."""
     limit = time.monotonic() + seconds
     while not (found := test()):
         assert time.monotonic() < limit, "did not happen"
@@ -281,7 +281,7 @@ def _command(pid):
 
 
 def nodes(folder, count, **link):
-    """The parts of one run on several nodes, and what joins them. Each has a folder, and a disk, of its own."""
+    """The parts of one run on several nodes, and their link. Each has its own folder and disk."""
     link = {
         "host": "127.0.0.1",
         "port": free_port(),

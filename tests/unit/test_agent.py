@@ -155,7 +155,7 @@ def test_a_stop_that_saves_nothing_is_short(run):
 
 
 def test_sampler_is_not_a_process_of_the_run(run, tmp_path):
-    """Its nvidia-smi runs all the time, ends with the run, and neither holds it up nor is told as left over."""
+    """Its nvidia-smi runs all the time, exits with the run, does not delay it, and is not reported as left over."""
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text(
@@ -216,7 +216,7 @@ def test_another_node_of_the_run_on_this_machine_is_spared(run):
     assert spared
 
 
-# --- what it tells -------------------------------------------------------------------------------
+# --- its events ----------------------------------------------------------------------------------
 
 
 def test_a_progress_bar_is_one_line(run):

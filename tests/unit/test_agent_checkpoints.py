@@ -360,7 +360,7 @@ def test_incomplete_checkpoints(tmp_path, files, said):
 
 @pytest.mark.parametrize("make", [trainer, deepspeed])
 def test_checkpoint_of_a_killed_save_is_never_chosen(tmp_path, make):
-    """In the order of writing, whatever the last file that was begun."""
+    """In the order of writing, for each last file that was started."""
     files = make(20)
     last = "checkpoint-20/trainer_state.json"
     order = [name for name in files if name != last] + [last]
@@ -595,7 +595,7 @@ def test_after_copying_every_node_has_the_files_of_its_ranks(tmp_path_factory, d
     missing = {name for name, where in holders.items() if not where} - spare
     zero = {name for name in files if "zero_pp_rank" in name}
     if zero and missing == zero and not holders["checkpoint-20/zero_to_fp32.py"]:
-        return  # nothing is left that tells it from a checkpoint without ZeRO, whose model states hold everything
+        return  # nothing distinguishes it from a checkpoint without ZeRO, whose model states contain everything
     if missing:
         assert choice.name is None
         return

@@ -1,4 +1,4 @@
-"""Checkpoint files from node to node: whole or not at all, below the shared folder only, while the link goes on."""
+"""Checkpoint files from node to node: complete or not at all, below the shared folder only, while the link works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.agent.link.link import Link
 
 @pytest.fixture
 def agents(tmp_path):
-    """``agents(n)``: that many links which have met, each with a folder of its own."""
+    """``agents(n)``: that many links after their meeting, each with its own folder."""
     made = []
 
     def make(count, **changes):

@@ -268,7 +268,7 @@ def test_stop_waits_for_the_port(run):
 
 
 def test_stop_reports_processes_on_a_gpu(run, tmp_path):
-    """A driver may hold memory for a process that is there no longer; nvidia-smi tells."""
+    """A driver may hold memory for a process that no longer exists; nvidia-smi shows it."""
     (tmp_path / "bin").mkdir()
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.write_text(
@@ -281,13 +281,13 @@ def test_stop_reports_processes_on_a_gpu(run, tmp_path):
     ready(run)
     holder = run.left()[0]
     with subprocess.Popen(["/bin/sleep", "600"], env={"CLUSTERCTL_RUN": run.id, "CLUSTERCTL_NODE": "n0"}) as child:
-        # A zombie of the run: ended, and not collected by its parent, which is this test.
+        # A zombie of the run: exited, and not collected by its parent, which is this test.
         eventually(lambda: child.pid in run.left())
         (tmp_path / "holders").write_text(f"{child.pid}\n{holder}\n1\n")
         (tmp_path / "calls").write_text("3\n")
         said = run.do("stop", env=dict(os.environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}"))
     assert said["gpu"] == []
-    assert int((tmp_path / "calls").read_text()) < 0  # it was asked until nobody held one
+    assert int((tmp_path / "calls").read_text()) < 0  # it was asked until no process held one
 
 
 def test_stop_of_another_users_run(run, monkeypatch):

@@ -1,4 +1,4 @@
-"""The agents' link under attack: strangers at the port, hosts on the way, an agent of the run that lies."""
+"""The agents' link under attack: strangers at the port, hosts on the way, a lying agent of the run."""
 
 from __future__ import annotations
 
@@ -448,7 +448,7 @@ def test_agent_does_not_reconnect_after_its_goodbye(run):
     assert spoke.hub.connection is None
 
 
-# --- an agent of the run that lies -------------------------------------------------------------------------------
+# --- a lying agent of the run ------------------------------------------------------------------------------------
 
 
 CLAIMS = [

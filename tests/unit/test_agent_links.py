@@ -32,7 +32,7 @@ TOKEN = "0123456789abcdef" * 4
 
 PATIENCE = 60.0  # seconds for what takes milliseconds: only a mistake takes so long, however busy the machine
 
-# An agent of its own: meets, says so, and lives until its stdin ends. Its heartbeats come quickly.
+# A separate agent: meets, prints that, and runs until its stdin ends. Its heartbeats are quick.
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -137,7 +137,7 @@ class Clock:
     With every step each link has heard what the others had sent and has looked at the clock before the next step.
     """
 
-    STEP = 0.3  # more than a tick, and less than what a link takes for a stop of its own process
+    STEP = 0.3  # more than a tick, and less than a link counts as a stop of its own process
 
     def __init__(self):
         self._stopped_at = None
@@ -219,7 +219,7 @@ def kinds(link):
 
 
 def test_sixteen_agents_meet_at_once_and_all_get_the_decision_of_rank_0(cluster, monkeypatch):
-    monkeypatch.setattr(links, "LOOK", 600.0)  # nobody who waits looks again: what comes wakes it
+    monkeypatch.setattr(links, "LOOK", 600.0)  # waiting threads do not poll: a message wakes them
     agents = cluster(16)
     asked = []
     for rank in reversed(range(16)):  # rank 0 comes last
@@ -410,7 +410,7 @@ def test_both_sides_prove_the_token_without_sending_it():
 
 def test_proof_is_valid_only_for_its_transcript():
     caller, host = Caller(TOKEN, "r1", 1), Host(TOKEN)
-    answer = host.take(caller.first().replace(b" r1 1 ", b" r1 2 "))  # somebody between them changes the rank
+    answer = host.take(caller.first().replace(b" r1 1 ", b" r1 2 "))  # a host between them changes the rank
     with pytest.raises(UnknownPeerError, match="does not know this run's token"):
         caller.take(answer)
     with pytest.raises(UnknownPeerError, match="does not know this run's token"):
@@ -588,7 +588,7 @@ def test_stopped_agent_is_lost_and_back_but_never_gone(cluster, clock, stopped):
 
 
 class Proxy:
-    """Forwards to a port, until it is told to hold everything back; keeps accepting."""
+    """Forwards to a port while ``flowing`` is set; keeps accepting."""
 
     def __init__(self, port):
         self.flowing = threading.Event()

@@ -1,4 +1,4 @@
-"""Agents of several nodes, joined by their link: what happens to one happens to all, and all tell the same end."""
+"""Agents of several nodes, joined by their link: a failure of one stops all, and all report the same end."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Runs:
     def wait_gone(self):
         """Until no process of the run is left on any node; the agents may still talk about it.
 
-        By itself nothing of it would end for ten minutes, nor would an agent miss one that is silent (``lost_after``).
+        Undisturbed, none of it would end for ten minutes, nor would an agent report a silent one (``lost_after``).
         """
         eventually(lambda: not any(part.left() for part in self.parts))
 
     def wait_end(self, seconds=60.0):
-        """The end that all nodes tell."""
+        """The end that all nodes report."""
         ends = [part.wait_end(seconds) for part in self.parts]
         for end in ends:
             del end["time"], end["step"]
@@ -100,7 +100,7 @@ def test_a_rank_is_killed(runs, victim):
     runs.wait_gone()
     why = runs.wait_end()["why"]
     assert why["node"] == f"n{victim}"
-    # Within two seconds of its start a rank is not yet known as one; then its launcher tells.
+    # In its first two seconds a rank is not yet known as one; then its launcher's output names it.
     assert (why["rank"], why["text"]) in [
         (rank, f"rank {rank} was killed by SIGKILL"),
         (None, "the command exited with code 1"),
@@ -213,7 +213,7 @@ sys.exit(start.run(load(sys.argv[2])))
 
 
 def test_exception_in_the_link_fails_the_run(runs):
-    """The node says so itself, at once, and waits for nobody; the others see its agent go."""
+    """The node reports it at once and waits for no other; the others see its agent exit."""
     first, other, broken = runs.parts
     for part in runs.parts:
         part.launch(1, first=part.rank, **runs.shared)
@@ -232,7 +232,7 @@ def test_exception_in_the_link_fails_the_run(runs):
 
 
 def test_two_nodes_fail_at_once(runs):
-    """Whatever each of them sees first, all tell the same."""
+    """All report the same reason, independent of what each sees first."""
     runs.plan("import os, sys, time\nwhile not os.path.exists('../go'): time.sleep(.002)\nsys.exit(5)")
     eventually(lambda: all(part.state().get("state") == "running" for part in runs.parts))
     (runs.parts[0].folder.parent / "go").touch()

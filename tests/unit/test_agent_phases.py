@@ -95,7 +95,7 @@ def test_script_may_announce_any_phase_at_any_time():
 
 
 def test_step_ends_an_evaluation_after_a_delay():
-    """The progress of step 10 is written before the evaluation begins, and read after it."""
+    """The progress of step 10 is written before the evaluation starts, and read after it."""
     for late, phase in [(0.0, "evaluating"), (1.9, "evaluating"), (2.0, "training"), (900.0, "training")]:
         known = said("***** Running training *****", "***** Running Evaluation *****")
         known.progress({"step": 10, "total": 100}, 10.0 + late)

@@ -98,7 +98,7 @@ def test_hanging_nvidia_smi_delays_nothing(listen):
     assert known.pid == child
     assert known.look(30.1) is None
     assert known.pid is None
-    assert os.waitpid(child, 0)[1] == 9  # it had not ended by itself: nothing waited for it
+    assert os.waitpid(child, 0)[1] == 9  # it was killed: nothing waited for it
 
 
 def test_exited_nvidia_smi_is_started_again_later(listen):

@@ -36,7 +36,7 @@ def in_python(*frames):
 REDUCING = in_python("all_reduce (torch/distributed/distributed_c10d.py:3252)", "wrapper (x.py:1)", "train (job.py:20)")
 BACKWARD = in_python("_engine_run_backward (torch/autograd/graph.py:829)", "backward (torch/_tensor.py:5)")
 LOADING = in_python("__getitem__ (job.py:8)", "fetch (torch/utils/data/_utils/fetch.py:54)")
-READING = in_python("item_of (job.py:33)", "train (job.py:20)")  # waits for the GPU, which nobody can see
+READING = in_python("item_of (job.py:33)", "train (job.py:20)")  # waits for the GPU, which no stack shows
 
 
 # --- the odd one ---------------------------------------------------------------------------------

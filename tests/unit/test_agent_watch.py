@@ -123,7 +123,7 @@ def test_a_worker_that_outlives_its_rank_is_not_the_rank():
     "last", [SAVING, EVALUATING, "Training completed. Do not forget", "clusterctl: phase finishing"]
 )
 def test_rank_that_exits_before_the_others(last):
-    """After the last step, ranks that have nothing to save end by themselves."""
+    """After the last step, ranks that have nothing to save exit."""
     life = trained()
     life.wait(1).say(last)
     del life.proc.table[102]

@@ -136,7 +136,7 @@ def test_model_and_errors_import_no_other_module():
         assert not tops(ROOT / "provision" / f"{name}.py") & {"provision", "trainer"}
 
 
-LENT = {"trainer.ds_config", "trainer.plan", "trainer.reader"}  # pure, and also programs of their own
+LENT = {"trainer.ds_config", "trainer.plan", "trainer.reader"}  # pure, and also separate programs
 
 
 def lent_part(name: str) -> str:
@@ -175,7 +175,7 @@ SHOWS = {
 
 
 def test_one_place_runs_and_shows_stages():
-    """A task calls its session: it neither emits the start and end of a stage nor fans out by itself."""
+    """A task calls its session: it neither emits the start and end of a stage nor fans out to nodes."""
     events = {"provision.model.StageStarted", "provision.model.StageFinished"}
     for path in sources("provision"):
         if name_of(path) not in SHOWS | {"env"}:  # env: the packer's, which knows no session, still emits its own

@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic, what they see of a command, and that no promised figure is left out."""
+"""The benchmarks' arithmetic, their measures of a command, and that no documented figure is missing."""
 
 import io
 import json

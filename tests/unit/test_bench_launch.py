@@ -1,4 +1,4 @@
-"""What `scripts/bench launch` promises, how it tells the processes of a run apart, and what it types for its peer."""
+"""Figures of `scripts/bench launch`, how it distinguishes the processes of a run, and the command of its peer."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""Judging a measured network: bandwidths, slow nodes and links, and what is said about them."""
+"""Judging a measured network: bandwidths, slow nodes and links, and the messages about them."""
 
 import itertools
 import json

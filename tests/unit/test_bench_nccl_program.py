@@ -42,7 +42,7 @@ def main(events):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts the launcher with these things to do; it is gone at the end of the test."""
+    """Starts the launcher with the given actions; it is stopped at the end of the test."""
     folder = tmp_path / "network"
     shutil.copytree(NETWORK, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "measure.py").write_text(RANK)

@@ -28,7 +28,7 @@ def cases(kind):
     return [
         pytest.param(recording, id=f"{check}-{number}")
         for check in checks.ids()
-        if (FOLDER / f"{check}.yaml").exists()  # whether each has one is a test of its own
+        if (FOLDER / f"{check}.yaml").exists()  # a separate test proves that each has one
         for number, recording in enumerate(getattr(recorded(check), kind))
     ]
 

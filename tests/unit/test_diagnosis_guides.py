@@ -1,7 +1,7 @@
-"""Guides that people follow have troubleshooting tables of their own. Every row of theirs is a recorded run.
+"""Popular guides have troubleshooting tables. Every row of them is a recorded run.
 
-The rows are told here in our words. Where a guide's advice cures nothing, or the wrong thing, the advice that
-``diagnose`` gives says so; ``NOT`` has words that must not stand in it as a cure.
+The rows are paraphrased here. Where a guide's advice fixes nothing, or the wrong thing, the advice that
+``diagnose`` gives says so; ``NOT`` has words that must not be in it as a fix.
 """
 
 from __future__ import annotations

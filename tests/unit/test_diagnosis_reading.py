@@ -1,4 +1,4 @@
-"""What lies in a run's folder, and other launchers' logs, as data; and the statistics over it."""
+"""The files of a run's folder, and other launchers' logs, as data; and their statistics."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_json_of_a_diagnosis():
 
 
 def live(seconds):
-    """A run that goes on, whose rank 1 told of an exception and of something else so many seconds later."""
+    """A running run whose rank 1 printed an exception, and another line so many seconds later."""
     lines = (
         Line("FileNotFoundError: [Errno 2] No such file or directory: '/etc/vllm.json'", "node01", 1, 100.0),
         Line("Running tokenizer on dataset", "node01", 1, 100.0 + seconds),

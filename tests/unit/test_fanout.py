@@ -91,6 +91,6 @@ def test_ctrl_c_ends_the_fan_out_at_once():
 
     with pytest.raises(InterruptedByUser):
         fan_out(NODES, work, limit=2)
-    assert not release.is_set()  # nothing that runs has ended
+    assert not release.is_set()  # no node has finished
     release.set()
     assert set(seen) <= {"n0", "n1"}

@@ -1,4 +1,4 @@
-"""What the agents of a run tell becomes logs, progress and a verdict."""
+"""Events of a run's agents become logs, progress and a verdict."""
 
 import pytest
 
@@ -115,7 +115,7 @@ def test_later_events_of_a_lost_node_are_ignored(follower):
     tell(follower, "a", FINISHED)
     assert follower.over
     assert follower.failures == follower.unheard == {"b": "no connection"}
-    assert follower.state == "running"  # nobody is known to have failed
+    assert follower.state == "running"  # no node is known to have failed
 
 
 def test_informational_notice_is_no_warning(follower, seen):

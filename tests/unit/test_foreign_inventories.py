@@ -81,7 +81,7 @@ def test_groups():
     assert len(hosts(INI, group="cluster")) == 5
     found = read(INI, "hosts.ini", group="spare")
     assert found.ssh == {"user": "root", "key": "~/.ssh/cluster"}
-    assert found.notes == ()  # what other hosts have is not what is left out of these
+    assert found.notes == ()  # settings of other hosts do not apply to these
     with pytest.raises(UsageError, match="has no group gpu") as caught:
         read(INI, "hosts.ini", group="gpu")
     assert "gpus, spare, cluster" in caught.value.hint

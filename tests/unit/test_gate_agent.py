@@ -1,4 +1,4 @@
-"""What the agent says for the gate: what lies at paths, and whose runs have processes here. With real ones."""
+"""The agent's answers for the gate: the files at paths, and the runs with processes here. With real ones."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def tried(state):
         ("open a a", "open a a", []),
         ("timeout", "open a a", ["node02"]),
         ("open a a", "refused", ["node03"]),
-        ("timeout", "timeout", ["node01"]),  # nobody gets through: it is rank 0's
+        ("timeout", "timeout", ["node01"]),  # no node gets through: it is rank 0's
     ],
 )
 def test_the_port_of_rank_0s_agent(two, three, bad):
@@ -272,7 +272,7 @@ MANY = Content("folder", "", "n9", "c9", files=999, bytes=30)
         ([LESS, MODEL, MODEL], ["node01"], "lacks model.bin, compared with node[02-03]"),
         ([MODEL, LESS, LESS], ["node01"], "has the extra file model.bin"),
         ([MODEL, LATE, MODEL], [], ""),  # as far as it was read
-        ([MODEL, OTHER, CUT], ["node01", "node02", "node03"], "compared with node02"),  # nobody knows who is right
+        ([MODEL, OTHER, CUT], ["node01", "node02", "node03"], "compared with node02"),  # the right one is unknown
         ([MODEL, MODEL, Content("unread", "Permission denied")], ["node03"], "Permission denied"),
         ([MODEL, MODEL, Content("hung", "no answer within 3 s")], ["node03"], "no answer within 3 s"),
         ([MODEL, MODEL, Content("file", files=1)], ["node03"], "is a file, not a folder"),

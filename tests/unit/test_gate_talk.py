@@ -54,7 +54,7 @@ def script(tmp_path):
 
 
 def free_ports(number):
-    """Ports that nobody listens on."""
+    """Ports without a listener."""
     sockets = [socket.create_server(("", 0)) for _ in range(number)]
     found = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -76,7 +76,7 @@ def test_all_reach_all(here, script):
             assert [said.to("node01", kind).port for kind in ("master", "link")] == ports
         assert abs(offset(talked.clock[node.name]).seconds) < 1
         assert parse(talked.content[node.name])["/nowhere"].state == "missing"
-    for port in ports:  # the run begins a moment later
+    for port in ports:  # the run starts a moment later
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
             sock.listen(1)

@@ -166,7 +166,7 @@ def test_every_output_completes_its_hints(capsys):
 
 
 def _texts(tree):
-    """Every text of a module with what it is for: f-strings with a word in place of each value, docstrings left out."""
+    """Every text of a module with its use: f-strings with a word for each value, without docstrings."""
     docs = {
         id(node.body[0].value)
         for node in ast.walk(tree)

@@ -15,7 +15,7 @@ from provision.model import Node
 from provision.ssh.enrol import default_key
 
 # Recorded with templates/enrol/ask.sh.j2 on a machine with one NVIDIA H200 and without iproute2 (the last part of the
-# trie, which says the same once more, is shortened); SSH_CONNECTION was set by hand.
+# trie, which repeats the same, is shortened); SSH_CONNECTION was set by hand.
 H200 = """\
 host\tvm
 reached\t192.0.2.2
@@ -134,7 +134,7 @@ def test_infiniband_comes_first_and_then_the_fastest():
         lambda n: node(n, on("virbr0", f"10.0.0.{n}/24")),
         lambda n: node(n, on("lo", f"10.0.0.{n}/24")),
         lambda n: node(n, on("ens2", f"169.254.0.{n}/16")),
-        lambda n: node(n, on("ens2", f"10.0.{n}.1/24")),  # a network of its own on each
+        lambda n: node(n, on("ens2", f"10.0.{n}.1/24")),  # a separate network on each
         lambda n: node(n, on("ens2", "10.0.0.1/24")),  # as a service processor shows itself on every machine
         lambda n: node(n, on("ens2", f"10.0.0.{n}/24", up=False)),
         lambda n: node(n, on("ens2", f"192.168.20.{n + 100}/24", speed=25000)),  # the same network again

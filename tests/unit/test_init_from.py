@@ -1,6 +1,6 @@
 """``init --from FILE``: what is beside Ansible's inventories, files of other kinds, and the inventory that is written."""
 
-# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+# ruff: noqa: E501 - a message is one string, so that a search finds it
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""inventory.yaml: what is read, and what is said about every mistake."""
+"""inventory.yaml: the loaded values, and the message about every error."""
 
-# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+# ruff: noqa: E501 - a message is one string, so that a search finds it
 
 from __future__ import annotations
 

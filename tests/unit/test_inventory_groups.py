@@ -1,6 +1,6 @@
 """Groups of nodes, the sets that --limit takes, and addresses with a login name and a port."""
 
-# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+# ruff: noqa: E501 - a message is one string, so that a search finds it
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_a_path_that_yaml_would_read_as_something_else_is_quoted(config, name):
 
 def test_a_line_in_a_message_is_one_of_the_users_file(config):
     text = "stage: sft\nlora_target:\n  - q_proj\n  - v_proj\nmodel_name_or_path: ./gone/model\n"
-    said = refused(config, text, "lora_target=[a]", "max_steps=3")  # what travels has two lines less before it
+    said = refused(config, text, "lora_target=[a]", "max_steps=3")  # the sent file has two lines less before it
     assert said.startswith("sft.yaml:5: model_name_or_path: ./gone/model does not exist")
     said = refused(config, GOOD, "deepspeed=gone.json")
     assert said.startswith("deepspeed= (typed after --): gone.json does not exist")

@@ -222,7 +222,7 @@ def test_two_launchers_recognise_no_common_command():
     assert len(commands) == len(set(commands))
 
 
-# A launcher as somebody else would add it: one file, and nothing else is touched.
+# A launcher as a contributor would add it: one file, and no other change.
 ADDED = """
 from provision.launchers import torchrun
 from provision.launchers.kit import Command, Options, names, parse_options
@@ -330,9 +330,9 @@ def test_every_launcher_starts_scripts_and_modules(launcher, job):
     plans = launchers.launch(spec(job=job, launcher=launcher, config=job.target)).plans
     for plan in plans:
         assert list(plan.argv[-3:]) == [job.target, "--x", "a b"]
-        assert ("{port}" in plan.argv) != plan.each_rank  # who starts the ranks tells them the port
+        assert ("{port}" in plan.argv) != plan.each_rank  # the starter of the ranks gives them the port
         assert (plan.port, plan.each_rank) == (29500, launcher == "plain")
-        assert "PYTHONSAFEPATH" not in plan.env  # a script imports what lies beside it
+        assert "PYTHONSAFEPATH" not in plan.env  # a script imports the modules beside it
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "plain"])

@@ -1,4 +1,4 @@
-"""What travels with a script or a module, a config's overrides, and what Python loads by itself on the nodes."""
+"""Files sent with a script or a module, a config's overrides, and what Python loads automatically on the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which network NCCL is told to use, and which it has used.
+"""The network that NCCL is configured to use, and the one it has used.
 
 Lines of logs are from issues of NVIDIA/nccl and others, as their authors posted them; the number stands beside each.
 """

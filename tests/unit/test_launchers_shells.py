@@ -45,7 +45,7 @@ def test_sh_script_runs_the_plan(tmp_path):
     done = subprocess.run(["sh"], input=script + "pwd\n", capture_output=True, text=True, check=True, cwd="/")
     said, where = done.stdout.splitlines()
     assert json.loads(said) == [[*NASTY, "29500"], env]
-    assert where == "/"  # whoever pastes it stays where he is
+    assert where == "/"  # the user's shell stays in its folder
     assert (folder / "logs/ranks").is_dir()
 
 
@@ -104,7 +104,7 @@ def powershells(text):
 
 
 def cmds(text):
-    """The command line that cmd makes of the last command of a batch file: no sign of its own may be left bare."""
+    """The command line that cmd makes of the last command of a batch file: every special character must be quoted."""
     line = text[text.index("prog") :].replace(" ^\r\n    ", " ").removesuffix("\r\n")
     assert not re.search(r'(?<!\^)[&|<>"()!]', re.sub(r"\^\^", "", line)), line
     return re.sub(r"\^(.)", r"\1", line.replace("%%", "%"))

@@ -75,7 +75,7 @@ def test_deadline_stops_every_process_of_the_script(remote, tmp_path):
     assert failed.value.reason == "not finished within 2 s"
     for pid in pids.read_text().split():
         eventually(lambda pid=pid: not alive(pid))
-    assert (tmp_path / "cleaned").exists()  # it was told before it was killed
+    assert (tmp_path / "cleaned").exists()  # it got SIGTERM before it was killed
 
 
 def test_script_that_ignores_sigterm_is_killed(remote, tmp_path):
@@ -89,7 +89,7 @@ def test_background_process_does_not_delay_the_answer_and_continues(remote, tmp_
     pid = int((tmp_path / "pid").read_text())
     try:
         assert result.out == "done\n"
-        assert alive(pid)  # it has not ended, so the answer did not wait for it
+        assert alive(pid)  # it is still running, so the answer did not wait for it
     finally:
         os.kill(pid, 9)
 

@@ -159,7 +159,7 @@ def test_a_mirror_without_the_release_is_named(pack, tmp_path):
 
 @needs
 def test_a_mirror_that_cannot_be_reached_is_named(pack, mirror):
-    with socket.socket() as taken:  # bound, and nobody listens
+    with socket.socket() as taken:  # bound, without a listener
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/ubuntu"
         with pytest.raises(UsageError, match=f"the mirror {address}/dists/jammy/InRelease failed") as error:

@@ -34,7 +34,7 @@ def shell(request):
 
 
 def ask(shell, *probes, limit=60, env=None, change=lambda text: text):
-    """The answers by check; everything that the script wrote is gone again."""
+    """The answers by check; every file that the script wrote is deleted again."""
     script = compile_probes(probes, token=TOKEN, limit=limit)
     done = subprocess.run(
         [*shell, "-c", change(script.text).replace("while sleep 1;", "while sleep 0.2;")],  # its seconds are short
@@ -118,12 +118,12 @@ def test_hanging_tool_delays_one_deadline_and_affects_only_its_checks(shell, tmp
         "os.b": "answered",
         "net.c": "answered",
     }
-    assert found["gpu.a"].out == "begun\n"  # what it has said is kept
+    assert found["gpu.a"].out == "begun\n"  # its output is kept
     assert (tmp_path / "begun").read_text().count("\n") == 2  # gpu.a and os.a
 
 
 def test_unkillable_probe_is_abandoned(shell, tmp_path):
-    """A process in uninterruptible sleep (a dead NFS server) survives SIGKILL; here nobody sends it."""
+    """A process in uninterruptible sleep (a dead NFS server) survives SIGKILL; here none is sent."""
     pid = tmp_path / "pid"
     found = ask(
         shell,

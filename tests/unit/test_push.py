@@ -1,4 +1,4 @@
-"""What a push decides, without a node: parts, what a node lacks, what it refuses, and what its scripts are told."""
+"""Decisions of a push, without a node: parts, missing files, refusals, and the input of its scripts."""
 
 import os
 import random
@@ -145,7 +145,7 @@ def test_a_link_is_replaced(source, path, thing):
 
 
 def test_a_folder_of_another_user(source):
-    """Nothing can be put in it, which is said before anything is sent; and its mode is left alone."""
+    """No file can be put in it, which is reported before anything is sent; its mode is not changed."""
     tree = scan_tree(source)
     theirs = seen(tree, sub=NodeFile("dir", 0o755, 0, 0, 7), sub__c=None)
     closed = NodeTree(theirs.things, frozenset({"sub"}), 1000)
@@ -216,7 +216,7 @@ def test_leftovers_of_broken_pushes_count_as_free_space(source):
     tree = scan_tree(source)
     has = NodeTree(free_bytes=600, staged=500)
     pushed = plan(tree, data.differing(tree, has))
-    assert pushed.room == 2 * pushed.size > 1100  # one part, which lies there twice for a moment
+    assert pushed.room == 2 * pushed.size > 1100  # one part, which exists twice for a moment
     for free, staged in ((pushed.room, None), (pushed.room - 500, 500), (0, pushed.room)):
         refuse_full(work(tree, pushed, NodeTree(free_bytes=free, staged=staged)), INVENTORY.nodes)
     with pytest.raises(PreflightError) as caught:

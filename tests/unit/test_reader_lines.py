@@ -1,4 +1,4 @@
-"""What single lines tell, of every trainer that is known, and lines that look like theirs."""
+"""Readings of single lines of every known trainer, and of lines that look like theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recorded logs of real trainers tell, step by step."""
+"""Readings of recorded logs of real trainers, step by step."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_missing_line_ends_the_counting():
     steps = [each.step for each in readings(b"\n".join(broken)) if each.loss is not None]
     assert steps[:2] == [2, None]
     assert set(steps[2:15]) == {None}
-    assert steps[15:] == [22, 24, 26, 28, 30, 32]  # what goes on names its step
+    assert steps[15:] == [22, 24, 26, 28, 30, 32]  # a resumed training names its step
 
 
 @pytest.mark.parametrize("log", ["trainer_nan.log", "nanogpt_nan.log"])

@@ -1,4 +1,4 @@
-"""Readings as a series: steps that lines share, that a resume makes again, that ranks tell, that nobody names."""
+"""Readings as a series: steps of several lines, of resumed runs and of ranks, and lines without steps."""
 
 from __future__ import annotations
 

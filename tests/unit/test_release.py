@@ -148,7 +148,7 @@ def listing(current, complete, history, used=()):
 
 def test_the_previous_release_is_the_one_that_was_current_before():
     assert listing("b", "abc", "abcb").previous == "c"
-    assert listing("b", "ab", "acb").previous == "a"  # c is gone
+    assert listing("b", "ab", "acb").previous == "a"  # c is deleted
     assert listing("b", "ab", "").previous == "a"  # the history was lost
     assert listing("b", "b", "b").previous is None
     assert listing("b", "abc", "abc").previous == "a"  # the switch to c was killed before its rename

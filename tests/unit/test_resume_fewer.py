@@ -111,7 +111,7 @@ WITHOUT_THIRD = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 1))
 @pytest.mark.parametrize(
     ("run", "nodes", "count", "chosen"),
     [
-        (ALL, NODES, None, None),  # nobody chose: all, or nothing
+        (ALL, NODES, None, None),  # no choice by the user: all, or nothing
         (ALL, NODES, 2, ("gpu01", "gpu02")),
         (ALL, (NODES[2], NODES[1]), None, ("gpu02", "gpu03")),  # in the order of the ranks
         (ALL, NODES[1:], 1, ("gpu02",)),

@@ -608,7 +608,7 @@ def test_stop_on_a_terminal_names_the_run_and_asks(monkeypatch, capsys, ids, typ
     from provision.errors import InterruptedByUser
     from provision.output import Reporter
 
-    assert asking_which(Reporter()) is None  # no terminal: nobody is asked
+    assert asking_which(Reporter()) is None  # no terminal: no question
     inventory, found = going(*ids)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
     for stream in (sys.stdin, sys.stderr):

@@ -46,7 +46,7 @@ def test_output_that_is_not_utf8_becomes_printable():
         " @clusterctl:T:step:0:ok:0:1",
         "@clusterctl:T:step:0:ok:0:1 ",
         "@clusterctl:T:step:0:ok:0",
-        "@clusterctl:T:start:0:one",  # begun, never ended
+        "@clusterctl:T:start:0:one",  # started, never finished
         "",
     ],
 )

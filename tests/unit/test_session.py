@@ -252,7 +252,7 @@ def test_lines_are_sent_to_a_script_and_answered():
         assert talk.wait_for("heard two", 10) == "heard two"
     assert talk.lines == ["heard one", "heard two", "bye"]
     assert (talk.result.rc, talk.failure) == (0, None)
-    assert talk.wait_for("more", 10) is None  # it has ended: nothing is waited for
+    assert talk.wait_for("more", 10) is None  # it has finished: nothing is waited for
 
 
 def test_heartbeat_keeps_an_idle_script_alive():

@@ -21,7 +21,7 @@ BASE = 0x400000  # where a fake file is loaded
 
 
 def fake(path, *, needs=(), rpath="", runpath="", loader="", machine=X86, order="<"):
-    """The least that an ELF file needs to tell the dynamic loader something (System V ABI, chapters 4 and 5)."""
+    """A minimal ELF file with entries for the dynamic loader (System V ABI, chapters 4 and 5)."""
     strings, places = b"\0", {}
     for text in (*needs, rpath, runpath):
         places[text] = len(strings)
@@ -212,7 +212,7 @@ def test_stripping_keeps_all_loaded_bytes(tmp_path):
         assert elf.glibc(reader(tmp_path / "after")) == elf.glibc(reader(path))
         pieces = elf.loaded(before)
         assert elf.loaded(after) == pieces
-        # The ELF header tells where the section table lies; it is the only thing that is loaded and changed.
+        # The ELF header has the section table's offset; it is the only loaded part that changes.
         assert [after[max(piece.start, 64) : piece.stop] for piece in pieces] == [
             before[max(piece.start, 64) : piece.stop] for piece in pieces
         ]

@@ -120,7 +120,7 @@ def test_folder_of_the_trained_model(fields, output):
 
 @dataclass
 class Remote:
-    """A node whose agent starts as ``start`` says, and then tells ``events``."""
+    """A node whose agent starts as ``start`` defines, and then emits ``events``."""
 
     node: Node
     start: Result | Exception
@@ -145,7 +145,7 @@ class Remote:
 
 @pytest.fixture
 def go(inventory):
-    """Begins a run on two nodes; ``go.stops`` are those that were told to stop."""
+    """Starts a run on two nodes; ``go.stops`` are those that got a stop."""
 
     def go(*events, starts=(), following=None, **more):
         go.stops = []

@@ -303,7 +303,7 @@ BROKEN = {"event": "end", "state": "failed", "why": {"node": "b", "rank": None, 
 
 
 def test_command_does_not_detach_from_a_run_that_one_node_could_not_start(follow):
-    """Node b could not start the command; a, which started it, is ended by its agent a moment later."""
+    """Node b could not start the command; a, which started it, is stopped by its agent a moment later."""
     a_ends = threading.Event()
     a = Remote(A, [STARTED, a_ends, BROKEN])
 

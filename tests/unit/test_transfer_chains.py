@@ -1,4 +1,4 @@
-"""Who passes bytes on to whom, and which node is to blame for a chain that ended early."""
+"""The order in which nodes pass bytes on, and the node to blame for a chain that ended early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.transfer.prepare import RelayNode, form_chains, hops
 
 
 def places(text):
-    """``a b- -c``: b cannot pass on, nobody can log in to c."""
+    """``a b- -c``: b cannot pass on, no node can log in to c."""
     return [RelayNode(word.strip("-"), not word.endswith("-"), not word.startswith("-")) for word in text.split()]
 
 

@@ -1,4 +1,4 @@
-"""What is said of a node that another command has locked, and which nodes a failure reaches over a shared folder."""
+"""The message about a node locked by another command, and the nodes that a failure reaches over a shared folder."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Parts to units and back: nothing is lost, whatever the sizes are, and nothing is sent that nobody lacks."""
+"""Parts to units and back: no byte is lost at any size, and nothing is sent that every node has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``verify`` with nodes that have no release, do not answer, or were changed: each is told for itself."""
+"""``verify`` with nodes that have no release, do not answer, or were changed: each is reported separately."""
 
 from pathlib import Path, PurePosixPath
 

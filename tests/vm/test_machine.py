@@ -57,7 +57,7 @@ def test_killed_starter_leaves_no_process(lab, number):
     for descriptor in descriptors:
         select_ended(descriptor)
         os.close(descriptor)
-    # The kernel takes a namespace down in a worker of its own, and says so.
+    # The kernel removes a namespace in a separate worker, and logs it.
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as news:
         news.bind((0, RTMGRP_LINK))
         news.settimeout(60)

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-# All that lies in /etc: content, mode, owner, kind and where links lead.
+# All files in /etc: content, mode, owner, kind and targets of links.
 ETC = 'cd / && { find etc -type f -exec sha256sum {} +; find etc -printf "%p %m %u %g %y %l\\n"; } | sort'
 SHARE = "/data"
 SERVICES = f"nfs: {{exports: [{SHARE}], threads: 16, connections: 4}}"
-# Asks no server: the table says what is mounted, also when nobody answers.
+# Asks no server: the table lists the mounts, also if no server answers.
 MOUNTED = f"awk '$2 == \"{SHARE}\" {{ print $3, $1, $4 }}' /proc/mounts"
 
 
@@ -48,7 +48,7 @@ def test_share_is_mounted_and_both_sides_read_and_write(lab, shared):
     lab.head.run(f"grep -qx 'from the client' {SHARE}/a && stat -c %U {SHARE}/a | grep -qx train", user="train")
     lab.head.run(f"echo from the server >{SHARE}/b", user="train")
     lab.client.run(f"grep -qx 'from the server' {SHARE}/b", user="train")
-    # root of a client is nobody on the server
+    # root of a client is the user nobody on the server
     assert lab.client.out(f": >{SHARE}/c; stat -c %U {SHARE}/c") == "nobody"
 
 
@@ -62,7 +62,7 @@ def test_client_boots_without_its_server_and_mounts_the_share_later(lab, shared)
         lab.client.power_cycle()
         lab.client.wait_reached()
         assert lab.client.out(f"systemctl is-system-running; {MOUNTED}") == "starting"
-        # Nobody's checkpoint lands on the local disk meanwhile.
+        # Meanwhile no checkpoint is written to the local disk.
         assert lab.client.run(f": >{SHARE}/lost", user="train", check=False).returncode
     lab.client.wait_up()
     assert lab.client.out(f"{MOUNTED} | cut -d' ' -f1; cat {SHARE}/b") == "nfs4\nfrom the server"

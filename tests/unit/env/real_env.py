@@ -55,7 +55,7 @@ class Channel:
         shutil.copytree(small.home / "channel", folder / "channel")
 
     def add(self, name, tree, *, paths=None):
-        """A package of the files in ``tree``; ``paths`` is told each entry of paths.json and may change it."""
+        """A package of the files in ``tree``; ``paths`` gets each entry of paths.json and may change it."""
         listed = lab_package.paths_json(tree, lab_tree.PLACEHOLDER)
         for entry in listed["paths"]:
             if paths:
@@ -175,7 +175,7 @@ def tree(top):
 
 
 def everything(top):
-    """All that lies beneath a folder; links are not followed."""
+    """Everything below a folder; links are not followed."""
     for folder, folders, files in os.walk(top):
         yield from (Path(folder, name) for name in (*folders, *files))
 

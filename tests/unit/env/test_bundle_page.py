@@ -1,4 +1,4 @@
-"""docs/bundle.md tells how to open a bundle by hand; what it says is done here."""
+"""docs/bundle.md explains how to open a bundle by hand; these tests run its commands."""
 
 import hashlib
 import re

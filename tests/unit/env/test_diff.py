@@ -94,10 +94,10 @@ def test_changes_are_named_by_package_and_sent_bytes_are_counted(env, packs, hel
     assert difference.touched == ("hello",)
     changes = {change.path: (change.sign, change.owner) for change in difference.changes}
     assert changes["share/mine.txt"] == ("+", "share/")
-    assert changes["bin/hello-sh"] == ("~", "hello")  # it holds the prefix; a RECORD tells whose it is
+    assert changes["bin/hello-sh"] == ("~", "hello")  # it contains the prefix; a RECORD names its package
     assert changes[f"{helpers.SITE}/big/big.bin"] == ("-", "big")
     assert changes[f"{helpers.SITE}/hello/plain.py"] == ("~", "hello")
-    assert f"{helpers.SITE}/added" not in changes  # a folder comes with what lies in it
+    assert f"{helpers.SITE}/added" not in changes  # a folder is listed with its files
     old_keys = {chunk.key for chunk in difference.old.chunks}
     missing = [chunk for chunk in difference.new.chunks if chunk.key not in old_keys]
     assert difference.sending == (len(missing), sum(c.compressed for c in missing), sum(c.size for c in missing))

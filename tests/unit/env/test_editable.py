@@ -180,7 +180,7 @@ def test_checkout_is_refused_if_its_place_is_not_a_folder(prefix, tmp_path):
 def test_tracked_folder_replaced_by_a_link_is_packed_as_the_link(prefix, checkout, tmp_path):
     (checkout / "conf" / "inner").mkdir(parents=True)
     (checkout / "conf" / "inner" / "a.yaml").write_text("x")
-    (checkout / "conf-too").write_text("x")  # sorts between the folder and what lies in it
+    (checkout / "conf-too").write_text("x")  # sorts between the folder and its files
     git(checkout, "init")
     git(checkout, "add", "-A")
     (checkout / "conf").rename(tmp_path / "elsewhere")

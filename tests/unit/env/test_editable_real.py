@@ -45,7 +45,7 @@ def git(root, *words):
 
 
 def project(root, name, *, backend=SETUPTOOLS, source="src", requires=(), extra=""):
-    """A package with a console script that says where it lies and reads a data file."""
+    """A package with a console script that prints its path and reads a data file."""
     module = name.replace("-", "_")
     write(
         root / "pyproject.toml",
@@ -144,7 +144,7 @@ def compiled(root):
 
 
 def monorepo(top):
-    """A package that is a subfolder of a repository, and imports only what lies in its own folder."""
+    """A package that is a subfolder of a repository, and imports only modules of its own folder."""
     project(top / "packages" / "one", "mono-one")
     project(top / "packages" / "two", "mono-two")
     write(top / "README.md", "mono")
@@ -198,7 +198,7 @@ def bundle(env, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def new(bundle, old, tmp_path_factory, helpers):
-    """The environment at its new place; the old one and all checkouts are gone."""
+    """The environment at its new place; the old one and all checkouts are deleted."""
     prefix = tmp_path_factory.mktemp("new") / "releases" / "0123456789ab"
     relocated = helpers.place(bundle, prefix)
     helpers.compile_modules(prefix, relocated)

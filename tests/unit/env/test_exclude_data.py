@@ -1,4 +1,4 @@
-"""What is left out of an environment, and what travels with it."""
+"""Files excluded from an environment, and data packed with it."""
 
 import os
 import socket

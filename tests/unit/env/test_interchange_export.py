@@ -36,7 +36,7 @@ def untar(archive, folder):
 
 
 def finish(folder, python=None, *, check=True):
-    """Run the archive's conda-unpack: by itself, or by another Python."""
+    """Run the archive's conda-unpack, as a program or with another Python."""
     argv = [folder / "bin/conda-unpack"] if python is None else [python, folder / "bin/conda-unpack"]
     environ = {"PATH": "/usr/bin:/bin"}
     return subprocess.run(argv, check=check, env=environ, cwd="/", capture_output=True, text=True)
@@ -96,7 +96,7 @@ def test_table_lists_exactly_the_files_with_the_placeholder(movable, tmp_path):
         for path in folder.rglob("*")
         if path.is_file() and not path.is_symlink() and path.suffix != ".pyc" and source in path.read_bytes()
     ]
-    # The decoys, which only begin or end like the prefix, and the program that says where the environment was.
+    # The decoys, which only start or end like the prefix, and the program that prints the environment's old place.
     assert sorted(naming) == ["bin/conda-unpack", "lib/python3.11/site-packages/hello/__init__.py"]
 
 

@@ -127,7 +127,7 @@ def test_environment_with_odd_files_is_imported_unchanged(packed, tmp_path):
     editable = {path for path in differing if "proj" in path}
     assert differing - editable <= {
         "bin/hello-env",
-        "bin/hello-too",  # another name of a script is a file of its own in an archive
+        "bin/hello-too",  # another name of a script is a separate file in an archive
         "conda-meta/python-3.11.7-0.json",
         "lib/python3.11/site-packages/hello-1.0.dist-info/RECORD",
     }
@@ -136,7 +136,7 @@ def test_environment_with_odd_files_is_imported_unchanged(packed, tmp_path):
 
 
 def test_archive_cannot_read_files_of_this_machine(packed, checkout, tmp_path, prefix, helpers):
-    # The same path may lead to somebody else's files here.
+    # The same path may lead to other files here.
     helpers.write(prefix / helpers.SITE / "more.pth", f"{tmp_path}/elsewhere\n")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/secret.py").write_text("secret\n")

@@ -1,4 +1,4 @@
-"""Archives that nobody vouches for: members that would leave the folder, damage, truncation."""
+"""Untrusted archives: members that would leave the folder, damage, truncation."""
 
 import bz2
 import gzip

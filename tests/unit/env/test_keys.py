@@ -1,4 +1,4 @@
-"""A chunk's key tells that an environment was built again from the same packages; its digest that nothing is new."""
+"""A chunk's key is equal for an environment built again from the same packages; its digest only for equal bytes."""
 
 import os
 import py_compile

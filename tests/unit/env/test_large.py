@@ -57,7 +57,7 @@ pieces = st.lists(st.sampled_from(PIECES), max_size=12)
 @example(pieces=[b"/opt/env2"], begin=-8, path="lib/large")
 @example(pieces=[b"/data/opt/env"], begin=-5, path="lib/large")
 def test_reading_in_blocks_finds_the_same_marks(tmp_path_factory, pieces, begin, path):
-    """The pieces lie where one block ends and the next begins."""
+    """The pieces cross the border of two blocks."""
     content = b"".join(pieces)
     for data in (
         content,
@@ -82,7 +82,7 @@ def test_requirements_of_a_large_file_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("data", "marks"),
     [
-        (ELF + bytes(1 << 20) + b"/opt/env/lib\0", ()),  # behind what is loaded: for nobody
+        (ELF + bytes(1 << 20) + b"/opt/env/lib\0", ()),  # after the loaded part: no program reads it
         (ELF[:600] + b"\0/opt/env/lib\0" + ELF[614:] + bytes(1 << 20), (Mark("binary", "", 255),)),
         (ELF[:600] + b"\0/opt/env/a.cpp\0" + ELF[616:] + bytes(1 << 20), ()),  # for messages
         (b"data" * 500 + b"/opt/env/lib" + bytes(1 << 20), ()),
@@ -131,7 +131,7 @@ def test_a_large_file_that_changes_is_named(prefix, tmp_path, helpers, monkeypat
         with path.open("r+b") as file:
             file.write(os.urandom(8))
         if when == "before it is written":
-            os.utime(path, (5, 5))  # only the content tells
+            os.utime(path, (5, 5))  # only the content shows it
         return answer
 
     monkeypatch.setattr(LargeFile, real.__name__, change)
@@ -167,7 +167,7 @@ def memory_of(pid: int) -> int:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return 0  # it has just ended
+        return 0  # it has just exited
     for line in rollup.splitlines():
         if line.startswith("Pss:"):
             total += 1024 * int(line.split()[1])

@@ -249,7 +249,7 @@ def test_an_interrupted_pack_leaves_nothing_and_no_process(prefix, tmp_path):
     assert run.stdout is not None
     while b"event" not in run.stdout.readline():
         pass
-    time.sleep(0.2)  # into the middle of a part: nothing tells when that is
+    time.sleep(0.2)  # into the middle of a part: no event marks it
     os.killpg(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     assert run.returncode != 0

@@ -1,4 +1,4 @@
-"""What can go wrong while an environment is packed: each has an error of its own, and leaves nothing behind."""
+"""Failures while an environment is packed: each has its own error, and leaves no file."""
 
 import os
 import subprocess

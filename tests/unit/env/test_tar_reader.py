@@ -90,7 +90,7 @@ def unpacked(tmp_path):
 
 
 def zeros(size):
-    """A gzip file of a tar that goes on with zeros: small on the disk, large when it is read."""
+    """A gzip file of a tar followed by zeros: small on the disk, large when it is read."""
     out = io.BytesIO()
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as file:
         for _ in range(size >> 20):

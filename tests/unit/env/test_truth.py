@@ -91,7 +91,7 @@ def test_the_same_environment_packs_to_the_same_digests(awkward, awkward_bundle,
 
 # --- conda-pack ships what its package cache remembers ---------------------------------------------------------
 
-AS_MEASURED = version("conda-pack") == "0.9.2"  # a later one may have mended it
+AS_MEASURED = version("conda-pack") == "0.9.2"  # a later one may have fixed it
 
 
 def conda_packed(prefix, out):

@@ -75,7 +75,7 @@ def test_a_range_that_was_prefetched_is_not_compressed_again(groups):
     with started(2, limit=1 << 20) as workers:
         workers.prefetch(ranges)
         first = [next(workers.compress([part])) for part in ranges]
-        os.truncate(source.file, 1)  # whoever reads it again notices
+        os.truncate(source.file, 1)  # the next reader notices
         with pytest.raises(BundleError, match="100 changed"):
             next(workers.compress(ranges))
     assert [part for part, _ in first] == ranges
