@@ -230,7 +230,7 @@ def test_stderr_read_before_stdout_does_not_hide_the_process_group(small):
 
 
 def test_a_script_is_stopped_even_if_its_first_bytes_are_too_many(small):
-    """The start marker and the excess may arrive in one piece."""
+    """The begin marker and the excess may arrive in one piece."""
 
     class Stopped(Answer):
         def abort(self):

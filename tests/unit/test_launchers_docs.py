@@ -14,7 +14,7 @@ GOLDEN = sorted((ROOT / "tests/golden/launchers").glob("*.json"))
 
 
 def documented():
-    table = PAGE.split("## The environment of a run")[1].split("Taken out")[0]
+    table = PAGE.split("## The environment of a run")[1].split("Removed from")[0]
     rows = re.findall(r"^\| (`[A-Z].*?) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}
 
@@ -28,5 +28,5 @@ def test_table_matches_the_variables_that_launchers_set():
 
 
 def test_removed_variables():
-    taken = PAGE.split("Taken out of what a node brings:")[1].split(".\n")[0]
+    taken = PAGE.split("Removed from a node's environment:")[1].split(".\n")[0]
     assert tuple(re.findall(r"`([A-Z_]+)`", taken)) == UNSET

@@ -50,11 +50,11 @@ def test_the_page_names_every_member_and_every_bound(packed):
     for name in (INDEX, MANIFEST):
         assert f"| `{name}` |" in text
     assert f"Files over {chunks.LIMIT >> 20} MiB are cut into raw ranges" in text
-    assert f"A file over {detect.REWRITABLE >> 20} MiB is\nnot rewritten" in text
+    assert f"A file over {detect.REWRITABLE >> 20} MiB is not rewritten" in " ".join(text.split())
 
 
 def test_page_explains_how_keys_are_computed(packed):
-    """Not by the code that makes them, but as the page says it; the .pyc files of this environment hold no time."""
+    """With the page's rules, not with the packer's code; the .pyc files of this environment contain no time."""
     bundle = open_bundle(packed)
     for index, chunk in enumerate(bundle.manifest.chunks):
         if chunk.kind == "tar":
