@@ -32,7 +32,7 @@ def test_one_subnet_manager(four, look):
 
 
 def test_a_subnet_manager_that_died(four, bad):
-    """All ports stay Active, as ibstat says; only asking shows it."""
+    """All ports stay Active in ibstat; only a query shows it."""
     four.fabric.opensm("node01")
     four.fabric.kill("node01")
     assert "State: Active" in four.fabric.run("node02", "ibstat").stdout

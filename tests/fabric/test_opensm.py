@@ -36,7 +36,7 @@ class Cluster:
         return self._run(host, apply_script(steps, "t", dry_run=dry_run, state=self._state(host)))
 
     def verify(self, host):
-        """What is wrong, by step."""
+        """The problems, by step."""
         results = self._run(host, verify_script(self._steps(plans.plan_verification, host), "t"))
         return {name: detail for name, (state, detail) in results.items() if state != "ok"}
 

@@ -1,4 +1,4 @@
-"""Inventory and bundle in, scripts out: what a node would be sent, to be read in review.
+"""Inventory and bundle in, scripts out: the scripts that a node gets, for review.
 
 ``CLUSTERCTL_UPDATE_GOLDEN=1 scripts/test golden`` rewrites the files.
 """

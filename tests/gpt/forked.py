@@ -22,7 +22,7 @@ del os.environ["DS_ACCELERATOR"]  # the trainer sets it
 
 
 def serve():
-    """Forks until stdin closes. Returns what a fork is to run, and None in the process that forks."""
+    """Forks until stdin closes. Returns the work of a fork, and None in the process that forks."""
     for line in sys.stdin:
         request = json.loads(line)
         with socket.create_server(("127.0.0.1", 0)) as free:

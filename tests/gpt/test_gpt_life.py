@@ -54,7 +54,7 @@ def test_sigterm_to_one_rank_saves_on_all_and_exits_0(gpt):
 
 
 def test_kill_at_any_moment_of_a_save_leaves_a_usable_checkpoint(gpt):
-    """Nor does ``best`` stay behind: a loss is stored with its checkpoint, and ``latest`` moves last."""
+    """``best`` is up to date too: a loss is stored with its checkpoint, and ``latest`` moves last."""
     argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 3, "--eval-interval", 1, "--keep", 1]
     losses = [3.0, 2.0, 2.5]
     result = gpt.run(HERE / "moments.py", "moments", "--evaluated", ",".join(map(str, losses)), *argv)

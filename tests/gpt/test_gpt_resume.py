@@ -1,4 +1,4 @@
-"""What a resumed training inherits, what it prints, and what it refuses; whose vocabulary fits, and who validates."""
+"""Resumed trainings: inherited options, messages, refusals, vocabularies and evaluations."""
 
 import json
 import shutil

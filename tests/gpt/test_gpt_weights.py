@@ -9,7 +9,7 @@ from trainings import HERE
 
 @pytest.fixture(scope="module")
 def trained(gpt):
-    """Trained by two processes with ZeRO-3, whose parameters lie in pieces."""
+    """Trained by two processes with ZeRO-3, whose parameters are sharded."""
     return gpt.session([["--out", "trained", "--engine", "zero3", "--learning-rate", "1e-2"]], ranks=2, typed=True)[0]
 
 
@@ -55,7 +55,7 @@ def test_samples_are_the_same_for_a_seed(gpt, trained, exported):
 
 
 def test_generation_reads_each_token_once(gpt, trained):
-    """The text is the one that it would be; past the block all tokens move, and all of it is read for each."""
+    """The text equals the one without the cache. Beyond the block all tokens move, and all are read again."""
     result = gpt.run(HERE / "written.py", "trained/best")
     assert result.returncode == 0, result.stderr
     told = [json.loads(line) for line in result.stdout.splitlines()]

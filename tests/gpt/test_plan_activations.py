@@ -1,4 +1,4 @@
-"""What the plan says a block keeps is what autograd keeps of transformers' own models."""
+"""The plan's activations of a block match autograd's for transformers' models."""
 
 import pytest
 

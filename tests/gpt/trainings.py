@@ -49,7 +49,7 @@ class Trainings:
         return subprocess.run(command, cwd=self.folder, env=environment, check=False, **options)
 
     def program(self, name, *argv, typed=False):
-        """``python -m trainer.gpt.NAME``, which is to work; what it says."""
+        """Runs ``python -m trainer.gpt.NAME``, which must succeed; returns its output."""
         result = self.run("-m", f"trainer.gpt.{name}", *argv, typed=typed)
         assert result.returncode == 0, result.stderr
         return result.stdout

@@ -33,7 +33,7 @@ class Command:
     Args:
         argv: the words after ``clusterctl``.
         cwd: its folder.
-        env: its whole environment; this process's where it is None.
+        env: its whole environment; None for this process's.
         first: Python that runs before the command, to change its defaults.
     """
 

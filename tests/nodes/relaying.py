@@ -1,4 +1,4 @@
-"""What the tests of the relay send, and what they do to nodes."""
+"""Payloads of the relay tests, and their changes of nodes."""
 
 import ctypes
 import io
@@ -126,7 +126,7 @@ class Nodes:
         return {name: payload.differing(f"{self.box.node_root(name)}{self.into}") for name in names or self.names}
 
     def traces(self, *names):
-        """What a relay leaves on a node and should not: keys, lines, and processes, after a moment to end in."""
+        """Traces of a relay that must not remain on a node: keys, lines, and processes, after a moment to exit."""
         for _ in range(30):
             if not (found := self._traces(*names)):
                 break
@@ -151,7 +151,7 @@ class Nodes:
 
 
 def processes(box, name, word):
-    """Processes of a node whose command line holds a word, as this machine numbers them."""
+    """Pids on this machine of a node's processes whose command line contains a word."""
     inside = Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink()
     found = []
     for path in Path("/proc").glob("[0-9]*"):

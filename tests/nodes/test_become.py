@@ -32,7 +32,7 @@ def box(require_sandbox, tmp_path_factory):
 
 @pytest.fixture
 def sudoers(box):
-    """Says what sudo allows."""
+    """Sets the rules of sudo."""
     return partial(allow, box)
 
 
@@ -85,7 +85,7 @@ def test_one_question_for_all_nodes(connect, sudoers):
     sudoers(ASKING)
     typing = Typing()
     pool, nodes = connect(typing)
-    # What sudo might have kept, and what the caller's own bytes would show, if the password were among them.
+    # The places where sudo or the caller's bytes would contain the password.
     look = (
         "id -u; cat; p=correct; printf '%s $horse' \"$p\" >/run/looked-for; "
         "for f in /proc/[0-9]*/cmdline /proc/[0-9]*/environ; do "

@@ -16,7 +16,7 @@ SIZES = (1 << 18, 1 << 20)
 
 
 def left(nodes):
-    """What a measurement has left on the nodes: processes, and folders of runs."""
+    """Traces of a measurement on the nodes: processes, and folders of runs."""
     script = f"ls -d {PurePosixPath(PREFIX).parent}/runs/*-bench-* 2>/dev/null; true"
     return nodes.marked() + [line for node in nodes.nodes for line in nodes.on(node, "sh", "-c", script).splitlines()]
 

@@ -21,7 +21,7 @@ def box(require_sandbox, tmp_path_factory):
     ) as box:
         install(box)
         allow(box, FREE, ASKING, "# nothing\n")
-        for node in box.nodes:  # says who has run the probe of net.fw
+        for node in box.nodes:  # records the user of net.fw's probe
             nft = box.node_root(node.name) / "usr/sbin/nft"
             nft.write_text("#!/bin/sh\nid -un >>/tmp/nft\n", encoding="utf-8")
             nft.chmod(0o755)

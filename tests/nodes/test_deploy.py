@@ -97,7 +97,7 @@ def test_dry_run_writes_nothing_and_lists_the_planned_steps(box, bundle, tmp_pat
 def test_an_interrupted_deploy_is_completed_by_a_rerun(box, bundle, tmp_path):
     folder = inventory(box, tmp_path / "i", prefix="/opt/broken/current")
     release = open_bundle(bundle).manifest.release_id
-    for node in ("node01", "node02"):  # what a kill in the middle of unpacking leaves, with a read-only folder
+    for node in ("node01", "node02"):  # the traces of a kill during unpacking, with a read-only folder
         left = f"/opt/broken/releases/.incoming-{release}/lib"
         on(
             box,

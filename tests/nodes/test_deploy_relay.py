@@ -80,7 +80,7 @@ def deploy(folder, bundle, *more):
 
 
 def relay_keys(box, names=NAMES):
-    """By node what a relay may leave there: lines, and folders with private keys."""
+    """By node, the traces of a relay: lines, and folders with private keys."""
     script = (
         "cat /root/.ssh/authorized_keys; ls -d /dev/shm/* /opt/*/releases/.transfer-*/clusterctl-relay* 2>/dev/null"
     )
@@ -115,7 +115,7 @@ class Deploying:
         assert set(relay_keys(box)) == set(NAMES)
 
     def end(self):
-        """Exit code, and all that was said, as one line."""
+        """Exit code, and the whole output as one line."""
         self.child.send_signal(signal.SIGCONT)
         code = self.child.wait(250)
         out = self.child.stdout + self.child.stderr
@@ -177,7 +177,7 @@ def test_node_switched_off_during_transfer_stops_no_other(box, bundles, place):
 
 
 def test_a_node_that_reboots_during_a_deploy_is_finished_by_the_next_run(box, bundles, place):
-    """It answers again at once, but what it had written before may be lost: this run must not call it done."""
+    """It answers again at once, but its earlier writes may be lost: this run must not report it as done."""
     folder, root = place
     under_way = Deploying(box, folder, root, bundles[0])
     box.power_off("node02")

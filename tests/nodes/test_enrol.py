@@ -1,4 +1,4 @@
-"""clusterctl init against a real sshd: nodes that only know a password take a key afterwards."""
+"""clusterctl init against a real sshd: nodes that only accept a password accept a key afterwards."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def enrol(inventory, nodes, *, prompts=None, emit=ignore):
 
 
 def fresh(server, nodes, **options):
-    """An inventory whose key is not there yet, for nodes that take none."""
+    """An inventory with a missing key, for nodes that accept none."""
     for user in server.users:
         subprocess.run(["rm", "-rf", server.home(user) / ".ssh"], check=True)
     inventory = server.inventory(*nodes, **options)

@@ -1,4 +1,4 @@
-"""What a user meets who cannot log in yet, or no longer: told by the command itself, with its exit code."""
+"""Messages and exit codes for a user who cannot log in yet, or no longer."""
 
 import os
 import re

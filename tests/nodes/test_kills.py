@@ -1,4 +1,4 @@
-"""Whatever is killed, and whenever: the old release always runs, and the same command completes the new one.
+"""After any kill at any moment the old release runs, and the same command completes the new one.
 
 What is killed: the controller at the start of a stage and at random moments, the node's side (sshd) and
 the script on the node at random moments, and the script at every step. The random moments come from a seed, which a
@@ -44,7 +44,7 @@ def do(inventory, task, *given, emit=ignore):
 
 
 class Cluster:
-    """Two nodes that have the release ``old``; every test brings ``new`` and takes it away again."""
+    """Two nodes that have the release ``old``; every test deploys ``new`` and removes it again."""
 
     def __init__(self, box, folder, old, new):
         self.box, self.folder, self.new = box, folder, new
@@ -230,7 +230,7 @@ def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
         assert on(box, "node02", "readlink", f"{into}/current").strip() == f"releases/{first.release_id}"
         on(box, "node02", "env", "-i", f"{into}/current/bin/tool")
         on(box, "node02", "rm", f"{into}/ballast")
-        # What has come waits for the rerun, in the two folders of this release: it never exceeds the release.
+        # Received bytes wait for the rerun in the two folders of this release; they never exceed the release.
         left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
         waiting = {f".incoming-{cluster.new_id}", f".transfer-{cluster.new_id}"}
         assert left - waiting == {".clusterctl", ".history", first.release_id, f"{first.release_id}.ok"}

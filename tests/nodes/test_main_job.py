@@ -87,7 +87,7 @@ def trained(deployed, training_nodes):
     name = training_nodes.config(
         "my train.yaml", model_name_or_path="my model", dataset_dir="my data", output_dir="my out", **STEPS
     )
-    text = (deployed / name).read_text().replace("report_to: none\n", "")  # what the user says would win
+    text = (deployed / name).read_text().replace("report_to: none\n", "")  # the user's value would win
     (job / name).write_text(text)
     result = train("--nodes", "2", f"my job/{name}", cwd=deployed)
     assert result.returncode == 0, result.stderr + result.stdout

@@ -269,7 +269,7 @@ def test_a_share_that_is_fresh_one_that_is_local_and_one_that_hangs(pool, sandbo
         }
         assert "/srv/mixed is on local disk (overlay" in findings[second].observed
         assert "/srv/mixed (gone:/data): reading got no answer in time" in findings[third].observed
-        for name in (first, second, third):  # of what each sees of the first share nothing is wrong
+        for name in (first, second, third):  # every node sees the first share correctly
             lines = answers[name].lines
             assert "wrote 0 fine" in lines
             assert "back 0 fine" in lines

@@ -81,7 +81,7 @@ def test_the_arguments_of_ssh(server):
 
 
 def test_an_ssh_without_an_option_still_works(server, tmp_path):
-    """RemoteCommand came with OpenSSH 7.6. There is no older client here: the option gets a name that none knows."""
+    """RemoteCommand came with OpenSSH 7.6. There is no older client here: the option gets an unknown name."""
     argv = ssh_argv(server.inventory(server.node("sh", "a")), server.node("sh", "a"))
     options = [word.partition("=")[0] for before, word in itertools.pairwise(argv) if before == "-o"]
     assert options.index("IgnoreUnknown") < options.index("RemoteCommand")
@@ -127,7 +127,7 @@ class Refusing:
 
 
 def test_key_of_another_user_may_have_any_mode(server, tmp_path):
-    """As on a stick that root has mounted: ssh asks no more of it either."""
+    """As on a USB stick mounted by root: ssh accepts it too."""
     key = tmp_path / "key"
     shutil.copy(server.key, key)
     key.chmod(0o644)

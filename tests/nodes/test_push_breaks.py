@@ -97,7 +97,7 @@ def parts(box, node, path):
 
 
 def units(box, node, path):
-    """Whether anything has come to a node."""
+    """Whether a node has received anything."""
     where = staging(box, node, path)
     return where and any(file.stat().st_size for file in where.glob("transfer/units/*"))
 

@@ -1,4 +1,4 @@
-"""A relay around whatever fails: the others get everything, and what is sent again is what was under way."""
+"""A relay around failures: the other nodes get everything, and only bytes in transit are sent again."""
 
 from __future__ import annotations
 

@@ -585,7 +585,7 @@ def test_a_revoked_key(server):
 
 @pytest.fixture
 def keyless(server, tmp_path):
-    """Nodes that take none of our keys."""
+    """Nodes that accept none of the keys."""
     nodes = [server.node("sh", f"n{number}") for number in range(5)]
     return nodes, server.inventory(*nodes, key=make_key(tmp_path / "other"))
 

@@ -1,4 +1,4 @@
-"""What a user may get wrong about a run: refused before anything is started, with the way out."""
+"""Wrong input for a run: refused before anything is started, with a hint."""
 
 import json
 import re

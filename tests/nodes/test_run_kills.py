@@ -1,6 +1,6 @@
 """Whatever dies or stands still: every process of the run goes, on every node, and the reason is named.
 
-Real agents, ssh and network on two nodes, with a trainer that takes ten steps a second for as long as it is left alone.
+Real agents, ssh and network on two nodes, with a trainer that takes ten steps a second until it is stopped.
 Each half of an agent and each launcher is killed in tests/unit/test_agent_nodes.py.
 """
 
@@ -103,7 +103,7 @@ def test_broken_network_between_the_nodes_stops_both(training, attached):
 
 def test_a_stopped_rank_is_found_and_named(training, attached):
     training.kill("node02", training.rank("node02"), signal.SIGSTOP)
-    training.gone_within(120)  # without the agent it would stay as it is
+    training.gone_within(120)  # without the agent it would not change
     assert attached.finish() == 6, attached.output
     assert "rank 1" in attached.output
     assert "SIGSTOP" in attached.output

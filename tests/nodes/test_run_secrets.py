@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.timeout(120)
 
 SECRET = "s3cret-of-this-test-" + str(os.getpid())
-# In place of torchrun: one process that shows what it was given. `python -m` looks in the folder that travels first.
+# Replaces torchrun: one process that prints its input. `python -m` looks in the sent folder first.
 TORCHRUN = """
 import os, sys
 print("length", len(os.environ["WANDB_API_KEY"]), len(os.environ["HF_TOKEN"]), flush=True)

@@ -1,4 +1,4 @@
-"""The rehearsal cluster: real nodes come up, differ where they must, and leave nothing behind however they end."""
+"""The rehearsal cluster: real nodes start, differ where they must, and leave nothing after any end."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def namespaces(pid):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A state folder of the test's own, so that all that mentions it belongs to the test."""
+    """A state folder of the test, so that every mention of it belongs to the test."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("CLUSTERCTL_SANDBOX_HOME", str(folder))

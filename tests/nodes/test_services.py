@@ -13,7 +13,7 @@ from tiny_env import on
 
 pytestmark = pytest.mark.root
 
-# What a container may raise its limits to is not ours to say: these are below what this machine has.
+# The limits that a container may raise are unknown: these are below this machine's.
 SERVICES = "services:\n  hosts:\n  limits: {memlock: 4096, nofile: 2000, shm: 64M}\n"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 

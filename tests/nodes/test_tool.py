@@ -85,7 +85,7 @@ def controller(box, *argv, cwd="/", check=True, **env):
 
 
 def cached(box, home="/root"):
-    """What the cache of a user holds, hidden names too."""
+    """The names in a user's cache, hidden ones too."""
     return sorted(path.name for path in (box.node_root("node01") / home[1:] / ".cache/clusterctl").iterdir())
 
 
@@ -155,7 +155,7 @@ def test_tool_ignores_the_users_python_settings(box):
     path, executable, theirs = json.loads(controller(box, f"{home}/python", "-c", show, **THEIRS).stdout)
     assert path == [f"{home}/lib/{name}" for name in (STDLIB, f"{STDLIB}/lib-dynload")] + [f"{home}/packages"]
     assert (executable, theirs) == (f"{home}/python", "/nowhere")
-    # What it starts sees the user's own variable, and never ours.
+    # Its children see the user's variable, and never the tool's.
     start = "import subprocess; subprocess.run(['sh', '-c', 'echo ${LD_LIBRARY_PATH-none}'], check=True)"
     assert controller(box, f"{home}/python", "-c", start, **THEIRS).stdout == "/nowhere\n"
     assert controller(box, f"{home}/python", "-c", start).stdout == "none\n"

@@ -11,7 +11,7 @@ NASTY = ("a b.py", 'quote\'s "both".txt', "$(touch owned).txt", "new\nline.txt",
 
 
 def make_env(prefix: Path, text: str = "one") -> Path:
-    """A prefix that looks like a conda environment; its Python is a shell script that can only say yes."""
+    """A prefix that looks like a conda environment; its Python is a shell script that always succeeds."""
     site = prefix / "lib/python3.11/site-packages"
     (site / "tool").mkdir(parents=True)
     (prefix / "bin").mkdir()

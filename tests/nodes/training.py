@@ -79,7 +79,7 @@ class Training:
         return json.loads((folder / "run.json").read_text())
 
     def on(self, node, *argv):
-        """What a program on a node, run by its root, has printed."""
+        """The output of a program that root runs on a node."""
         result = self.box.enter(node, argv)
         assert result.returncode == 0, result.stderr
         return result.stdout
@@ -171,13 +171,13 @@ class Attached:
         """The exit code; ``output`` is complete then."""
         rest, _ = self.process.communicate(timeout=timeout)
         self.output += rest
-        # What a rank has written is shown indented or behind its name; ours would stand at the start of a line.
+        # A rank's output is indented or follows its name; clusterctl's own lines start at the margin.
         assert not re.search(r"^Traceback", self.output, re.MULTILINE), self.output
         return self.process.returncode
 
 
 def wait_until(true, what, seconds):
-    """Until ``true()`` is; fails after so many seconds and says ``what`` did not happen."""
+    """Waits until ``true()``; fails after so many seconds with ``what`` in the message."""
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, f"not within {seconds} s: {what}"

@@ -1,4 +1,4 @@
-"""The script that asks a node what it is, under three shells, with the programs that it may and may not find."""
+"""The script that reads a node's facts, under three shells, with and without optional programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEEDED = ("uname", "sed", "timeout", "sleep", "sh")
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    """Runs the script where only some programs are: the facts, and what was said on stderr."""
+    """Runs the script with some programs only. Returns the facts, and stderr."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in NEEDED:

@@ -200,7 +200,7 @@ def test_odd_names(shell):
 def test_time_is_measured(shell):
     began = time.monotonic()
     results, _, _ = run(shell, [Step("a", "sleep 0.2 2>/dev/null || sleep 1")])
-    assert 0 <= results[0].seconds <= time.monotonic() - began + 1  # some shells know whole seconds only
+    assert 0 <= results[0].seconds <= time.monotonic() - began + 1  # some shells have whole seconds only
 
 
 @pytest.mark.parametrize("answer", ["N", "%N", ""])

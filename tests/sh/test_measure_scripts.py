@@ -1,4 +1,4 @@
-"""The scripts of ``tasks/measures``, run for real under three shells, with what a node may have and lack."""
+"""The scripts of ``tasks/measures``, run for real under three shells, with different installed programs."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The sh of the nfs service under three shells: what it writes, what it refuses, and what shellcheck says."""
+"""The sh of the nfs service under three shells: its files, its refusals, and shellcheck."""
 
 import re
 import shutil

@@ -80,7 +80,7 @@ class Place:
         return data.read(self.ok(scripts.compare(self.target, TOKEN), scripts.paths(tree)), TOKEN)
 
     def begin(self, tree, *others):
-        """The plan for what is lacking, and room for it."""
+        """The plan for the missing files, and space for them."""
         there = self.ask(tree)
         assert data.changes(tree, there, str(self.path)).refused == ""
         pushed = plan(tree, data.differing(tree, there), limit=LIMIT)
@@ -217,7 +217,7 @@ def test_mode_of_a_read_only_destination_is_set_last(place, source):
 
 
 def test_existing_links_do_not_lead_out_of_the_destination(place, source):
-    """A folder takes the place of a link, and what the link leads to stays as it is."""
+    """A folder replaces a link, and the link's target does not change."""
     elsewhere = place.root / "elsewhere"
     shutil.copytree(source / "sub", elsewhere)  # the very same files
     (elsewhere / "c").write_text("precious")

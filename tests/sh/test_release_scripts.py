@@ -1,4 +1,4 @@
-"""The scripts of a deploy, run for real under three shells; and what shellcheck says of the golden ones."""
+"""The scripts of a deploy, run for real under three shells; and shellcheck of the golden ones."""
 
 import hashlib
 import os
@@ -80,7 +80,7 @@ def gather(shell, places, folder, *keys, repair=False, base="", recipe=None):
 
 
 def arrive(places):
-    """What a transfer leaves: a Python that says yes, a launcher, and our own files."""
+    """The result of a transfer: a Python that always succeeds, a launcher, and clusterctl's files."""
     incoming = Path(places.incoming)
     for name, text in (("bin/python", "#!/bin/sh\n"), ("bin/torchrun", "#!/bin/sh\necho usage\n")):
         (incoming / name).parent.mkdir(parents=True, exist_ok=True)

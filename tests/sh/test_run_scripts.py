@@ -21,7 +21,7 @@ from provision.tasks.gate import talk_script
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
-# In place of the environment's Python: says with what it was started.
+# Replaces the environment's Python: prints its arguments.
 PYTHON = """\
 #!/bin/sh
 [ -e "$2/__main__.py" ] || { echo 'the agent is not whole' >&2; exit 1; }

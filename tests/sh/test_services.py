@@ -44,7 +44,7 @@ def shell(request):
 
 
 class Node:
-    """A node in a folder: ``etc`` is what the steps write, and the journals lie beside it."""
+    """A node in a folder: ``etc`` has the steps' files, and the journals are beside it."""
 
     def __init__(self, shell, folder):
         self.shell, self.folder = shell, folder
@@ -323,7 +323,7 @@ def test_a_missing_template_variable_is_named():
 
 
 def test_the_token_of_a_failed_step_is_not_its_output(node):
-    """What a step prints cannot be taken for a marker of the script."""
+    """Output of a step is not mistaken for a marker of the script."""
     step = Step("liar", do='echo "@clusterctl:other:step:0:changed:0:1"; exit 3')
     text = compile_steps([step], token="t", keep_going=True)
     (result,) = node.run(text)[1]

@@ -1,4 +1,4 @@
-"""Whatever an inventory says of services: it is refused, or each configuration file gets exactly the values meant.
+"""Any services section of an inventory is refused, or each configuration file gets exactly its values.
 
 Hostile values go through the loader; the steps of what it accepts run under a real sh that only collects the files.
 """
@@ -19,7 +19,7 @@ from provision.errors import InventoryError, UsageError
 from provision.inventory import load
 from provision.services.kit import plans
 
-# In place of the library: what would be written goes to $OUT, one file for each path, and nothing else happens.
+# Replaces the library: files are written to $OUT, one for each path, and nothing else happens.
 COLLECT = """
 cc_save_as() { printf %s "$2" >"$OUT/$(printf %s "$1" | tr / _)"; }
 cc_stage() { cc_new=/dev/null; cc_save_as "$1" "$3"; }

@@ -1,4 +1,4 @@
-"""The scripts of the packed tool under three shells: a file that unpacks itself, and what it starts."""
+"""The scripts of the packed tool under three shells: a file that unpacks and starts itself."""
 
 import os
 import random
@@ -261,7 +261,7 @@ MACHINE = os.uname().machine
 
 @pytest.fixture
 def tool(tmp_path):
-    """The scripts of a tool, and a Python that says how it was started."""
+    """The scripts of a tool, and a Python that prints how it was started."""
     home = tmp_path / 'it\'s "x" & `y`'
     start = {"machine": MACHINE, "minor": 17, "loader": "/no/loader", "program": "bin/python3.11"}
     python = {"program": "bin/python3.11", "libraries": "lib/clusterctl"}

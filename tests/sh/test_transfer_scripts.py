@@ -510,7 +510,7 @@ def test_survey_stops_a_running_transfer_and_keeps_its_parts(shell, tmp_path):
     process = subprocess.Popen([*shell, first.folder / "receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"".join(stream(2)[:3]))
     process.stdin.flush()
-    awaited = {b"did 0 1\n", b"did 1 1\n", b"got 0 2\n", b"got 1 2\n"}  # the first part, and the unit behind it
+    awaited = {b"did 0 1\n", b"did 1 1\n", b"got 0 2\n", b"got 1 2\n"}  # the first part, and the next unit
     for line in process.stdout:
         awaited.discard(line)
         if not awaited:
@@ -777,8 +777,8 @@ def test_key_installation_and_relay_keys_exclude_each_other(shell, home, tmp_pat
 @pytest.mark.parametrize(
     "dd",
     [
-        "return 1",  # a quota, or a file server that says late that it is full
-        ': >"$fresh"',  # one that does not even say so
+        "return 1",  # a quota, or a file server that reports late that it is full
+        ': >"$fresh"',  # one that does not even report it
         'read -r first <"$fresh" && printf "%s\n" "$first" >"$fresh"',
         'rmdir "$lock/$me"',  # we stood still for so long that another one has taken over
     ],
@@ -845,7 +845,7 @@ def test_transfer_from_before_a_reboot_is_not_resumed(shell, tmp_path):
 
 
 def hold(shell, lock, before="", timeout=60):
-    """What the script that takes a lock says when its input ends at once; its waits take no time."""
+    """The output of the script that takes a lock, if its input ends at once; its waits take no time."""
     script = render("release/hold.sh.j2", lock=str(lock), releases="", id="mine", who="me")
     done = subprocess.run(
         [*shell, "-c", (before or "sleep() { :; }\n") + script],

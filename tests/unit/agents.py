@@ -1,4 +1,4 @@
-"""Run agents in tests: real processes, in the foreground or as daemons, and what they leave."""
+"""Run agents in tests: real processes, in the foreground or as daemons, and their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
 
-# A process that leaves its group and its session, says its pid in a file, and cannot be asked to end.
+# A process that leaves its group and its session, writes its pid to a file, and ignores SIGTERM.
 STUBBORN = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -95,7 +95,7 @@ def alive(mark):
 
 
 def lives(pid):
-    """Whether a process is there, and no zombie."""
+    """Whether a process exists and is no zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
     return False
@@ -116,7 +116,7 @@ def free_port():
 
 
 class Run:
-    """The part of a run that one node has: a plan, an agent, and what it writes."""
+    """One node's part of a run: a plan, an agent, and its files."""
 
     def __init__(self, folder, rank=0, run=None):
         self.folder = folder
@@ -269,7 +269,7 @@ class Run:
 
 
 def _removed(path):
-    with contextlib.suppress(OSError):  # what was killed is still on its way out
+    with contextlib.suppress(OSError):  # killed processes are still exiting
         path.rmdir()
     return not path.exists()
 

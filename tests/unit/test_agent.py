@@ -1,4 +1,4 @@
-"""The run agent on one node, in the foreground, against real processes: whatever they do, none of them is left."""
+"""The run agent on one node, in the foreground, against real processes: none of them is left in any case."""
 
 from __future__ import annotations
 

@@ -517,7 +517,7 @@ def test_a_shared_folder_needs_no_copy(tmp_path):
 
 
 def test_all_nodes_save_everything(tmp_path):
-    """``save_on_each_node``: what names the process differs, and that is no harm."""
+    """``save_on_each_node``: names with the process differ, which is harmless."""
     for node, text in (("a", b'{"is_world_process_zero": true}'), ("b", b'{"is_world_process_zero": false}')):
         extra = {"trainer_state.json": text, "training_args.bin": torch_zip(node.encode(), 5 + len(text))}
         write(tmp_path / node, trainer(20, more=extra))

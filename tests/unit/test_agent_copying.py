@@ -252,7 +252,7 @@ def streams():
 
 
 def exchange(tmp_path, *answers, size=4):
-    """What ``receive`` makes of a giver that says this."""
+    """The result of ``receive`` with a sender of these messages."""
     one, other = streams()
     with one.sock, other.sock:
         for answer in answers:

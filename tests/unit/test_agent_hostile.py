@@ -1,4 +1,4 @@
-"""The supervisor and what other agents say: rank 0 or any other node may be broken or lie, and files may be damaged."""
+"""The supervisor and other agents' messages: any node may be broken or lie, and files may be damaged."""
 
 from __future__ import annotations
 

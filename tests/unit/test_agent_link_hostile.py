@@ -59,7 +59,7 @@ class Run:
         return link
 
     def meet(self, decide=lambda _: {}):
-        """All of them meet: what each got, or what was raised."""
+        """All of them meet; returns each one's decision or exception."""
         results = {}
 
         def one(rank, link):
@@ -80,7 +80,7 @@ class Run:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(source, 0))
 
     def liar(self, real, **hello):
-        """A connection of an agent of this run that says what the test wants; after its welcome."""
+        """A connection of an agent of this run, controlled by the test; after its welcome."""
         sock = self.connect()
         caller = Caller(TOKEN, "r", real)
         sock.sendall(caller.first())
@@ -342,7 +342,7 @@ def test_every_payload_is_a_message_or_an_error(payload):
 
 
 class Meddler:
-    """Forwards one agent's connections to rank 0, and adds bytes to the end of what rank 0 has said."""
+    """Forwards one agent's connections to rank 0, and adds bytes after the messages of rank 0."""
 
     def __init__(self, port):
         self._port = port

@@ -1,4 +1,4 @@
-"""The agents' link over 127.0.0.1: who belongs, what is relayed, and what each kind of silence means."""
+"""The agents' link over 127.0.0.1: membership, relayed messages, and the kinds of silence."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluste
             newcomer.deadline = 0.0
         callers[-4].settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):
-            while callers[-4].recv(100):  # it said nothing for too long
+            while callers[-4].recv(100):  # it was silent for too long
                 pass
     finally:
         for caller in callers:
@@ -465,7 +465,7 @@ def test_a_failure_reaches_all_others_at_once_with_its_sender(cluster, clock):
     for rank in (1, 2, 3, 4):
         message = coming(agents.links[rank], "stop")
         assert message == {"kind": "stop", "save": True, "who": "x", "node": "n0", "rank": 0}
-    assert agents.links[2].take() == []  # what it told does not come back
+    assert agents.links[2].take() == []  # its own messages are not sent back
 
 
 def test_a_sender_cannot_speak_for_another(cluster):
@@ -572,7 +572,7 @@ def test_stopped_agent_is_lost_and_back_but_never_gone(cluster, clock, stopped):
     assert kinds(here) == []
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    clock.advance(0.02, here)  # what it sent before
+    clock.advance(0.02, here)  # its earlier messages
     since = peer.heard
     clock.advance(since + 2.9 - clock.monotonic(), here)
     assert kinds(here) == []
@@ -621,7 +621,7 @@ class Proxy:
             target.shutdown(socket.SHUT_WR)
 
     def cut(self):
-        """End every connection, with what is on the way."""
+        """End every connection, and lose the bytes in transit."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
         for sock in sockets:
@@ -749,7 +749,7 @@ def test_idle_agents_cost_next_to_nothing(cluster):
         selector = agents.start(rank).endpoint.loop.selector
         selector.select = lambda left, select=selector.select: rounds.append(1) or select(left)
     agents.meet()
-    time.sleep(0.5)  # what was to be acknowledged
+    time.sleep(0.5)  # the messages to acknowledge
     rounds.clear()
     began = time.monotonic()
     time.sleep(1.5)

@@ -158,7 +158,7 @@ def test_stop_on_all_nodes_at_once(runs):
 
 
 def test_a_stop_that_saves_waits_for_all_nodes(runs):
-    """A checkpoint counts when all nodes together have the whole of it."""
+    """A checkpoint is usable if all nodes together have every file of it."""
     code = """
 import signal, threading, time
 asked = threading.Event()
@@ -199,7 +199,7 @@ def test_link_port_in_use(runs):
         assert "cannot listen" in runs.parts[0].wait_end()["why"]["text"]
 
 
-# An agent whose link makes a mistake once the file "break" is there.
+# An agent whose link raises an exception once the file "break" exists.
 BREAKS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -240,7 +240,7 @@ def test_two_nodes_fail_at_once(runs):
 
 
 def test_all_nodes_restart_from_a_checkpoint_that_some_lack(runs):
-    """Rank 0's node holds the weights; what the others lack of the checkpoint is copied to them first."""
+    """Rank 0's node has the weights; missing files of the checkpoint are copied to the others first."""
     code = """
 node = os.environ["CLUSTERCTL_NODE"]
 if "resume" in sys.argv[-1]:

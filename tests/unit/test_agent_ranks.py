@@ -1,4 +1,4 @@
-"""Ranks that the agent starts itself, without a launcher: what they get, and how they end."""
+"""Ranks that the agent starts itself, without a launcher: their environment and their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ names = "RANK LOCAL_RANK WORLD_SIZE MASTER_PORT".split()
 print(json.dumps({name: os.environ[name] for name in names}))
 print("to stderr", os.environ["RANK"], file=sys.stderr)
 """
-# Rank 1 ends in the way that its argument says, when all ranks are there; the others wait.
+# Rank 1 exits as its argument defines, after all ranks have started; the others wait.
 ENDS = (
     RANK.replace("time.sleep(600)", "")
     + """

@@ -1,4 +1,4 @@
-"""Samples of what a run uses, from recorded and from living sources."""
+"""Samples of a run's resources, from recorded and from living sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who failed first, as the agents decide it: what was killed comes before those that NCCL ends for it."""
+"""The first failure, as agents decide it: a killed rank comes before those that NCCL aborts for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rank():
 
 
 def shown_as(monkeypatch, pid, **changes):
-    """What /proc says of one process, but for some fields."""
+    """The state of one process from /proc, except some fields."""
     true = proc.stat_of
 
     def stat_of(asked):

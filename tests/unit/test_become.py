@@ -1,4 +1,4 @@
-"""What sudo says becomes a reason, and who gets which bytes on the way to root."""
+"""sudo's messages become reasons, and the bytes that each side gets on the way to root."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_refusal_has_a_reason_and_a_hint(said):
 
 
 class Sudoer:
-    """The node's side of a conversation: what it says after each thing that is written."""
+    """The node's side of a conversation: its answer after each write."""
 
     def __init__(self, *answers):
         self.written = []

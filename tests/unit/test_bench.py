@@ -22,7 +22,7 @@ WORDS = {"nodes": 16, "peer_nodes": 4, "large": "3 GiB"}
 
 TOUCH = "b = bytearray({} << 20); b[::4096] = b'x' * len(b[::4096])"  # MiB that are really used
 
-# What was promised: name -> (must, aim, what they speak of).
+# The documented figures: name -> (must, aim, what is judged).
 PROMISED = {
     "pack": (1.3, 1.05, "ratio"),
     "pack-conda-pack": (5, 7, "speedup"),

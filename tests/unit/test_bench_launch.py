@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = "20260101-120000-tiny-abcd"
 NAMES = ("node01", "node02")
 
-# What was promised: name -> (must, aim, what they speak of).
+# The documented figures: name -> (must, aim, what is judged).
 PROMISED = {
     "start": (1.5, 0.5, "more"),
     "gate": (5, 2, "ours"),

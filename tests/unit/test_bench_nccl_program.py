@@ -14,7 +14,7 @@ import pytest
 
 NETWORK = Path(__file__).resolve().parents[2] / "trainer" / "network"
 
-# A rank that does what the key `do` of its work says, instead of measuring.
+# A rank that does the action in the key `do` of its work, instead of measuring.
 RANK = """
 import json, os, sys, threading, time
 

@@ -1,4 +1,4 @@
-"""Bounds of numbers: what they allow and how they say it."""
+"""Bounds of numbers: allowed values and messages."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which checks run, and what an inventory may say about them."""
+"""Which checks run, and an inventory's options for them."""
 
 from __future__ import annotations
 

@@ -160,4 +160,4 @@ def test_a_node_without_the_hardware_is_not_judged_unless_others_have_it():
     assert found["a"].observed == "no NVIDIA GPU, no nvidia-smi; 1 of the other 2 nodes have it"
     assert found["a"].fix
     other = {each.node: each.verdict for each in judged("gpu.mig", plan, {"a": Answer(state="absent"), "c": healthy})}
-    assert other == {"a": "N/A", "c": "OK"}  # one check that says it is enough
+    assert other == {"a": "N/A", "c": "OK"}  # one check that reports it is enough

@@ -1,4 +1,4 @@
-"""``clusterctl completion``: what a shell's Tab key offers, asked for as the shells' scripts ask."""
+"""``clusterctl completion``: the words of a shell's Tab key, requested as in the shells' scripts."""
 
 from __future__ import annotations
 

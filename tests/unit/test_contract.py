@@ -1,4 +1,4 @@
-"""The plan between controller and agent: what is written is read again, and anything else is refused by its key."""
+"""The plan between controller and agent: a written plan is read back, and others are refused with the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recorded run yields its cause, its rank and its fix; what is healthy yields nothing."""
+"""Every recorded run yields its cause, its rank and its fix; a healthy run yields none."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ ROWS = {
     "monitoring.loss-oscillates": "the loss oscillates: learning rate, batch, warm-up",
     "monitoring.out-of-memory": "OOM: batch 1, shorter sequences, checkpointing, QLoRA",
     "monitoring.too-slow": "too slow: bf16, packing, FlashAttention, a larger batch",
-    # GPT-2 XL with DeepSpeed: questions 1 to 5, and what the guide says elsewhere
+    # GPT-2 XL with DeepSpeed: questions 1 to 5, and other parts of the guide
     "gpt2-xl.out-of-memory": "question 1: OOM",
     "gpt2-xl.ddp-out-of-memory": "table of measurements: plain DDP does not fit",
     "gpt2-xl.nccl-timeout": "question 2: NCCL communication timeout (NCCL_TIMEOUT is read by nobody)",

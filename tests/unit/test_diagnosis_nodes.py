@@ -1,4 +1,4 @@
-"""A run is gathered from its nodes by scripts, which run here; and what is made of nodes that do not answer."""
+"""Scripts, run here, collect a run from its nodes; and the diagnosis with nodes that do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diagnosis quotes can be found again: the run, the file, the line, the traceback; and whose fault it is."""
+"""A diagnosis names the run, the file, the line, the traceback, and the rank at fault."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 def test_files_without_years_count_in_the_order_in_which_they_are_named(tmp_path):
-    """The second file's clock shows an earlier time, which says nothing: the clocks have nothing in common."""
+    """The second file's clock shows an earlier time, without a meaning: the clocks are unrelated."""
     one = GLOG.format(0, 11, 22, 9, "KeyError: 'x'") + "KeyError: 'first'\n"
     two = GLOG.format(1, 11, 22, 3, "y") + "KeyError: 'second'\n"
     for names, first in ((("a", "b"), "KeyError: 'first'"), (("b", "a"), "KeyError: 'second'")):

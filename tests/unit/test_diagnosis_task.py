@@ -1,4 +1,4 @@
-"""The command around the judgement: what is gathered from nodes and from here, and what is shown of it."""
+"""The command around the judgement: files from nodes and from here, and the output."""
 
 from __future__ import annotations
 

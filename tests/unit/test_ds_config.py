@@ -101,7 +101,7 @@ KNOWN = {
 
 
 def lacking(wanted, made, above=""):
-    """Where ``made`` does not say what ``wanted`` does."""
+    """The differences between ``made`` and ``wanted``."""
     found = []
     for key, value in wanted.items():
         if isinstance(value, dict) and isinstance(made.get(key), dict):
@@ -151,7 +151,7 @@ def test_names_with_a_common_start_are_distinguished():
 
 
 def test_cards_have_the_memory_that_nvidia_smi_shows():
-    """MiB that it shows, with ECC where the card has it; of GDDR6 that takes a sixteenth."""
+    """MiB in nvidia-smi, with ECC if the card has it; on GDDR6 ECC takes a sixteenth."""
     shown = {
         "T4": 15360, "A10": 23028, "L4": 23034, "L40S": 46068, "A40": 46068, "RTX4090": 24564, "A30": 24576,
         "A100": 81920, "H100": 81559,

@@ -1,4 +1,4 @@
-"""What is kept for ``--retry-failed``."""
+"""The file for ``--retry-failed``."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_emitted_line_has_a_limit_and_its_pieces_are_marked(small):
     lines = []
     framed = Framed(TOKEN, lines.append)
     fed(framed, BEGIN + b"z" * 2500, 10)
-    assert len(framed.text()) < 1000 + 200  # what has come is not kept
+    assert len(framed.text()) < 1000 + 200  # received bytes are not kept
     fed(framed, b"\nshort\nrest" + END, 10)
     assert lines == ["z" * 1000 + wire.CUT, "z" * 1000 + wire.CUT, "z" * 500, "short", "rest"]
     assert framed.rc == 3
@@ -132,7 +132,7 @@ def outcome(framed, pieces):
 
 
 class Answer:
-    """A ``Stream`` with prepared outputs: what a hostile node would send."""
+    """A ``Stream`` with prepared outputs of a hostile node."""
 
     group = None
 

@@ -1,4 +1,4 @@
-"""The gate's rounds: who is refused, who is dropped, which ranks the others get, and what is left on the nodes."""
+"""The gate's rounds: refused nodes, dropped nodes, the ranks of the others, and leftovers on the nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cluster:
     """Nodes that answer from tables; ``asked`` are the nodes of every round."""
 
     def __init__(self, monkeypatch):
-        self.facts = {}  # by node, over what is usual
+        self.facts = {}  # by node, overrides the usual values
         self.answers = {"fs.stale": {node.name: Said("looked\n") for node in NODES}}
         self.content = {"/data/llama": dict.fromkeys((node.name for node in NODES), MODEL)}
         self.missing = {}

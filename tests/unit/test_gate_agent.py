@@ -149,7 +149,7 @@ def start():
             argv, env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         started.append(process)
-        process.stdout.readline()  # it says when it is there
+        process.stdout.readline()  # it reports its start
         return process
 
     yield begin

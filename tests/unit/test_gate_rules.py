@@ -1,4 +1,4 @@
-"""What stops a run, from tables of what nodes have said."""
+"""Faults that stop a run, from tables of nodes' answers."""
 
 from __future__ import annotations
 

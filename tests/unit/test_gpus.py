@@ -1,4 +1,4 @@
-"""A card's name, as nvidia-smi says it, becomes that card and its memory, or is refused: never a faster card."""
+"""A card's name from nvidia-smi becomes that card and its memory, or is refused: never a faster card."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_every_hint_in_the_source_parses():
 
 
 def test_no_text_names_an_inventory_or_an_option_that_does_not_exist():
-    """``-i`` comes from what the user typed, never from a text; and options in any text exist."""
+    """``-i`` comes from the typed command, never from a text; and options in any text exist."""
     by_name = dict(_leaves())
     for path in SOURCES:
         for line, text in _texts(ast.parse(path.read_text(encoding="utf-8"))):
@@ -222,9 +222,7 @@ def test_no_text_names_an_inventory_or_an_option_that_does_not_exist():
                 known = {option for param in by_name[name].params for option in (*param.opts, *param.secondary_opts)}
                 until = words[: words.index("--")] if "--" in words else words  # what follows is the job's
                 typed = {word for word in until if word.startswith("--")}
-                own = (
-                    name == "init" or path.parent.name == "foreign" or path.name == "program.py"
-                )  # which say what -i is
+                own = name == "init" or path.parent.name == "foreign" or path.name == "program.py"  # they explain -i
                 if name in WITH_INVENTORY and not own:
                     assert not {"-i", "--inventory"} & set(words), where
                 assert name == "run" or typed <= known | {"--help"}, where
@@ -303,7 +301,7 @@ def told(argv, capsys):
     ids=" ".join,
 )
 def test_every_hint_of_a_command_that_fails_can_be_pasted(argv, folder, capsys):
-    """Nothing listens on the nodes' port. Every command says so, and suggests commands for this inventory."""
+    """Nothing listens on the nodes' port. Every command reports it, and suggests commands for this inventory."""
     words = argv[:2] if argv[0] in {"services", "bench"} else argv[:1]
     given = ["-i", "my prod.yaml"]
     code, said = told([*words, *given, *argv[len(words) :]], capsys)

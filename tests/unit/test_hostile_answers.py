@@ -141,7 +141,7 @@ def test_an_answer_that_cannot_be_read_names_the_node_and_a_command():
 
 
 class Nodes:
-    """Connections to nodes that answer what they are given."""
+    """Connections to nodes with prepared answers."""
 
     def __init__(self, inventory, answers):
         self.inventory, self.answers = inventory, answers

@@ -1,4 +1,4 @@
-"""What nodes say about themselves becomes the nodes of an inventory, and these its text."""
+"""Nodes' facts become the nodes of an inventory, and these its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``init --from FILE``: what is beside Ansible's inventories, files of other kinds, and the inventory that is written."""
+"""``init --from FILE``: files beside Ansible's inventories, other kinds of files, and the written inventory."""
 
 # ruff: noqa: E501 - a message is one string, so that a search finds it
 
@@ -39,7 +39,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def create(tmp_path, monkeypatch):
-    """Runs ``init --from`` with nodes that are all ready and say nothing about themselves."""
+    """Runs ``init --from`` with nodes that are ready and report no facts."""
     monkeypatch.setattr(init, "enrol", lambda _, node, __: Enrolled(node.name, "ready"))
     monkeypatch.setattr(init, "ask_facts", lambda *_: {})
     monkeypatch.setattr(init, "default_key", lambda: None)

@@ -74,7 +74,7 @@ LIMITS = ["gpu[1-999999999]", "gpu[1-4000][1-4000]", "gpu[1-4000,1-4000,1-4000]"
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What one process with a minute of CPU time and 1 GiB says about all of them; it is killed beyond these limits."""
+    """The results of one process with a minute of CPU time and 1 GiB; it is killed beyond these limits."""
     folder = tmp_path_factory.mktemp("hostile")
     texts = {name: text for name, (text, _) in REFUSED.items()} | dict.fromkeys(LIMITS, HEAD + NODES)
     texts["many"] = HEAD + "nodes:\n" + "".join(f"  gpu{n:04}: 10.0.{n // 256}.{n % 256}\n" for n in range(4096))

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with data, a configuration, and what is not to travel."""
+    """A folder with data, a configuration, and files that must not be sent."""
     for name in ("data/one/train.bin", "data/two/train.bin", "gpt2/model.safetensors", "bundles/env.tar"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ PLACEHOLDER = lab_tree.PLACEHOLDER
 
 @pytest.fixture
 def tree(tmp_path):
-    """What a package of an interpreter has, in small: a program, text with the prefix, a link and something binary."""
+    """A small package of an interpreter: a program, text with the prefix, a link and a binary."""
     tree = tmp_path / "tree"
     (tree / "bin").mkdir(parents=True)
     (tree / "lib/python3.11/config-3.11").mkdir(parents=True)

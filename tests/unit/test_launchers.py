@@ -1,4 +1,4 @@
-"""Launchers: what they derive from a run, and what they refuse. Whole plans are in ``tests/golden/launchers``."""
+"""Launchers: plans of runs, and refusals. Whole plans are in ``tests/golden/launchers``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.agent.contract.plan import Resume
 
 
 def worker(number=0, *, gpus=None, **facts):
-    """A node; ``gpus`` is what its inventory says."""
+    """A node; ``gpus`` is the inventory's value."""
     name = f"gpu0{number + 1}"
     said = {"ip": f"10.0.0.{number + 1}", "interface": "eth0", "boot_id": f"boot-{number}", "gpus": 8, "cpus": 64}
     return Worker(Node(name, f"10.0.0.{number + 1}", gpus=gpus), Facts(rank=number, **(said | facts)))
@@ -382,7 +382,7 @@ def test_notices_of_the_job_come_first():
 
 @pytest.fixture
 def said_by_ranks(tmp_path):
-    """Starts the ranks of every node as DeepSpeed's launcher (launch.py) does; what each says of itself."""
+    """Starts the ranks of every node like DeepSpeed's launcher (launch.py); returns each one's report."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys\nprint('!', file=sys.stderr)\n"

@@ -1,4 +1,4 @@
-"""What a command line means: kinds, launchers, and the commands that people still type."""
+"""The meaning of a command line: kinds, launchers, and commands of launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as scripts: what a program gets when sh, PowerShell or cmd has read them."""
+"""Plans as scripts: the arguments that a program gets through sh, PowerShell or cmd."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_encoded_arguments_are_explained(tmp_path, render):
 
 
 def crt(line):
-    """A command line as Microsoft's C library takes it apart ("Parsing C command-line arguments")."""
+    """A command line as Microsoft's C library parses it ("Parsing C command-line arguments")."""
     words, word, quoted, started, at = [], "", False, False, 0
     while at < len(line):
         slashes = len(line) - at - len(line[at:].lstrip("\\"))

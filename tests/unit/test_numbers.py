@@ -1,4 +1,4 @@
-"""Every option that takes a number has a range, on every command line, and refuses what is outside of it."""
+"""Every option with a number has a range, on every command line, and refuses other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile bundles of OS packages: what they hold is unpacked, and given to apt, by root."""
+"""Hostile bundles of OS packages: root unpacks their files and gives them to apt."""
 
 import hashlib
 import json

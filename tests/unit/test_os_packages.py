@@ -1,4 +1,4 @@
-"""What the service os_packages decides: which bundles are meant, and what a node's answer means."""
+"""Decisions of the service os_packages: the bundle of each node, and verdicts about answers."""
 
 import io
 import tarfile

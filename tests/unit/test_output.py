@@ -1,6 +1,6 @@
 """What people see: on a terminal, in a pipe, with --json and --quiet."""
 
-# ruff: noqa: E501 - what is shown stands as it is shown
+# ruff: noqa: E501 - output lines are not wrapped
 
 from __future__ import annotations
 

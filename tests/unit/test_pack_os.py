@@ -1,4 +1,4 @@
-"""``pack-os`` with a real apt, against a mirror that the test makes; and what a reader refuses."""
+"""``pack-os`` with a real apt, against a mirror of the test; and refusals of a reader."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Commands that only read show what they got, name the nodes that failed with their own reasons, and exit with 5."""
+"""Read-only commands show the received answers, name failed nodes with their reasons, and exit with 5."""
 
 from __future__ import annotations
 

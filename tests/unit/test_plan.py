@@ -336,7 +336,7 @@ def test_ladder_reduces_memory_and_starts_with_free_steps(name, gpus):
 
 
 def test_remedy_is_named_only_if_it_works():
-    """LLaMA-Factory's Liger kernels (model_utils/liger_kernel.py of 0.9.5) know no GPT-2."""
+    """LLaMA-Factory's Liger kernels (model_utils/liger_kernel.py of 0.9.5) do not support GPT-2."""
     for name, program, named in (
         ("gpt2-medium", "trainer", False),
         ("gpt2-medium", "own", False),
@@ -350,7 +350,7 @@ def test_remedy_is_named_only_if_it_works():
 
 
 def test_ineffective_remedies_save_no_memory():
-    """What the guides recommend, on the model that they recommend it for."""
+    """The guides' recommendations, on the guides' model."""
     training, cluster = Training(MODELS["llama-2-7b"], "full", 2048, 64), Cluster(1, 4, GPUS["A100"], 40)
     for setup in (Setup(2, overlap=True), Setup(3)):
         before = gpu_memory(training, cluster, setup.with_(bucket=200_000_000)).allocated

@@ -1,4 +1,4 @@
-"""What the plan's numbers are worth: parameters, measured memory and speed, and what never may happen."""
+"""The accuracy of the plan: parameters, measured memory and speed, and invariants."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from trainer.plan.speed import speed, volumes
 
 MEASURED = json.loads((Path(trainer.plan.__file__).parent / "measured.json").read_text())["points"]
 
-# What the models' cards and transformers' own `num_parameters` say.
+# The numbers of the models' cards and of transformers' `num_parameters`.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -104,7 +104,7 @@ def test_speed_is_near_the_measurements():
 
 
 def test_speed_of_another_machine_is_predicted_where_the_gpu_decides():
-    """With fewer samples its slower processor does, of which the plan knows nothing."""
+    """With fewer samples its slower processor does, which the plan does not model."""
     held_out = [point for point in TIMED if point["source"] == "held out" and point["micro_batch"] >= 8]
     assert len(held_out) == 8
     for point in held_out:
@@ -134,7 +134,7 @@ GPU = st.sampled_from(list(GPUS.values()))
 
 @st.composite
 def cases(draw):
-    """A training, a cluster, and a setup whose batch divides whatever the number of GPUs is up to 64."""
+    """A training, a cluster, and a setup whose batch is divisible for any number of GPUs up to 64."""
     shape = draw(SHAPES)
     seq = draw(st.sampled_from([128, 512, 1024]))
     place = draw(st.sampled_from(PLACES))

@@ -51,7 +51,7 @@ def ask(shell, *probes, limit=60, env=None, change=lambda text: text):
 
 
 def left():
-    """What a script has written, as long as it is there."""
+    """The files of a script, while they exist."""
     return [path for place in PLACES.split() for path in Path(place).glob(f".clusterctl-{TOKEN}*")]
 
 

@@ -32,7 +32,7 @@ def source(tmp_path):
 
 
 def seen(tree, **changes):
-    """What a node answers that has all of a tree."""
+    """The answer of a node with all files of a tree."""
     things = {one.path: NodeFile(one.type, one.mode, one.size, one.mtime, 0, one.target) for one in tree.found} | {
         "": NodeFile("dir", tree.mode, 0, 0, 0)
     }

@@ -1,4 +1,4 @@
-"""Lines with colours: the reader finds in them what it finds without, in files of any trainer."""
+"""Lines with colours give the same readings as lines without, for any trainer."""
 
 from __future__ import annotations
 

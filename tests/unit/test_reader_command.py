@@ -1,4 +1,4 @@
-"""``clusterctl metrics`` and ``python -m trainer.reader``: what is shown, to people and to programs."""
+"""``clusterctl metrics`` and ``python -m trainer.reader``: output for people and for programs."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def inventory(tmp_path):
 
 
 class Nodes:
-    """Connections that run every script here, and remember whose it was."""
+    """Connections that run every script here, and record its node."""
 
     def __init__(self, *_):
         self.asked = []

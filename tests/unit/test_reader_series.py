@@ -60,7 +60,7 @@ def test_resume_resets_the_other_sources():
 
 
 def test_repeated_step_is_no_resume():
-    """Ranks that do not say who they are, or a last line that sums up."""
+    """Ranks without a number in their lines, or a last line with a summary."""
     found = series([*losses(1, 2), *losses(2, add=0.5), Reading(2, eval_loss=3.0, source="nanogpt"), *losses(3)])
     assert [(row.step, row.loss, row.eval_loss) for row in found] == [(1, 1, None), (2, 2.5, 3.0), (3, 3, None)]
     assert found.resumes == ()

@@ -87,7 +87,7 @@ def barrier(others: list[socket.socket]) -> None:
 
 
 def send(other: socket.socket) -> None:
-    """Let another rank go on."""
+    """Let another rank continue."""
     try:
         other.sendall(b".")
     except ConnectionError:

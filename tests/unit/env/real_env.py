@@ -1,4 +1,4 @@
-"""A real conda environment with everything that is awkward to move, and what is the same in two trees."""
+"""A real conda environment with files that are hard to move, and a comparison of two trees."""
 
 import os
 import shutil

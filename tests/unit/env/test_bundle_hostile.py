@@ -1,4 +1,4 @@
-"""Hostile bundles: what a manifest may say, how much is read, and mutations of a valid one."""
+"""Hostile bundles: valid manifests, limits of reading, and mutations of a valid bundle."""
 
 import copy
 import functools

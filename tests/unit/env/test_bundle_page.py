@@ -20,7 +20,7 @@ MISSING = [tool for tool in ("tar", "zstd", "python3", "sha256sum") if shutil.wh
 
 
 def commands(section):
-    """What a section of the page says to type."""
+    """The commands in a section of the page."""
     text = PAGE.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
     blocks = re.findall(r"(?:^(?:    .*)?\n)+", text, re.MULTILINE)
     return "".join(textwrap.dedent(block) for block in blocks if block.strip())

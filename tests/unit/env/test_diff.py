@@ -1,4 +1,4 @@
-"""What ``clusterctl diff`` says of two bundles."""
+"""The output of ``clusterctl diff``."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What ``clusterctl inspect`` says of a bundle."""
+"""The output of ``clusterctl inspect``."""
 
 import json
 import re

@@ -124,7 +124,7 @@ def test_conda_unpack_gives_the_same_files_as_a_deploy(movable, tmp_path, place)
             assert stat.S_IMODE(path.stat().st_mode) == entry.mode
     for argv in (["hello", "one"], ["hello-env"], ["hello-sh"]):
         if argv == ["hello-sh"] and " " in str(folder):
-            continue  # its exec line has no quotes; no packer can know
+            continue  # its exec line has no quotes; a packer cannot detect that
         done = subprocess.run([folder / "bin" / argv[0], *argv[1:]], env={}, capture_output=True, text=True, check=True)
         assert done.stdout.startswith("hello")
 

@@ -1,4 +1,4 @@
-"""Archives of conda-pack become bundles that say the same as one packed from the environment itself."""
+"""Bundles from archives of conda-pack equal bundles packed from the environment itself."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def conda_packed(prefix, archive, **options):
 
 @pytest.fixture(scope="module")
 def real(small_env, tmp_path_factory):
-    """The small real environment: env.tar.gz as conda-pack packs it, env.ccb as we do, back.ccb made of the first."""
+    """The small real environment: env.tar.gz from conda-pack, env.ccb from clusterctl, back.ccb from env.tar.gz."""
     folder = tmp_path_factory.mktemp("real")
     conda_packed(small_env, folder / "env.tar.gz")
     pack(small_env, folder / "env.ccb", name="env", emit=ignore)
@@ -54,7 +54,7 @@ def test_import_restores_an_environment_packed_by_conda_pack(real, small_env):
     assert manifest.name == "env"
     assert manifest.notices == (origin(real / "env.tar.gz"),)
     ours, theirs = entries(real / "env.ccb"), entries(real / "back.ccb")
-    # conda-pack leaves compiled files of packages behind, and blanks paths of the package cache in conda-meta.
+    # conda-pack omits compiled files of packages, and blanks paths of the package cache in conda-meta.
     missing = {path for path in ours.keys() - theirs.keys() if "__pycache__" not in path}
     assert missing == set()
     assert theirs.keys() - ours.keys() == set()

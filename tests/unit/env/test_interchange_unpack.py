@@ -173,7 +173,7 @@ def test_a_truncated_archive_is_refused(tmp_path, folder, kind, where):
     archive = tmp_path / "cut"
     whole = KINDS[kind](noisy())
     if kind == "tar":
-        whole = whole.rstrip(b"\0")  # the zeros at its end say nothing
+        whole = whole.rstrip(b"\0")  # the zeros at its end have no meaning
     archive.write_bytes(whole[: int(len(whole) * where)])
     with pytest.raises(BundleError, match=r"cut is damaged|not a known kind"):
         unpack(archive, folder, lambda _: None)

@@ -29,7 +29,7 @@ ELF = Path("/bin/sh").read_bytes()
 
 
 def look(tmp_path, data, path="lib/large", bound=1 << 30, step=3 << 20):
-    """What is learnt of a file with this content."""
+    """The marks and traits of a file with this content."""
     source = tmp_path / "file"
     source.write_bytes(data)
     found = files.pick(tmp_path, "", ["file"]).sources[-1]._replace(path=path)

@@ -220,7 +220,7 @@ def build(prefix):
 
 @pytest.fixture(scope="module")
 def with_ops(lab_env, ops, tmp_path_factory):
-    """What a node has: links to the environment's files, and the additions in their places."""
+    """A node's files: links to the environment's files, and the additions in their places."""
     prefix = tmp_path_factory.mktemp("node") / "env"
     package = prefix / SITE / "deepspeed"
     shutil.copytree(lab_env / SITE / "deepspeed", package, symlinks=True)

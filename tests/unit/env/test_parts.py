@@ -1,4 +1,4 @@
-"""A release as parts, unpacked as a node does it; what a later release shares with it, and the lists that prove it."""
+"""A release as parts, unpacked as on a node; parts shared with a later release, and their lists."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ OWN_FOLDER = {
 
 
 def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
-    """What a node does with parts; returns those that were not there yet."""
+    """Handles parts like a node; returns the new ones."""
     into.mkdir(parents=True, exist_ok=True)
     taken = [part for part in payload.parts(wire) if not {part.key, part.group} & set(have)]
     for part in taken:

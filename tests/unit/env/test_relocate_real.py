@@ -1,4 +1,4 @@
-"""A real environment at prefixes of many lengths: all of it starts, every hash is true, nothing is recompiled."""
+"""A real environment at prefixes of many lengths: all of it starts, every hash is correct, nothing is recompiled."""
 
 import base64
 import csv
@@ -66,7 +66,7 @@ def of_length(length, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=LENGTHS)
 def placed(request, awkward_bundle, tmp_path_factory, helpers):
-    """The environment at a prefix of that length, and what relocation said; nothing has been run in it."""
+    """The environment at a prefix of that length, and relocation's messages; nothing has been run in it."""
     prefix = of_length(request.param, tmp_path_factory)
     top = next(path for path in (prefix, *prefix.parents) if path.parent.exists())
     try:
@@ -108,7 +108,7 @@ def test_script_starts_with_any_first_line(prefix, name):
     path = "/usr/bin:/bin"
     if name not in PYTHON and name != "in-sh":
         if len(str(prefix)) > 240:
-            path = f"{prefix}/bin:{path}"  # then it needs an activated environment, and relocation says so
+            path = f"{prefix}/bin:{path}"  # then it needs an activated environment, and relocation reports it
         elif len(str(prefix)) > 110 and not SINCE_5_1:
             pytest.skip("this Linux reads 127 bytes of a first line")
     argv = [] if name in ("in-sh", "in-perl", "in-perl-from-env") else ["a b", "$c"]

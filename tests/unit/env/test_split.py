@@ -300,7 +300,7 @@ SPOILS = ("swap", "cut", "emptied", "longer", "flip")
 
 
 def changed(how, content, other, at):
-    """What is in a part's place; ``at`` is a place in its content."""
+    """Replacements of a part; ``at`` is a position in its content."""
     flipped = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
     return dict(zip(SPOILS, (other, content[:at], b"", content + other[: 1 + at], flipped), strict=True))[how]
 

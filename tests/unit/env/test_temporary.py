@@ -1,4 +1,4 @@
-"""What is written has a temporary name until it is whole; what a killed run left of it, the next one removes."""
+"""A file has a temporary name until it is complete; the next run removes leftovers of a killed one."""
 
 import errno
 import fcntl
@@ -47,7 +47,7 @@ def names(folder):
 
 
 def kill_one(out, how):
-    """What a run leaves that is killed while it writes."""
+    """The leftovers of a run that is killed while it writes."""
     run = subprocess.Popen([sys.executable, "-c", HANG, out, how], stdout=subprocess.PIPE, cwd=ROOT)
     assert run.stdout.readline() == b"ready\n"
     run.send_signal(signal.SIGKILL)

@@ -5,7 +5,7 @@
     case.yaml
         source: "https://…"         # where the texts are from: a thread, a document, or "recorded" and with what
         note: "…"                   # what is special about it
-        state: running              # what the record of the run says, where the agents' events do not
+        state: running              # the state in the run's record, if the agents' events have none
         processes: 1                # on each node; 2 by default
         finds: cuda.oom             # the cause's id; omitted if no log gives the reason, or nothing failed
         node: node02                # who failed first,
