@@ -23,7 +23,7 @@ def pasted(source, module):
     """The check that a block declares at the end of a module."""
     names = dict(vars(module))
     exec(source, names)
-    (check,) = (each for name, each in names.items() if isinstance(each, Check) and name not in vars(module))
+    (check,) = (each for name, each in names.items() if isinstance(each, Check) and each is not vars(module).get(name))
     assert check.id.startswith(f"{Path(module.__file__).stem}.")
     assert f"`provision/checks/{Path(module.__file__).name}`" in SECTION
     return check
